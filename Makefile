@@ -1,0 +1,42 @@
+# `make check` is what CI runs. Tools come from the environment of $(PYTHON): activate one, or say PYTHON=.venv/bin/python.
+PYTHON ?= python
+BIN := $(dir $(shell command -v $(PYTHON)))
+RECIPE ?= gym-ppo
+
+.PHONY: help install check lint types imports test test-slow prove format
+
+help:  ## List what can be made.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
+
+install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
+	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev]'
+
+# One after the other, the quickest first, even under `make -j`: the first fault is the one you read.
+check:  ## Everything CI checks.
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory types
+	@$(MAKE) --no-print-directory imports
+	@$(MAKE) --no-print-directory test
+
+lint:  ## Lint, and check the formatting.
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types:  ## Check the types.
+	$(PYTHON) -m mypy
+
+imports:  ## Check who may import whom.
+	$(BIN)lint-imports
+
+test:  ## Run the tests, but for the slow ones.
+	$(PYTHON) -m pytest -m "not slow"
+
+test-slow:  ## Run the slow tests.
+	$(PYTHON) -m pytest -m slow
+
+prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes, killed or not.
+	$(PYTHON) -m lockstep prove $(RECIPE) --procs 1 2 3 4 --kill
+
+format:  ## Format, and mend what can be mended.
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .

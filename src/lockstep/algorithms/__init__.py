@@ -1,0 +1,1 @@
+"""Algorithms: one file each, written without a rank in sight."""

@@ -1,0 +1,183 @@
+"""Configs: frozen dataclasses, a typed overlay of plain values on them, and their form on disk."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+import yaml
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be: what is wrong, and how to mend it."""
+
+    def __init__(self, problem: str, fix: str = "") -> None:
+        super().__init__(f"{problem}\n{fix}" if fix else problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Settings of the run itself. Every number is for the whole run, not for one process."""
+
+    samples: int = 1_000_000
+    """How many global samples (environment steps or examples) to train for."""
+    seed: int = 0
+    """The seed of everything: initialisation, environments, sampling."""
+    name: str = ""
+    """Name of the run directory; chosen from recipe and time when empty."""
+    dir: str = "runs"
+    """Where run directories are made."""
+    lanes: int | None = None
+    """Fixed shares the run is cut into; 8, or the number of processes if that is larger."""
+    reduction: Literal["fast", "exact"] = "fast"
+    """fast: overlapped float reduction. exact: bit-identical on any number of processes, for proving."""
+    precision: Literal["fp32", "bf16", "fp16", "amp"] = "fp32"
+    """Arithmetic of the networks; amp is bf16 where the device has it, else fp16 with loss scaling."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """When a gradient is not finite: stop the run, or skip that update on every process."""
+    log_every: int = 10_000
+    """Global samples between log lines."""
+    eval_every: int | None = 100_000
+    """Global samples between evaluations; none for never."""
+    eval_episodes: int = 32
+    """Episodes of an evaluation, over all processes."""
+    save_every: int | None = None
+    """Global samples between checkpoints; none saves about every two minutes."""
+    keep: int = 3
+    """How many of the newest checkpoints are kept."""
+    keep_every: int | None = None
+    """Also keep the checkpoints that cross a multiple of this many global samples."""
+    check_every: int = 64
+    """Updates between comparisons of all processes' parameters, optimizers and normalisers."""
+    timeout: float = 60.0
+    """Seconds a process waits for the others before it gives up."""
+    digests: bool = False
+    """Log a digest of every tensor at every iteration (what `prove` reads)."""
+
+
+class Recipe:
+    """An algorithm on a task: a frozen dataclass with the fields `task`, `algo` and `run`."""
+
+    task: Any
+    algo: Any
+    run: RunConfig
+
+    name: ClassVar[str] = ""
+    """What the recipe is called on the command line; for a recipe in a file of the user's, the file's path."""
+    smoke: ClassVar[Mapping[str, Any]] = {}
+    """Settings that make a run of a few seconds, for `train --smoke` and `prove`."""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Named variations, chosen by `--preset`."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other words for fields, such as those of earlier tools."""
+
+
+RecipeT = TypeVar("RecipeT", bound=Recipe)
+
+
+def overlay(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
+    """A copy of a recipe with some values replaced; keys may be nested or dotted, and unknown ones are errors."""
+    for key, value in values.items():
+        config = _replace(config, key.split("."), value, key)
+    return config
+
+
+def _replace(config: Any, path: list[str], value: Any, full: str) -> Any:
+    name, rest = path[0].replace("-", "_"), path[1:]
+    fields = {field.name for field in dataclasses.fields(config)}
+    if name not in fields:
+        near = difflib.get_close_matches(name, fields, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"It has: {', '.join(sorted(fields))}."
+        raise ConfigError(f"'{full}' is not a setting: {type(config).__name__} has no '{name}'.", hint)
+    current = getattr(config, name)
+    if rest:
+        if not dataclasses.is_dataclass(current):
+            raise ConfigError(f"'{full}' is not a setting: '{name}' has no parts.", f"Set '{name}' itself.")
+        changed = _replace(current, rest, value, full)
+    elif dataclasses.is_dataclass(current):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"'{full}' is a group of settings, not {value!r}.", "Give its fields one by one.")
+        changed = current
+        for key, part in value.items():
+            changed = _replace(changed, str(key).split("."), part, f"{full}.{key}")
+    else:
+        changed = coerce(value, typing.get_type_hints(type(config))[name], full)
+    return dataclasses.replace(config, **{name: changed})
+
+
+def coerce(value: Any, kind: Any, name: str) -> Any:
+    """A plain value as the type its field declares: yaml reads `3e-4` as text, and lists for tuples."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
+            if type(None) in arguments:
+                return None
+        for choice in arguments:
+            if choice is not type(None):
+                try:
+                    return coerce(value, choice, name)
+                except ConfigError:
+                    continue
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif origin is tuple and isinstance(value, list | tuple):
+        of = arguments[0] if len(arguments) == 2 and arguments[1] is ... else None
+        if of is not None or len(arguments) == len(value):
+            return tuple(coerce(part, of or arguments[index], name) for index, part in enumerate(value))
+    elif origin is dict and isinstance(value, Mapping):
+        return {coerce(k, arguments[0], name): coerce(v, arguments[1], name) for k, v in value.items()}
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+    elif kind in (int, float) and not isinstance(value, bool):
+        try:
+            number = float(value)
+            if kind is float:
+                return number
+            if number == int(number):
+                return int(str(value).replace("_", "")) if isinstance(value, str) and value.isdigit() else int(number)
+        except (TypeError, ValueError, OverflowError):
+            pass
+    elif kind is str and isinstance(value, str | int | float):
+        return str(value)
+    elif isinstance(kind, type) and isinstance(value, kind):
+        return value
+    wanted = " or ".join(map(str, arguments)) if origin is Literal else getattr(kind, "__name__", str(kind))
+    raise ConfigError(f"'{name}' is {value!r}, which is not {wanted}.", f"Give {wanted}.")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a yaml file, read with the safe loader."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.", "Give the path of a yaml file.") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not yaml: {error}", "Mend the line it names.") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path} holds {type(values).__name__}, not settings.", "Write lines such as 'task: {size: 8}'."
+        )
+    return values
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    """A config as plain values, ready for yaml and json."""
+    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,1 @@
+"""What algorithms learn from: rollouts, replay, data sets; always lane by lane."""

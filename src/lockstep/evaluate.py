@@ -1,0 +1,75 @@
+"""Score a policy: every process plays its share of the episodes, each with a seed of its own.
+
+Shapes: L local lanes, E environments a lane, B = L x E.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from lockstep.lanes import Lanes
+from lockstep.protocols import Policy, TaskConfig
+from lockstep.runtime import Runtime
+from lockstep.streams import digest
+from lockstep.trees import tree_map
+
+
+def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float]:
+    """Play episodes on environments and streams of their own; the same numbers on every process.
+
+    Environment i plays episodes i, i + n, i + 2n, ... to their ends, so short episodes count no more than long ones.
+    """
+    lanes = Lanes(runtime.lanes.count, runtime.lanes.local, digest(runtime.lanes.seed, "evaluation") & (2**63 - 1))
+    wanted = min(episodes, max(task.num_envs, lanes.count))
+    envs = math.ceil(wanted / lanes.count) * lanes.count
+    env = replace(task, num_envs=envs).build(lanes, runtime.device)  # type: ignore[type-var]
+    try:
+        played = _play(policy, env, lanes, runtime, envs, episodes)
+    finally:
+        env.close()
+    everybody = sorted(tuple(row) for rows in runtime.gather(played) for row in rows)
+    names = sorted({name for _, result in everybody for name in result})
+    results = {name: [result[name] for _, result in everybody] for name in names}
+    summary = {f"{name}_mean": sum(values) / len(values) for name, values in results.items()}
+    spread = sum((value - summary["return_mean"]) ** 2 for value in results["return"]) / len(everybody)
+    return summary | {"return_std": math.sqrt(spread), "episodes": float(len(everybody))}
+
+
+def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any]:
+    """Play the local share; a list of (episode number, what it came to)."""
+    per_lane = envs // lanes.count
+    first = lanes.local.start * per_lane
+    next_episode = [first + index for index in range(env.num_envs)]
+    totals, lengths = torch.zeros(env.num_envs, dtype=torch.float64), torch.zeros(env.num_envs, dtype=torch.int64)
+    by_lane = (len(lanes), per_lane)
+    fresh = tree_map(lambda x: x.unflatten(0, by_lane).clone(), policy.initial_memory(env.num_envs))
+    obs, memory, played = env.reset(), fresh, []
+
+    def act(part: dict[str, Any]) -> Any:
+        with runtime.autocast():
+            action, after = policy.act(part["obs"], part["memory"])
+        return {"action": action, "memory": after}
+
+    while any(episode < episodes for episode in next_episode):
+        observed = tree_map(lambda x: x.unflatten(0, by_lane), obs)
+        acted: Any = runtime.map_lanes(act, {"obs": observed, "memory": memory})
+        step = env.step(acted["action"].flatten(0, 1))
+        obs, ended = step.obs, step.terminated | step.truncated
+        totals += step.reward.cpu()
+        lengths += 1
+        memory = tree_map(lambda now, new: _reset(now, new, ended, by_lane), acted["memory"], fresh)
+        for index in ended.nonzero().flatten().tolist():
+            if next_episode[index] < episodes:
+                extras = {name: float(values[index]) for name, values in step.episode.items()}
+                result = {"return": float(totals[index]), "length": float(lengths[index])} | extras
+                played.append((next_episode[index], result))
+                next_episode[index] += envs
+            totals[index], lengths[index] = 0.0, 0
+    return played
+
+
+def _reset(memory: torch.Tensor, fresh: torch.Tensor, ended: torch.Tensor, by_lane: tuple[int, int]) -> torch.Tensor:
+    mask = ended.unflatten(0, by_lane).view(*by_lane, *(1,) * (memory.dim() - 2))
+    return torch.where(mask, fresh, memory)

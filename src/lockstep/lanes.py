@@ -1,0 +1,54 @@
+"""Lanes: the fixed shares a run is cut into, and who hosts which.
+
+A lane owns its environments, its random streams and its part of every batch; a process hosts a few neighbouring lanes
+and owns nothing. That is what lets a run change its number of processes and stay the same run.
+"""
+
+from dataclasses import dataclass
+
+from lockstep.config import ConfigError
+from lockstep.streams import LaneStreams, Stream
+
+
+def deal(lanes: int, processes: int) -> list[range]:
+    """Neighbouring lanes for each process, as even as can be, the first ones taking what is left over."""
+    if not 1 <= processes <= lanes:
+        raise ConfigError(
+            f"{processes} processes cannot host {lanes} lanes: every process needs at least one.",
+            f"Start at most {lanes} processes. A new run can be given more lanes with --run.lanes.",
+        )
+    share, extra = divmod(lanes, processes)
+    starts = [process * share + min(process, extra) for process in range(processes + 1)]
+    return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a run (`count`) and the ones this process hosts (`local`)."""
+
+    count: int
+    local: range
+    seed: int
+
+    def __len__(self) -> int:
+        return len(self.local)
+
+    def share(self, total: int, name: str) -> int:
+        """How much of a global number falls on one lane."""
+        if total < 1 or total % self.count:
+            below = total - total % self.count
+            choices = f"{below} or {below + self.count}" if below else f"{self.count}"
+            divisor = max(lanes for lanes in range(1, min(self.count, max(total, 1)) + 1) if max(total, 1) % lanes == 0)
+            raise ConfigError(
+                f"{name} is {total}, which {self.count} lanes cannot share evenly.",
+                f"Use {choices}, or set --run.lanes {divisor}.",
+            )
+        return total // self.count
+
+    def streams(self, purpose: str) -> LaneStreams:
+        """Randomness that differs between lanes."""
+        return LaneStreams(tuple(Stream(self.seed, purpose, lane) for lane in self.local))
+
+    def shared_stream(self, purpose: str) -> Stream:
+        """Randomness that all lanes share, such as initialisation."""
+        return Stream(self.seed, purpose)

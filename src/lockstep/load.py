@@ -1,0 +1,86 @@
+"""Load a trained policy in plain Python: no launcher, no process group."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.config import ConfigError, Recipe, overlay
+from lockstep.lanes import Lanes
+from lockstep.protocols import Policy, VecEnv
+from lockstep.run import format as form
+from lockstep.run.checkpoints import best_of, find
+from lockstep.run.rundir import CHECKPOINTS, read_config
+from lockstep.runtime import Runtime
+from lockstep.trees import Tree, first_leaf, tree_map
+
+
+class LoadedPolicy:
+    """A policy that remembers: `act` on observations, `reset` where an episode ended."""
+
+    def __init__(self, policy: Policy, recipe: Recipe, device: torch.device) -> None:
+        self.policy, self.recipe, self.device = policy, recipe, device
+        self._memory: Tree | None = None
+
+    def act(self, obs: Any) -> np.ndarray:
+        """Actions for a batch of observations [N, ...]: arrays, tensors, or dicts of them."""
+        batch = _as_tree(obs, self.device)
+        if self._memory is None:
+            self._memory = self.policy.initial_memory(len(first_leaf(batch)))
+        action, self._memory = self.policy.act(batch, self._memory)
+        return action.cpu().numpy()
+
+    def reset(self, mask: Any = None) -> None:
+        """Forget everything, or only the rows where the mask is true."""
+        if mask is None or self._memory is None or self._memory == {}:
+            self._memory = None
+            return
+        rows = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+        fresh = self.policy.initial_memory(len(rows))
+        self._memory = tree_map(
+            lambda now, new: torch.where(rows.view(-1, *(1,) * (now.dim() - 1)), new, now), self._memory, fresh
+        )
+
+
+def load(run: str | Path, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
+    """The best policy of a run directory; with `at`, the one at so many samples; the newest where none was evaluated."""
+    recipe = recipe_of(Path(run))
+    runtime = Runtime.alone(recipe.run, device)
+    return LoadedPolicy(restore_policy(Path(run), recipe, runtime, at), recipe, runtime.device)
+
+
+def recipe_of(run: Path) -> Recipe:
+    """The recipe of a run directory, with the settings it was started with."""
+    from lockstep.recipes import find_recipe
+
+    name, values = read_config(run)
+    if name.endswith(".py") and Path(name).resolve().is_relative_to(run.resolve()):
+        # A run directory from a stranger must not be able to bring code along.
+        raise ConfigError(f"the recipe of {run} is a file inside it, {name}.", "Move the file to where you keep your code.")
+    return overlay(find_recipe(name)(), values)
+
+
+def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) -> Policy:
+    """Build the agent of a run around a runtime, and put its best weights into it."""
+    directory = run / CHECKPOINTS
+    name = best_of(directory) if at is None and directory.is_dir() else None
+    name = name or find(directory, at)[0]
+    if name is None:
+        raise ConfigError(f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run))
+    form.verify(directory / str(name))
+    task: VecEnv = recipe.task.build(Lanes(runtime.lanes.count, range(1), recipe.run.seed), runtime.device)
+    try:
+        algorithm = recipe.algo.build(task, Runtime.alone(recipe.run, str(runtime.device), hosting=range(1)))
+        algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
+    finally:
+        task.close()
+    return algorithm.policy()
+
+
+def _as_tree(obs: Any, device: torch.device) -> Tree:
+    if isinstance(obs, dict):
+        return {name: _as_tree(part, device) for name, part in obs.items()}
+    tensor = obs if isinstance(obs, Tensor) else torch.from_numpy(np.asarray(obs))
+    return (tensor.float() if tensor.dtype == torch.float64 else tensor).to(device)

@@ -1,0 +1,1 @@
+"""Networks and the small modules they are made of."""

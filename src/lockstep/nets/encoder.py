@@ -1,0 +1,90 @@
+"""Encoders: from an observation of any space to a vector of features.
+
+Shapes: N samples, C channels, H height, W width, D features.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from lockstep.config import ConfigError
+from lockstep.nets.init import orthogonal
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Shape of the network: an MLP for vectors, a CNN for images and boards."""
+
+    width: int = 64
+    """Units of each hidden layer, or channels of each convolution."""
+    depth: int = 2
+    """Number of hidden layers, or of convolutions."""
+    channels: tuple[int, ...] = ()
+    """Channels of each convolution where they differ; when given, it beats width and depth."""
+    features: int = 256
+    """Units of the layer that follows the convolutions."""
+
+
+class MLP(nn.Module):
+    """Hidden layers with tanh."""
+
+    def __init__(self, inputs: int, config: EncoderConfig) -> None:
+        super().__init__()
+        sizes = [inputs] + [config.width] * config.depth
+        layers: list[nn.Module] = []
+        for size, next_size in zip(sizes, sizes[1:], strict=False):
+            layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), nn.Tanh()]
+        self.layers = nn.Sequential(*layers)
+        self.features = sizes[-1]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        return self.layers(obs.flatten(1).float())  # [N, D]
+
+
+class CNN(nn.Module):
+    """3x3 convolutions padded to keep the board's size, one pooling by two, one linear layer."""
+
+    def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
+        super().__init__()
+        planes, height, width = space.shape
+        channels = config.channels or (config.width,) * config.depth
+        layers: list[nn.Module] = []
+        for before, after in zip((planes, *channels), channels, strict=False):
+            layers += [orthogonal(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
+        pooled = (height // 2) * (width // 2) * channels[-1]
+        self.layers = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
+        self.head = nn.Sequential(orthogonal(nn.Linear(pooled, config.features), math.sqrt(2)), nn.ReLU(inplace=True))
+        self.features = config.features
+        # Pictures come as 0..255 and boards as 0..1; both enter the network as 0..1.
+        self.scale = 1.0 / float(np.max(space.high)) if space.dtype == np.uint8 else 1.0
+        # Channels-last is 1.5 times faster in training on CPUs, and what tensor cores want.
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        x = obs.to(torch.float32, memory_format=torch.channels_last)  # [N, C, H, W]
+        return self.head(self.layers(x if self.scale == 1.0 else x * self.scale))  # [N, D]
+
+
+class DictEncoder(nn.Module):
+    """An encoder for each part of a dict observation, features side by side."""
+
+    def __init__(self, space: spaces.Dict, config: EncoderConfig) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({name: build_encoder(part, config) for name, part in space.spaces.items()})
+        self.features = sum(part.features for part in self.parts.values())  # type: ignore[misc]
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        return torch.cat([encode(obs[name]) for name, encode in self.parts.items()], dim=-1)  # [N, D]
+
+
+def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:
+    """The encoder that fits an observation space; it says its width in `features`."""
+    if isinstance(space, spaces.Dict):
+        return DictEncoder(space, config)
+    if isinstance(space, spaces.Box):
+        return CNN(space, config) if len(space.shape) == 3 else MLP(math.prod(space.shape), config)
+    raise ConfigError(f"observations of {space} have no encoder.", "Use Box or Dict spaces, or build a network of your own.")

@@ -1,0 +1,208 @@
+"""The nouns: what the loop asks of an algorithm and of a task, and what they hand to each other.
+
+Shapes: L local lanes, E environments a lane, B = L x E local environments in global order.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from lockstep.config import RunConfig
+from lockstep.lanes import Lanes
+from lockstep.trees import Tree
+
+State: TypeAlias = dict[str, Tensor]
+"""Named tensors: everything that is saved, compared and hashed has this form."""
+
+
+class Step(NamedTuple):
+    """What happened when every environment took one step. Tensors are valid until the next step."""
+
+    obs: Tree
+    """[B, ...] The next observation; after an episode's end, the first one of the next episode."""
+    reward: Tensor
+    """[B] float32."""
+    terminated: Tensor
+    """[B] bool: the episode ended for good, nothing follows."""
+    truncated: Tensor
+    """[B] bool: the episode was cut off; its value goes on from `final_obs`."""
+    final_obs: Tree
+    """[B, ...] The last observation of the episodes that ended here; other rows mean nothing."""
+    episode: dict[str, Tensor]
+    """[B] each: what the task counts over an episode (apples, won); meaningful in rows that ended."""
+
+
+class Stateful(Protocol):
+    """Something that is saved with the run: a part all lanes share and a part each lane owns."""
+
+    def shared_state(self) -> State: ...
+    def load_shared_state(self, state: State) -> None: ...
+    def lane_state(self, lane: int) -> State: ...
+    def load_lane_state(self, lane: int, state: State) -> None: ...
+
+
+class VecEnv(Stateful, Protocol):
+    """The environments of the local lanes, stepped together."""
+
+    num_envs: int
+    """B: how many environments live here."""
+    observation_space: Space[Any]
+    """Of one environment."""
+    action_space: Space[Any]
+    """Of one environment."""
+
+    def reset(self) -> Tree:
+        """Start the first episode of every environment; [B, ...] observations."""
+
+    def observe(self) -> Tree:
+        """The current observations, [B, ...]; what the last reset, step or restore left."""
+
+    def step(self, action: Tensor) -> Step:
+        """Take one action in every environment; an environment that ends starts its next episode at once."""
+
+    def advance(self, clock: "Clock") -> None:
+        """Once an iteration: the only way a task learns of time or results."""
+
+    def text(self, env: int) -> str:
+        """One environment as characters, for the terminal."""
+
+    def frame(self, env: int) -> np.ndarray:
+        """One environment as a picture, uint8 [height, width, 3]."""
+
+    def close(self) -> None: ...
+
+
+class Policy(Protocol):
+    """A network ready to act: no exploration, no training state."""
+
+    def initial_memory(self, count: int) -> Tree:
+        """The memory of `count` episodes about to start; an empty dict where the policy has none."""
+
+    def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        """Actions for a batch of observations, and the memory after them."""
+
+
+class Algorithm(Stateful, Protocol):
+    """One agent learning on one task."""
+
+    samples: int
+    """Global samples the last iteration took."""
+    updates: int
+    """Optimizer steps so far."""
+
+    def collect(self, clock: "Clock") -> "Metrics": ...
+    def update(self, clock: "Clock") -> "Metrics": ...
+    def policy(self) -> Policy: ...
+    def weights(self) -> State:
+        """The part of the shared state that makes the agent what it is: what a new run may start from."""
+
+
+class TaskConfig(Protocol):
+    """Settings of a task; `build` makes it for the lanes hosted here."""
+
+    num_envs: int
+
+    def build(self, lanes: Lanes, device: torch.device) -> VecEnv: ...
+
+
+class AlgoConfig(Protocol):
+    """Settings of an algorithm; `check` refuses impossible numbers before any process starts."""
+
+    def check(self, task: Any, run: RunConfig) -> None: ...
+    def build(self, task: Any, runtime: Any) -> Algorithm: ...
+
+
+@dataclass
+class Clock:
+    """Global samples, the only counter; schedules, difficulty and gates are functions of it."""
+
+    budget: int
+    samples: int = 0
+    iteration: int = 0
+    step: int = 0
+    """Samples of the last iteration, so that `every` sees what was crossed."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """The last agreed evaluation."""
+    best: float | None = None
+    """The best evaluation score so far."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last pooled metrics."""
+
+    @property
+    def done(self) -> bool:
+        return self.samples >= self.budget
+
+    @property
+    def progress(self) -> float:
+        """From 0 at the start to 1 at the budget."""
+        return min(1.0, self.samples / self.budget)
+
+    def advance(self, samples: int) -> None:
+        self.samples, self.iteration, self.step = self.samples + samples, self.iteration + 1, samples
+
+    def every(self, interval: int | None) -> bool:
+        """True when the last iteration crossed a multiple of `interval`; never for None or 0."""
+        return bool(interval) and self.samples // interval > (self.samples - self.step) // interval
+
+
+class Metrics:
+    """Sums and counts by name: local ones kept by lane until they are pooled, and ones already agreed."""
+
+    def __init__(self) -> None:
+        self.by_lane: dict[str, Tensor] = {}
+        """[L, 2] float64 (sum, count) of the local lanes, still to be pooled."""
+        self.agreed: dict[str, Tensor] = {}
+        """[2] float64 (sum, count) over the whole run, the same on every process."""
+        self._latest: dict[str, Tensor] = {}
+
+    def add(self, name: str, sums: Tensor, counts: Tensor) -> None:
+        """Add a sum and a count for each local lane, [L] each."""
+        pair = torch.stack([sums.double(), counts.double()], dim=-1)
+        self.by_lane[name] = self.by_lane[name] + pair if name in self.by_lane else pair
+
+    def agree(self, name: str, total: Tensor, count: Tensor) -> None:
+        """Add a sum and a count that are the same number on every process."""
+        pair = torch.stack([total.double(), count.double()])
+        self.agreed[name] = self.agreed[name] + pair if name in self.agreed else pair
+        self._latest[name] = pair
+
+    def latest(self, name: str) -> float:
+        """The mean of the newest agreed entry: the same number on every process."""
+        total, count = self._latest[name].tolist()
+        return total / max(count, 1.0)
+
+    def under(self, group: str) -> "Metrics":
+        """The same metrics with names `group/name`."""
+        renamed = Metrics()
+        for ours, theirs in zip(renamed._parts(), self._parts(), strict=True):
+            ours.update({f"{group}/{name}": pair for name, pair in theirs.items()})
+        return renamed
+
+    def _parts(self) -> tuple[dict[str, Tensor], ...]:
+        return self.by_lane, self.agreed, self._latest
+
+    def __iadd__(self, other: "Metrics") -> Self:
+        for mine, theirs in ((self.by_lane, other.by_lane), (self.agreed, other.agreed)):
+            for name, pair in theirs.items():
+                mine[name] = mine[name] + pair if name in mine else pair
+        self._latest |= other._latest
+        return self
+
+
+class Loss(NamedTuple):
+    """What a loss function returns: sums over samples, never means, because lanes may hold different counts."""
+
+    total: Tensor
+    """The sum to differentiate."""
+    count: Tensor | int
+    """How many samples it is over."""
+    sums: Mapping[str, Tensor] = {}
+    """Other sums over the same samples, for the log."""
+
+
+LossFunction: TypeAlias = Callable[[Any], Loss]

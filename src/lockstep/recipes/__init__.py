@@ -1,0 +1,53 @@
+"""Recipes: an algorithm, on a task, with settings that work. Named here, imported only when asked for."""
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+from pathlib import Path
+
+from lockstep.config import ConfigError, Recipe
+
+RECIPES = {
+    "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets small, base, large)"),
+    "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
+}
+"""Name, module, and one line for the help page, which must not import torch."""
+
+
+def find_recipe(name: str) -> type[Recipe]:
+    """The recipe of that name, or the one in a Python file of the user's."""
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    if name not in RECIPES:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(RECIPES)}; or give a .py file."
+        raise ConfigError(f"there is no recipe '{name}'.", hint)
+    return _only_recipe(importlib.import_module(RECIPES[name][0]).__dict__, name)
+
+
+def _from_file(path: Path) -> type[Recipe]:
+    if not path.is_file():
+        raise ConfigError(f"there is no recipe file {path}.", "Give the path of a Python file with one recipe class.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    recipe = _only_recipe(module.__dict__, str(path))
+    recipe.name = str(path.resolve())
+    return recipe
+
+
+def _only_recipe(names: dict[str, object], where: str) -> type[Recipe]:
+    here = names["__name__"]
+    found = [
+        value
+        for value in names.values()
+        if isinstance(value, type) and issubclass(value, Recipe) and value.__module__ == here
+    ]
+    if len(found) != 1 or not dataclasses.is_dataclass(found[0]):
+        raise ConfigError(
+            f"{where} defines {len(found)} recipes; it needs exactly one.",
+            "Write one frozen dataclass that inherits lockstep.config.Recipe and has the fields task, algo and run.",
+        )
+    return found[0]

@@ -1,0 +1,48 @@
+"""Any Gymnasium task by PPO; the settings solve CartPole-v1 within 100,000 steps."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config import Recipe, RunConfig
+from lockstep.tasks.gym import GymConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class GymPPO(Recipe):
+    """PPO on any Gymnasium task, CartPole-v1 unless told otherwise."""
+
+    task: GymConfig = GymConfig(id="CartPole-v1", num_envs=8)
+    algo: PPOConfig = PPOConfig(
+        learning_rate=1e-3,
+        schedule="linear",
+        horizon=32,
+        batch_size=256,
+        epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        clip_schedule="linear",
+        entropy_weight=0.0,
+    )
+    run: RunConfig = RunConfig(samples=100_000, log_every=5_000, eval_every=25_000)
+
+    name: ClassVar = "gym-ppo"
+    presets: ClassVar = {
+        "continuous": {
+            "task.id": "Pendulum-v1",
+            "algo": {
+                "horizon": 256,
+                "batch_size": 256,
+                "epochs": 10,
+                "gamma": 0.9,
+                "gae_lambda": 0.95,
+                "normalize_obs": True,
+                "normalize_rewards": True,
+            },
+        }
+    }
+    smoke: ClassVar = {
+        "algo": {"epochs": 4, "batch_size": 64},
+        "run": {"samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
+    }
+    aliases: ClassVar = {"env": "task.id", "env-id": "task.id", "task": "task.id"}

@@ -1,0 +1,197 @@
+"""Checkpoints: the whole run, written in the background, published in one rename, restored on any number of processes."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from lockstep.config import ConfigError, RunConfig
+from lockstep.lanes import deal
+from lockstep.protocols import Algorithm, Clock, State, VecEnv
+from lockstep.run import format as form
+from lockstep.run.format import Damaged
+from lockstep.run.lineage import Name, claim, lineage, newest_generation, parent_of, published
+from lockstep.runtime import Runtime
+from lockstep.trees import copy_into
+
+SAVE_SECONDS = 120.0
+"""How often the main process asks for a save when the config leaves it open."""
+PUBLISH_SECONDS = 600.0
+"""How long the main process waits for the files of the others."""
+
+
+class Checkpoints:
+    """The checkpoints of one run directory, seen from a process that takes part in the run."""
+
+    def __init__(self, directory: Path, run: RunConfig, runtime: Runtime) -> None:
+        self.directory, self.run, self.runtime = directory, run, runtime
+        self.generation = 0
+        self.notes: list[str] = []
+        """What the user should know about the restore, in sentences."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._saved_at = time.monotonic()
+
+    # -- restoring -----------------------------------------------------------------------------------------------------
+
+    def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
+        """Put the newest whole checkpoint (or the one at so many samples) into agent, task and clock; a fresh run stays."""
+        chosen, self.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
+        if chosen is None:
+            return
+        path = self.directory / chosen
+        files = form.read_json(path / form.MANIFEST)["files"]
+        values = form.read_json(path / form.VALUES)
+        if values["lanes"] != self.runtime.lanes.count:
+            raise ConfigError(
+                f"{path} was written with {values['lanes']} lanes and the config says {self.runtime.lanes.count}.",
+                f"Lanes are fixed when a run starts: set run.lanes to {values['lanes']} in its config.yaml.",
+            )
+        shared = form.read_shared(path)
+        algorithm.load_shared_state(form.split(shared, "algorithm"))
+        task.load_shared_state(form.split(shared, "task"))
+        for lane in self.runtime.lanes.local:
+            state = form.read_lane(path, lane, files)
+            algorithm.load_lane_state(lane, form.split(state, "algorithm"))
+            task.load_lane_state(lane, form.split(state, "task"))
+        budget = clock.budget
+        for name, value in values["clock"].items():
+            setattr(clock, name, value)
+        clock.budget = budget  # a resumed run may be given a larger one
+        self.notes.append(_deal_sentence(self.runtime.lanes.count, self.runtime.size, values["processes"]))
+
+    def _choose(self, at: int | None) -> tuple[str | None, int, list[str]]:
+        """On the main process: the checkpoint to go on from, and the generation claimed with it as parent."""
+        self.directory.mkdir(exist_ok=True)
+        chosen, notes = find(self.directory, at)
+        generation = claim(self.directory, chosen)
+        for leftover in self.directory.glob(".*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return (str(chosen) if chosen else None), generation, notes
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether the main process finds it time to save; others hear of it through the loop's agreement."""
+        automatic = self.run.save_every is None and self.runtime.main
+        return automatic and time.monotonic() - self._saved_at > SAVE_SECONDS
+
+    def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock, *, best: bool = False) -> None:
+        """Copy everything to host memory now; write and publish it in the background."""
+        with self.runtime.phase("copy"):
+            self.wait()
+            name = Name(clock.samples, self.generation)
+            if (self.directory / str(name)).exists() and not best:
+                return
+            lanes = {
+                f"lane-{lane:04d}.{key}": tensor
+                for lane in self.runtime.lanes.local
+                for key, tensor in form.join(
+                    algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)
+                ).items()
+            }
+            shared = form.join(algorithm=algorithm.shared_state(), task=task.shared_state())
+            values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
+            keep = clock.every(self.run.keep_every)
+        self._saved_at = time.monotonic()
+        self._thread = threading.Thread(target=self._write, args=(name, lanes, shared, values, keep, best), daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until the save under way, if any, is on disk as far as this process has a part in it."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            raise RuntimeError(f"the checkpoint could not be written: {self._error}") from self._error
+
+    def _write(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
+        try:
+            self._write_files(name, lanes, shared, values, keep)
+            if best and self.runtime.main:
+                form.replace_text(self.directory / "best", str(name))
+        except BaseException as error:
+            self._error = error
+
+    def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool) -> None:
+        final = self.directory / str(name)
+        if final.exists():
+            return
+        partial = self.directory / f".{name}.partial"
+        partial.mkdir(exist_ok=True)
+        mine = form.lane_file(self.runtime.lanes.local)
+        files = {mine: form.write_tensors(partial / mine, lanes)}
+        self.runtime.pass_through("save")
+        mailbox = self.runtime.mailbox()
+        mailbox.post(f"save/{name}/{self.runtime.rank}", json.dumps(files))
+        if not self.runtime.main:
+            return
+        files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
+        files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+        keys = [f"save/{name}/{rank}" for rank in range(self.runtime.size)]
+        for key in keys:
+            files |= json.loads(mailbox.wait(key, PUBLISH_SECONDS))
+        mailbox.forget(keys)
+        form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
+        self.runtime.pass_through("publish")
+        os.rename(partial, final)
+        form.replace_text(self.directory / "latest", str(name))
+        self._rotate()
+
+    def _rotate(self) -> None:
+        """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
+        if newest_generation(self.directory) != self.generation:
+            return  # somebody started this run anew: it is theirs to tidy
+        line = lineage(self.directory)
+        spared = {*line[: self.run.keep], parent_of(self.directory, self.generation), best_of(self.directory)}
+        for name in published(self.directory):
+            path = self.directory / str(name)
+            if name not in spared and not (name in line and form.read_json(path / form.MANIFEST).get("keep")):
+                shutil.rmtree(path)
+
+
+def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]]:
+    """The newest whole checkpoint of a run (at most `at` samples old), and a sentence for each damaged one passed over."""
+    notes: list[str] = []
+    line = lineage(directory) if directory.is_dir() else []
+    wanted = [name for name in line if at is None or name.samples == at]
+    if at is not None and not wanted:
+        there = ", ".join(str(name.samples) for name in sorted(line)) or "none"
+        raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
+    for name in wanted:
+        try:
+            form.verify(directory / str(name))
+            return name, notes
+        except Damaged as damage:
+            notes.append(f"Checkpoint {name} is damaged: {damage}. Using the one before it.")
+    if notes:
+        raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
+    return None, notes
+
+
+def best_of(directory: Path) -> Name | None:
+    """The checkpoint with the best evaluation, if the run as it is now has one."""
+    pointer = directory / "best"
+    name = Name.parse(pointer.read_text().strip()) if pointer.exists() else None
+    return name if name in lineage(directory) else None
+
+
+def _deal_sentence(lanes: int, now: int, before: int) -> str:
+    shares = [len(share) for share in deal(lanes, now)]
+    dealt = f"{shares[0]} each" if len(set(shares)) == 1 else ", ".join(map(str, shares))
+    host = "process hosts" if now == 1 else "processes host"
+    return f"{now} {host} the run's {lanes} lanes ({dealt}); the checkpoint was written by {before}."
+
+
+def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
+    """Start an agent from the weights of another run, `RUN` or `RUN@STEP`; everything else stays fresh."""
+    run, _, step = source.partition("@")
+    directory = Path(run) / "checkpoints"
+    name = runtime.from_main(lambda: str(find(directory, int(step) if step else None)[0] or ""))
+    if not name:
+        raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")
+    saved, weights = form.split(form.read_shared(directory / name), "algorithm"), algorithm.weights()
+    copy_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")

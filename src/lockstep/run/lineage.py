@@ -1,0 +1,79 @@
+"""Generations and lineage: which checkpoints of a run directory belong to the run as it is now.
+
+Every start claims a generation, a file that only one process can create, naming the checkpoint it goes on from. Checkpoint
+names carry their generation. Readers follow the newest generation, its parent, the parent's generation up to that parent,
+and so on; what an outdated process publishes late is on no such line.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.run.format import read_json
+
+_NAME = re.compile(r"(\d+)-g(\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """The name of a checkpoint: the clock's samples and the generation that wrote it."""
+
+    samples: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.samples:012d}-g{self.generation:04d}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Name | None":
+        match = _NAME.fullmatch(text)
+        return cls(int(match[1]), int(match[2])) if match else None
+
+
+def _generation_file(directory: Path, generation: int) -> Path:
+    return directory / f"generation-{generation:04d}.json"
+
+
+def newest_generation(directory: Path) -> int:
+    """The newest claimed generation; 0 where there is none."""
+    claimed = (path.stem.removeprefix("generation-") for path in directory.glob("generation-*.json"))
+    return max((int(number) for number in claimed if number.isdigit()), default=0)
+
+
+def claim(directory: Path, parent: Name | None) -> int:
+    """Claim the next generation, going on from a checkpoint; nobody else can hold the same one."""
+    while True:
+        generation = newest_generation(directory) + 1
+        try:
+            with _generation_file(directory, generation).open("x") as file:
+                json.dump({"parent": str(parent) if parent else None}, file)
+            return generation
+        except FileExistsError:
+            continue
+
+
+def parent_of(directory: Path, generation: int) -> Name | None:
+    path = _generation_file(directory, generation)
+    text = read_json(path).get("parent") if path.exists() else None
+    return Name.parse(text) if isinstance(text, str) else None
+
+
+def published(directory: Path) -> list[Name]:
+    """All checkpoints there are, newest first, whoever wrote them."""
+    names = (Name.parse(path.name) for path in directory.iterdir() if path.is_dir())
+    return sorted((name for name in names if name), reverse=True)
+
+
+def lineage(directory: Path) -> list[Name]:
+    """The checkpoints of the run as it is now, newest first."""
+    line: list[Name] = []
+    limit: Name | None = None
+    generation, everything = newest_generation(directory), published(directory)
+    while generation:
+        line += [n for n in everything if n.generation == generation and (limit is None or n.samples <= limit.samples)]
+        limit = parent_of(directory, generation)
+        if limit is None or limit.generation >= generation:
+            break
+        generation = limit.generation
+    return line

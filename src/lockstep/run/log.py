@@ -1,0 +1,117 @@
+"""The log of a run: metrics.jsonl and TensorBoard on disk, and a screen to watch. Only the main process has one."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from lockstep.config import Recipe
+from lockstep.protocols import Clock
+from lockstep.run.format import replace_text
+from lockstep.run.screen import Screen, Snapshot, open_screen
+from lockstep.runtime import Runtime
+
+METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
+SPLIT = ("collect", "learn", "reduce")
+"""Phases that the time split names; the rest is `other`."""
+
+
+class NullLog:
+    """What every process but the main one writes to."""
+
+    def begin(self, clock: Clock, notes: list[str]) -> None: ...
+    def tick(self, clock: Clock, updates: int) -> None: ...
+    def write(self, clock: Clock, metrics: dict[str, float]) -> None: ...
+    def evaluation(self, clock: Clock) -> None: ...
+    def digests(self, clock: Clock, digests: dict[str, str]) -> None: ...
+    def note(self, sentence: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Log:
+    """Writes what happened, pooled over the whole run."""
+
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, screen: Screen) -> None:
+        self.path, self.runtime, self.screen = path, runtime, screen
+        self._board: SummaryWriter | None = None
+        self._checked, self._check_every = 0, recipe.run.check_every
+        self._since, self._samples = time.perf_counter(), 0
+
+    def begin(self, clock: Clock, notes: list[str]) -> None:
+        """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
+        for name in (METRICS, DIGESTS):
+            _cut(self.path / name, clock.samples)
+        # TensorBoard drops everything from this step on when it reads the new file.
+        purge = clock.samples + 1 if clock.samples else None
+        self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge)
+        self._since, self._samples = time.perf_counter(), clock.samples
+        self.runtime.seconds.clear()
+        self.screen.start(clock)
+        for sentence in notes:
+            self.note(sentence)
+
+    def tick(self, clock: Clock, updates: int) -> None:
+        """An iteration is over."""
+        self._checked = updates - updates % self._check_every
+        self.screen.tick(clock)
+
+    def write(self, clock: Clock, metrics: dict[str, float]) -> None:
+        """Write pooled metrics, with the speed and the time split since the last ones."""
+        elapsed = time.perf_counter() - self._since
+        speed = (clock.samples - self._samples) / elapsed
+        split = {name: self.runtime.seconds.get(name, 0.0) / elapsed for name in SPLIT}
+        split["other"] = max(0.0, 1.0 - sum(split.values()))
+        times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in split.items()}
+        self._put(clock, metrics | times)
+        self._since, self._samples = time.perf_counter(), clock.samples
+        self.runtime.seconds.clear()
+        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked))
+
+    def evaluation(self, clock: Clock) -> None:
+        self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})
+        self.screen.evaluation(clock)
+
+    def digests(self, clock: Clock, digests: dict[str, str]) -> None:
+        self._append(DIGESTS, {"samples": clock.samples, "iteration": clock.iteration, "digests": digests})
+
+    def note(self, sentence: str) -> None:
+        self.screen.note(sentence)
+
+    def close(self) -> None:
+        self.screen.stop()
+        if self._board is not None:
+            self._board.close()
+
+    def _put(self, clock: Clock, values: dict[str, float]) -> None:
+        self._append(METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
+        assert self._board is not None
+        for name, value in values.items():
+            self._board.add_scalar(name, value, clock.samples)
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        with (self.path / name).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> Log | NullLog:
+    return Log(path, recipe, runtime, open_screen(path, recipe, runtime)) if runtime.main else NullLog()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a jsonl file; one that a kill cut in half is passed over."""
+    lines = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def _cut(path: Path, samples: int) -> None:
+    lines = read_lines(path)
+    kept = [line for line in lines if line.get("samples", 0) <= samples]
+    if path.exists() and (len(kept) < len(lines) or not path.read_text().endswith("\n")):
+        replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,0 +1,102 @@
+"""The run directory: one for a run, however many processes it has."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lockstep import __version__
+from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
+from lockstep.protocols import Algorithm, Clock, VecEnv
+from lockstep.run.checkpoints import Checkpoints
+from lockstep.run.format import digest_tensor, join, replace_text
+from lockstep.run.log import Log, NullLog, open_log
+from lockstep.runtime import Runtime
+
+CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where a run stands when training returns."""
+
+    path: Path
+    clock: Clock
+
+
+class RunDir:
+    """Where a run writes: its config, its log, its checkpoints."""
+
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: Log | NullLog) -> None:
+        self.path, self.log = path, log
+        self.checkpoints = Checkpoints(path / CHECKPOINTS, recipe.run, runtime)
+
+    @classmethod
+    @contextmanager
+    def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
+        """Make a fresh run directory, or go into the one that is to be resumed; the same one on every process."""
+        path = Path(runtime.from_main(lambda: str(_prepare(recipe, runtime, resume))))
+        log = open_log(path, recipe, runtime)
+        try:
+            yield cls(path, recipe, runtime, log)
+        finally:
+            log.close()
+
+    def keep_best(self, clock: Clock, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv) -> None:
+        """Note an evaluation; if it is the best so far, keep the agent that earned it."""
+        clock.evaluation = evaluation
+        self.log.evaluation(clock)
+        score = evaluation["return_mean"]
+        if clock.best is None or score > clock.best:
+            clock.best = score
+            self.checkpoints.save(algorithm, task, clock, best=True)
+
+    def record_digests(self, clock: Clock, algorithm: Algorithm, task: VecEnv) -> None:
+        """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
+        runtime = self.checkpoints.runtime
+        states = {"": join(algorithm=algorithm.shared_state(), task=task.shared_state())} | {
+            f"lane-{lane:04d}.": join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane))
+            for lane in runtime.lanes.local
+        }
+        mine = {prefix + name: digest_tensor(name, x)[:16] for prefix, state in states.items() for name, x in state.items()}
+        everybody: dict[str, str] = {}
+        for digests in runtime.gather(mine):
+            everybody |= digests
+        self.log.digests(clock, everybody)
+
+
+def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
+    """On the main process: make the directory and write the config; refuse one that already holds a run."""
+    run = replace(recipe.run, lanes=runtime.lanes.count)
+    short = Path(recipe.name).stem
+    path = Path(run.dir) / (run.name or f"{short}-{time.strftime('%Y%m%d-%H%M%S')}")
+    if (path / CONFIG).exists() and not resume:
+        raise ConfigError(f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name.")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        replace_text(path / CONFIG, describe(replace(recipe, run=replace(run, name=path.name))))  # type: ignore[type-var]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
+    return path
+
+
+def describe(recipe: Recipe) -> str:
+    """The resolved config as the yaml a run directory keeps."""
+    head = {"lockstep": __version__, "recipe": recipe.name}
+    return str(yaml.safe_dump(head | as_dict(recipe), sort_keys=False))
+
+
+def read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """The recipe's name and the settings that a run directory holds."""
+    if not (path / CONFIG).is_file():
+        raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs there are.")
+    values = read_yaml(path / CONFIG)
+    values.pop("lockstep", None)
+    name = str(values.pop("recipe", ""))
+    # The directory may have been moved or copied: where it stands now is its place.
+    values.setdefault("run", {}).update({"dir": str(path.resolve().parent), "name": path.resolve().name})
+    return name, values

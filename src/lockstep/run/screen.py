@@ -1,0 +1,187 @@
+"""What a person watches while a run trains: a live screen in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.config import Recipe
+from lockstep.protocols import Clock
+from lockstep.runtime import Runtime
+
+RETURN = "rollout/ep_return_mean"
+_BARS = "▁▂▃▄▅▆▇█"
+_COLOURS = {"collect": "cyan", "learn": "green", "reduce": "magenta", "other": "bright_black"}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One log entry, as the screen needs it."""
+
+    metrics: dict[str, float]
+    speed: float
+    split: dict[str, float]
+    checked: int
+    """The update at which the processes were last compared."""
+
+
+class Screen(Protocol):
+    """Something to look at."""
+
+    def start(self, clock: Clock) -> None: ...
+    def tick(self, clock: Clock) -> None: ...
+    def show(self, clock: Clock, snapshot: Snapshot) -> None: ...
+    def evaluation(self, clock: Clock) -> None: ...
+    def note(self, sentence: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> Screen:
+    processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
+    heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction} · {path}"
+    return LiveScreen(heading, runtime.size) if sys.stdout.isatty() else Lines(heading, runtime.size)
+
+
+class Lines:
+    """A line for each log entry, for files and pipes."""
+
+    def __init__(self, heading: str, processes: int) -> None:
+        self.processes = processes
+        self.console = Console(soft_wrap=True, highlight=False)
+        self.heading = heading
+
+    def start(self, clock: Clock) -> None:
+        self.console.print(self.heading, markup=False)
+
+    def tick(self, clock: Clock) -> None: ...
+
+    def show(self, clock: Clock, snapshot: Snapshot) -> None:
+        value = snapshot.metrics.get(RETURN)
+        reward = "return   -  " if value is None else f"return {value:8.2f}"
+        split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
+        eta = duration((clock.budget - clock.samples) / max(snapshot.speed, 1e-9))
+        line = f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
+        self.console.print(line + _sync_words(self.processes, snapshot.checked), markup=False)
+
+    def evaluation(self, clock: Clock) -> None:
+        self.console.print(f"{clock.samples:>12,} {evaluation_words(clock)}", markup=False)
+
+    def note(self, sentence: str) -> None:
+        self.console.print(sentence, markup=False)
+
+    def stop(self) -> None: ...
+
+
+class LiveScreen:
+    """A panel that stays in place: progress, speed, return, time split, and whether all processes hold one agent."""
+
+    def __init__(self, heading: str, processes: int) -> None:
+        self.heading, self.processes = heading, processes
+        self.console = Console()
+        self.live = Live(console=self.console, auto_refresh=False, transient=False)
+        self.returns: deque[float] = deque(maxlen=40)
+        self.snapshot: Snapshot | None = None
+        self.clock: Clock | None = None
+        self._drawn = 0.0
+
+    def start(self, clock: Clock) -> None:
+        self.clock = clock
+        self.live.start()
+        self._draw()
+
+    def tick(self, clock: Clock) -> None:
+        if time.monotonic() - self._drawn > 0.2:
+            self._draw()
+
+    def show(self, clock: Clock, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        if RETURN in snapshot.metrics:
+            self.returns.append(snapshot.metrics[RETURN])
+        self._draw()
+
+    def evaluation(self, clock: Clock) -> None:
+        self._draw()
+
+    def note(self, sentence: str) -> None:
+        self.console.print(sentence, markup=False)
+
+    def stop(self) -> None:
+        if self.live.is_started:
+            self._draw()
+            self.live.stop()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        self.live.update(self._panel(), refresh=True)
+
+    def _panel(self) -> RenderableType:
+        assert self.clock is not None
+        clock, snapshot = self.clock, self.snapshot
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bright_black", no_wrap=True)
+        table.add_column()
+        table.add_row("steps", Text(f"{clock.samples:,} of {clock.budget:,} (global)"))
+        if snapshot is None:
+            table.add_row("", Text("the first iteration is under way", style="italic"))
+        else:
+            eta = duration((clock.budget - clock.samples) / max(snapshot.speed, 1e-9))
+            table.add_row("speed", Text(f"{snapshot.speed:,.0f} steps/s · {eta} to go"))
+            if self.returns:
+                table.add_row("return", Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}"))
+            if clock.evaluation:
+                table.add_row("eval", Text(evaluation_words(clock)))
+            table.add_row("time", _split_bar(snapshot.split))
+            if self.processes > 1 and snapshot.checked:
+                table.add_row("one agent", Text(f"in sync at update {snapshot.checked:,}", style="green"))
+        bar = ProgressBar(total=clock.budget, completed=min(clock.samples, clock.budget))
+        return Panel(Group(bar, table), title=Text(self.heading, overflow="ellipsis"), title_align="left", expand=True)
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as a row of little bars."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def evaluation_words(clock: Clock) -> str:
+    """The last evaluation as a phrase."""
+    result = clock.evaluation
+    extras = [
+        f"{name.removesuffix('_mean')} {value:.2f}"
+        for name, value in result.items()
+        if name.endswith("_mean") and name not in ("return_mean", "length_mean")
+    ]
+    words = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
+    best = f"best {clock.best:.2f}" if clock.best is not None else "the first"
+    return ", ".join([words, *extras, f"{result['episodes']:.0f} episodes", best])
+
+
+def _split_bar(split: dict[str, float], width: int = 24) -> Text:
+    bar = Text()
+    for name, share in split.items():
+        bar.append("█" * round(share * width), style=_COLOURS[name])
+    bar.append("  ")
+    for name, share in split.items():
+        bar.append(f"{name} {share:.0%}  ", style=_COLOURS[name])
+    return bar
+
+
+def _sync_words(processes: int, checked: int) -> str:
+    return f"  one agent: in sync at update {checked:,}" if processes > 1 and checked else ""

@@ -1,0 +1,142 @@
+"""Starting processes, and where one finds itself once started: place, device, backend, threads."""
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from lockstep.config import ConfigError, RunConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, as the launcher says; alone when there was no launcher."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    restarts: int = 0
+
+    @classmethod
+    def from_environment(cls) -> "Place":
+        if "RANK" not in os.environ:
+            return cls()
+        read = {name: int(os.environ.get(name, default)) for name, default in _ENVIRONMENT.items()}
+        return cls(*read.values())
+
+
+_ENVIRONMENT = {
+    "RANK": "0",
+    "WORLD_SIZE": "1",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+
+
+def choose_device(wanted: str, place: Place) -> torch.device:
+    """The device of this process: its own GPU where there are GPUs, else what the machine has."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("--run.device is cuda, and torch sees no CUDA device.", "Use --run.device cpu or auto.")
+        if place.local_size > torch.cuda.device_count():
+            raise ConfigError(
+                f"{place.local_size} processes were started on {torch.cuda.device_count()} visible GPUs.",
+                f"Start --procs {torch.cuda.device_count()}, or make more GPUs visible with --gpus.",
+            )
+        torch.cuda.set_device(place.local_rank)
+        return torch.device("cuda", place.local_rank)
+    if wanted == "mps" and place.size > 1:
+        logging.getLogger("lockstep").warning(
+            "%d processes share one MPS device: nothing is gained over --procs 1.", place.size
+        )
+    if wanted not in ("cpu", "mps"):
+        raise ConfigError(f"--run.device is {wanted!r}.", "Use auto, cpu, cuda or mps.")
+    return torch.device(wanted)
+
+
+def choose_backend(device: torch.device) -> str:
+    """NCCL for CUDA tensors where it exists (Linux); gloo for everything on the host."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+def set_arithmetic(run: RunConfig, place: Place) -> None:
+    """Threads and determinism. One and two threads sum in different orders, so exact always takes one."""
+    if run.reduction == "exact":
+        torch.set_num_threads(1)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores_for(place.local_size))
+
+
+def cores_for(processes: int) -> int:
+    """Threads for each of some processes on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
+
+
+def launch(
+    arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None, quiet: bool = False
+) -> str | None:
+    """Run `lockstep ARGUMENTS` on several processes of this machine; None, or why the first one failed.
+
+    This is torch's own elastic launcher, run inside the calling process so that it can say who failed first and why.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    settings = {
+        # Restarted workers read stale addresses from a store that is shared with the rendezvous.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_for(processes))),
+        **(environment or {}),
+    }
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(redirects=Std.ALL if quiet else Std.NONE),
+    )
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        cause = failure.message if failure.error_file != "<N/A>" else f"it left with {describe_exit(failure.exitcode)}"
+        return f"Process {rank} of {processes} failed first: {cause}"
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    return None
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words: a negative one is the signal that ended the process."""
+    if code >= 0:
+        return f"exit code {code}"
+    import signal
+
+    return f"signal {signal.Signals(-code).name}"

@@ -1,0 +1,288 @@
+"""Runtime: the one object through which a process knows of the others.
+
+Everything here is the identity when there is one process. Algorithms get it injected: they sum, agree and go lane by lane,
+and have no reason to know which process they are on.
+
+Shapes: L local lanes, N samples a lane, K columns of a table.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.config import ConfigError, RunConfig
+from lockstep.lanes import Lanes, deal
+from lockstep.protocols import Metrics, State
+from lockstep.runtime import launch, sync
+from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
+from lockstep.trees import Tree, tree_map
+
+KILL_VARIABLE = "LOCKSTEP_KILL"
+"""`PROCESS:PHASE:COUNT`: that process kills itself with SIGKILL on entering that phase for the COUNT-th time."""
+
+
+class Runtime:
+    """The processes of a run, seen from one of them."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        place: launch.Place,
+        device: torch.device,
+        store: dist.Store | None = None,
+        hosting: range | None = None,
+    ) -> None:
+        """`run.lanes` must be settled; `hosting` are the lanes that live here, by default this process's share."""
+        self.rank, self.size = place.rank, place.size
+        self.device = device
+        self.exact = run.reduction == "exact"
+        self.nonfinite = run.nonfinite
+        self.half = half_precision(run.precision, device)
+        lanes = run.lanes or 0
+        self.lanes = Lanes(lanes, hosting or deal(lanes, place.size)[place.rank], run.seed)
+        self.interrupted = False
+        self.seconds: dict[str, float] = {}
+        """Wall time by phase since somebody last emptied it; a phase inside another counts for itself alone."""
+        self._timeout = run.timeout
+        self._store = store
+        self._local_mailbox = LocalMailbox()
+        self._phases: list[tuple[str, float]] = []
+        self._entered: dict[str, int] = {}
+        self._kill = _read_kill_point(place.rank)
+        self._inside_lane = False
+        self._main_calls = 0
+
+    @classmethod
+    @contextmanager
+    def start(cls, run: RunConfig) -> Iterator["Runtime"]:
+        """Join the other processes of this run; leave them when the block ends."""
+        place = launch.Place.from_environment()
+        device = launch.choose_device(run.device, place)
+        launch.set_arithmetic(run, place)
+        run = with_lanes(run, place.size)
+        store = None
+        if place.size > 1:
+            timeout = timedelta(seconds=run.timeout)
+            store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timedelta(minutes=5)))
+            store = dist.PrefixStore(f"lockstep/{place.restarts}", store)
+            bound = device if device.type == "cuda" else None
+            backend = launch.choose_backend(device)
+            dist.init_process_group(
+                backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
+            )
+        try:
+            yield cls(run, place, device, store)
+        finally:
+            if place.size > 1:
+                dist.destroy_process_group()
+
+    @classmethod
+    def alone(cls, run: RunConfig, device: str = "cpu", hosting: range | None = None) -> "Runtime":
+        """A runtime for plain Python: one process, no process group, whatever the environment says."""
+        return cls(with_lanes(run, 1), launch.Place(), torch.device(device), hosting=hosting)
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is the one that logs, prints and saves."""
+        return self.rank == 0
+
+    # -- numbers that become the same everywhere ---------------------------------------------------------------------
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, in place."""
+        self._all_reduce(tensor, dist.ReduceOp.SUM)
+        return tensor
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """The elementwise maximum over processes, in place."""
+        self._all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
+    def pool(self, table: Tensor) -> Tensor:
+        """The sum over all lanes of the run of a table [L, K]; the same bits on any number of processes."""
+        self._forbid_inside_lane()
+        with self.phase("reduce"):
+            return self._start_pooling(table)().sum(0)  # [K]
+
+    def agree(self, **flags: bool) -> dict[str, bool]:
+        """Each flag, true if it is true on any process."""
+        votes = torch.tensor([int(flag) for flag in flags.values()])
+        return dict(zip(flags, self.max(votes).bool().tolist(), strict=True))
+
+    def gather(self, value: Any) -> list[Any]:
+        """One plain (JSON) value from every process, in order."""
+        self._forbid_inside_lane()
+        if self.size == 1:
+            return [json.loads(json.dumps(value))]
+        text = json.dumps(value).encode()
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(text)
+        width = int(self.sum(lengths).max())
+        mine = torch.zeros(width, dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        everybody = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(everybody, mine)
+        pairs = zip(everybody, lengths.tolist(), strict=True)
+        return [json.loads(bytes(text[:length].tolist())) for text, length in pairs]
+
+    def from_main(self, work: Callable[[], Any]) -> Any:
+        """Let the main process do something alone; everybody gets its plain (JSON) result, or its error.
+
+        It may take as long as it likes: the others wait at the store, not in a collective that would time out.
+        """
+        self._forbid_inside_lane()
+        if self.size == 1:
+            return work()
+        self._main_calls += 1
+        key, beat = f"main/{self._main_calls}", f"main/{self._main_calls}/beat"
+        if self.main:
+            with heartbeat(self.mailbox(), beat, min(5.0, self._timeout / 4)):
+                try:
+                    result = work()
+                except Exception as error:
+                    self.mailbox().post(key, json.dumps({"error": str(error), "kind": type(error).__name__}))
+                    raise
+            self.mailbox().post(key, json.dumps({"result": result}))
+            return result
+        silence = f"the main process has said nothing for {self._timeout:.0f} s while it worked alone"
+        answer = json.loads(wait_while_beating(self.mailbox(), key, beat, self._timeout, lambda: silence))
+        if "error" in answer:
+            kinds = {kind.__name__: kind for kind in (ConfigError, FileExistsError, FileNotFoundError, ValueError)}
+            raise kinds.get(answer["kind"], RuntimeError)(answer["error"])
+        return answer["result"]
+
+    def reduce(self, metrics: Metrics) -> dict[str, float]:
+        """Means over the whole run, by name. Names that counted nothing are left out."""
+        pairs = dict(metrics.agreed)
+        if metrics.by_lane:
+            table = torch.cat([metrics.by_lane[name] for name in metrics.by_lane], dim=1)  # [L, 2 x names]
+            pairs |= dict(zip(metrics.by_lane, self.pool(table).view(-1, 2), strict=True))
+        if not pairs:
+            return {}
+        rows = torch.stack([pair.to("cpu") for pair in pairs.values()]).tolist()
+        return {name: total / count for name, (total, count) in zip(pairs, rows, strict=True) if count}
+
+    def in_sync(self, state: State, where: str) -> None:
+        """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if one differs."""
+        if self.size == 1:
+            return
+        with self.phase("check"):
+            mine = sync.fingerprints(state)
+            if not sync.all_equal(mine, self.max):
+                raise sync.OutOfSync(sync.report(self.gather(mine.tolist()), list(state), where))
+
+    # -- lane by lane --------------------------------------------------------------------------------------------------
+
+    def by_lane(self, batch: Tree) -> Iterator[Tree]:
+        """Parts of a batch [L, N, ...] to apply a network to: all lanes at once [L x N, ...]; in exact mode one by one.
+
+        Processes may host different numbers of lanes, so a collective inside the loop might be met by nobody: it raises.
+        """
+        if self.exact:
+            # Contiguous, because a strided lane is summed in another order than a contiguous one.
+            parts = [tree_map(lambda x, i=i: x[i].contiguous(), batch) for i in range(len(self.lanes))]
+        else:
+            parts = [tree_map(lambda x: x.flatten(0, 1), batch)]
+        for part in parts:
+            self._inside_lane = True
+            try:
+                yield part
+            finally:
+                self._inside_lane = False
+
+    def map_lanes(self, function: Callable[[Any], Tree], batch: Tree) -> Tree:
+        """Apply a function to the parts `by_lane` yields and put the results together again, [L, N, ...]."""
+        outputs = [function(part) for part in self.by_lane(batch)]
+        if self.exact:
+            return tree_map(lambda *lanes: torch.stack(lanes), *outputs)
+        return tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), outputs[0])
+
+    # -- around the work -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Say what this process is doing: for the time split, and for scripted kills."""
+        self.pass_through(name)
+        now = time.perf_counter()
+        if self._phases:
+            outer, since = self._phases[-1]
+            self.seconds[outer] = self.seconds.get(outer, 0.0) + now - since
+        self._phases.append((name, now))
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            _, since = self._phases.pop()
+            self.seconds[name] = self.seconds.get(name, 0.0) + now - since
+            if self._phases:
+                self._phases[-1] = (self._phases[-1][0], now)
+
+    def pass_through(self, name: str) -> None:
+        """Note that this process came by here; a scripted kill may strike."""
+        self._entered[name] = self._entered.get(name, 0) + 1
+        if self._kill == (name, self._entered[name]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of the run's networks."""
+        if self.half is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.half)
+
+    def mailbox(self) -> Mailbox:
+        """A mailbox for the calling thread."""
+        return self._local_mailbox if self._store is None else StoreMailbox(self._store.clone())
+
+    def _start_pooling(self, table: Tensor) -> Callable[[], Tensor]:
+        """Begin `pool`; the returned function waits for the rows of all lanes. The optimizer overlaps it with backward."""
+        # Zero-filled, so that the reduction only ever adds zero to a row: exact in any order.
+        rows = torch.zeros(self.lanes.count, table.shape[1], dtype=torch.float64, device=table.device)
+        rows[self.lanes.local.start : self.lanes.local.stop] = table.detach().double()
+        if self.size == 1:
+            return lambda: rows
+        handle = dist.all_reduce(rows, async_op=True)
+        return lambda: (handle.wait(), rows)[1]
+
+    def _all_reduce(self, tensor: Tensor, operation: Any) -> None:
+        self._forbid_inside_lane()
+        if self.size > 1:
+            with self.phase("reduce"):
+                dist.all_reduce(tensor, operation)
+
+    def _forbid_inside_lane(self) -> None:
+        if self._inside_lane:
+            raise RuntimeError(
+                "a collective was called inside by_lane or a loss, where processes may stand at different lanes.\n"
+                "Collect what is to be shared, and share it after the loop."
+            )
+
+
+def with_lanes(run: RunConfig, processes: int) -> RunConfig:
+    """The run with its number of lanes settled: 8, or one for each process of the first start if that is more."""
+    return run if run.lanes else replace(run, lanes=max(8, processes))
+
+
+def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
+    """The dtype networks are autocast to; None for plain fp32."""
+    if precision == "amp":
+        has_bf16 = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_bf16_supported())
+        precision = "bf16" if has_bf16 else "fp16"
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def _read_kill_point(rank: int) -> tuple[str, int] | None:
+    script = os.environ.get(KILL_VARIABLE)
+    if not script:
+        return None
+    process, phase, count = script.split(":")
+    return (phase, int(count)) if int(process) == rank else None

@@ -1,0 +1,103 @@
+"""Words between processes that are not collectives: a key-value store, or a dict for a process alone."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+
+class Mailbox(Protocol):
+    """Where background threads leave word for each other. A thread needs a mailbox of its own."""
+
+    def post(self, key: str, text: str) -> None: ...
+    def wait(self, key: str, seconds: float) -> str:
+        """The text under a key, once somebody has posted it; TimeoutError when nobody does in time."""
+
+    def forget(self, keys: Iterable[str]) -> None: ...
+
+
+class LocalMailbox:
+    """The mailbox of a process that is alone."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def post(self, key: str, text: str) -> None:
+        with self._changed:
+            self._texts[key] = text
+            self._changed.notify_all()
+
+    def wait(self, key: str, seconds: float) -> str:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._texts, seconds):
+                raise TimeoutError(f"nobody posted {key} within {seconds:.0f} s")
+            return self._texts[key]
+
+    def forget(self, keys: Iterable[str]) -> None:
+        with self._changed:
+            for key in keys:
+                self._texts.pop(key, None)
+
+
+class StoreMailbox:
+    """A mailbox on torch's store."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+
+    def post(self, key: str, text: str) -> None:
+        self._store.set(key, text)
+
+    def wait(self, key: str, seconds: float) -> str:
+        try:
+            self._store.wait([key], timedelta(seconds=seconds))
+        except dist.DistStoreError as error:
+            raise TimeoutError(f"nobody posted {key} within {seconds:.0f} s") from error
+        return self._store.get(key).decode()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._store.delete_key(key)
+
+
+@contextmanager
+def heartbeat(mailbox: Mailbox, key: str, seconds: float) -> Any:
+    """Post a growing number under a key while the block runs, so that those who wait know somebody is at work."""
+    finished = threading.Event()
+
+    def beat() -> None:
+        count = 0
+        while not finished.wait(seconds):
+            count += 1
+            mailbox.post(key, str(count))
+
+    thread = threading.Thread(target=beat, daemon=True)
+    mailbox.post(key, "0")
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+
+
+def wait_while_beating(mailbox: Mailbox, key: str, beat: str, patience: float, silent: Callable[[], str]) -> str:
+    """Wait for a text however long it takes, as long as the heartbeat goes on."""
+    last, since = "", time.monotonic()
+    while True:
+        try:
+            return mailbox.wait(key, min(patience, 5.0))
+        except TimeoutError:
+            try:
+                now = mailbox.wait(beat, 0.1)
+            except TimeoutError:
+                now = last
+            if now != last:
+                last, since = now, time.monotonic()
+            elif time.monotonic() - since > patience:
+                raise TimeoutError(silent()) from None

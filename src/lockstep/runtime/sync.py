@@ -1,0 +1,57 @@
+"""One agent, or stop: fingerprints of named tensors, compared over all processes."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lockstep.protocols import State
+
+
+class OutOfSync(RuntimeError):
+    """Processes that should hold one agent hold different ones."""
+
+
+def fingerprints(state: State) -> Tensor:
+    """A 64-bit number for each tensor that changes with any of its bits, [tensors] int64; wraps, and never rounds."""
+    return torch.stack([_fingerprint(tensor.detach()) for tensor in state.values()]).to("cpu")
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _fingerprint(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 0 or not tensor.is_contiguous():
+        tensor = tensor.contiguous().reshape(-1)
+    return tensor.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64)
+
+
+def all_equal(mine: Tensor, maximum: Callable[[Tensor], Tensor]) -> bool:
+    """Whether all processes hold the same numbers, by one reduction: the largest must be the smallest."""
+    # -(x + 1) instead of -x: it has no overflow at the smallest integer.
+    both = maximum(torch.cat([mine, ~mine]))
+    largest, smallest = both.chunk(2)
+    return bool(torch.equal(largest, ~smallest))
+
+
+def report(everybody: list[list[int]], names: list[str], where: str) -> str:
+    """Which tensors differ, on which processes, in words."""
+    odd: dict[int, list[str]] = {}
+    for name, values in zip(names, zip(*everybody, strict=True), strict=True):
+        usual, _ = Counter(values).most_common(1)[0]
+        for process, value in enumerate(values):
+            if value != usual:
+                odd.setdefault(process, []).append(name)
+    lines = [
+        f"  process {process}: {', '.join(tensors[:4])}" + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
+        for process, tensors in sorted(odd.items())
+    ]
+    return "\n".join(
+        [
+            f"the processes no longer hold one agent ({where}). They differ from the majority in:",
+            *lines,
+            "A number that was not shared reached the agent: look for one computed on a process and not pooled or agreed.",
+            "`lockstep prove` names the first iteration and tensor that go apart.",
+        ]
+    )

@@ -1,0 +1,85 @@
+"""What compiled tasks share: random numbers a kernel can draw anywhere, and the buffers it writes.
+
+A draw is a pure function of a key (which environment) and a counter (which draw), as in `streams`, so a board needs no
+generator of its own and its luck does not depend on who else is in the batch.
+
+A trap for whoever edits this file: numba's cache sees changes in the file of the kernel it compiled, not in the files
+that kernel calls. Delete `tasks/__pycache__` after a change here.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+Integer: TypeAlias = "int | np.integer"
+
+# Philox 4x32 with ten rounds (Salmon et al. 2011). Everything is uint64: numba makes a float of uint64 with int64.
+_MULTIPLY_0, _MULTIPLY_2 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL_0, _WEYL_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+@njit(cache=True, nogil=True)
+def philox(key: Integer, major: Integer, minor: Integer) -> tuple[np.uint64, np.uint64]:
+    """128 random bits for a 64-bit key and a 128-bit counter in two words, such as an episode and a draw in it."""
+    key_0, key_1 = np.uint64(key) & _LOW, np.uint64(key) >> _HALF
+    word_0, word_1 = np.uint64(minor) & _LOW, np.uint64(minor) >> _HALF
+    word_2, word_3 = np.uint64(major) & _LOW, np.uint64(major) >> _HALF
+    for _ in range(10):
+        product_0, product_2 = _MULTIPLY_0 * word_0, _MULTIPLY_2 * word_2
+        word_0, word_1 = (product_2 >> _HALF) ^ word_1 ^ key_0, product_2 & _LOW
+        word_2, word_3 = (product_0 >> _HALF) ^ word_3 ^ key_1, product_0 & _LOW
+        key_0, key_1 = (key_0 + _WEYL_0) & _LOW, (key_1 + _WEYL_1) & _LOW
+    return word_1 << _HALF | word_0, word_3 << _HALF | word_2
+
+
+@njit(cache=True, nogil=True)
+def random_bits(key: Integer, major: Integer, minor: Integer) -> np.uint64:
+    """64 random bits."""
+    return philox(key, major, minor)[0]
+
+
+@njit(cache=True, nogil=True)
+def random_below(bound: Integer, key: Integer, major: Integer, minor: Integer) -> np.int64:
+    """A random integer in [0, bound), for a bound up to 2**32."""
+    bits, width = random_bits(key, major, minor), np.uint64(bound)
+    # The upper half of the product bits x width, by halves. Without rejection the bias is at most bound / 2**64.
+    return np.int64(((bits >> _HALF) * width + ((bits & _LOW) * width >> _HALF)) >> _HALF)
+
+
+class Buffers:
+    """Arrays that a kernel writes on the host, and the tensors that show them on the device.
+
+    On the CPU the two are one memory and nothing is ever copied. On CUDA the arrays are pinned and copied without
+    waiting, so they must be claimed before they are written again.
+    """
+
+    def __init__(self, device: torch.device, **shapes: tuple[torch.dtype, tuple[int, ...]]) -> None:
+        self._device = device
+        self._host = {
+            name: torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+            for name, (dtype, shape) in shapes.items()
+        }
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self.arrays: dict[str, np.ndarray] = {name: host.numpy() for name, host in self._host.items()}
+        self.tensors: dict[str, Tensor] = {
+            name: host if device.type == "cpu" else torch.zeros_like(host, device=device)
+            for name, host in self._host.items()
+        }
+
+    def claim(self) -> None:
+        """Wait until the last copies have left the arrays; a kernel may write them from here on."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def publish(self) -> dict[str, Tensor]:
+        """Bring what the kernel wrote to the device."""
+        for name, tensor in self.tensors.items():
+            if tensor is not self._host[name]:
+                tensor.copy_(self._host[name], non_blocking=self._copied is not None)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device))
+        return self.tensors

@@ -1,0 +1,331 @@
+"""Snake: many boards of the game, stepped together by one compiled kernel.
+
+A board's food is a pure function of its key, its episode's number and its snake's length, so an episode plays the same
+in whatever batch, on whatever process and after whatever resume it is played.
+
+Shapes: E boards a lane, B local boards, G size, C = G x G cells; a cell's number is row x G + column.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+from numba import njit
+from torch import Tensor
+
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.protocols import Clock, State, Step
+from lockstep.streams import Stream
+from lockstep.tasks.kernels import Buffers, random_below
+from lockstep.trees import copy_into
+
+LEFT, RIGHT, UP, DOWN = range(4)  # opposite headings differ in the last bit
+ROW_STEP, COLUMN_STEP = (0, 0, -1, 1), (-1, 1, 0, 0)
+BODY, FOOD, HEAD = range(3)  # planes of an observation; the body includes the head
+START_LENGTH = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnakeConfig:
+    """Settings of Snake. Every number is for the whole run, not for one process."""
+
+    size: int = 12
+    """Cells along each side of the board."""
+    num_envs: int = 64
+    """Boards played side by side."""
+    hunger: int | None = None
+    """Steps without food before an episode is cut off; none is generous: twice the cells of the board."""
+    food: float = 1.0
+    """Reward for eating, on top of that for the step."""
+    death: float = -1.0
+    """Reward for running into a wall or into oneself, on top of that for the step."""
+    step: float = -0.01
+    """Reward for every step."""
+
+    def __post_init__(self) -> None:
+        if self.size < 4:
+            raise ConfigError(f"size is {self.size}, too small for a snake of {START_LENGTH}.", "Use 4 or more.")
+        if self.hunger is not None and self.hunger < 1:
+            raise ConfigError(f"hunger is {self.hunger}, which leaves no step to play.", "Use 1 or more, or none.")
+
+    def build(self, lanes: Lanes, device: torch.device) -> "Snake":
+        return Snake(self, lanes, device)
+
+
+FIELDS = (
+    "key",  # of the board's randomness
+    "episode",  # number of the episode being played
+    "length",  # of the snake
+    "front",  # slot of the head in the ring of the body; the tail is length - 1 slots before it
+    "heading",  # the action last obeyed
+    "food",  # its cell
+    "hungry",  # steps since the last food
+)
+BOARD = np.dtype([(name, np.int64) for name in FIELDS])
+"""The numbers of one board. A record, because numba hands it on as a bare pointer: no counting of references."""
+
+Board: TypeAlias = Any
+"""A record of BOARD: numba knows its fields, mypy cannot."""
+
+
+class Boards(NamedTuple):
+    """The whole state of the boards."""
+
+    state: np.recarray
+    """[B] BOARD."""
+    body: np.ndarray
+    """[B, C] int32: a ring of the cells the snake lies on."""
+    planes: np.ndarray
+    """[B, 3, C] uint8: the observation, kept up to date cell by cell."""
+
+
+class Results(NamedTuple):
+    """What a step leaves besides the next observation; the last three only where an episode ended."""
+
+    reward: np.ndarray
+    """[B] float32."""
+    terminated: np.ndarray
+    """[B] bool."""
+    truncated: np.ndarray
+    """[B] bool."""
+    final_planes: np.ndarray
+    """[B, 3, C] uint8."""
+    apples: np.ndarray
+    """[B] float32: food eaten in the episode."""
+    full: np.ndarray
+    """[B] float32: 1 where the snake filled the board."""
+
+
+class Rules(NamedTuple):
+    """The settings a kernel needs."""
+
+    size: int
+    hunger: int
+    food: float
+    death: float
+    step: float
+
+
+@njit(cache=True, nogil=True)
+def _drop_food(board: Board, planes: np.ndarray) -> None:
+    """Put food on one of the free cells, each as likely as the others."""
+    free = planes.shape[1] - board.length
+    skip = random_below(free, board.key, board.episode, board.length)
+    cell = 0
+    while planes[BODY, cell] or skip:
+        skip -= 1 - planes[BODY, cell]
+        cell += 1
+    board.food = cell
+    planes[FOOD, cell] = 1
+
+
+@njit(cache=True, nogil=True)
+def _start(board: Board, body: np.ndarray, planes: np.ndarray, size: int) -> None:
+    """Lay out a new episode: a short snake in the middle, heading right."""
+    planes[:] = 0
+    middle = size // 2 * size + size // 2
+    for slot in range(START_LENGTH):
+        body[slot] = middle - (START_LENGTH - 1) + slot
+        planes[BODY, body[slot]] = 1
+    planes[HEAD, middle] = 1
+    board.length, board.front, board.heading, board.hungry = START_LENGTH, START_LENGTH - 1, RIGHT, 0
+    _drop_food(board, planes)
+
+
+@njit(cache=True, nogil=True)
+def _move(board: Board, body: np.ndarray, planes: np.ndarray, action: int, size: int) -> tuple[bool, bool]:
+    """The rules, for one step of one board: did the snake eat, did it die? A dead snake lies where it was."""
+    if action != board.heading ^ 1:  # a reverse is ignored: the snake goes straight on
+        board.heading = action
+    head, tail = body[board.front], body[(board.front - board.length + 1) % body.size]
+    row, column = head // size + ROW_STEP[board.heading], head % size + COLUMN_STEP[board.heading]
+    if not (0 <= row < size and 0 <= column < size):
+        return False, True
+    cell = row * size + column
+    if planes[BODY, cell] and cell != tail:  # the tail leaves its cell as the head arrives
+        return False, True
+
+    ate = cell == board.food
+    if not ate:
+        planes[BODY, tail] = 0  # first, because the head may come to lie here
+    planes[HEAD, head] = 0
+    planes[HEAD, cell] = planes[BODY, cell] = 1
+    board.front = (board.front + 1) % body.size
+    body[board.front] = cell
+    board.hungry += 1
+    if ate:
+        board.hungry = 0
+        board.length += 1
+        planes[FOOD, cell] = 0
+        if board.length < body.size:
+            _drop_food(board, planes)
+    return ate, False
+
+
+@njit(cache=True, nogil=True)
+def _start_all(boards: Boards, size: int) -> None:
+    """Start the first episode of every board."""
+    for b in range(boards.state.size):
+        boards.state[b].episode = 0
+        _start(boards.state[b], boards.body[b], boards.planes[b], size)
+
+
+@njit(cache=True, nogil=True)
+def _step_all(boards: Boards, actions: np.ndarray, results: Results, rules: Rules) -> None:
+    """Step every board, and start the next episode where one ended."""
+    for b in range(actions.size):
+        board, body, planes = boards.state[b], boards.body[b], boards.planes[b]
+        ate, died = _move(board, body, planes, actions[b], rules.size)
+        full = board.length == body.size
+        terminated = died or full
+        truncated = not terminated and board.hungry >= rules.hunger
+        results.reward[b] = rules.step + ate * rules.food + died * rules.death
+        results.terminated[b] = terminated
+        results.truncated[b] = truncated
+        if terminated or truncated:
+            results.final_planes[b] = planes
+            results.apples[b] = board.length - START_LENGTH
+            results.full[b] = full
+            board.episode += 1
+            _start(board, body, planes, rules.size)
+
+
+class Snake:
+    """The boards of the local lanes. Actions are left, right, up, down; filling the board wins."""
+
+    def __init__(self, config: SnakeConfig, lanes: Lanes, device: torch.device) -> None:
+        size, share = config.size, lanes.share(config.num_envs, "num_envs")
+        self.num_envs = count = len(lanes) * share
+        self.observation_space: Space[Any] = Box(0, 1, (3, size, size), np.uint8)
+        self.action_space: Space[Any] = Discrete(4)
+        hunger = 2 * size * size if config.hunger is None else config.hunger
+        self._rules = Rules(size, hunger, config.food, config.death, config.step)
+        self._lanes, self._share = lanes, share
+
+        self._buffers = Buffers(
+            device,
+            obs=(torch.uint8, (count, 3, size, size)),
+            reward=(torch.float32, (count,)),
+            terminated=(torch.bool, (count,)),
+            truncated=(torch.bool, (count,)),
+            final_obs=(torch.uint8, (count, 3, size, size)),
+            apples=(torch.float32, (count,)),
+            full=(torch.float32, (count,)),
+        )
+        obs, reward, terminated, truncated, final_obs, apples, full = self._buffers.arrays.values()
+        self._results = Results(reward, terminated, truncated, final_obs.reshape(count, 3, -1), apples, full)
+        self._boards = Boards(
+            state=np.zeros(count, BOARD).view(np.recarray),
+            body=np.zeros((count, size * size), np.int32),
+            planes=obs.reshape(count, 3, -1),
+        )
+        # Keyed by the board's place in the whole run: it does not matter who hosts it, or beside which others.
+        places = [lane * share + board for lane in lanes.local for board in range(share)]
+        self._boards.state.key = [Stream(lanes.seed, "snake", place).number(0) for place in places]
+        self.reset()
+
+    def reset(self) -> Tensor:
+        self._buffers.claim()
+        _start_all(self._boards, self._rules.size)
+        return self._buffers.publish()["obs"]
+
+    def observe(self) -> Tensor:
+        return self._buffers.tensors["obs"]
+
+    def step(self, action: Tensor) -> Step:
+        actions = action.to("cpu", torch.int64).contiguous().numpy()
+        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() > 3:
+            raise ValueError(
+                f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
+                f"Give each of the {self.num_envs} boards 0 (left), 1 (right), 2 (up) or 3 (down)."
+            )
+        self._buffers.claim()
+        _step_all(self._boards, actions, self._results, self._rules)
+        out = self._buffers.publish()
+        episode = {"apples": out["apples"], "full": out["full"]}
+        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode)
+
+    def advance(self, clock: Clock) -> None:
+        """The game is the same throughout the run."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def shared_state(self) -> State:
+        return {}
+
+    def load_shared_state(self, state: State) -> None:
+        copy_into({}, state, "Snake")
+
+    def lane_state(self, lane: int) -> State:
+        return {name: tensor.clone() for name, tensor in self._live(lane).items()}
+
+    def load_lane_state(self, lane: int, state: State) -> None:
+        self._buffers.claim()
+        copy_into(self._live(lane), state, f"Snake, lane {lane}")
+        self._buffers.publish()
+
+    def _live(self, lane: int) -> State:
+        """[E, ...] each: one lane's boards, in the memory the kernel works on."""
+        first = self._lanes.local.index(lane) * self._share
+        state, body, planes = (array[first : first + self._share] for array in self._boards)
+        fields = {name: state[name] for name in FIELDS} | {"body": body, "planes": planes}
+        return {name: torch.from_numpy(array) for name, array in fields.items()}
+
+    def _snake(self, env: int) -> np.ndarray:
+        """[length, 2] rows and columns, from tail to head."""
+        board, body = self._boards.state[env], self._boards.body[env]
+        slots = np.arange(board.front - board.length + 1, board.front + 1) % body.size
+        return np.stack(np.divmod(body[slots], self._rules.size), axis=-1)
+
+    def _food(self, env: int) -> np.ndarray:
+        """[2] row and column."""
+        return np.array(np.divmod(self._boards.state[env].food, self._rules.size))
+
+    def text(self, env: int) -> str:
+        size, snake = self._rules.size, self._snake(env)
+        picture = np.full((size, size), " .")
+        picture[tuple(self._food(env))] = " *"
+        picture[tuple(snake.T)] = " o"
+        picture[tuple(snake[-1])] = " @"
+        wall = "+" + "-" * (2 * size + 1) + "+"
+        return "\n".join([wall, *("|" + "".join(cells) + " |" for cells in picture), wall])
+
+    def frame(self, env: int) -> np.ndarray:
+        size, snake, heading = self._rules.size, self._snake(env), self._boards.state[env].heading
+        tiles = _TILES[np.indices((size, size)).sum(axis=0) % 2].repeat(_CELL, axis=0).repeat(_CELL, axis=1)
+        picture = np.pad(tiles, ((_WALL, _WALL), (_WALL, _WALL), (0, 0)), constant_values=14)
+
+        _stamp(picture, self._food(env), _rounded(8, 8), _APPLE)
+        _stamp(picture, self._food(env) - 0.12, _rounded(2, 2), _SHINE)
+        cells, skin = np.arange(len(snake)), _rounded(9, 6)
+        for along in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four stamps a cell make a smooth skin
+            place = np.array([np.interp(along, cells, axis) for axis in snake.T])
+            _stamp(picture, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
+        _stamp(picture, snake[-1], _rounded(10, 7), _FACE)
+        ahead = np.array([ROW_STEP[heading], COLUMN_STEP[heading]])
+        for side in (-1, 1):
+            _stamp(picture, snake[-1] + 0.12 * ahead + 0.2 * side * ahead[::-1], _rounded(2.5, 2.5), _EYE)
+        return picture.astype(np.uint8)
+
+
+_CELL, _WALL = 24, 12  # pixels
+_TILES = np.array([[26.0, 29, 37], [31, 35, 44]])
+_APPLE, _SHINE, _EYE = np.array([[236.0, 84, 80], [255, 190, 180], [20, 24, 28]])
+_TAIL, _NECK, _FACE = np.array([[28.0, 110, 84], [82, 196, 124], [150, 230, 150]])
+
+
+def _rounded(half: float, corner: float) -> np.ndarray:
+    """[_CELL, _CELL, 1] how much of each pixel a square with round corners covers, so that its edge is smooth."""
+    beyond = np.maximum(np.abs(np.arange(_CELL) - (_CELL - 1) / 2) - (half - corner), 0)
+    return np.clip(corner + 0.5 - np.hypot(beyond[:, None], beyond), 0, 1)[..., None]
+
+
+def _stamp(picture: np.ndarray, place: np.ndarray, shape: np.ndarray, colour: np.ndarray) -> None:
+    """Blend a coloured shape into the picture at a row and column, which may lie between cells."""
+    top, left = np.rint(place * _CELL).astype(int) + _WALL
+    patch = picture[top : top + _CELL, left : left + _CELL]
+    patch += shape * (colour - patch)

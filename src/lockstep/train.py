@@ -1,0 +1,55 @@
+"""The loop. Read this first: everything Lockstep does happens in the order of these lines."""
+
+from lockstep.config import Recipe
+from lockstep.evaluate import evaluate
+from lockstep.protocols import Algorithm, Clock, VecEnv
+from lockstep.run.rundir import Result, RunDir
+from lockstep.run.checkpoints import load_weights
+from lockstep.runtime import Runtime
+
+
+def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_from: str | None = None) -> Result:
+    """Train one agent on every process that was started, and return where it stands."""
+    config = recipe.run
+    with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run:
+        task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+        algorithm: Algorithm = recipe.algo.build(task, runtime)
+        if init_from:
+            load_weights(init_from, algorithm, runtime)
+        clock = Clock(budget=config.samples)  # at zero on a fresh run
+        run.checkpoints.restore(algorithm, task, clock, at)
+        run.log.begin(clock, run.checkpoints.notes)
+        runtime.in_sync(algorithm.shared_state(), "at the start")  # one agent, or stop here
+
+        stop = False
+        while not clock.done and not stop:
+            before = algorithm.updates
+            task.advance(clock)  # difficulty, curriculum: time and agreed results only
+            with runtime.phase("collect"):
+                metrics = algorithm.collect(clock).under("rollout")
+            with runtime.phase("learn"):
+                metrics += algorithm.update(clock).under("train")
+            clock.advance(algorithm.samples)  # global samples
+
+            if algorithm.updates // config.check_every > before // config.check_every:
+                runtime.in_sync(algorithm.shared_state(), f"update {algorithm.updates}")
+            run.log.tick(clock, algorithm.updates)
+            if clock.every(config.log_every) or clock.done:
+                clock.metrics = runtime.reduce(metrics)
+                run.log.write(clock, clock.metrics)
+            if clock.every(config.eval_every) or (clock.done and config.eval_every):
+                with runtime.phase("evaluate"):
+                    scores = evaluate(algorithm.policy(), recipe.task, runtime, config.eval_episodes)
+                run.keep_best(clock, scores, algorithm, task)
+            if config.digests:
+                run.record_digests(clock, algorithm, task)
+
+            # One small agreement an iteration carries everything that one process may know before the others.
+            agreed = runtime.agree(stop=runtime.interrupted, save=run.checkpoints.due())
+            stop = agreed["stop"]
+            if agreed["save"] or clock.every(config.save_every) or clock.every(config.keep_every):
+                run.checkpoints.save(algorithm, task, clock)
+
+        run.checkpoints.save(algorithm, task, clock)
+        run.checkpoints.wait()
+        return Result(run.path, clock)
