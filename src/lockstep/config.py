@@ -115,9 +115,9 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     """A plain value as the type its field declares: yaml reads `3e-4` as text, and lists for tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() in ("none", "null")):
-            if type(None) in arguments:
-                return None
+        none = value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
+        if none and type(None) in arguments:
+            return None
         for choice in arguments:
             if choice is not type(None):
                 try:
@@ -127,7 +127,8 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     elif origin is Literal:
         if value in arguments:
             return value
-    elif origin is tuple and isinstance(value, list | tuple):
+    elif origin is tuple and isinstance(value, list | tuple | str):
+        value = [part for part in value.split(",") if part] if isinstance(value, str) else value
         of = arguments[0] if len(arguments) == 2 and arguments[1] is ... else None
         if of is not None or len(arguments) == len(value):
             return tuple(coerce(part, of or arguments[index], name) for index, part in enumerate(value))

@@ -5,9 +5,11 @@ Shapes: L local lanes, E environments a lane, B = L x E.
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, TaskConfig
@@ -59,7 +61,8 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         obs, ended = step.obs, step.terminated | step.truncated
         totals += step.reward.cpu()
         lengths += 1
-        memory = tree_map(lambda now, new: _reset(now, new, ended, by_lane), acted["memory"], fresh)
+        again = ended.unflatten(0, by_lane)
+        memory = tree_map(partial(_reset, again), acted["memory"], fresh)
         for index in ended.nonzero().flatten().tolist():
             if next_episode[index] < episodes:
                 extras = {name: float(values[index]) for name, values in step.episode.items()}
@@ -70,6 +73,5 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     return played
 
 
-def _reset(memory: torch.Tensor, fresh: torch.Tensor, ended: torch.Tensor, by_lane: tuple[int, int]) -> torch.Tensor:
-    mask = ended.unflatten(0, by_lane).view(*by_lane, *(1,) * (memory.dim() - 2))
-    return torch.where(mask, fresh, memory)
+def _reset(ended: Tensor, memory: Tensor, fresh: Tensor) -> Tensor:
+    return torch.where(ended.view(*ended.shape, *(1,) * (memory.dim() - 2)), fresh, memory)

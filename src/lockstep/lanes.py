@@ -5,6 +5,7 @@ and owns nothing. That is what lets a run change its number of processes and sta
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lockstep.config import ConfigError
 from lockstep.streams import LaneStreams, Stream
@@ -19,7 +20,7 @@ def deal(lanes: int, processes: int) -> list[range]:
         )
     share, extra = divmod(lanes, processes)
     starts = [process * share + min(process, extra) for process in range(processes + 1)]
-    return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]
+    return [range(start, stop) for start, stop in pairwise(starts)]
 
 
 @dataclass(frozen=True)

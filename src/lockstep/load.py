@@ -12,7 +12,8 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, VecEnv
 from lockstep.run import format as form
 from lockstep.run.checkpoints import best_of, find
-from lockstep.run.rundir import CHECKPOINTS, read_config
+from lockstep.run.records import CHECKPOINTS
+from lockstep.run.rundir import read_config
 from lockstep.runtime import Runtime
 from lockstep.trees import Tree, first_leaf, tree_map
 
@@ -45,7 +46,7 @@ class LoadedPolicy:
 
 
 def load(run: str | Path, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
-    """The best policy of a run directory; with `at`, the one at so many samples; the newest where none was evaluated."""
+    """The best policy of a run (the newest if none was evaluated), or with `at` the one at so many samples."""
     recipe = recipe_of(Path(run))
     runtime = Runtime.alone(recipe.run, device)
     return LoadedPolicy(restore_policy(Path(run), recipe, runtime, at), recipe, runtime.device)
@@ -58,7 +59,9 @@ def recipe_of(run: Path) -> Recipe:
     name, values = read_config(run)
     if name.endswith(".py") and Path(name).resolve().is_relative_to(run.resolve()):
         # A run directory from a stranger must not be able to bring code along.
-        raise ConfigError(f"the recipe of {run} is a file inside it, {name}.", "Move the file to where you keep your code.")
+        raise ConfigError(
+            f"the recipe of {run} is a file inside it, {name}.", "Move the file to where you keep your code."
+        )
     return overlay(find_recipe(name)(), values)
 
 
@@ -68,7 +71,9 @@ def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) 
     name = best_of(directory) if at is None and directory.is_dir() else None
     name = name or find(directory, at)[0]
     if name is None:
-        raise ConfigError(f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run))
+        raise ConfigError(
+            f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
+        )
     form.verify(directory / str(name))
     task: VecEnv = recipe.task.build(Lanes(runtime.lanes.count, range(1), recipe.run.seed), runtime.device)
     try:

@@ -114,6 +114,9 @@ class AlgoConfig(Protocol):
     """Settings of an algorithm; `check` refuses impossible numbers before any process starts."""
 
     def check(self, task: Any, run: RunConfig) -> None: ...
+    def iteration_samples(self, task: Any) -> int:
+        """Global samples of one iteration."""
+
     def build(self, task: Any, runtime: Any) -> Algorithm: ...
 
 

@@ -3,8 +3,8 @@
 from lockstep.config import Recipe
 from lockstep.evaluate import evaluate
 from lockstep.protocols import Algorithm, Clock, VecEnv
-from lockstep.run.rundir import Result, RunDir
 from lockstep.run.checkpoints import load_weights
+from lockstep.run.rundir import Result, RunDir
 from lockstep.runtime import Runtime
 
 

@@ -97,7 +97,20 @@ class Spring(gymnasium.Env):
         return np.array([sum(0.7**age * push for age, push in enumerate(reversed(self.pushes)))]), 0.0, False, False, {}
 
 
-for env, limit in ((Diary, 5), (House, None), (Whim, None), (Spring, None)):
+class Wall(gymnasium.Env):
+    """Looks the same at all times."""
+
+    observation_space = Box(0, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+for env, limit in ((Diary, 5), (House, None), (Whim, None), (Spring, None), (Wall, None)):
     gymnasium.register(f"Lockstep{env.__name__}-v0", env, max_episode_steps=limit)
 
 
@@ -311,6 +324,15 @@ def test_an_episode_longer_than_the_cap_starts_anew_and_the_others_are_restored(
     assert torch.equal(torch.cat([state["episode"] for state in now.values()]), episodes + long)
     assert torch.equal(torch.cat([state["steps"] for state in now.values()]), steps * ~long)
     assert torch.equal(obs[~long], envs.observe()[~long])
+
+
+def test_an_episode_without_its_actions_is_not_taken_for_restored_because_it_looks_right():
+    envs = build("LockstepWall-v0", replay_cap=3)
+    envs.reset()
+    play(envs, range(4))
+    restored = load(build("LockstepWall-v0", replay_cap=3), save(envs))
+    with pytest.warns(UserWarning, match="16 of the 16"):
+        restored.observe()
 
 
 def test_the_log_reaches_back_to_the_longest_episode_and_no_further():

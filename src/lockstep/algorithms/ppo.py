@@ -94,6 +94,9 @@ class PPOConfig:
                 f"Use --algo.batch-size {near}, or change --task.num-envs or --algo.horizon.",
             )
 
+    def iteration_samples(self, task: Any) -> int:
+        return int(task.num_envs * self.horizon)
+
     def build(self, task: VecEnv, runtime: Runtime) -> "PPO":
         return PPO(self, task, runtime)
 
@@ -112,9 +115,7 @@ class PPO:
         rate = torch.optim.Adam(
             self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True
         )
-        self.optimizer = Optimizer(
-            runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate
-        )
+        self.optimizer = Optimizer(runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate)
         self.noise, self.shuffle = lanes.streams("ppo.noise"), lanes.streams("ppo.shuffle")
         self.normalizer = ObservationNormalizer(task.reset(), config.normalize_obs)
         self.return_moments = RunningMoments(1, runtime.device)
@@ -193,7 +194,9 @@ class PPO:
         following = torch.cat([values[:, 1:], self.last_value.unsqueeze(1)], dim=1)  # [L, T, E]
         following = torch.where(truncated, rollout.tensor("cut_value"), following)
         ended = terminated | truncated
-        rewards = self._scaled(rollout.tensor("reward"), ended) if config.normalize_rewards else rollout.tensor("reward")
+        rewards = (
+            self._scaled(rollout.tensor("reward"), ended) if config.normalize_rewards else rollout.tensor("reward")
+        )
         in_time = (x.transpose(0, 1) for x in (rewards, values, following, terminated, ended))
         advantages = generalized_advantages(*in_time, config.gamma, config.gae_lambda).transpose(0, 1).contiguous()
         returns = advantages + values

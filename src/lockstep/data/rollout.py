@@ -1,8 +1,10 @@
 """A rollout: what every local environment saw and did over a horizon, stored lane by lane.
 
-Shapes: L local lanes, T horizon, E environments a lane. Buffers are [L, T, E, ...], so that one lane is one contiguous block
-wherever it lives.
+Shapes: L local lanes, T horizon, E environments a lane. Buffers are [L, T, E, ...], so that one lane is one contiguous
+block wherever it lives.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,7 +70,7 @@ class Episodes:
         self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64)  # [L, E]
 
     def count(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
-        """Follow a rollout's rewards and endings, [L, T, E], and return what the episodes that ended in it amounted to."""
+        """Follow a rollout's rewards and endings, [L, T, E]; what the episodes that ended in it amounted to."""
         rewards, ended = rewards.cpu(), ended.cpu()
         tally = np.zeros((len(self.lanes), 3))
         _tally(rewards.numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
@@ -91,7 +93,7 @@ class Episodes:
 
 
 @njit(cache=True)
-def _tally(rewards, ended, returns, lengths, tally):  # type: ignore[no-untyped-def]  # numba compiles it
+def _tally(rewards: Any, ended: Any, returns: Any, lengths: Any, tally: Any) -> None:
     for lane in range(rewards.shape[0]):
         for step in range(rewards.shape[1]):
             for env in range(rewards.shape[2]):

@@ -5,6 +5,7 @@ Shapes: N samples, C channels, H height, W width, D features.
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -36,7 +37,7 @@ class MLP(nn.Module):
         super().__init__()
         sizes = [inputs] + [config.width] * config.depth
         layers: list[nn.Module] = []
-        for size, next_size in zip(sizes, sizes[1:], strict=False):
+        for size, next_size in pairwise(sizes):
             layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), nn.Tanh()]
         self.layers = nn.Sequential(*layers)
         self.features = sizes[-1]
@@ -53,7 +54,7 @@ class CNN(nn.Module):
         planes, height, width = space.shape
         channels = config.channels or (config.width,) * config.depth
         layers: list[nn.Module] = []
-        for before, after in zip((planes, *channels), channels, strict=False):
+        for before, after in pairwise((planes, *channels)):
             layers += [orthogonal(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
         pooled = (height // 2) * (width // 2) * channels[-1]
         self.layers = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
@@ -87,4 +88,6 @@ def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:
         return DictEncoder(space, config)
     if isinstance(space, spaces.Box):
         return CNN(space, config) if len(space.shape) == 3 else MLP(math.prod(space.shape), config)
-    raise ConfigError(f"observations of {space} have no encoder.", "Use Box or Dict spaces, or build a network of your own.")
+    raise ConfigError(
+        f"observations of {space} have no encoder.", "Use Box or Dict spaces, or build a network of your own."
+    )

@@ -3,6 +3,8 @@
 Shapes: L local lanes, N samples a lane, D features.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -79,7 +81,7 @@ class ObservationNormalizer:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}
 
 
-def _map_named(function, tree: Tree, prefix: str = "") -> Tree:  # type: ignore[no-untyped-def]
+def _map_named(function: Callable[[str, Tensor], Tensor], tree: Tree, prefix: str = "") -> Tree:
     if isinstance(tree, dict):
         return {name: _map_named(function, part, f"{prefix}.{name}" if prefix else name) for name, part in tree.items()}
     return function(prefix, tree)

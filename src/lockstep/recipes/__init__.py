@@ -30,7 +30,8 @@ def _from_file(path: Path) -> type[Recipe]:
     if not path.is_file():
         raise ConfigError(f"there is no recipe file {path}.", "Give the path of a Python file with one recipe class.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     recipe = _only_recipe(module.__dict__, str(path))

@@ -1,4 +1,4 @@
-"""Checkpoints: the whole run, written in the background, published in one rename, restored on any number of processes."""
+"""Checkpoints: the whole run, written in the background, published by one rename, restored on any world size."""
 
 import json
 import os
@@ -31,6 +31,7 @@ class Checkpoints:
         self.generation = 0
         self.notes: list[str] = []
         """What the user should know about the restore, in sentences."""
+        self._last: Name | None = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved_at = time.monotonic()
@@ -38,7 +39,7 @@ class Checkpoints:
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
-        """Put the newest whole checkpoint (or the one at so many samples) into agent, task and clock; a fresh run stays."""
+        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock if there is one."""
         chosen, self.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
         if chosen is None:
             return
@@ -84,14 +85,16 @@ class Checkpoints:
         with self.runtime.phase("copy"):
             self.wait()
             name = Name(clock.samples, self.generation)
-            if (self.directory / str(name)).exists() and not best:
+            if name == self._last:
+                # Known here, not read from disk: processes may find the directory at different stages of its writing.
+                if best and self.runtime.main:
+                    self._point("best", name)
                 return
+            self._last = name
             lanes = {
                 f"lane-{lane:04d}.{key}": tensor
                 for lane in self.runtime.lanes.local
-                for key, tensor in form.join(
-                    algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)
-                ).items()
+                for key, tensor in form.join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)).items()
             }
             shared = form.join(algorithm=algorithm.shared_state(), task=task.shared_state())
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
@@ -112,14 +115,11 @@ class Checkpoints:
         try:
             self._write_files(name, lanes, shared, values, keep)
             if best and self.runtime.main:
-                form.replace_text(self.directory / "best", str(name))
+                self._point("best", name)
         except BaseException as error:
             self._error = error
 
     def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool) -> None:
-        final = self.directory / str(name)
-        if final.exists():
-            return
         partial = self.directory / f".{name}.partial"
         partial.mkdir(exist_ok=True)
         mine = form.lane_file(self.runtime.lanes.local)
@@ -137,9 +137,12 @@ class Checkpoints:
         mailbox.forget(keys)
         form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
         self.runtime.pass_through("publish")
-        os.rename(partial, final)
-        form.replace_text(self.directory / "latest", str(name))
+        os.rename(partial, self.directory / str(name))
+        self._point("latest", name)
         self._rotate()
+
+    def _point(self, pointer: str, name: Name) -> None:
+        form.replace_text(self.directory / pointer, str(name))
 
     def _rotate(self) -> None:
         """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
@@ -154,7 +157,7 @@ class Checkpoints:
 
 
 def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]]:
-    """The newest whole checkpoint of a run (at most `at` samples old), and a sentence for each damaged one passed over."""
+    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one."""
     notes: list[str] = []
     line = lineage(directory) if directory.is_dir() else []
     wanted = [name for name in line if at is None or name.samples == at]

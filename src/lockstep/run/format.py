@@ -136,7 +136,7 @@ def digest_tensor(name: str, tensor: Tensor) -> str:
 
 
 def hash_checkpoint(directory: Path) -> str:
-    """The hash of a run: every tensor by sorted name, then the clock; never times, paths, generations or file layout."""
+    """The hash of a run: every tensor by sorted name, then the clock; never times, paths, generations or layout."""
     manifest = verify(directory)
     digests: dict[str, str] = {}
     for name in manifest["files"]:

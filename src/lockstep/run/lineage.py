@@ -1,8 +1,8 @@
 """Generations and lineage: which checkpoints of a run directory belong to the run as it is now.
 
-Every start claims a generation, a file that only one process can create, naming the checkpoint it goes on from. Checkpoint
-names carry their generation. Readers follow the newest generation, its parent, the parent's generation up to that parent,
-and so on; what an outdated process publishes late is on no such line.
+Every start claims a generation, a file that only one process can create, naming the checkpoint it goes on from.
+Checkpoint names carry their generation. Readers follow the newest generation, its parent, the parent's generation up to
+that parent, and so on; what an outdated process publishes late is on no such line.
 """
 
 import json

@@ -1,19 +1,18 @@
 """The log of a run: metrics.jsonl and TensorBoard on disk, and a screen to watch. Only the main process has one."""
 
-import json
 import time
 from pathlib import Path
-from typing import Any
-
-from torch.utils.tensorboard import SummaryWriter
+from typing import TYPE_CHECKING
 
 from lockstep.config import Recipe
 from lockstep.protocols import Clock
-from lockstep.run.format import replace_text
+from lockstep.run.records import DIGESTS, METRICS, append_line, cut_lines
 from lockstep.run.screen import Screen, Snapshot, open_screen
 from lockstep.runtime import Runtime
 
-METRICS, DIGESTS = "metrics.jsonl", "digests.jsonl"
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 SPLIT = ("collect", "learn", "reduce")
 """Phases that the time split names; the rest is `other`."""
 
@@ -42,7 +41,9 @@ class Log:
     def begin(self, clock: Clock, notes: list[str]) -> None:
         """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
         for name in (METRICS, DIGESTS):
-            _cut(self.path / name, clock.samples)
+            cut_lines(self.path / name, clock.samples)
+        from torch.utils.tensorboard import SummaryWriter  # a second of import that only the main process pays
+
         # TensorBoard drops everything from this step on when it reads the new file.
         purge = clock.samples + 1 if clock.samples else None
         self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge)
@@ -74,7 +75,10 @@ class Log:
         self.screen.evaluation(clock)
 
     def digests(self, clock: Clock, digests: dict[str, str]) -> None:
-        self._append(DIGESTS, {"samples": clock.samples, "iteration": clock.iteration, "digests": digests})
+        append_line(
+            self.path / DIGESTS,
+            {"samples": clock.samples, "iteration": clock.iteration, "digests": digests, "passed": self.runtime.passed},
+        )
 
     def note(self, sentence: str) -> None:
         self.screen.note(sentence)
@@ -85,33 +89,11 @@ class Log:
             self._board.close()
 
     def _put(self, clock: Clock, values: dict[str, float]) -> None:
-        self._append(METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
+        append_line(self.path / METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
         assert self._board is not None
         for name, value in values.items():
             self._board.add_scalar(name, value, clock.samples)
 
-    def _append(self, name: str, line: dict[str, Any]) -> None:
-        with (self.path / name).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
 
 def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> Log | NullLog:
     return Log(path, recipe, runtime, open_screen(path, recipe, runtime)) if runtime.main else NullLog()
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a jsonl file; one that a kill cut in half is passed over."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
-
-
-def _cut(path: Path, samples: int) -> None:
-    lines = read_lines(path)
-    kept = [line for line in lines if line.get("samples", 0) <= samples]
-    if path.exists() and (len(kept) < len(lines) or not path.read_text().endswith("\n")):
-        replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))

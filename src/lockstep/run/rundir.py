@@ -15,9 +15,8 @@ from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run.checkpoints import Checkpoints
 from lockstep.run.format import digest_tensor, join, replace_text
 from lockstep.run.log import Log, NullLog, open_log
+from lockstep.run.records import CHECKPOINTS, CONFIG
 from lockstep.runtime import Runtime
-
-CONFIG, CHECKPOINTS = "config.yaml", "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,9 @@ class RunDir:
             f"lane-{lane:04d}.": join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane))
             for lane in runtime.lanes.local
         }
-        mine = {prefix + name: digest_tensor(name, x)[:16] for prefix, state in states.items() for name, x in state.items()}
+        mine = {
+            prefix + name: digest_tensor(name, x)[:16] for prefix, state in states.items() for name, x in state.items()
+        }
         everybody: dict[str, str] = {}
         for digests in runtime.gather(mine):
             everybody |= digests
@@ -75,7 +76,9 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
     short = Path(recipe.name).stem
     path = Path(run.dir) / (run.name or f"{short}-{time.strftime('%Y%m%d-%H%M%S')}")
     if (path / CONFIG).exists() and not resume:
-        raise ConfigError(f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name.")
+        raise ConfigError(
+            f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name."
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         replace_text(path / CONFIG, describe(replace(recipe, run=replace(run, name=path.name))))  # type: ignore[type-var]
@@ -93,7 +96,9 @@ def describe(recipe: Recipe) -> str:
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """The recipe's name and the settings that a run directory holds."""
     if not (path / CONFIG).is_file():
-        raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs there are.")
+        raise ConfigError(
+            f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs there are."
+        )
     values = read_yaml(path / CONFIG)
     values.pop("lockstep", None)
     name = str(values.pop("recipe", ""))

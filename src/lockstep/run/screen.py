@@ -69,7 +69,9 @@ class Lines:
         reward = "return   -  " if value is None else f"return {value:8.2f}"
         split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
         eta = duration((clock.budget - clock.samples) / max(snapshot.speed, 1e-9))
-        line = f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
+        line = (
+            f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
+        )
         self.console.print(line + _sync_words(self.processes, snapshot.checked), markup=False)
 
     def evaluation(self, clock: Clock) -> None:

@@ -2,15 +2,20 @@
 
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
+
+LAUNCHED = "LOCKSTEP_LAUNCHED"
+"""Set in the processes our own launcher starts: it tells the user of their failures, so they need not."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,14 @@ class Place:
     local_rank: int = 0
     local_size: int = 1
     restarts: int = 0
+    started: bool = False
+    """Whether a launcher started this process."""
 
     @classmethod
     def from_environment(cls) -> "Place":
         if "RANK" not in os.environ:
             return cls()
-        read = {name: int(os.environ.get(name, default)) for name, default in _ENVIRONMENT.items()}
-        return cls(*read.values())
+        return cls(*(int(os.environ.get(name, default)) for name, default in _ENVIRONMENT.items()), started=True)
 
 
 _ENVIRONMENT = {
@@ -102,6 +108,7 @@ def launch(
         # Restarted workers read stale addresses from a store that is shared with the rendezvous.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        LAUNCHED: "1",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_for(processes))),
         **(environment or {}),
     }
@@ -121,9 +128,7 @@ def launch(
     try:
         elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        cause = failure.message if failure.error_file != "<N/A>" else f"it left with {describe_exit(failure.exitcode)}"
-        return f"Process {rank} of {processes} failed first: {cause}"
+        return _explain(error.failures, processes)
     finally:
         for name, value in before.items():
             if value is None:
@@ -133,10 +138,26 @@ def launch(
     return None
 
 
-def describe_exit(code: int) -> str:
-    """An exit code in words: a negative one is the signal that ended the process."""
-    if code >= 0:
-        return f"exit code {code}"
-    import signal
+def record_failure(error: BaseException) -> None:
+    """Leave an exception where the launcher that started this process looks for it."""
+    from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-    return f"signal {signal.Signals(-code).name}"
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        ErrorHandler().record_exception(error)
+
+
+def _explain(failures: dict[int, Any], processes: int) -> str:
+    """Who failed first, and why. A process that was killed comes before those whose connection to it then broke."""
+    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+    independent = {r: f for r, f in failures.items() if "onnection closed by peer" not in str(f.message)}
+    rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
+    who = f"process {rank} of {processes} failed first"
+    if failure.exitcode < 0:
+        return f"{who}: it was ended by {signal.Signals(-failure.exitcode).name}."
+    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
+    if not isinstance(details, dict) or "message" not in details:
+        return f"{who}, with exit code {failure.exitcode}."
+    kind, _, words = str(details["message"]).partition(": ")
+    if kind == "ConfigError":
+        return words
+    return f"{who}: {kind}: {words}\n{details.get('extraInfo', {}).get('py_callstack', '')}".rstrip()

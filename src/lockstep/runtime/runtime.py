@@ -1,7 +1,7 @@
 """Runtime: the one object through which a process knows of the others.
 
-Everything here is the identity when there is one process. Algorithms get it injected: they sum, agree and go lane by lane,
-and have no reason to know which process they are on.
+Everything here is the identity when there is one process. Algorithms get it injected: they sum, agree and go lane by
+lane, and have no reason to know which process they are on.
 
 Shapes: L local lanes, N samples a lane, K columns of a table.
 """
@@ -53,11 +53,12 @@ class Runtime:
         self.interrupted = False
         self.seconds: dict[str, float] = {}
         """Wall time by phase since somebody last emptied it; a phase inside another counts for itself alone."""
+        self.passed: dict[str, int] = {}
+        """How often this process came by each phase."""
         self._timeout = run.timeout
         self._store = store
         self._local_mailbox = LocalMailbox()
         self._phases: list[tuple[str, float]] = []
-        self._entered: dict[str, int] = {}
         self._kill = _read_kill_point(place.rank)
         self._inside_lane = False
         self._main_calls = 0
@@ -173,7 +174,7 @@ class Runtime:
         return {name: total / count for name, (total, count) in zip(pairs, rows, strict=True) if count}
 
     def in_sync(self, state: State, where: str) -> None:
-        """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if one differs."""
+        """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if they differ."""
         if self.size == 1:
             return
         with self.phase("check"):
@@ -184,9 +185,9 @@ class Runtime:
     # -- lane by lane --------------------------------------------------------------------------------------------------
 
     def by_lane(self, batch: Tree) -> Iterator[Tree]:
-        """Parts of a batch [L, N, ...] to apply a network to: all lanes at once [L x N, ...]; in exact mode one by one.
+        """Parts of a batch [L, N, ...] for a network: all lanes at once, [L x N, ...], or in exact mode one by one.
 
-        Processes may host different numbers of lanes, so a collective inside the loop might be met by nobody: it raises.
+        Processes may host different numbers of lanes: a collective inside the loop might be met by nobody; it raises.
         """
         if self.exact:
             # Contiguous, because a strided lane is summed in another order than a contiguous one.
@@ -229,8 +230,8 @@ class Runtime:
 
     def pass_through(self, name: str) -> None:
         """Note that this process came by here; a scripted kill may strike."""
-        self._entered[name] = self._entered.get(name, 0) + 1
-        if self._kill == (name, self._entered[name]):
+        self.passed[name] = self.passed.get(name, 0) + 1
+        if self._kill == (name, self.passed[name]):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -244,7 +245,7 @@ class Runtime:
         return self._local_mailbox if self._store is None else StoreMailbox(self._store.clone())
 
     def _start_pooling(self, table: Tensor) -> Callable[[], Tensor]:
-        """Begin `pool`; the returned function waits for the rows of all lanes. The optimizer overlaps it with backward."""
+        """Begin `pool`; the returned function waits for the rows of all lanes. The optimizer overlaps it."""
         # Zero-filled, so that the reduction only ever adds zero to a row: exact in any order.
         rows = torch.zeros(self.lanes.count, table.shape[1], dtype=torch.float64, device=table.device)
         rows[self.lanes.local.start : self.lanes.local.stop] = table.detach().double()

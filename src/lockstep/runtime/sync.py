@@ -51,7 +51,7 @@ def report(everybody: list[list[int]], names: list[str], where: str) -> str:
         [
             f"the processes no longer hold one agent ({where}). They differ from the majority in:",
             *lines,
-            "A number that was not shared reached the agent: look for one computed on a process and not pooled or agreed.",
+            "A number that was not shared reached the agent: look for one that was not pooled or agreed.",
             "`lockstep prove` names the first iteration and tensor that go apart.",
         ]
     )

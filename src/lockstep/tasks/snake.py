@@ -312,7 +312,8 @@ class Snake:
         return picture.astype(np.uint8)
 
 
-_CELL, _WALL = 24, 12  # pixels
+# How a frame is painted: sizes in pixels, colours in RGB.
+_CELL, _WALL = 24, 12
 _TILES = np.array([[26.0, 29, 37], [31, 35, 44]])
 _APPLE, _SHINE, _EYE = np.array([[236.0, 84, 80], [255, 190, 180], [20, 24, 28]])
 _TAIL, _NECK, _FACE = np.array([[28.0, 110, 84], [82, 196, 124], [150, 230, 150]])

@@ -1,0 +1,60 @@
+"""The command line: verbs first, one file each. Nothing here imports torch before a verb needs it."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "train": "train a recipe on one process or many",
+    "resume": "go on with a run, on any number of processes",
+    "eval": "score a run's policy over many episodes",
+    "play": "watch a run's policy in the terminal or as a GIF",
+    "ls": "list runs and where they stand",
+    "prove": "show that any number of processes, killed or not, trains the same agent",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `lockstep VERB ...`; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        _print_help()
+        return 0
+    if words[0] == "--version":
+        from lockstep import __version__
+
+        sys.stdout.write(f"lockstep {__version__}\n")
+        return 0
+    verb = words[0]
+    if verb not in VERBS:
+        import difflib
+
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        return fail(f"'{verb}' is not a verb.\n" + (f"Did you mean '{near[0]}'?" if near else "See lockstep --help."))
+    from lockstep.config import ConfigError
+
+    try:
+        return int(importlib.import_module(f"lockstep.cli.{verb}").run(words[1:]))
+    except ConfigError as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        return 130
+
+
+def fail(message: str) -> int:
+    """Say what is wrong on standard error; the exit code for a command that cannot be done."""
+    sys.stderr.write(f"lockstep: {message}\n")
+    return 2
+
+
+def _print_help() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print("[bold]lockstep[/bold]  many processes, one agent\n")
+    table = Table.grid(padding=(0, 3))
+    for verb, words in VERBS.items():
+        table.add_row(f"  lockstep [bold]{verb}[/bold]", words)
+    console.print(table)
+    console.print("\nlockstep VERB --help says more. A first run: [bold]lockstep train snake-ppo --smoke[/bold]")

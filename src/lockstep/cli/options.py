@@ -1,0 +1,101 @@
+"""From a command line to a recipe: its defaults, preset, smoke setting, yaml file, flags; each beats the last."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lockstep.cli.words import translate
+from lockstep.config import ConfigError, Recipe, overlay, read_yaml
+
+
+@dataclass(frozen=True)
+class Start:
+    """How to start a recipe; what to train is in the recipe's own settings, listed by `--help` after its name."""
+
+    recipe: tyro.conf.Positional[str]
+    """A recipe's name (see the list above), or a Python file with a recipe of your own."""
+    procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Processes to start on this machine."""
+    gpus: str | None = None
+    """GPUs to use, such as 2,3; one process each unless --procs says otherwise."""
+    smoke: bool = False
+    """Take the recipe's smallest setting: a few seconds, to see that everything works."""
+    preset: str | None = None
+    """One of the recipe's named variations."""
+    config: Path | None = None
+    """A yaml file with settings; flags beat it."""
+    init_from: str | None = None
+    """Start from the weights of another run: RUN or RUN@STEP."""
+    resume: str | None = None
+    """Go on with this run instead (the same as `lockstep resume RUN`)."""
+
+
+def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
+    """The recipe a command line asks for."""
+    from lockstep.recipes import find_recipe
+
+    kind = find_recipe(start.recipe)
+    words = translate(rest, kind.aliases)
+    recipe = kind()
+    if start.preset is not None:
+        if start.preset not in kind.presets:
+            raise ConfigError(
+                f"{start.recipe} has no preset '{start.preset}'.",
+                f"It has: {', '.join(kind.presets) or 'none'}.",
+            )
+        recipe = overlay(recipe, kind.presets[start.preset])
+    if start.smoke:
+        recipe = overlay(recipe, kind.smoke)
+    if start.config is not None:
+        recipe = overlay(recipe, read_yaml(start.config))
+    recipe = overlay(recipe, words.settings)
+    recipe = tyro.cli(type(recipe), default=recipe, args=words.flags, prog=prog)
+    return settle(recipe, start.procs)
+
+
+def settle(recipe: Recipe, processes: int) -> Recipe:
+    """The recipe with its lanes settled and its numbers checked, before any process starts."""
+    run = recipe.run
+    if run.lanes is None:
+        run = dataclasses.replace(run, lanes=max(8, processes))
+    if run.samples < 1:
+        raise ConfigError(f"run.samples is {run.samples}.", "Train for at least one sample.")
+    recipe.algo.check(recipe.task, run)
+    return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
+
+
+def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[Start, list[str], list[str]]:
+    """A verb's own flags, the flags left for the recipe, and sentences to print."""
+    from lockstep.recipes import RECIPES, find_recipe
+
+    name = next((word for word in arguments if not word.startswith("-") and "=" not in word), None)
+    wants_help = any(word in ("-h", "--help") for word in arguments)
+    if wants_help and name is not None and (name in RECIPES or name.endswith(".py")):
+        recipe = find_recipe(name)
+        tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep {verb} {name}")
+    aliases = find_recipe(name).aliases if name is not None and not wants_help else {}
+    words = translate(arguments, aliases)
+    listing = "\n".join(f"  {recipe:12} {line}" for recipe, (_, line) in RECIPES.items())
+    about = f"{description}\n\nRecipes:\n{listing}\n\nlockstep {verb} RECIPE --help lists its settings."
+    start, rest = tyro.cli(
+        Start, args=words.flags, prog=f"lockstep {verb}", description=about, return_unknown_args=True
+    )
+    return start, rest + [f"{key}={value}" for key, value in words.settings.items()], words.notes
+
+
+def choose_gpus(gpus: str | None, procs: int) -> int:
+    """Make only the chosen GPUs visible; the number of processes."""
+    if gpus is None:
+        return procs
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    return procs if procs > 1 else len(gpus.split(","))
+
+
+def plain(value: Any) -> str:
+    """A value as it is written on a command line."""
+    return "None" if value is None else str(value)

@@ -1,0 +1,41 @@
+"""`lockstep play RUN`: watch a policy in the terminal, or keep it as a GIF."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+
+@dataclass(frozen=True)
+class Play:
+    """Watch a run's best policy."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    episodes: int = 1
+    """How many episodes to watch."""
+    fps: float = 10.0
+    """Frames a second."""
+    gif: Path | None = None
+    """Write a GIF to this file instead of playing in the terminal."""
+    at: int | None = None
+    """Use the checkpoint at this many samples instead of the best."""
+    seed: int = 1
+    """Seed of the episodes."""
+    max_steps: int = 2000
+    """Stop after this many steps."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    command = tyro.cli(Play, args=list(arguments), prog="lockstep play")
+
+    from lockstep.load import load
+    from lockstep.play import play_gif, play_terminal
+
+    policy = load(command.run, command.at)
+    if command.gif is None:
+        play_terminal(policy, command.episodes, command.seed, command.fps, command.max_steps)
+    else:
+        play_gif(policy, command.episodes, command.seed, command.fps, command.max_steps, command.gif)
+    return 0

@@ -1,0 +1,202 @@
+"""`lockstep prove RECIPE`: show on this machine that any number of processes, killed or not, trains the same agent."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from lockstep.config import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Train a recipe in exact mode on several numbers of processes and compare all a checkpoint holds, bit by bit.
+
+    The recipe's smoke setting is used; give --full for its real one. Its own flags may follow, as with `train`.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """A recipe's name, or a Python file with a recipe of your own."""
+    procs: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 2)
+    """Numbers of processes to compare."""
+    kill: bool = False
+    """Also kill a process in mid-iteration, and one during a save, and resume on other numbers of processes."""
+    iterations: int | None = None
+    """Iterations to train; the recipe's smoke setting decides when not given."""
+    preset: str | None = None
+    """One of the recipe's named variations."""
+    full: bool = False
+    """Use the recipe's real setting instead of its smoke setting."""
+    seed: int = 0
+    """Chooses who is killed, and when."""
+    keep: Path | None = None
+    """Keep the runs in this directory."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the proof."""
+
+    processes: str
+    event: str
+    hash: str
+    seconds: float
+    path: Path
+    problem: str = ""
+
+
+@dataclass
+class Proof:
+    """Runs one recipe again and again, and keeps what came of it."""
+
+    recipe: str
+    flags: list[str]
+    directory: Path
+    seed: int
+    console: "Console"
+    rows: list[Row] = field(default_factory=list)
+
+    def undisturbed(self, processes: int) -> None:
+        """A run that nothing happens to."""
+        path, began = self.directory / f"procs-{processes}", time.perf_counter()
+        with self.console.status(f"training on {_processes(processes)}"):
+            problem = self._train(path, processes)
+        self._finish(str(processes), "", path, began, problem)
+
+    def killed(self, processes: int, resumed_on: int, phase: str) -> None:
+        """A run that loses a process to SIGKILL in a phase, and goes on with another number of processes."""
+        from lockstep.runtime.runtime import KILL_VARIABLE
+        from lockstep.streams import Stream
+
+        victim = Stream(self.seed, f"prove.victim.{phase}").number(0) % processes
+        count = self._moment(processes, phase)
+        path, began = self.directory / f"killed-{phase}", time.perf_counter()
+        where = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
+        event = f"process {victim} killed {where}"
+        with self.console.status(f"training on {_processes(processes)}, {event}"):
+            cause = self._train(path, processes, {KILL_VARIABLE: f"{victim}:{phase}:{count}"})
+        problem = "" if cause and "SIGKILL" in cause else f"the kill did not strike: {cause or 'the run ended well'}"
+        if not problem:
+            with self.console.status(f"resuming on {_processes(resumed_on)}"):
+                problem = self._launch(["resume", str(path)], resumed_on)
+        self._finish(f"{processes} → {resumed_on}", event, path, began, problem)
+
+    def _train(self, path: Path, processes: int, environment: dict[str, str] | None = None) -> str:
+        place = [f"run.dir={path.parent}", f"run.name={path.name}"]
+        return self._launch(["train", self.recipe, *self.flags, *place], processes, environment)
+
+    def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
+        from lockstep.runtime.launch import launch
+
+        return launch(arguments, processes, environment, quiet=True) or ""
+
+    def _moment(self, processes: int, phase: str) -> int:
+        """When to strike: the second save, or some reduction of an iteration in the middle of the undisturbed run."""
+        from lockstep.run.records import DIGESTS, read_lines
+        from lockstep.streams import Stream
+
+        if phase == "save":
+            return 2
+        lines = read_lines(self.directory / f"procs-{processes}" / DIGESTS)
+        if len(lines) < 3:
+            raise ConfigError("the run is too short to be killed in its middle.", "Use --iterations 4 or more.")
+        middle = len(lines) // 2
+        first, last = (lines[i]["passed"][phase] for i in (middle - 1, middle))
+        return first + 1 + Stream(self.seed, "prove.moment").number(0) % max(1, last - first)
+
+    def _finish(self, processes: str, event: str, path: Path, began: float, problem: str) -> None:
+        from lockstep.run.checkpoints import find
+        from lockstep.run.format import hash_checkpoint
+
+        value = ""
+        if not problem:
+            name, _ = find(path / "checkpoints")
+            value = hash_checkpoint(path / "checkpoints" / str(name))
+        self.rows.append(Row(processes, event, value, time.perf_counter() - began, path, problem))
+
+
+def run(arguments: Sequence[str]) -> int:
+    from lockstep.cli.options import Start, parse_recipe, plain
+    from lockstep.cli.words import translate
+
+    words = translate(arguments, {})
+    command, rest = tyro.cli(Prove, args=words.flags, prog="lockstep prove", return_unknown_args=True)
+    rest += [f"{key}={value}" for key, value in words.settings.items()]
+    start = Start(recipe=command.recipe, procs=max(command.procs), smoke=not command.full, preset=command.preset)
+    recipe = parse_recipe(start, rest, f"lockstep prove {command.recipe}")
+    samples = recipe.run.samples
+    if command.iterations is not None:
+        samples = command.iterations * recipe.algo.iteration_samples(recipe.task)
+    flags = [*rest, *([] if command.full else ["--smoke"])]
+    flags += ["--preset", command.preset] if command.preset else []
+    flags += [f"run.samples={samples}", f"run.lanes={plain(recipe.run.lanes)}"]
+    flags += ["run.reduction=exact", "run.digests=true"]
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="lockstep-prove-") as temporary:
+        directory = command.keep or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        proof = Proof(command.recipe, flags, directory, command.seed, console)
+        for processes in command.procs:
+            proof.undisturbed(processes)
+        if command.kill:
+            for index, phase in enumerate(("reduce", "save")):
+                many = sorted(command.procs)[-1 - index % len(command.procs)]
+                other = next((n for n in (*command.procs[index:], *command.procs, many + 1) if n != many), many)
+                proof.killed(many, min(other, recipe.run.lanes or other), phase)
+        return _verdict(proof.rows, console, command.recipe)
+
+
+def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
+    """Print the table and what it means; 0 only if every row ended with the same hash."""
+    from rich.table import Table
+
+    table = Table(title=f"{recipe}: one agent?", title_justify="left")
+    table.add_column("processes")
+    table.add_column("event")
+    table.add_column("SHA-256 of the run")
+    table.add_column("time", justify="right")
+    wanted = next((row.hash for row in rows if row.hash), "")
+    for row in rows:
+        same = bool(row.hash) and row.hash == wanted
+        shown = f"[{'green' if same else 'red'}]{row.hash[:32] if row.hash else 'failed'}[/]"
+        table.add_row(row.processes, row.event or "-", shown, f"{row.seconds:.0f} s")
+    console.print(table)
+    for row in rows:
+        if row.problem:
+            console.print(f"{row.processes} processes: {row.problem}", markup=False)
+    if all(row.hash == wanted and row.hash for row in rows):
+        console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {wanted}", soft_wrap=True)
+        return 0
+    for row in rows[1:]:
+        if row.hash and rows[0].hash and row.hash != rows[0].hash:
+            console.print(first_difference(rows[0].path, row.path), markup=False)
+    console.print("[red]Not one agent.[/red]")
+    return 1
+
+
+def first_difference(one: Path, other: Path) -> str:
+    """The first iteration and tensors in which two runs go apart, in words."""
+    from lockstep.run.records import DIGESTS, read_lines
+
+    theirs = {line["iteration"]: line["digests"] for line in read_lines(other / DIGESTS)}
+    for line in read_lines(one / DIGESTS):
+        digests = theirs.get(line["iteration"], {})
+        names = [name for name, digest in line["digests"].items() if digests.get(name) != digest]
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            return f"{other.name} differs from {one.name} first at iteration {line['iteration']}: {shown}"
+    return f"{other.name} differs from {one.name} in its clock or evaluation only; every tensor is equal throughout"
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"

@@ -1,0 +1,71 @@
+"""`lockstep resume RUN`: go on from the newest whole checkpoint, on any number of processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lockstep.cli.options import choose_gpus, settle
+from lockstep.cli.words import translate
+from lockstep.config import ConfigError, overlay
+
+CHANGEABLE = (
+    "samples",
+    "device",
+    "log_every",
+    "eval_every",
+    "save_every",
+    "keep",
+    "keep_every",
+    "check_every",
+    "timeout",
+)
+"""Settings of the run that may change when it goes on without making it another run."""
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run from its newest whole checkpoint, on the same or another number of processes."""
+
+    run: tyro.conf.Positional[Path]
+    """The run directory."""
+    procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Processes to start on this machine."""
+    gpus: str | None = None
+    """GPUs to use, such as 2,3."""
+    at: int | None = None
+    """Go on from the checkpoint at this many samples instead of the newest."""
+    samples: int | None = None
+    """A new, larger budget of global samples."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    words = translate(
+        arguments, {"run.samples": "samples", "total-timesteps": "samples", "steps": "samples", "samples": "samples"}
+    )
+    command = tyro.cli(Resume, args=words.flags, prog="lockstep resume")
+    procs = choose_gpus(command.gpus, command.procs)
+    changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in words.settings.items()}
+    for key in changes:
+        if key not in CHANGEABLE:
+            raise ConfigError(
+                f"'{key}' cannot change when a run goes on: it would be another run.",
+                f"These can: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
+            )
+
+    from lockstep.cli.launching import is_worker, launch_or_explain, run_worker
+    from lockstep.load import recipe_of
+    from lockstep.train import train
+
+    recipe = overlay(recipe_of(command.run), {f"run.{key}": value for key, value in changes.items()})
+    if command.samples is not None:
+        recipe = overlay(recipe, {"run.samples": command.samples})
+    recipe = settle(recipe, procs)
+    if is_worker() or procs == 1:
+        return run_worker(lambda: train(recipe, resume=True, at=command.at))
+    extra = [f"run.{key}={value}" for key, value in changes.items()]
+    extra += ["--samples", str(command.samples)] if command.samples is not None else []
+    extra += ["--at", str(command.at)] if command.at is not None else []
+    return launch_or_explain(["resume", str(command.run), *extra], procs)

@@ -1,0 +1,54 @@
+"""`lockstep train RECIPE`: train on one process, on several here, or as one of those that torchrun started."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lockstep.cli.options import choose_gpus, parse_recipe, parse_start
+from lockstep.config import Recipe
+
+
+def run(arguments: Sequence[str]) -> int:
+    start, rest, notes = parse_start(
+        arguments, "train", "Train a recipe on one process or many: the same agent, sooner."
+    )
+    if start.resume is not None:
+        from lockstep.cli.resume import run as resume
+
+        return resume([start.resume, "--procs", str(start.procs)])
+    start = replace(start, procs=choose_gpus(start.gpus, start.procs))
+    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}")
+
+    from lockstep.cli.launching import is_worker, launch_or_explain, run_worker, say
+    from lockstep.train import train
+
+    if is_worker() or start.procs == 1:
+        for note in notes:
+            say(note)
+        return run_worker(lambda: train(recipe, init_from=start.init_from))
+    for note in notes:
+        say(note)
+    recipe = named(recipe)
+    words = [*_without(arguments, "procs", "num-gpus", "world-size", "gpus"), f"run.name={recipe.run.name}"]
+    return launch_or_explain(["train", *words, f"run.lanes={recipe.run.lanes}"], start.procs)
+
+
+def named(recipe: Recipe) -> Recipe:
+    """The recipe with its run's name settled, so that all processes mean the same directory."""
+    name = recipe.run.name or f"{Path(recipe.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return replace(recipe, run=replace(recipe.run, name=name))  # type: ignore[type-var]
+
+
+def _without(arguments: Sequence[str], *names: str) -> list[str]:
+    """The arguments less some flags and their values, which are for the launcher alone."""
+    kept, skip = [], False
+    for word in arguments:
+        name, has_value, _ = word.lstrip("-").replace("_", "-").partition("=")
+        if skip:
+            skip = False
+        elif name in names or word == "-n":
+            skip = not has_value
+        else:
+            kept.append(word)
+    return kept

@@ -1,0 +1,94 @@
+"""The words people bring along: `key=value`, underscores, and the flag names of earlier tools."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.config import ConfigError
+
+ALIASES = {
+    "total-timesteps": "run.samples",
+    "steps": "run.samples",
+    "samples": "run.samples",
+    "n-envs": "task.num-envs",
+    "num-envs": "task.num-envs",
+    "n-steps": "algo.horizon",
+    "batch-size": "algo.batch-size",
+    "learning-rate": "algo.learning-rate",
+    "lr": "algo.learning-rate",
+    "gamma": "algo.gamma",
+    "epochs": "algo.epochs",
+    "sync-freq": "algo.accumulate",
+    "precision": "run.precision",
+    "seed": "run.seed",
+    "device": "run.device",
+    "run-name": "run.name",
+    "checkpoint-dir": "run.dir",
+    "eval-freq": "run.eval-every",
+    "save-interval": "run.save-every",
+    "checkpoint-interval": "run.save-every",
+    "num-gpus": "procs",
+    "world-size": "procs",
+    "resume-from": "resume",
+    "load-model-run": "init-from",
+}
+"""Words of earlier tools that mean one of our settings or flags as it is."""
+
+DROPPED = {
+    "distributed": "--procs says how many processes there are",
+    "master-port": "a free port is found by itself on one machine",
+    "load-model": "--init-from RUN says it all",
+}
+"""Words that need no counterpart, with what to tell the user."""
+
+
+@dataclass
+class Words:
+    """A command line taken apart: flags for tyro, settings given as `key=value`, and sentences to print once."""
+
+    flags: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_length: int | None = None) -> Words:
+    """Bring a command line into our own words; recipe aliases beat the common ones."""
+    known: dict[str, str] = {**ALIASES, **aliases}
+    words = Words()
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        flag = word.startswith("--") and len(word) > 2
+        if not flag and "=" not in word:
+            words.flags.append(word)
+            continue
+        name, has_value, value = word.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if name in DROPPED:
+            words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
+            if not has_value and rest and not rest[0].startswith("-") and "=" not in rest[0]:
+                rest.pop(0)
+        elif name in ("episodes", "max-episodes"):
+            count = value if has_value else (rest.pop(0) if rest else "")
+            _set(words, flag, "run.samples", _episodes_as_samples(name, count, episode_length, words.notes.append))
+        elif flag:
+            words.flags += [f"--{known.get(name, name)}", *([value] if has_value else [])]
+        else:
+            _set(words, flag, known.get(name, name), value)
+    return words
+
+
+def _set(words: Words, flag: bool, name: str, value: str) -> None:
+    if flag or "." not in name:
+        words.flags += [f"--{name}", value]
+    else:
+        words.settings[name] = value
+
+
+def _episodes_as_samples(name: str, count: str, length: int | None, say: Callable[[str], None]) -> str:
+    if length is None:
+        raise ConfigError(f"--{name} counts episodes, which have no fixed length in this recipe.", "Use --run.samples.")
+    if not count.isdigit():
+        raise ConfigError(f"--{name} is {count!r}, which is not a whole number.", "Give a number of episodes.")
+    samples = int(count) * length
+    say(f"--{name} {count} becomes {samples:,} global samples: episodes of at most {length} steps.")
+    return str(samples)
