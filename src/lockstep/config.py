@@ -114,6 +114,8 @@ def _replace(config: Any, path: list[str], value: Any, full: str) -> Any:
 def coerce(value: Any, kind: Any, name: str) -> Any:
     """A plain value as the type its field declares: yaml reads `3e-4` as text, and lists for tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or (origin in (typing.Union, types.UnionType) and type(value) in arguments):
+        return value
     if origin in (typing.Union, types.UnionType):
         none = value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
         if none and type(None) in arguments:

@@ -32,8 +32,9 @@ def generalized_advantages(
     ended: Tensor,
     discount: float,
     trace: float,
+    time: int = 0,
 ) -> Tensor:
-    """GAE over axis 0 (time).
+    """GAE over the axis `time`.
 
     `next_values[t]` is the value of what followed step t: the next observation, or `final_obs` where the episode was
     cut off. A terminated step has no future; the trace stops wherever an episode ended, terminated or truncated.
@@ -41,10 +42,10 @@ def generalized_advantages(
     deltas = rewards + discount * next_values * ~terminated - values
     decay = discount * trace * ~ended
     advantages = torch.empty_like(deltas)
-    running = torch.zeros_like(deltas[0])
-    for step in range(len(deltas) - 1, -1, -1):
-        running = deltas[step] + decay[step] * running
-        advantages[step] = running
+    running = torch.zeros_like(deltas.select(time, 0))
+    for step in range(deltas.shape[time] - 1, -1, -1):
+        running = deltas.select(time, step) + decay.select(time, step) * running
+        advantages.select(time, step).copy_(running)
     return advantages
 
 

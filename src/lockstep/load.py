@@ -81,7 +81,8 @@ def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) 
         algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
     finally:
         task.close()
-    return algorithm.policy()
+    policy: Policy = algorithm.policy()
+    return policy
 
 
 def _as_tree(obs: Any, device: torch.device) -> Tree:

@@ -105,7 +105,9 @@ class Algorithm(Stateful, Protocol):
 class TaskConfig(Protocol):
     """Settings of a task; `build` makes it for the lanes hosted here."""
 
-    num_envs: int
+    @property
+    def num_envs(self) -> int:
+        """Environments of the whole run."""
 
     def build(self, lanes: Lanes, device: torch.device) -> VecEnv: ...
 
@@ -150,7 +152,9 @@ class Clock:
 
     def every(self, interval: int | None) -> bool:
         """True when the last iteration crossed a multiple of `interval`; never for None or 0."""
-        return bool(interval) and self.samples // interval > (self.samples - self.step) // interval
+        return (
+            interval is not None and interval > 0 and self.samples // interval > (self.samples - self.step) // interval
+        )
 
 
 class Metrics:
@@ -177,7 +181,7 @@ class Metrics:
     def latest(self, name: str) -> float:
         """The mean of the newest agreed entry: the same number on every process."""
         total, count = self._latest[name].tolist()
-        return total / max(count, 1.0)
+        return float(total / max(count, 1.0))
 
     def under(self, group: str) -> "Metrics":
         """The same metrics with names `group/name`."""
@@ -202,7 +206,7 @@ class Loss(NamedTuple):
 
     total: Tensor
     """The sum to differentiate."""
-    count: Tensor | int
+    samples: Tensor | int
     """How many samples it is over."""
     sums: Mapping[str, Tensor] = {}
     """Other sums over the same samples, for the log."""

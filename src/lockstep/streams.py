@@ -50,7 +50,7 @@ class Stream:
 
     def number(self, counter: int, bits: int = 63) -> int:
         """One non-negative integer: a seed for something that wants one."""
-        return digest(self.seed, self.purpose, self.lane, counter) & (2**bits - 1)
+        return digest(self.seed, self.purpose, self.lane, counter) & ((1 << bits) - 1)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """Trees: a tensor, or tensors by name. Observations, batches and memories are all trees."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
 Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 
-def tree_map(function: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
+def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """Apply a function to every tensor of a tree (and to those at the same place in the others)."""
     if isinstance(tree, dict):
-        return {name: tree_map(function, tree[name], *(other[name] for other in rest)) for name in tree}  # type: ignore[index]
+        return {name: tree_map(function, tree[name], *(other[name] for other in rest)) for name in tree}
     return function(tree, *rest)
 
 

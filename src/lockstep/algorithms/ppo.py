@@ -197,8 +197,9 @@ class PPO:
         rewards = (
             self._scaled(rollout.tensor("reward"), ended) if config.normalize_rewards else rollout.tensor("reward")
         )
-        in_time = (x.transpose(0, 1) for x in (rewards, values, following, terminated, ended))
-        advantages = generalized_advantages(*in_time, config.gamma, config.gae_lambda).transpose(0, 1).contiguous()
+        advantages = generalized_advantages(
+            rewards, values, following, terminated, ended, config.gamma, config.gae_lambda, time=1
+        )
         returns = advantages + values
         table = [advantages, advantages.square(), returns, returns.square(), (returns - values).square()]
         sums = self.runtime.pool(_sums_by_lane([x.flatten(1) for x in table]))
@@ -209,7 +210,7 @@ class PPO:
         metrics.agree("explained_variance", 1.0 - sums[4] / count / spread.clamp(min=1e-8), torch.ones(()))
         names = ("obs", "action", "log_prob", "value")
         batch = {name: rollout[name] for name in names} | {"advantage": advantages, "return": returns}
-        return samples(batch)
+        return dict(samples(batch))
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """The PPO loss of a part of a minibatch, as sums over its samples."""
@@ -224,7 +225,7 @@ class PPO:
             kl = kl_estimate(log_ratio).sum()
         return Loss(
             total=policy + config.value_weight * error - config.entropy_weight * entropy,
-            count=len(value),
+            samples=len(value),
             sums={"policy_loss": policy, "value_loss": error, "entropy": entropy, "kl": kl, "clip_fraction": clipped},
         )
 

@@ -3,15 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from lockstep.cli import fail
+from lockstep.run.rundir import Result
 from lockstep.runtime.launch import LAUNCHED, Place, launch, record_failure
 
 
-def is_worker() -> bool:
-    """Whether torchrun or our own launcher started this process."""
-    return Place.from_environment().started
+def started_processes() -> int:
+    """How many processes torchrun or our own launcher started, this one among them; 0 when nobody did."""
+    place = Place.from_environment()
+    return place.size if place.started else 0
 
 
 def say(sentence: str) -> None:
@@ -21,7 +22,7 @@ def say(sentence: str) -> None:
         sys.stdout.flush()
 
 
-def run_worker(work: Callable[[], Any]) -> int:
+def run_worker(work: Callable[[], Result]) -> int:
     """Run as one process of a run; a failure is left where the launcher finds it, so that it can name the first."""
     from lockstep.config import ConfigError
 
@@ -35,10 +36,11 @@ def run_worker(work: Callable[[], Any]) -> int:
         if LAUNCHED in os.environ:
             return 1
         raise
-    path = getattr(result, "path", None)
-    if path is not None:
-        say(f"Done. Watch it: lockstep play {path}")
-        say(f"Score it:       lockstep eval {path}\nGo on:          lockstep resume {path} --samples N")
+    done = result.clock.done
+    say(f"{'Done' if done else 'Stopped'} at {result.clock.samples:,} steps: {result.path}")
+    say(f"  watch it   lockstep play {result.path}")
+    say(f"  score it   lockstep eval {result.path}")
+    say(f"  go on      lockstep resume {result.path}" + (" --samples N" if done else ""))
     return 0
 
 

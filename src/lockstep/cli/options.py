@@ -60,11 +60,14 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
 
 def settle(recipe: Recipe, processes: int) -> Recipe:
     """The recipe with its lanes settled and its numbers checked, before any process starts."""
+    from lockstep.lanes import Lanes
+
     run = recipe.run
     if run.lanes is None:
         run = dataclasses.replace(run, lanes=max(8, processes))
     if run.samples < 1:
         raise ConfigError(f"run.samples is {run.samples}.", "Train for at least one sample.")
+    Lanes(run.lanes or 0, range(0), run.seed).share(recipe.task.num_envs, "num_envs")
     recipe.algo.check(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
 

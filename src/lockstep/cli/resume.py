@@ -55,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"These can: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
             )
 
-    from lockstep.cli.launching import is_worker, launch_or_explain, run_worker
+    from lockstep.cli.launching import launch_or_explain, run_worker, started_processes
     from lockstep.load import recipe_of
     from lockstep.train import train
 
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     if command.samples is not None:
         recipe = overlay(recipe, {"run.samples": command.samples})
     recipe = settle(recipe, procs)
-    if is_worker() or procs == 1:
+    if started_processes() or procs == 1:
         return run_worker(lambda: train(recipe, resume=True, at=command.at))
     extra = [f"run.{key}={value}" for key, value in changes.items()]
     extra += ["--samples", str(command.samples)] if command.samples is not None else []

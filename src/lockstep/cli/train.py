@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lockstep.cli.options import choose_gpus, parse_recipe, parse_start
-from lockstep.config import Recipe
+from lockstep.config import ConfigError, Recipe
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -17,21 +17,24 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.cli.resume import run as resume
 
         return resume([start.resume, "--procs", str(start.procs)])
-    start = replace(start, procs=choose_gpus(start.gpus, start.procs))
-    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}")
+    procs = choose_gpus(start.gpus, start.procs)
 
-    from lockstep.cli.launching import is_worker, launch_or_explain, run_worker, say
+    from lockstep.cli.launching import launch_or_explain, run_worker, say, started_processes
+    from lockstep.run.rundir import refuse_taken
     from lockstep.train import train
 
-    if is_worker() or start.procs == 1:
-        for note in notes:
-            say(note)
-        return run_worker(lambda: train(recipe, init_from=start.init_from))
+    started = started_processes()
+    if started and procs not in (1, started):
+        raise ConfigError(f"--procs {procs} was given to one of {started} processes of torchrun.", "Leave --procs out.")
+    recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
     for note in notes:
         say(note)
+    if started or procs == 1:
+        return run_worker(lambda: train(recipe, init_from=start.init_from))
     recipe = named(recipe)
+    refuse_taken(Path(recipe.run.dir) / recipe.run.name)
     words = [*_without(arguments, "procs", "num-gpus", "world-size", "gpus"), f"run.name={recipe.run.name}"]
-    return launch_or_explain(["train", *words, f"run.lanes={recipe.run.lanes}"], start.procs)
+    return launch_or_explain(["train", *words, f"run.lanes={recipe.run.lanes}"], procs)
 
 
 def named(recipe: Recipe) -> Recipe:

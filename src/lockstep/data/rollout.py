@@ -45,7 +45,7 @@ def _empty(x: Tensor, lanes: int, horizon: int, envs: int) -> Tensor:
     return torch.empty(lanes, horizon, envs, *trailing, dtype=x.dtype, device=x.device)
 
 
-def samples(buffer: Tree) -> Tree:
+def samples(buffer: Tree) -> Any:
     """A view of [L, T, E, ...] as [L, T x E, ...]."""
     return tree_map(lambda x: x.flatten(1, 2), buffer)
 

@@ -39,7 +39,7 @@ class Checkpoints:
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
-        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock if there is one."""
+        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any."""
         chosen, self.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
         if chosen is None:
             return

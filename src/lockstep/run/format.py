@@ -57,7 +57,7 @@ def _settle(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def verify(directory: Path) -> dict[str, Any]:
+def verify(directory: Path) -> Any:
     """The manifest of a checkpoint whose every file is as it was written; otherwise Damaged."""
     manifest = read_json(directory / MANIFEST)
     files = manifest.get("files") if isinstance(manifest, dict) else None

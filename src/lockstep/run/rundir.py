@@ -75,16 +75,22 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
     run = replace(recipe.run, lanes=runtime.lanes.count)
     short = Path(recipe.name).stem
     path = Path(run.dir) / (run.name or f"{short}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if (path / CONFIG).exists() and not resume:
-        raise ConfigError(
-            f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name."
-        )
+    if not resume:
+        refuse_taken(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         replace_text(path / CONFIG, describe(replace(recipe, run=replace(run, name=path.name))))  # type: ignore[type-var]
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
     return path
+
+
+def refuse_taken(path: Path) -> None:
+    """A second start must not write over a run."""
+    if (path / CONFIG).exists():
+        raise ConfigError(
+            f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name."
+        )
 
 
 def describe(recipe: Recipe) -> str:

@@ -34,15 +34,16 @@ class Place:
     def from_environment(cls) -> "Place":
         if "RANK" not in os.environ:
             return cls()
-        return cls(*(int(os.environ.get(name, default)) for name, default in _ENVIRONMENT.items()), started=True)
+        read = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
+        return cls(**read, started=True)
 
 
 _ENVIRONMENT = {
-    "RANK": "0",
-    "WORLD_SIZE": "1",
-    "LOCAL_RANK": "0",
-    "LOCAL_WORLD_SIZE": "1",
-    "TORCHELASTIC_RESTART_COUNT": "0",
+    "rank": ("RANK", "0"),
+    "size": ("WORLD_SIZE", "1"),
+    "local_rank": ("LOCAL_RANK", "0"),
+    "local_size": ("LOCAL_WORLD_SIZE", "1"),
+    "restarts": ("TORCHELASTIC_RESTART_COUNT", "0"),
 }
 
 

@@ -110,7 +110,7 @@ class Optimizer:
                     result = loss(part)
                 names = ["loss", *result.sums]
                 row = torch.stack(
-                    [_scalar(x, result.total) for x in (result.count, result.total, *result.sums.values())]
+                    [_scalar(x, result.total) for x in (result.samples, result.total, *result.sums.values())]
                 )
                 if number == 0:
                     table.append(row)

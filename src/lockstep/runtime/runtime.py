@@ -9,6 +9,7 @@ Shapes: L local lanes, N samples a lane, K columns of a table.
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -81,9 +82,13 @@ class Runtime:
             dist.init_process_group(
                 backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
             )
+        runtime = cls(run, place, device, store)
+        before = signal.signal(signal.SIGINT, runtime._interrupt) if _in_main_thread() else None
         try:
-            yield cls(run, place, device, store)
+            yield runtime
         finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
             if place.size > 1:
                 dist.destroy_process_group()
 
@@ -174,7 +179,7 @@ class Runtime:
         return {name: total / count for name, (total, count) in zip(pairs, rows, strict=True) if count}
 
     def in_sync(self, state: State, where: str) -> None:
-        """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if they differ."""
+        """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if any differ."""
         if self.size == 1:
             return
         with self.phase("check"):
@@ -201,7 +206,7 @@ class Runtime:
             finally:
                 self._inside_lane = False
 
-    def map_lanes(self, function: Callable[[Any], Tree], batch: Tree) -> Tree:
+    def map_lanes(self, function: Callable[[Any], Tree], batch: Tree) -> Any:
         """Apply a function to the parts `by_lane` yields and put the results together again, [L, N, ...]."""
         outputs = [function(part) for part in self.by_lane(batch)]
         if self.exact:
@@ -242,7 +247,7 @@ class Runtime:
 
     def mailbox(self) -> Mailbox:
         """A mailbox for the calling thread."""
-        return self._local_mailbox if self._store is None else StoreMailbox(self._store.clone())
+        return self._local_mailbox if self._store is None else StoreMailbox(self._store.clone())  # type: ignore[attr-defined]
 
     def _start_pooling(self, table: Tensor) -> Callable[[], Tensor]:
         """Begin `pool`; the returned function waits for the rows of all lanes. The optimizer overlaps it."""
@@ -253,6 +258,12 @@ class Runtime:
             return lambda: rows
         handle = dist.all_reduce(rows, async_op=True)
         return lambda: (handle.wait(), rows)[1]
+
+    def _interrupt(self, *_: object) -> None:
+        """Ctrl-C: stop after this iteration, with a checkpoint; a second one stops at once."""
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.interrupted = True
 
     def _all_reduce(self, tensor: Tensor, operation: Any) -> None:
         self._forbid_inside_lane()
@@ -279,6 +290,10 @@ def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
         has_bf16 = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_bf16_supported())
         precision = "bf16" if has_bf16 else "fp16"
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _read_kill_point(rank: int) -> tuple[str, int] | None:
