@@ -136,7 +136,9 @@ class Clock:
     best: float | None = None
     """The best evaluation score so far."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The last pooled metrics."""
+    """The last pooled metrics, means over the time between two log entries."""
+    pending: dict[str, list[float]] = field(default_factory=dict)
+    """Pooled (sum, count) by name since the last log entry; here, so that a kill between two entries loses none."""
 
     @property
     def done(self) -> bool:
@@ -149,6 +151,18 @@ class Clock:
 
     def advance(self, samples: int) -> None:
         self.samples, self.iteration, self.step = self.samples + samples, self.iteration + 1, samples
+
+    def count(self, totals: dict[str, tuple[float, float]]) -> None:
+        """Add the pooled sums and counts of an iteration."""
+        for name, (total, count) in totals.items():
+            before = self.pending.get(name, [0.0, 0.0])
+            self.pending[name] = [before[0] + total, before[1] + count]
+
+    def settle_metrics(self) -> dict[str, float]:
+        """Turn what is pending into means. Names that counted nothing are left out."""
+        self.metrics = {name: total / count for name, (total, count) in self.pending.items() if count}
+        self.pending = {}
+        return self.metrics
 
     def every(self, interval: int | None) -> bool:
         """True when the last iteration crossed a multiple of `interval`; never for None or 0."""

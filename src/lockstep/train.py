@@ -30,13 +30,13 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
             with runtime.phase("learn"):
                 metrics += algorithm.update(clock).under("train")
             clock.advance(algorithm.samples)  # global samples
+            clock.count(runtime.reduce(metrics))  # pooled over all lanes
 
             if algorithm.updates // config.check_every > before // config.check_every:
                 runtime.in_sync(algorithm.shared_state(), f"update {algorithm.updates}")
             run.log.tick(clock, algorithm.updates)
             if clock.every(config.log_every) or clock.done:
-                clock.metrics = runtime.reduce(metrics)
-                run.log.write(clock, clock.metrics)
+                run.log.write(clock, clock.settle_metrics())
             if clock.every(config.eval_every) or (clock.done and config.eval_every):
                 with runtime.phase("evaluate"):
                     scores = evaluate(algorithm.policy(), recipe.task, runtime, config.eval_episodes)

@@ -48,10 +48,11 @@ class RunDir:
     def keep_best(self, clock: Clock, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv) -> None:
         """Note an evaluation; if it is the best so far, keep the agent that earned it."""
         clock.evaluation = evaluation
-        self.log.evaluation(clock)
         score = evaluation["return_mean"]
-        if clock.best is None or score > clock.best:
-            clock.best = score
+        best = clock.best is None or score > clock.best
+        clock.best = score if best else clock.best
+        self.log.evaluation(clock)
+        if best:
             self.checkpoints.save(algorithm, task, clock, best=True)
 
     def record_digests(self, clock: Clock, algorithm: Algorithm, task: VecEnv) -> None:

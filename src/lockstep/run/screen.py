@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -145,7 +146,7 @@ class LiveScreen:
             if self.processes > 1 and snapshot.checked:
                 table.add_row("one agent", Text(f"in sync at update {snapshot.checked:,}", style="green"))
         bar = ProgressBar(total=clock.budget, completed=min(clock.samples, clock.budget))
-        return Panel(Group(bar, table), title=Text(self.heading, overflow="ellipsis"), title_align="left", expand=True)
+        return Panel(Group(Padding(bar, 0), table), title=Text(self.heading, overflow="ellipsis"), title_align="left", expand=True)
 
 
 def sparkline(values: list[float]) -> str:
@@ -157,6 +158,7 @@ def sparkline(values: list[float]) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
+    seconds = max(0.0, seconds)
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -171,7 +173,7 @@ def evaluation_words(clock: Clock) -> str:
         if name.endswith("_mean") and name not in ("return_mean", "length_mean")
     ]
     words = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
-    best = f"best {clock.best:.2f}" if clock.best is not None else "the first"
+    best = "the best so far" if clock.best == result["return_mean"] else f"best {clock.best:.2f}"
     return ", ".join([words, *extras, f"{result['episodes']:.0f} episodes", best])
 
 

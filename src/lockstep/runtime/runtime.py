@@ -167,8 +167,8 @@ class Runtime:
             raise kinds.get(answer["kind"], RuntimeError)(answer["error"])
         return answer["result"]
 
-    def reduce(self, metrics: Metrics) -> dict[str, float]:
-        """Means over the whole run, by name. Names that counted nothing are left out."""
+    def reduce(self, metrics: Metrics) -> dict[str, tuple[float, float]]:
+        """Sums and counts over the whole run, by name."""
         pairs = dict(metrics.agreed)
         if metrics.by_lane:
             table = torch.cat([metrics.by_lane[name] for name in metrics.by_lane], dim=1)  # [L, 2 x names]
@@ -176,7 +176,7 @@ class Runtime:
         if not pairs:
             return {}
         rows = torch.stack([pair.to("cpu") for pair in pairs.values()]).tolist()
-        return {name: total / count for name, (total, count) in zip(pairs, rows, strict=True) if count}
+        return {name: (total, count) for name, (total, count) in zip(pairs, rows, strict=True)}
 
     def in_sync(self, state: State, where: str) -> None:
         """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if any differ."""
