@@ -57,7 +57,7 @@ def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Ten
 
 def kl_estimate(log_ratio: Tensor) -> Tensor:
     """Schulman's low-variance, never negative estimate of KL(old || new) for each sample."""
-    return log_ratio.exp() - 1.0 - log_ratio
+    return log_ratio.expm1() - log_ratio
 
 
 def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:

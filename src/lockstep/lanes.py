@@ -36,10 +36,12 @@ class Lanes:
 
     def share(self, total: int, name: str) -> int:
         """How much of a global number falls on one lane."""
-        if total < 1 or total % self.count:
+        if total < 1:
+            raise ConfigError(f"{name} is {total}, and each of {self.count} lanes needs some.", f"Use {self.count}.")
+        if total % self.count:
             below = total - total % self.count
             choices = f"{below} or {below + self.count}" if below else f"{self.count}"
-            divisor = max(lanes for lanes in range(1, min(self.count, max(total, 1)) + 1) if max(total, 1) % lanes == 0)
+            divisor = max(lanes for lanes in range(1, min(self.count, total) + 1) if total % lanes == 0)
             raise ConfigError(
                 f"{name} is {total}, which {self.count} lanes cannot share evenly.",
                 f"Use {choices}, or set --run.lanes {divisor}.",

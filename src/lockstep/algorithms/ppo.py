@@ -122,6 +122,7 @@ class PPO:
         self.discounted = torch.zeros(len(lanes), self.envs, device=runtime.device)  # [L, E], for reward scaling
         self.episodes = Episodes(lanes.local, self.envs)
         self.rollout = Rollout(len(lanes), config.horizon, self.envs)
+        self.cut_values = torch.zeros(self.rollout.shape, device=runtime.device)  # [L, T, E], read where truncated
         self.clip = config.clip
 
     @property
@@ -140,12 +141,11 @@ class PPO:
             acted = self.runtime.map_lanes(self._act, {"obs": obs, "noise": noise[:, t]})
             rollout.write(t, obs=obs, **acted)
             step = self.task.step(acted["action"].flatten(0, 1))
-            rollout.write(t, reward=step.reward, terminated=step.terminated, truncated=step.truncated, **step.episode)
-            # An episode that was cut off goes on in value from its last observation, not from the next episode's first.
-            cut = torch.zeros_like(acted["value"])
+            outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+            rollout.write(t, **self._by_lane(outcome | step.episode))
             if step.truncated.any():
-                cut = self.runtime.map_lanes(self._value, self._by_lane(step.final_obs))
-            rollout.write(t, cut_value=cut)
+                # What was cut off goes on in value from its last observation, not from the next episode's first.
+                self.cut_values[:, t] = self.runtime.map_lanes(self._value, self._by_lane(step.final_obs))
             obs = self._by_lane(step.obs)
         self.last_value = self.runtime.map_lanes(self._value, obs)  # [L, E]
         extras = {name: rollout.tensor(name) for name in step.episode}
@@ -162,8 +162,8 @@ class PPO:
         with self.runtime.autocast():
             return self.net.value(self.normalizer(obs))
 
-    def _by_lane(self, obs: Tree) -> Tree:
-        return tree_map(lambda x: x.unflatten(0, (len(self.runtime.lanes), self.envs)), obs)  # [L, E, ...]
+    def _by_lane(self, tree: Any) -> Any:
+        return tree_map(lambda x: x.unflatten(0, (len(self.runtime.lanes), self.envs)), tree)  # [L, E, ...]
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class PPO:
         config, rollout = self.config, self.rollout
         values, terminated, truncated = (rollout.tensor(name) for name in ("value", "terminated", "truncated"))
         following = torch.cat([values[:, 1:], self.last_value.unsqueeze(1)], dim=1)  # [L, T, E]
-        following = torch.where(truncated, rollout.tensor("cut_value"), following)
+        following = torch.where(truncated, self.cut_values, following)
         ended = terminated | truncated
         rewards = (
             self._scaled(rollout.tensor("reward"), ended) if config.normalize_rewards else rollout.tensor("reward")

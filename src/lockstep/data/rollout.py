@@ -12,7 +12,7 @@ from numba import njit
 from torch import Tensor
 
 from lockstep.protocols import Metrics, State
-from lockstep.trees import Tree, copy_into, tree_map
+from lockstep.trees import Tree, tree_map
 
 
 class Rollout:
@@ -23,12 +23,11 @@ class Rollout:
         self.buffers: dict[str, Tree] = {}
 
     def write(self, step: int, **values: Tree) -> None:
-        """Store values [L x E, ...] or [L, E, ...] of one time step."""
-        lanes, horizon, envs = self.shape
+        """Store values [L, E, ...] of one time step."""
         for name, value in values.items():
             if name not in self.buffers:
-                self.buffers[name] = tree_map(lambda x: _empty(x, lanes, horizon, envs), value)
-            tree_map(lambda buffer, x: buffer[:, step].copy_(x.view(buffer[:, step].shape)), self.buffers[name], value)
+                self.buffers[name] = tree_map(lambda x: x.new_empty(*self.shape, *x.shape[2:]), value)
+            tree_map(lambda buffer, x: buffer[:, step].copy_(x), self.buffers[name], value)
 
     def __getitem__(self, name: str) -> Tree:
         return self.buffers[name]
@@ -38,11 +37,6 @@ class Rollout:
         buffer = self.buffers[name]
         assert isinstance(buffer, Tensor)
         return buffer
-
-
-def _empty(x: Tensor, lanes: int, horizon: int, envs: int) -> Tensor:
-    trailing = x.shape[1:] if x.shape[0] == lanes * envs and x.shape[:2] != (lanes, envs) else x.shape[2:]
-    return torch.empty(lanes, horizon, envs, *trailing, dtype=x.dtype, device=x.device)
 
 
 def samples(buffer: Tree) -> Any:
@@ -87,9 +81,6 @@ class Episodes:
     def state(self, lane: int) -> State:
         row = self.lanes.index(lane)
         return {"episode_returns": self.returns[row], "episode_lengths": self.lengths[row]}
-
-    def load(self, lane: int, state: State) -> None:
-        copy_into(self.state(lane), state, f"lane {lane}")
 
 
 @njit(cache=True)

@@ -24,6 +24,11 @@ class SnakePPO(Recipe):
 
     name: ClassVar = "snake-ppo"
     presets: ClassVar = {
+        "tiny": {
+            "task.size": 6,
+            "algo": {"learning_rate": 4e-4, "schedule": "linear"},
+            "run": {"samples": 2_500_000, "eval_every": 250_000},
+        },
         "small": {"task.size": 8, "run.samples": 5_000_000},
         "base": {"task.size": 12, "run.samples": 10_000_000},
         "large": {

@@ -96,7 +96,8 @@ class Checkpoints:
                 for lane in self.runtime.lanes.local
                 for key, tensor in form.join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)).items()
             }
-            shared = form.join(algorithm=algorithm.shared_state(), task=task.shared_state())
+            owners = {"algorithm": algorithm.shared_state(), "task": task.shared_state()} if self.runtime.main else {}
+            shared = form.join(**owners)
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
             keep = clock.every(self.run.keep_every)
         self._saved_at = time.monotonic()

@@ -62,9 +62,10 @@ class Log:
         """Write pooled metrics, with the speed and the time split since the last ones."""
         elapsed = time.perf_counter() - self._since
         speed = (clock.samples - self._samples) / elapsed
-        split = {name: self.runtime.seconds.get(name, 0.0) / elapsed for name in SPLIT}
+        shares = {name: seconds / elapsed for name, seconds in self.runtime.seconds.items()}
+        split = {name: shares.get(name, 0.0) for name in SPLIT}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
-        times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in split.items()}
+        times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
         self._put(clock, metrics | times)
         self._since, self._samples = time.perf_counter(), clock.samples
         self.runtime.seconds.clear()

@@ -146,7 +146,12 @@ class LiveScreen:
             if self.processes > 1 and snapshot.checked:
                 table.add_row("one agent", Text(f"in sync at update {snapshot.checked:,}", style="green"))
         bar = ProgressBar(total=clock.budget, completed=min(clock.samples, clock.budget))
-        return Panel(Group(Padding(bar, 0), table), title=Text(self.heading, overflow="ellipsis"), title_align="left", expand=True)
+        return Panel(
+            Group(Padding(bar, 0), table),
+            title=Text(self.heading, overflow="ellipsis"),
+            title_align="left",
+            expand=True,
+        )
 
 
 def sparkline(values: list[float]) -> str:

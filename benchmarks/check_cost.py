@@ -1,0 +1,34 @@
+"""What the always-on check costs: the share of run time spent comparing fingerprints, at the default interval.
+
+python benchmarks/check_cost.py
+"""
+
+import os
+import statistics
+import tempfile
+from pathlib import Path
+
+from lockstep.run.records import METRICS, read_lines
+from lockstep.runtime.launch import launch
+
+RUNS = {
+    "gym-ppo, MLP of 9k parameters": ["gym-ppo", "run.samples=40000", "run.log_every=4000"],
+    "snake-ppo, CNN of 207k parameters": ["snake-ppo", "task.size=6", "run.samples=131072", "run.log_every=16384"],
+}
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with tempfile.TemporaryDirectory() as directory:
+        for index, (name, words) in enumerate(RUNS.items()):
+            place = [f"run.dir={directory}", f"run.name={index}", "run.eval_every=none"]
+            problem = launch(["train", *words, *place], 2, quiet=True)
+            assert problem is None, problem
+            lines = [line for line in read_lines(Path(directory) / str(index) / METRICS) if "time/global_fps" in line]
+            # The first interval compiles kernels and warms caches.
+            shares = [line.get("time/check", 0.0) for line in lines[1:]]
+            print(f"{name}: {statistics.mean(shares):.3%} of run time, 2 processes, {len(shares)} intervals")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""PPO learns: probes that take seconds, and the full figures of the references, marked slow."""
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from lockstep.run.records import METRICS, last_values
+from lockstep.runtime.launch import launch
+
+
+def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
+    """Train with the command line's own words; the last value of everything that was logged."""
+    problem = launch(["train", *words, f"run.dir={directory}", "run.name=run"], processes, quiet=True)
+    assert problem is None, problem
+    return last_values(directory / "run" / METRICS)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ppo_balances_the_pole_within_a_few_thousand_steps(tmp_path: Path, processes: int) -> None:
+    words = ("gym-ppo", "run.samples=25600", "run.eval_every=25600", "run.eval_episodes=16")
+    assert trained(tmp_path, processes, *words)["eval/return_mean"] >= 200  # a random player gets 22
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ppo_solves_cartpole_at_a_hundred_thousand_steps_over_three_seeds(tmp_path: Path, processes: int) -> None:
+    words = ("gym-ppo", "run.samples=100000", "run.eval_every=100000", "run.eval_episodes=100")
+    scores = [
+        trained(tmp_path / str(seed), processes, *words, f"run.seed={seed}")["eval/return_mean"] for seed in range(3)
+    ]
+    assert statistics.mean(scores) >= 475
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ppo_nearly_fills_the_six_by_six_board(tmp_path: Path, processes: int) -> None:
+    words = ("snake-ppo", "--preset", "tiny", "run.eval_every=none")
+    trained(tmp_path, processes, *words)
+    from lockstep.evaluate import evaluate
+    from lockstep.load import load, recipe_of
+    from lockstep.runtime import Runtime
+
+    run = tmp_path / "run"
+    scores = evaluate(load(run).policy, recipe_of(run).task, Runtime.alone(recipe_of(run).run), episodes=200)
+    assert scores["apples_mean"] >= 28  # greedy 12.1, perfect 33
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(1800)
+def test_ppo_swings_the_pendulum_up_with_normalisers(tmp_path: Path) -> None:
+    words = ("gym-ppo", "--preset", "continuous", "run.samples=200000", "run.eval_every=200000")
+    assert trained(tmp_path, 1, *words)["eval/return_mean"] >= -300  # a random player gets about -1,200
