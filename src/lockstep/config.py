@@ -1,5 +1,6 @@
 """Configs: frozen dataclasses, a typed overlay of plain values on them, and their form on disk."""
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -75,7 +76,7 @@ class Recipe:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named variations, chosen by `--preset`."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """Other words for fields, such as those of earlier tools."""
+    """Other words for fields, such as those of earlier tools; settings that follow the field are set along with it."""
 
 
 RecipeT = TypeVar("RecipeT", bound=Recipe)
@@ -142,20 +143,25 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
     elif kind in (int, float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-            if kind is float:
-                return number
-            if number == int(number):
-                return int(str(value).replace("_", "")) if isinstance(value, str) and value.isdigit() else int(number)
-        except (TypeError, ValueError, OverflowError):
-            pass
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            return float(value) if kind is float else _whole(value)
     elif kind is str and isinstance(value, str | int | float):
         return str(value)
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
     wanted = " or ".join(map(str, arguments)) if origin is Literal else getattr(kind, "__name__", str(kind))
     raise ConfigError(f"'{name}' is {value!r}, which is not {wanted}.", f"Give {wanted}.")
+
+
+def _whole(value: Any) -> int:
+    """A whole number, also one written `1e6`; by way of a float only then, because large ones lose digits there."""
+    if isinstance(value, int | str):
+        with contextlib.suppress(ValueError):
+            return int(value)
+    number = float(value)
+    if number != int(number):
+        raise ValueError(f"{value} is not whole")
+    return int(number)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -20,6 +20,8 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         run.checkpoints.restore(algorithm, task, clock, at)
         run.log.begin(clock, run.checkpoints.notes)
         runtime.in_sync(algorithm.shared_state(), "at the start")  # one agent, or stop here
+        if config.digests:
+            run.record_digests(clock, algorithm, task)  # what came back, before anything is done with it
 
         stop = False
         while not clock.done and not stop:

@@ -30,6 +30,7 @@ def run(arguments: Sequence[str]) -> int:
 
     import dataclasses
     import json
+    from contextlib import nullcontext
 
     from rich.console import Console
     from rich.table import Table
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     policy = restore_policy(command.run, recipe, Runtime.alone(recipe.run, command.device), command.at)
     runtime = Runtime.alone(dataclasses.replace(recipe.run, seed=command.seed), command.device)
     console = Console()
-    with console.status(f"playing {command.episodes} episodes") if not command.json else _Quiet():
+    with console.status(f"playing {command.episodes} episodes") if not command.json else nullcontext():
         scores = evaluate(policy, recipe.task, runtime, command.episodes)
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True, highlight=False)
@@ -54,8 +55,3 @@ def run(arguments: Sequence[str]) -> int:
         table.add_row(name.replace("_", " "), f"{value:,.3f}")
     console.print(table)
     return 0
-
-
-class _Quiet:
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...

@@ -22,6 +22,12 @@ def say(sentence: str) -> None:
         sys.stdout.flush()
 
 
+def say_notes(notes: Sequence[str]) -> None:
+    """Print what there is to say about a command line; where our own launcher started us, it has said it already."""
+    for note in notes if LAUNCHED not in os.environ else ():
+        say(note)
+
+
 def run_worker(work: Callable[[], Result]) -> int:
     """Run as one process of a run; a failure is left where the launcher finds it, so that it can name the first."""
     from lockstep.config import ConfigError

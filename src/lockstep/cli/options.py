@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -60,14 +60,17 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
 
 def settle(recipe: Recipe, processes: int) -> Recipe:
     """The recipe with its lanes settled and its numbers checked, before any process starts."""
-    from lockstep.lanes import Lanes
+    from lockstep.lanes import Lanes, deal
 
     run = recipe.run
     if run.lanes is None:
         run = dataclasses.replace(run, lanes=max(8, processes))
     if run.samples < 1:
         raise ConfigError(f"run.samples is {run.samples}.", "Train for at least one sample.")
-    Lanes(run.lanes or 0, range(0), run.seed).share(recipe.task.num_envs, "num_envs")
+    if run.lanes is None or run.lanes < 1:
+        raise ConfigError(f"run.lanes is {run.lanes}.", "A run has at least one lane.")
+    deal(run.lanes, processes)
+    Lanes(run.lanes, range(0), run.seed).share(recipe.task.num_envs, "num_envs")
     recipe.algo.check(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
 
@@ -76,7 +79,7 @@ def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[
     """A verb's own flags, the flags left for the recipe, and sentences to print."""
     from lockstep.recipes import RECIPES, find_recipe
 
-    name = next((word for word in arguments if not word.startswith("-") and "=" not in word), None)
+    arguments, name = _recipe_first(arguments, RECIPES)
     wants_help = any(word in ("-h", "--help") for word in arguments)
     if wants_help and name is not None and (name in RECIPES or name.endswith(".py")):
         recipe = find_recipe(name)
@@ -89,6 +92,19 @@ def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[
         Start, args=words.flags, prog=f"lockstep {verb}", description=about, return_unknown_args=True
     )
     return start, rest + [f"{key}={value}" for key, value in words.settings.items()], words.notes
+
+
+def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[list[str], str | None]:
+    """The arguments with the recipe's name in front, and that name: whoever puts flags before it is understood, too."""
+    bare = [place for place, word in enumerate(arguments) if not word.startswith("-") and "=" not in word]
+    # A word that follows a flag may be its value; a recipe's name, or else a word that follows none, is the better guess.
+    named = [place for place in bare if arguments[place] in known or arguments[place].endswith(".py")]
+    free = [place for place in bare if place == 0 or not arguments[place - 1].startswith("-")]
+    guesses = [*(place for place in named if place in free), *named, *free, *bare]
+    if not guesses:
+        return list(arguments), None
+    name = arguments[guesses[0]]
+    return [name, *arguments[: guesses[0]], *arguments[guesses[0] + 1 :]], name
 
 
 def choose_gpus(gpus: str | None, procs: int) -> int:

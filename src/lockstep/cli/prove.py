@@ -14,6 +14,9 @@ from lockstep.config import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+"""Makes torch compare what every process is about to do at each collective: a branch that one takes alone is named."""
+
 
 @dataclass(frozen=True)
 class Prove:
@@ -95,7 +98,7 @@ class Proof:
     def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
         from lockstep.runtime.launch import launch
 
-        return launch(arguments, processes, environment, quiet=True) or ""
+        return launch(arguments, processes, CHECKED | (environment or {}), quiet=True) or ""
 
     def _moment(self, processes: int, phase: str) -> int:
         """When to strike: the second save, or some reduction of an iteration in the middle of the undisturbed run."""
@@ -193,7 +196,10 @@ def first_difference(one: Path, other: Path) -> str:
         digests = theirs.get(line["iteration"], {})
         names = [name for name, digest in line["digests"].items() if digests.get(name) != digest]
         if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            # Lanes first: they collect before the agent learns, so what went wrong there came first.
+            lanes = [name for name in names if name.startswith("lane-")]
+            few = lanes[:3] + [name for name in names if name not in lanes][:3]
+            shown = ", ".join(few) + (f" and {len(names) - len(few)} more" if len(names) > len(few) else "")
             return f"{other.name} differs from {one.name} first at iteration {line['iteration']}: {shown}"
     return f"{other.name} differs from {one.name} in its clock or evaluation only; every tensor is equal throughout"
 

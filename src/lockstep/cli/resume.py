@@ -45,9 +45,11 @@ def run(arguments: Sequence[str]) -> int:
     words = translate(
         arguments, {"run.samples": "samples", "total-timesteps": "samples", "steps": "samples", "samples": "samples"}
     )
-    command = tyro.cli(Resume, args=words.flags, prog="lockstep resume")
+    flags, settings = _part(words.flags)
+    command = tyro.cli(Resume, args=flags, prog="lockstep resume")
     procs = choose_gpus(command.gpus, command.procs)
-    changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in words.settings.items()}
+    settings |= words.settings
+    changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in settings.items()}
     for key in changes:
         if key not in CHANGEABLE:
             raise ConfigError(
@@ -55,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"These can: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
             )
 
-    from lockstep.cli.launching import launch_or_explain, run_worker, started_processes
+    from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
     from lockstep.load import recipe_of
     from lockstep.train import train
 
@@ -63,9 +65,23 @@ def run(arguments: Sequence[str]) -> int:
     if command.samples is not None:
         recipe = overlay(recipe, {"run.samples": command.samples})
     recipe = settle(recipe, procs)
+    say_notes(words.notes)
     if started_processes() or procs == 1:
         return run_worker(lambda: train(recipe, resume=True, at=command.at))
     extra = [f"run.{key}={value}" for key, value in changes.items()]
     extra += ["--samples", str(command.samples)] if command.samples is not None else []
     extra += ["--at", str(command.at)] if command.at is not None else []
     return launch_or_explain(["resume", str(command.run), *extra], procs)
+
+
+def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """A command line parted into this verb's own flags and the settings of the run, `--run.device cpu`, among them."""
+    flags: list[str] = []
+    settings: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if word.startswith("--") and "." in word:
+            settings[word.removeprefix("--")] = next(rest, "")
+        else:
+            flags.append(word)
+    return flags, settings

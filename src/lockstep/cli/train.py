@@ -16,10 +16,11 @@ def run(arguments: Sequence[str]) -> int:
     if start.resume is not None:
         from lockstep.cli.resume import run as resume
 
-        return resume([start.resume, "--procs", str(start.procs)])
+        gpus = [] if start.gpus is None else ["--gpus", start.gpus]
+        return resume([start.resume, "--procs", str(start.procs), *gpus, *rest])
     procs = choose_gpus(start.gpus, start.procs)
 
-    from lockstep.cli.launching import launch_or_explain, run_worker, say, started_processes
+    from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
     from lockstep.run.rundir import refuse_taken
     from lockstep.train import train
 
@@ -27,8 +28,7 @@ def run(arguments: Sequence[str]) -> int:
     if started and procs not in (1, started):
         raise ConfigError(f"--procs {procs} was given to one of {started} processes of torchrun.", "Leave --procs out.")
     recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
-    for note in notes:
-        say(note)
+    say_notes(notes)
     if started or procs == 1:
         return run_worker(lambda: train(recipe, init_from=start.init_from))
     recipe = named(recipe)

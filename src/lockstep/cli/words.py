@@ -65,15 +65,18 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
         name = name.replace("_", "-")
         if name in DROPPED:
             words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
-            if not has_value and rest and not rest[0].startswith("-") and "=" not in rest[0]:
-                rest.pop(0)
+            if not has_value and rest and (rest[0].isdigit() or rest[0].lower() in ("true", "false")):
+                rest.pop(0)  # its value; any other word stands for itself
         elif name in ("episodes", "max-episodes"):
             count = value if has_value else (rest.pop(0) if rest else "")
             _set(words, flag, "run.samples", _episodes_as_samples(name, count, episode_length, words.notes.append))
-        elif flag:
-            words.flags += [f"--{known.get(name, name)}", *([value] if has_value else [])]
         else:
-            _set(words, flag, known.get(name, name), value)
+            target, *along = known[name].split() if name in known else [name]
+            words.settings |= dict(setting.split("=") for setting in along)
+            if flag:
+                words.flags += [f"--{target}", *([value] if has_value else [])]
+            else:
+                _set(words, flag, target, value)
     return words
 
 

@@ -43,7 +43,9 @@ class MLP(nn.Module):
         self.features = sizes[-1]
 
     def forward(self, obs: Tensor) -> Tensor:
-        return self.layers(obs.flatten(1).float())  # [N, D]
+        return self.layers(
+            obs.unsqueeze(-1).flatten(1).float()
+        )  # [N, D]; unsqueezed, for an observation may be one number
 
 
 class CNN(nn.Module):

@@ -60,12 +60,12 @@ class ObservationNormalizer:
         if name not in self._frozen:
             return obs
         mean, std = self._frozen[name]
-        return ((obs.flatten(1) - mean) / std).clamp(-10.0, 10.0).view(obs.shape)
+        return ((obs.unsqueeze(-1).flatten(1) - mean) / std).clamp(-10.0, 10.0).view(obs.shape)
 
     def table(self, obs: Tree) -> Tensor:
         """What this process saw, observations [L, N, ...] as one table [L, K] to be pooled."""
         parts = leaves(obs)
-        return torch.cat([RunningMoments.table(parts[name].flatten(2)) for name in self.moments], dim=1)
+        return torch.cat([RunningMoments.table(parts[name].unsqueeze(-1).flatten(2)) for name in self.moments], dim=1)
 
     def merge(self, pooled: Tensor) -> None:
         sizes = [len(part.sums) for part in self.moments.values()]

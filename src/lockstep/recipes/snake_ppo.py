@@ -43,7 +43,8 @@ class SnakePPO(Recipe):
         "run": {"samples": 4096, "log_every": 1024, "eval_every": 2048, "eval_episodes": 8, "save_every": 1024},
     }
     aliases: ClassVar = {
-        "policy-width": "algo.encoder.width",
-        "policy-depth": "algo.encoder.depth",
+        # Channels would beat width and depth.
+        "policy-width": "algo.encoder.width algo.encoder.channels=",
+        "policy-depth": "algo.encoder.depth algo.encoder.channels=",
         "grid-size": "task.size",
     }

@@ -131,8 +131,9 @@ def digest_tensor(name: str, tensor: Tensor) -> str:
     """SHA-256 of a tensor's name, dtype, shape and logical bytes; strides and files do not matter."""
     tensor = tensor.detach().to("cpu").contiguous()
     head = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode()
-    body = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return hashlib.sha256(head + body).hexdigest()
+    # Strided anew, because a single element counts as contiguous whatever its stride, and then has no bytes to view.
+    flat = tensor.reshape(-1).as_strided((tensor.numel(),), (1,))
+    return hashlib.sha256(head + flat.view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def hash_checkpoint(directory: Path) -> str:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.run.format import read_json
+from lockstep.run.format import Damaged, read_json
 
 _NAME = re.compile(r"(\d+)-g(\d+)")
 
@@ -54,9 +54,14 @@ def claim(directory: Path, parent: Name | None) -> int:
 
 
 def parent_of(directory: Path, generation: int) -> Name | None:
+    """The checkpoint a generation went on from, None for a fresh start; Damaged where the claim does not say."""
     path = _generation_file(directory, generation)
-    text = read_json(path).get("parent") if path.exists() else None
-    return Name.parse(text) if isinstance(text, str) else None
+    claimed = read_json(path)
+    parent = claimed.get("parent", "") if isinstance(claimed, dict) else ""
+    name = Name.parse(str(parent))
+    if name is None and parent is not None:
+        raise Damaged(f"{path} does not name a checkpoint")
+    return name
 
 
 def published(directory: Path) -> list[Name]:
@@ -72,7 +77,13 @@ def lineage(directory: Path) -> list[Name]:
     generation, everything = newest_generation(directory), published(directory)
     while generation:
         line += [n for n in everything if n.generation == generation and (limit is None or n.samples <= limit.samples)]
-        limit = parent_of(directory, generation)
+        try:
+            limit = parent_of(directory, generation)
+        except Damaged:
+            if line:
+                break
+            generation -= 1  # a kill cut the claim short, so nothing was published under it
+            continue
         if limit is None or limit.generation >= generation:
             break
         generation = limit.generation

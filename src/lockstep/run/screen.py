@@ -1,5 +1,6 @@
 """What a person watches while a run trains: a live screen in a terminal, plain lines elsewhere."""
 
+import math
 import sys
 import time
 from collections import deque
@@ -155,10 +156,13 @@ class LiveScreen:
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as a row of little bars."""
-    low, high = min(values), max(values)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in values)
+    """Values as a row of little bars, with a gap where one is no number: a screen must not end a run."""
+    known = [value / 2 for value in values if math.isfinite(value)]  # halved, so that no difference is infinite
+    low = min(known, default=0.0)
+    span = max(known, default=0.0) - low or 1.0
+    return "".join(
+        _BARS[round((value / 2 - low) / span * (len(_BARS) - 1))] if math.isfinite(value) else " " for value in values
+    )
 
 
 def duration(seconds: float) -> str:

@@ -223,9 +223,11 @@ class Gradient:
         return True
 
     def _arrived(self, parameter: Tensor) -> None:
+        if not self._overlapping:
+            return  # an earlier micro-batch: what it brought is not yet all of it
         self._missing[self._bucket_of[parameter]] -= 1  # type: ignore[index]
         # In one fixed order on every process: two buckets of equal size would else be summed crosswise without a word.
-        while self._overlapping and len(self._handles) < len(self._bounds) and not self._missing[len(self._handles)]:
+        while len(self._handles) < len(self._bounds) and not self._missing[len(self._handles)]:
             self._launch_next()
 
     def _launch_next(self) -> None:

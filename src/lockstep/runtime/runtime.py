@@ -180,6 +180,7 @@ class Runtime:
 
     def in_sync(self, state: State, where: str) -> None:
         """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if any differ."""
+        self._forbid_inside_lane()
         if self.size == 1:
             return
         with self.phase("check"):
@@ -200,11 +201,11 @@ class Runtime:
         else:
             parts = [tree_map(lambda x: x.flatten(0, 1), batch)]
         for part in parts:
-            self._inside_lane = True
+            outer, self._inside_lane = self._inside_lane, True
             try:
                 yield part
             finally:
-                self._inside_lane = False
+                self._inside_lane = outer
 
     def map_lanes(self, function: Callable[[Any], Tree], batch: Tree) -> Any:
         """Apply a function to the parts `by_lane` yields and put the results together again, [L, N, ...]."""

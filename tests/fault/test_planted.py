@@ -1,0 +1,230 @@
+"""The proof can fail: plant one fault at a time, and see it caught with the right tensor or cause named.
+
+Some of these faults train different agents on different processes: the check that every run carries catches those. The
+others train one agent, but not the one that a single process trains, or not the one that an uninterrupted run trains:
+those are for `lockstep prove`, which compares hashes and names the first iteration and tensor that go apart.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.algorithms.ppo import PPO
+from lockstep.cli.prove import CHECKED, first_difference
+from lockstep.config import overlay
+from lockstep.lanes import Lanes
+from lockstep.nets.normalizer import ObservationNormalizer
+from lockstep.protocols import Metrics
+from lockstep.recipes.gym_ppo import GymPPO
+from lockstep.run.checkpoints import find
+from lockstep.run.format import hash_checkpoint
+from lockstep.runtime.optimizer import Gradient
+from lockstep.streams import LaneStreams, Stream
+from lockstep.tasks.gym import GymEnvs
+from lockstep.train import train
+from processes import Outcome, outcomes, together
+
+pytestmark = pytest.mark.distributed
+
+ITERATIONS = 4
+TINY = {
+    "task.id": "Pendulum-v1",
+    "algo": {"horizon": 16, "batch_size": 64, "epochs": 2, "normalize_obs": True, "encoder": {"width": 8, "depth": 1}},
+    "run": {"samples": ITERATIONS * 8 * 16, "eval_every": None, "save_every": 128, "check_every": 1, "log_every": 128},
+    "run.reduction": "exact",
+    "run.digests": True,
+    "run.timeout": 20.0,
+}
+
+
+# -- the faults --------------------------------------------------------------------------------------------------------
+
+
+def gradient_not_reduced():
+    Gradient._sum_integers = _with(Gradient._sum_integers, lambda self: setattr(self, "runtime", _Alone(self.runtime)))
+
+
+def gradient_reduced_twice():
+    once = Gradient._sum_integers
+
+    def twice(self, lanes):
+        finite = once(self, lanes)
+        self.runtime.sum(self.flat)
+        return finite
+
+    Gradient._sum_integers = twice
+
+
+def advantages_normalised_per_process():
+    pooled = PPO._batch
+
+    def local(self, metrics):
+        runtime, self.runtime = self.runtime, _Alone(self.runtime)
+        try:
+            return pooled(self, metrics)
+        finally:
+            self.runtime = runtime
+
+    PPO._batch = local
+
+
+def normaliser_not_merged():
+    table = ObservationNormalizer.table
+
+    def remember(self, obs):
+        self.mine = table(self, obs)
+        return self.mine
+
+    def merge(self, _):
+        scale = 8 / len(self.mine)
+        [part.merge(self.mine.sum(0) * scale) for part in self.moments.values()]
+        self.freeze()
+
+    ObservationNormalizer.table, ObservationNormalizer.merge = remember, merge
+
+
+def same_stream_on_two_lanes():
+    Lanes.streams = lambda self, purpose: LaneStreams(
+        tuple(Stream(self.seed, purpose, index) for index in range(len(self)))
+    )
+
+
+def minibatches_depend_on_the_processes():
+    shuffle = LaneStreams.permutation
+    LaneStreams.permutation = lambda self, counter, length: shuffle(self, counter + len(self.streams), length)
+
+
+def kl_stop_on_a_local_value():
+    lanes_here = []
+    start = PPO.update
+
+    def update(self, clock):
+        lanes_here[:] = self.runtime.lanes.local
+        return start(self, clock)
+
+    PPO.update = update
+    Metrics.latest = lambda self, name: 1.0 if 0 in lanes_here else 0.0
+
+
+def optimizer_not_restored():
+    def load(self, state):
+        for name, tensor in self.weights().items():
+            tensor.detach().copy_(state[name])
+        self.normalizer.freeze()
+
+    PPO.load_shared_state = load
+
+
+def environment_not_restored():
+    GymEnvs.load_lane_state = lambda self, lane, state: None
+
+
+class _Alone:
+    """A runtime that forgets the other processes: what an algorithm does that never heard of them."""
+
+    def __init__(self, runtime):
+        self._runtime = runtime
+
+    def __getattr__(self, name):
+        return getattr(self._runtime, name)
+
+    def sum(self, tensor):
+        return tensor
+
+    def max(self, tensor):
+        return tensor
+
+    def pool(self, table):
+        return table.sum(0) * (self._runtime.lanes.count / len(self._runtime.lanes))
+
+
+def _with(function, before):
+    def planted(self, *arguments):
+        if not isinstance(self.runtime, _Alone):
+            before(self)
+        return function(self, *arguments)
+
+    return planted
+
+
+# -- running with and without them -------------------------------------------------------------------------------------
+
+
+def trial(directory: str, name: str, fault: str | None, extra: dict, resume: bool) -> None:
+    """On each process: plant a fault, then train."""
+    torch.distributed.set_debug_level_from_env()  # torch was imported before the environment was set
+    if fault:
+        globals()[fault]()
+    recipe = overlay(overlay(GymPPO(), TINY), extra | {"run.dir": directory, "run.name": name})
+    train(recipe, resume=resume)
+
+
+def run(directory: Path, name: str, processes: int, fault=None, extra=None, resume=False, **options) -> list[Outcome]:
+    return outcomes(trial, processes, str(directory), name, fault, extra or {}, resume, **options)
+
+
+def hash_of(run: Path) -> str:
+    name, _ = find(run / "checkpoints")
+    return hash_checkpoint(run / "checkpoints" / str(name))
+
+
+def errors(ended: list[Outcome]) -> str:
+    return "\n".join(outcome.error for outcome in ended)
+
+
+def test_without_a_fault_one_and_two_processes_and_a_killed_run_train_one_agent(tmp_path):
+    for name, processes in (("one", 1), ("two", 2)):
+        assert not any(outcome.error for outcome in run(tmp_path, name, processes))
+    killed = run(tmp_path, "killed", 1, environment={"LOCKSTEP_KILL": "0:learn:3"})
+    assert "SIGKILL" in killed[0].error
+    together(trial, 2, str(tmp_path), "killed", None, {}, True)
+    assert hash_of(tmp_path / "one") == hash_of(tmp_path / "two") == hash_of(tmp_path / "killed")
+
+
+@pytest.mark.parametrize(
+    ("fault", "tensor"), [("gradient_not_reduced", "net."), ("normaliser_not_merged", "obs_moments")]
+)
+def test_processes_that_hold_different_agents_are_stopped_by_the_check_every_run_carries(tmp_path, fault, tensor):
+    report = errors(run(tmp_path, "two", 2, fault))
+    assert "OutOfSync: the processes no longer hold one agent" in report
+    assert f"process 1: {tensor}" in report
+    assert not any(outcome.error for outcome in run(tmp_path, "one", 1, fault))  # harmless alone: hence so common
+
+
+@pytest.mark.parametrize(
+    ("fault", "extra", "tensor"),
+    [
+        ("gradient_reduced_twice", {"algo.max_grad_norm": 1e9}, "algorithm.net."),
+        ("advantages_normalised_per_process", {}, "algorithm.net."),
+        ("same_stream_on_two_lanes", {}, "lane-0004."),
+        ("minibatches_depend_on_the_processes", {}, "algorithm.net."),
+    ],
+)
+def test_one_agent_that_is_not_the_one_a_single_process_trains_is_caught_by_the_proof(tmp_path, fault, extra, tensor):
+    for name, processes in (("one", 1), ("two", 2)):
+        assert not errors(run(tmp_path, name, processes, fault, extra)).strip()  # no process knows
+    assert hash_of(tmp_path / "one") != hash_of(tmp_path / "two")
+    difference = first_difference(tmp_path / "one", tmp_path / "two")
+    assert "first at iteration 1:" in difference
+    assert tensor in difference
+
+
+def test_a_branch_taken_by_one_process_alone_is_caught_by_the_proof(tmp_path):
+    ended = run(tmp_path, "two", 2, "kl_stop_on_a_local_value", {"algo.target_kl": 0.5}, environment=CHECKED)
+    assert "mismatch between collectives" in errors(ended)
+
+
+@pytest.mark.parametrize(
+    ("fault", "tensor"),
+    [("optimizer_not_restored", "algorithm.optimizer."), ("environment_not_restored", ".task.")],
+)
+def test_a_run_that_comes_back_with_something_missing_is_caught_by_the_proof(tmp_path, fault, tensor):
+    together(trial, 1, str(tmp_path), "whole", None, {}, False)
+    assert "SIGKILL" in run(tmp_path, "killed", 1, environment={"LOCKSTEP_KILL": "0:learn:3"})[0].error
+    assert not run(tmp_path, "killed", 1, fault, resume=True)[0].error
+    assert hash_of(tmp_path / "whole") != hash_of(tmp_path / "killed")
+    difference = first_difference(tmp_path / "whole", tmp_path / "killed")
+    assert "first at iteration 2:" in difference  # the one it came back to
+    assert tensor in difference
+    assert "net." not in difference

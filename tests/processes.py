@@ -1,0 +1,247 @@
+"""Starts real processes with a time limit, so that a hang is a failed test with stacks, never a stuck job.
+
+`together` runs a function of a test module on N processes that can find each other, as a launcher would start them.
+They are forked from a server that has torch and lockstep imported, so a test of four takes a second. `command` runs a
+command line as a user types it, and pays for the imports.
+
+    def agreed(flag):                                       # at the top of a test module
+        with Runtime.start(RunConfig(lanes=8)) as runtime:
+            return runtime.agree(flag=runtime.rank == flag)
+
+    together(agreed, 4, 2)                                  # [{"flag": True}] * 4, by process
+"""
+
+import faulthandler
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SECONDS = 60.0
+"""How long a group may take: many times what it needs on a busy machine, and no more than a tester's patience."""
+
+_IMPORTED = [
+    "pytest",
+    "psutil",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.tensorboard",
+    "torch._dynamo",  # torch.optim wants it
+    "torch._inductor.config",  # torch.use_deterministic_algorithms wants it
+    "lockstep.train",
+    "lockstep.cli.prove",
+    "lockstep.cli.resume",
+    "lockstep.recipes.gym_ppo",
+    "lockstep.recipes.snake_ppo",
+]
+"""What the server imports, so that nobody forked from it has to."""
+
+# A server, not a fork of the test process: whatever threads another test has started, the server has one.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(_IMPORTED)
+
+
+class Hung(AssertionError):
+    """Processes that did not end in time; the message holds the stacks of each."""
+
+
+class Failed(AssertionError):
+    """A process that was meant to end well and did not."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one process ended."""
+
+    process: int
+    value: Any
+    """What its function returned, as JSON gives it back; None where it failed."""
+    error: str
+    """`Kind: message` of the exception it ended with, or the signal; empty when it ended well."""
+    output: str
+    """Standard output and error."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int
+    output: str
+    """Standard output and error."""
+
+
+def together(
+    function: Callable[..., Any],
+    processes: int,
+    *arguments: Any,
+    seconds: float = SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """The value of a function on each of several processes; Failed, with every traceback, if one of them fails."""
+    ended = outcomes(function, processes, *arguments, seconds=seconds, environment=environment)
+    if any(outcome.error for outcome in ended):
+        raise Failed("\n".join(_describe(outcome) for outcome in ended))
+    return [outcome.value for outcome in ended]
+
+
+def outcomes(
+    function: Callable[..., Any],
+    processes: int,
+    *arguments: Any,
+    seconds: float = SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> list[Outcome]:
+    """The same for functions that may fail: how each process ended, whichever way."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-test-") as scratch:
+        places = [
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(processes),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(processes),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                **(environment or {}),
+            }
+            for port in [_free_port()]
+            for rank in range(processes)
+        ]
+        folders = [Path(scratch) / str(rank) for rank in range(processes)]
+        workers = []
+        _start_server()
+        try:
+            for place, folder in zip(places, folders, strict=True):
+                folder.mkdir()
+                worker = _context.Process(target=_work, args=(function, arguments, place, folder), daemon=True)
+                worker.start()
+                workers.append(worker)
+            deadline = time.monotonic() + seconds
+            waiting = [worker.sentinel for worker in workers]
+            while waiting and (left := deadline - time.monotonic()) > 0:
+                ended = connection.wait(waiting, left)
+                waiting = [sentinel for sentinel in waiting if sentinel not in ended]
+            alive = [worker.pid for worker in workers if worker.is_alive()]
+        finally:
+            _end([worker.pid for worker in workers if worker.is_alive()])
+            for worker in workers:
+                worker.join()
+        found = [_read(rank, folder, worker.exitcode) for rank, (folder, worker) in enumerate(zip(folders, workers))]
+    if alive:
+        raise Hung(f"not over after {seconds:.0f} s\n" + "\n".join(_describe(outcome) for outcome in found))
+    return found
+
+
+def command(
+    words: Sequence[str | Path],
+    *,
+    directory: Path | None = None,
+    seconds: float = SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> Finished:
+    """Run a command line to its end; Hung, with the stacks of it and of all it started, if it takes too long."""
+    surroundings = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    surroundings |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            cwd=directory,
+            env=surroundings | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        hung = False
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            hung = True
+        finally:
+            if process.poll() is None:
+                children = psutil.Process(process.pid).children(recursive=True)
+                _end([child.pid for child in children] + [process.pid])
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    if hung:
+        raise Hung(f"not over after {seconds:.0f} s: {' '.join(map(str, words))}\n{text}")
+    return Finished(process.returncode, text)
+
+
+def _start_server() -> None:
+    """The server lives as long as the tests, with the settings it is started with: one thread, whatever was asked."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+def _work(function: Callable[..., Any], arguments: tuple[Any, ...], place: dict[str, str], folder: Path) -> None:
+    """In a process of its own: stand where the launcher says, run the function, leave what came of it."""
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    faulthandler.enable(sys.stderr)  # SIGABRT is how the time limit ends a process: it leaves the stacks
+    os.environ.update(place)
+    try:
+        answer = {"value": function(*arguments)}
+        text = json.dumps(answer)
+    except BaseException as error:
+        traceback.print_exc()
+        text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+    beside = folder / "answer.partial"
+    beside.write_text(text)
+    beside.rename(folder / "answer")
+    sys.stdout.flush()
+    os._exit(0)  # a thread that a failed collective left behind must not keep the process
+
+
+def _read(process: int, folder: Path, code: int | None) -> Outcome:
+    output = (folder / "output").read_text() if (folder / "output").exists() else ""
+    if (folder / "answer").exists():
+        answer = json.loads((folder / "answer").read_text())
+        return Outcome(process, answer.get("value"), answer.get("error", ""), output)
+    ending = signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
+    return Outcome(process, None, f"ended by {ending}", output)
+
+
+def _describe(outcome: Outcome) -> str:
+    return f"-- process {outcome.process}: {outcome.error or 'ended well'}\n{outcome.output}".rstrip()
+
+
+def _end(processes: Sequence[int | None]) -> None:
+    """Ask for stacks by SIGABRT, of all of them before the first is gone; whoever is still there gets SIGKILL."""
+    known = [psutil.Process(pid) for pid in processes if pid is not None and psutil.pid_exists(pid)]
+    for sign in (signal.SIGABRT, signal.SIGKILL):
+        for process in known:
+            try:
+                process.send_signal(sign)
+            except psutil.NoSuchProcess:
+                continue
+        _, known = psutil.wait_procs(known, timeout=5)
+
+
+def _free_port() -> str:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
