@@ -9,33 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import SAMPLES, errors, hash_of, run, trial
 
 from lockstep.algorithms.ppo import PPO
 from lockstep.cli.prove import CHECKED, first_difference
-from lockstep.config import overlay
 from lockstep.lanes import Lanes
 from lockstep.nets.normalizer import ObservationNormalizer
 from lockstep.protocols import Metrics
-from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.run.checkpoints import find
-from lockstep.run.format import hash_checkpoint
 from lockstep.runtime.optimizer import Gradient
 from lockstep.streams import LaneStreams, Stream
 from lockstep.tasks.gym import GymEnvs
-from lockstep.train import train
-from processes import Outcome, outcomes, together
+from processes import Outcome, outcomes
 
 pytestmark = pytest.mark.distributed
-
-ITERATIONS = 4
-TINY = {
-    "task.id": "Pendulum-v1",
-    "algo": {"horizon": 16, "batch_size": 64, "epochs": 2, "normalize_obs": True, "encoder": {"width": 8, "depth": 1}},
-    "run": {"samples": ITERATIONS * 8 * 16, "eval_every": None, "save_every": 128, "check_every": 1, "log_every": 128},
-    "run.reduction": "exact",
-    "run.digests": True,
-    "run.timeout": 20.0,
-}
 
 
 # -- the faults --------------------------------------------------------------------------------------------------------
@@ -151,59 +137,39 @@ def _with(function, before):
 # -- running with and without them -------------------------------------------------------------------------------------
 
 
-def trial(directory: str, name: str, fault: str | None, extra: dict, resume: bool) -> None:
+def planted(directory: str, name: str, fault: str, extra: dict, resume: bool) -> None:
     """On each process: plant a fault, then train."""
     torch.distributed.set_debug_level_from_env()  # torch was imported before the environment was set
-    if fault:
-        globals()[fault]()
-    recipe = overlay(overlay(GymPPO(), TINY), extra | {"run.dir": directory, "run.name": name})
-    train(recipe, resume=resume)
+    globals()[fault]()
+    trial(directory, name, {"run.eval_every": None} | extra, resume)
 
 
-def run(directory: Path, name: str, processes: int, fault=None, extra=None, resume=False, **options) -> list[Outcome]:
-    return outcomes(trial, processes, str(directory), name, fault, extra or {}, resume, **options)
-
-
-def hash_of(run: Path) -> str:
-    name, _ = find(run / "checkpoints")
-    return hash_checkpoint(run / "checkpoints" / str(name))
-
-
-def errors(ended: list[Outcome]) -> str:
-    return "\n".join(outcome.error for outcome in ended)
-
-
-def test_without_a_fault_one_and_two_processes_and_a_killed_run_train_one_agent(tmp_path):
-    for name, processes in (("one", 1), ("two", 2)):
-        assert not any(outcome.error for outcome in run(tmp_path, name, processes))
-    killed = run(tmp_path, "killed", 1, environment={"LOCKSTEP_KILL": "0:learn:3"})
-    assert "SIGKILL" in killed[0].error
-    together(trial, 2, str(tmp_path), "killed", None, {}, True)
-    assert hash_of(tmp_path / "one") == hash_of(tmp_path / "two") == hash_of(tmp_path / "killed")
+def run_planted(directory: Path, name: str, processes: int, fault: str, extra=None, resume=False) -> list[Outcome]:
+    return outcomes(planted, processes, str(directory), name, fault, extra or {}, resume, environment=CHECKED)
 
 
 @pytest.mark.parametrize(
     ("fault", "tensor"), [("gradient_not_reduced", "net."), ("normaliser_not_merged", "obs_moments")]
 )
 def test_processes_that_hold_different_agents_are_stopped_by_the_check_every_run_carries(tmp_path, fault, tensor):
-    report = errors(run(tmp_path, "two", 2, fault))
+    report = errors(run_planted(tmp_path, "two", 2, fault))
     assert "OutOfSync: the processes no longer hold one agent" in report
     assert f"process 1: {tensor}" in report
-    assert not any(outcome.error for outcome in run(tmp_path, "one", 1, fault))  # harmless alone: hence so common
+    assert not errors(run_planted(tmp_path, "one", 1, fault))  # harmless alone: hence so common
 
 
 @pytest.mark.parametrize(
     ("fault", "extra", "tensor"),
     [
         ("gradient_reduced_twice", {"algo.max_grad_norm": 1e9}, "algorithm.net."),
-        ("advantages_normalised_per_process", {}, "algorithm.net."),
+        ("advantages_normalised_per_process", {"algo.normalize_rewards": False}, "algorithm.net."),
         ("same_stream_on_two_lanes", {}, "lane-0004."),
         ("minibatches_depend_on_the_processes", {}, "algorithm.net."),
     ],
 )
 def test_one_agent_that_is_not_the_one_a_single_process_trains_is_caught_by_the_proof(tmp_path, fault, extra, tensor):
     for name, processes in (("one", 1), ("two", 2)):
-        assert not errors(run(tmp_path, name, processes, fault, extra)).strip()  # no process knows
+        assert not errors(run_planted(tmp_path, name, processes, fault, extra))  # no process knows
     assert hash_of(tmp_path / "one") != hash_of(tmp_path / "two")
     difference = first_difference(tmp_path / "one", tmp_path / "two")
     assert "first at iteration 1:" in difference
@@ -211,7 +177,7 @@ def test_one_agent_that_is_not_the_one_a_single_process_trains_is_caught_by_the_
 
 
 def test_a_branch_taken_by_one_process_alone_is_caught_by_the_proof(tmp_path):
-    ended = run(tmp_path, "two", 2, "kl_stop_on_a_local_value", {"algo.target_kl": 0.5}, environment=CHECKED)
+    ended = run_planted(tmp_path, "two", 2, "kl_stop_on_a_local_value", {"algo.target_kl": 0.5})
     assert "mismatch between collectives" in errors(ended)
 
 
@@ -220,9 +186,9 @@ def test_a_branch_taken_by_one_process_alone_is_caught_by_the_proof(tmp_path):
     [("optimizer_not_restored", "algorithm.optimizer."), ("environment_not_restored", ".task.")],
 )
 def test_a_run_that_comes_back_with_something_missing_is_caught_by_the_proof(tmp_path, fault, tensor):
-    together(trial, 1, str(tmp_path), "whole", None, {}, False)
-    assert "SIGKILL" in run(tmp_path, "killed", 1, environment={"LOCKSTEP_KILL": "0:learn:3"})[0].error
-    assert not run(tmp_path, "killed", 1, fault, resume=True)[0].error
+    assert not errors(run(tmp_path, "whole", 1))
+    assert "SIGKILL" in errors(run(tmp_path, "killed", 1, kill="0:learn:3"))
+    assert not errors(run_planted(tmp_path, "killed", 1, fault, {"run.eval_every": 2 * SAMPLES}, resume=True))
     assert hash_of(tmp_path / "whole") != hash_of(tmp_path / "killed")
     difference = first_difference(tmp_path / "whole", tmp_path / "killed")
     assert "first at iteration 2:" in difference  # the one it came back to

@@ -1,0 +1,46 @@
+"""A run of a second that has everything a run can have: continuous actions, normalisers, saves at every iteration."""
+
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import overlay
+from lockstep.recipes.gym_ppo import GymPPO
+from lockstep.run.checkpoints import find
+from lockstep.run.format import hash_checkpoint
+from lockstep.train import train
+from processes import Outcome, outcomes
+
+ITERATIONS, SAMPLES = 4, 8 * 16
+"""Iterations of a run, and samples of an iteration."""
+SETTINGS = {
+    "task.id": "Pendulum-v1",
+    "algo": {"horizon": 16, "batch_size": 64, "epochs": 2, "normalize_obs": True, "normalize_rewards": True},
+    "algo.encoder": {"width": 8, "depth": 1},
+    "run": {"samples": ITERATIONS * SAMPLES, "save_every": SAMPLES, "check_every": 1, "log_every": 2 * SAMPLES},
+    "run.eval_every": 2 * SAMPLES,
+    "run.eval_episodes": 4,
+    "run.reduction": "exact",
+    "run.digests": True,
+    "run.timeout": 20.0,
+}
+
+
+def trial(directory: str, name: str, extra: dict[str, Any], resume: bool) -> None:
+    """Train, as one of the processes of a group."""
+    train(overlay(GymPPO(), SETTINGS | extra | {"run.dir": directory, "run.name": name}), resume=resume)
+
+
+def run(directory: Path, name: str, processes: int, resume: bool = False, kill: str | None = None) -> list[Outcome]:
+    """Train on several processes, one of which may be told to kill itself; how each ended."""
+    environment = {"LOCKSTEP_KILL": kill} if kill else {}
+    return outcomes(trial, processes, str(directory), name, {}, resume, environment=environment)
+
+
+def hash_of(run: Path) -> str:
+    """The hash of a run as it stands."""
+    name, _ = find(run / "checkpoints")
+    return hash_checkpoint(run / "checkpoints" / str(name))
+
+
+def errors(ended: list[Outcome]) -> str:
+    return "\n".join(outcome.error for outcome in ended).strip()

@@ -1,0 +1,120 @@
+"""A damaged checkpoint is never used: the one before it is, and the user is told which file was wrong."""
+
+import json
+import shutil
+
+import pytest
+from runs import SAMPLES, errors, hash_of, run
+
+from lockstep.run.lineage import lineage
+
+pytestmark = pytest.mark.distributed
+
+
+def truncate(checkpoint):
+    path = checkpoint / "shared.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    return path.name
+
+
+def flip_a_bit(checkpoint):
+    path = next(checkpoint.glob("lanes-*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path.name
+
+
+def lose_the_manifest(checkpoint):
+    (checkpoint / "manifest.json").unlink()
+    return "manifest.json"
+
+
+def lose_a_lane_file(checkpoint):
+    path = next(checkpoint.glob("lanes-*.safetensors"))
+    path.unlink()
+    return path.name
+
+
+def spoil_the_values(checkpoint):
+    (checkpoint / "state.json").write_text("{")
+    return "state.json"
+
+
+def lead_out_of_the_directory(checkpoint):
+    """A manifest that is right about every hash, and names a file outside."""
+    outside = checkpoint.parent / "outside.safetensors"
+    shutil.copy(checkpoint / "shared.safetensors", outside)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["files"]["../outside.safetensors"] = manifest["files"]["shared.safetensors"]
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    return "leads out of the checkpoint"
+
+
+DAMAGES = [truncate, flip_a_bit, lose_the_manifest, lose_a_lane_file, spoil_the_values, lead_out_of_the_directory]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run of two processes that was killed in its last iteration, and what it would have come to."""
+    directory = tmp_path_factory.mktemp("stopped")
+    assert not errors(run(directory, "whole", 1))
+    assert "SIGKILL" in errors(run(directory, "run", 2, kill="1:learn:4"))
+    return directory / "run", hash_of(directory / "whole")
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_resume_falls_back_to_the_checkpoint_before_and_says_so(tmp_path, stopped, damage):
+    original, wanted = stopped
+    shutil.copytree(original, tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    newest, before = lineage(checkpoints)[:2]
+    assert newest.samples == 3 * SAMPLES
+    named = damage(checkpoints / str(newest))
+    ended = run(tmp_path, "run", 3, resume=True)
+    assert not errors(ended)
+    told = " ".join(ended[0].output.split())
+    assert f"Checkpoint {newest} is damaged" in told
+    assert named in told
+    assert f'"parent": "{before}"' in (checkpoints / "generation-0002.json").read_text()
+    assert hash_of(tmp_path / "run") == wanted
+
+
+def test_with_no_whole_checkpoint_left_the_run_refuses_on_every_process(tmp_path, stopped):
+    shutil.copytree(stopped[0], tmp_path / "run")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    for name in lineage(checkpoints):
+        truncate(checkpoints / str(name))
+    for outcome in run(tmp_path, "run", 2, resume=True):
+        assert outcome.error.startswith("ConfigError: Checkpoint")
+        assert "No whole checkpoint is left" in outcome.error
+
+
+def test_a_number_that_is_not_finite_on_one_lane_stops_every_process_and_names_the_lane(tmp_path):
+    for processes in (1, 2):
+        for outcome in poisoned(tmp_path / str(processes), processes):
+            assert outcome.error.startswith("FloatingPointError: the gradient of update 1 is not finite")
+            assert "lane 5" in outcome.error
+
+
+def poisoned(directory, processes):
+    from processes import outcomes
+
+    return outcomes(train_with_a_bad_reward_on_lane_five, processes, str(directory))
+
+
+def train_with_a_bad_reward_on_lane_five(directory):
+    from runs import trial
+
+    from lockstep.tasks.gym import GymEnvs
+
+    step = GymEnvs.step
+
+    def bad(self, action):
+        result = step(self, action)
+        if 5 in self._lanes.local:
+            result.reward[self._lanes.local.index(5)] = float("nan")
+        return result
+
+    GymEnvs.step = bad
+    return trial(directory, "run", {"algo.normalize_rewards": False, "algo.value_weight": 0.5}, False)

@@ -1,0 +1,72 @@
+"""A run that was killed and resumed is the run that was not, wherever the kill struck. Kills are real: SIGKILL."""
+
+import pytest
+from runs import SAMPLES, errors, hash_of, run
+
+from lockstep.run.lineage import lineage
+from lockstep.runtime.launch import launch
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert not errors(run(directory, "run", 1))
+    return hash_of(directory / "run")
+
+
+@pytest.mark.parametrize(
+    ("kill", "processes", "resumed_on"),
+    [
+        ("0:collect:3", 1, 2),
+        ("1:reduce:9", 2, 1),
+        ("0:evaluate:1", 2, 3),
+        ("2:learn:2", 3, 2),
+        ("0:save:2", 1, 2),  # the main process, its lanes written, the rest not
+        ("1:save:2", 3, 1),  # another one, so that the main process waits in vain for its word
+        ("0:publish:2", 2, 3),  # everything written, nothing published
+        ("0:save:1", 2, 1),  # before there is any checkpoint to come back to
+    ],
+)
+def test_a_killed_run_resumes_as_if_it_had_not_been(tmp_path, undisturbed, kill, processes, resumed_on):
+    victim = int(kill.partition(":")[0])
+    killed = run(tmp_path, "run", processes, kill=kill)
+    assert killed[victim].error == "ended by SIGKILL"
+    assert not errors(run(tmp_path, "run", resumed_on, resume=True))
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_a_run_may_be_killed_again_and_again(tmp_path, undisturbed):
+    plan = [(3, "0:learn:2"), (2, "1:save:2"), (4, "3:reduce:7"), (1, "0:collect:1")]
+    for attempt, (processes, kill) in enumerate(plan):
+        assert "SIGKILL" in errors(run(tmp_path, "run", processes, resume=attempt > 0, kill=kill))
+    assert not errors(run(tmp_path, "run", 2, resume=True))
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path):
+    run(tmp_path, "run", 1, kill="0:save:2")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert list(checkpoints.glob(".*.partial"))
+    assert not errors(run(tmp_path, "run", 1, resume=True))
+    assert not list(checkpoints.glob(".*.partial"))
+
+
+def test_what_an_outdated_start_publishes_late_is_on_nobodys_line(tmp_path):
+    run(tmp_path, "run", 1, kill="0:learn:4")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    old = lineage(checkpoints)[0]
+    assert not errors(run(tmp_path, "run", 1, resume=True))
+    before = hash_of(tmp_path / "run")
+    late = checkpoints / f"{100 * SAMPLES:012d}-g{old.generation:04d}"
+    (checkpoints / str(lineage(checkpoints)[0])).rename(late)  # a whole checkpoint, far ahead, of the older generation
+    assert late.name not in map(str, lineage(checkpoints))
+    late.rename(checkpoints / f"{4 * SAMPLES:012d}-g0002")
+    assert hash_of(tmp_path / "run") == before
+
+
+def test_the_launcher_says_which_process_was_killed(tmp_path):
+    words = ["gym-ppo", "--smoke", f"run.dir={tmp_path}", "run.name=run"]
+    cause = launch(["train", *words], 2, {"LOCKSTEP_KILL": "1:learn:2"}, quiet=True)
+    assert cause == "process 1 of 2 failed first: it was ended by SIGKILL."
