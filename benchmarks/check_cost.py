@@ -12,8 +12,8 @@ from lockstep.run.records import METRICS, read_lines
 from lockstep.runtime.launch import launch
 
 RUNS = {
-    "gym-ppo, MLP of 9k parameters": ["gym-ppo", "run.samples=40000", "run.log_every=4000"],
-    "snake-ppo, CNN of 207k parameters": ["snake-ppo", "task.size=6", "run.samples=131072", "run.log_every=16384"],
+    "gym-ppo (MLP)": ["gym-ppo", "run.samples=40000", "run.log_every=4000"],
+    "snake-ppo on 6x6 (CNN)": ["snake-ppo", "task.size=6", "run.samples=131072", "run.log_every=16384"],
 }
 
 

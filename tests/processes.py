@@ -140,7 +140,10 @@ def outcomes(
             _end([worker.pid for worker in workers if worker.is_alive()])
             for worker in workers:
                 worker.join()
-        found = [_read(rank, folder, worker.exitcode) for rank, (folder, worker) in enumerate(zip(folders, workers))]
+        found = [
+            _read(rank, folder, worker.exitcode)
+            for rank, (folder, worker) in enumerate(zip(folders, workers, strict=True))
+        ]
     if alive:
         raise Hung(f"not over after {seconds:.0f} s\n" + "\n".join(_describe(outcome) for outcome in found))
     return found

@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.text import Text
 
 from lockstep.lanes import Lanes
-from lockstep.load import LoadedPolicy
+from lockstep.loading import LoadedPolicy
 from lockstep.protocols import VecEnv
 
 

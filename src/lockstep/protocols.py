@@ -188,7 +188,7 @@ class Metrics:
 
     def agree(self, name: str, total: Tensor, count: Tensor) -> None:
         """Add a sum and a count that are the same number on every process."""
-        pair = torch.stack([total.double(), count.double()])
+        pair = torch.stack([total.double(), count.to(total.device).double()])
         self.agreed[name] = self.agreed[name] + pair if name in self.agreed else pair
         self._latest[name] = pair
 

@@ -43,7 +43,7 @@ def test_ppo_nearly_fills_the_six_by_six_board(tmp_path: Path, processes: int) -
     words = ("snake-ppo", "--preset", "tiny", "run.eval_every=none")
     trained(tmp_path, processes, *words)
     from lockstep.evaluate import evaluate
-    from lockstep.load import load, recipe_of
+    from lockstep.loading import load, recipe_of
     from lockstep.runtime import Runtime
 
     run = tmp_path / "run"

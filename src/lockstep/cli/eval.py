@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     from lockstep.evaluate import evaluate
-    from lockstep.load import recipe_of, restore_policy
+    from lockstep.loading import recipe_of, restore_policy
     from lockstep.runtime import Runtime
 
     recipe = recipe_of(command.run)

@@ -97,7 +97,7 @@ def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[
 def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[list[str], str | None]:
     """The arguments with the recipe's name in front, and that name: whoever puts flags before it is understood, too."""
     bare = [place for place, word in enumerate(arguments) if not word.startswith("-") and "=" not in word]
-    # A word that follows a flag may be its value; a recipe's name, or else a word that follows none, is the better guess.
+    # A word that follows a flag may be its value: a recipe's name, or a word that follows none, is the better guess.
     named = [place for place in bare if arguments[place] in known or arguments[place].endswith(".py")]
     free = [place for place in bare if place == 0 or not arguments[place - 1].startswith("-")]
     guesses = [*(place for place in named if place in free), *named, *free, *bare]

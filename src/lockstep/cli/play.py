@@ -30,7 +30,7 @@ class Play:
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Play, args=list(arguments), prog="lockstep play")
 
-    from lockstep.load import load
+    from lockstep.loading import load
     from lockstep.play import play_gif, play_terminal
 
     policy = load(command.run, command.at)

@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
             )
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
-    from lockstep.load import recipe_of
+    from lockstep.loading import recipe_of
     from lockstep.train import train
 
     recipe = overlay(recipe_of(command.run), {f"run.{key}": value for key, value in changes.items()})

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 from lockstep.config import ConfigError, Recipe
@@ -29,10 +30,11 @@ def find_recipe(name: str) -> type[Recipe]:
 def _from_file(path: Path) -> type[Recipe]:
     if not path.is_file():
         raise ConfigError(f"there is no recipe file {path}.", "Give the path of a Python file with one recipe class.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"recipe_in_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses, and the help page, look for their source here
     spec.loader.exec_module(module)
     recipe = _only_recipe(module.__dict__, str(path))
     recipe.name = str(path.resolve())

@@ -114,13 +114,11 @@ class Checkpoints:
 
     def _write(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
         try:
-            self._write_files(name, lanes, shared, values, keep)
-            if best and self.runtime.main:
-                self._point("best", name)
+            self._write_files(name, lanes, shared, values, keep, best)
         except BaseException as error:
             self._error = error
 
-    def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool) -> None:
+    def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
         partial = self.directory / f".{name}.partial"
         partial.mkdir(exist_ok=True)
         mine = form.lane_file(self.runtime.lanes.local)
@@ -140,6 +138,8 @@ class Checkpoints:
         self.runtime.pass_through("publish")
         os.rename(partial, self.directory / str(name))
         self._point("latest", name)
+        if best:
+            self._point("best", name)
         self._rotate()
 
     def _point(self, pointer: str, name: Name) -> None:
@@ -153,7 +153,7 @@ class Checkpoints:
         spared = {*line[: self.run.keep], parent_of(self.directory, self.generation), best_of(self.directory)}
         for name in published(self.directory):
             path = self.directory / str(name)
-            if name not in spared and not (name in line and form.read_json(path / form.MANIFEST).get("keep")):
+            if name not in spared and not (name in line and form.is_milestone(path)):
                 shutil.rmtree(path)
 
 
@@ -168,9 +168,11 @@ def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]
     for name in wanted:
         try:
             form.verify(directory / str(name))
-            return name, notes
+            return name, [f"{note} Using the one before it." for note in notes]
         except Damaged as damage:
-            notes.append(f"Checkpoint {name} is damaged: {damage}. Using the one before it.")
+            notes.append(f"Checkpoint {name} is damaged: {damage}.")
+    if notes and at is not None:
+        raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
     if notes:
         raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
     return None, notes

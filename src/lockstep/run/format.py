@@ -70,7 +70,20 @@ def verify(directory: Path) -> Any:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 raise Damaged(f"{path} is not what was written (its SHA-256 differs)")
+    held = 0  # lanes from the first one on
+    for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
+        held = lanes.stop if lanes.start == held else held
+    if held < read_json(directory / VALUES)["lanes"]:
+        raise Damaged(f"{directory / MANIFEST} lists no file for lane {held}")
     return manifest
+
+
+def is_milestone(directory: Path) -> bool:
+    """Whether a checkpoint is to be kept for good; one that a kill left half deleted is not."""
+    try:
+        return bool(read_json(directory / MANIFEST)["keep"])
+    except (Damaged, KeyError, TypeError):
+        return False
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -98,10 +111,15 @@ def read_shared(directory: Path) -> State:
 def read_lane(directory: Path, lane: int, files: Iterable[str]) -> State:
     """The tensors of one lane, from whichever file holds it."""
     for name in files:
-        match = _LANE_FILE.fullmatch(name)
-        if match and int(match[1]) <= lane <= int(match[2]):
+        if lane in _lanes_in(name):
             return _read(inside(directory, name), f"lane-{lane:04d}.")
     raise Damaged(f"{directory} has no file that holds lane {lane}")
+
+
+def _lanes_in(name: str) -> range:
+    """The lanes that a file of that name holds; none for other files."""
+    match = _LANE_FILE.fullmatch(name)
+    return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
 
 def _read(path: Path, prefix: str | None) -> State:

@@ -45,8 +45,7 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter  # a second of import that only the main process pays
 
         # TensorBoard drops everything from this step on when it reads the new file.
-        purge = clock.samples + 1 if clock.samples else None
-        self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=purge)
+        self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
         self._since, self._samples = time.perf_counter(), clock.samples
         self.runtime.seconds.clear()
         self.screen.start(clock)

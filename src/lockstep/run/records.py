@@ -36,4 +36,6 @@ def cut_lines(path: Path, samples: int) -> None:
     lines = read_lines(path)
     kept = [line for line in lines if line.get("samples", 0) <= samples]
     if path.exists() and (len(kept) < len(lines) or not path.read_text().endswith("\n")):
-        path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        beside = path.with_name(f".{path.name}.partial")
+        beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        beside.replace(path)  # in one step: a kill must not take the lines that are to stay

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,21 +114,22 @@ def launch(
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_for(processes))),
         **(environment or {}),
     }
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(redirects=Std.ALL if quiet else Std.NONE),
-    )
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as logs:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=processes,
+                run_id=uuid.uuid4().hex,
+                rdzv_backend="c10d",
+                rdzv_endpoint="127.0.0.1:0",
+                local_addr="127.0.0.1",
+                max_restarts=0,
+                logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL if quiet else Std.NONE),
+            )
+            elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
     except ChildFailedError as error:
         return _explain(error.failures, processes)
     finally:

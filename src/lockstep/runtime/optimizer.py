@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Parameter
 
+from lockstep.lanes import deal
 from lockstep.protocols import LossFunction, Metrics, State
 from lockstep.runtime.runtime import Runtime
 from lockstep.trees import Tree, copy_into, first_leaf, tree_map
@@ -146,12 +147,11 @@ class Optimizer:
             group["lr"] = base
 
     def _describe(self, rows: Tensor) -> str:
-        bad = [lane for lane, total in enumerate(rows[:, 1].tolist()) if not math.isfinite(total)]
-        where = (
-            f"the loss is not finite on lane {', '.join(map(str, bad))}"
-            if bad
-            else "the loss is finite, its gradient is not"
-        )
+        shares = deal(self.runtime.lanes.count, self.runtime.lanes.count if self.runtime.exact else self.runtime.size)
+        # In fast mode a process sees all its lanes at once, and its sums stand in the row of the first.
+        bad = [share for share in shares if not math.isfinite(rows[share.start, 1])]
+        names = [f"lane {x.start}" if len(x) == 1 else f"one of lanes {x.start} to {x.stop - 1}" for x in bad]
+        where = f"the loss is not finite on {', '.join(names)}" if names else "the loss is finite, its gradient is not"
         return (
             f"the gradient of update {int(self.updates)} is not finite: {where}.\n"
             "Lower the learning rate or the clipping norm, or use --run.nonfinite skip to leave such updates out."
@@ -237,7 +237,7 @@ class Gradient:
     def _sum_integers(self, lanes: Tensor) -> bool:
         """Sum the lanes as 64-bit integers: no rounding, so no order, so the same bits on any number of processes."""
         finite = torch.isfinite(lanes).all()
-        largest = lanes.abs().max() if finite else torch.zeros(())
+        largest = lanes.abs().max() if finite else lanes.new_zeros(())
         # A flag beside the scale, because a MAX reduction may lose a NaN and every bad number casts to one integer.
         extremes = torch.stack([largest.double(), (~finite).double()])
         largest_of_all, bad = self.runtime.max(extremes).tolist()

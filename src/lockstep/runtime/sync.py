@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,17 +15,27 @@ class OutOfSync(RuntimeError):
 
 
 def fingerprints(state: State) -> Tensor:
-    """A 64-bit number for each tensor that changes with any of its bits, [tensors] int64; wraps, and never rounds."""
+    """A 64-bit number for each tensor, [tensors] int64: integer sums, which wrap and never round."""
     return torch.stack([_fingerprint(tensor.detach()) for tensor in state.values()]).to("cpu")
 
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def _fingerprint(tensor: Tensor) -> Tensor:
-    if tensor.dim() == 0 or not tensor.is_contiguous():
-        tensor = tensor.contiguous().reshape(-1)
-    return tensor.view(_WORDS[tensor.element_size()]).sum(dtype=torch.int64)
+    """A sum of all words, each times a number of its place: two numbers that move against each other show as well."""
+    weights = _weights(tensor.device)
+    # Strided anew, because a single element counts as contiguous whatever its stride.
+    flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
+    parts = flat.view(_WORDS[tensor.element_size()]).split(len(weights))
+    sums = [(part * weights[: len(part)]).sum() for part in parts]
+    return sums[0] if len(sums) == 1 else _fingerprint(torch.stack(sums))
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """Odd, so that no change of one word is lost when the sum wraps; as many as stay in the cache."""
+    return torch.arange(1, 2**16 + 1, device=device) * -0x61C8864680B583EB | 1
 
 
 def all_equal(mine: Tensor, maximum: Callable[[Tensor], Tensor]) -> bool:

@@ -1,0 +1,18 @@
+"""What all tests share: how hypothesis searches, and torch's settings, which a run in exact mode changes."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+# A deadline is an absolute time, and a first call compiles or imports; a failure must be easy to repeat.
+settings.register_profile("lockstep", deadline=None, print_blob=True)
+settings.load_profile("lockstep")
+
+
+@pytest.fixture(autouse=True)
+def _torch_as_it_was():
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:  # asking costs nothing, setting seconds
+        torch.use_deterministic_algorithms(deterministic)

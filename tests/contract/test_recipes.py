@@ -1,0 +1,325 @@
+"""The contract of recipes: state comes back whole, a resume is no event, and two processes train what one does.
+
+A new recipe is listed in `lockstep.recipes.RECIPES` and is held to all of this without being told.
+"""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.cli import main
+from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.lanes import Lanes
+from lockstep.loading import recipe_of
+from lockstep.protocols import Clock
+from lockstep.recipes import RECIPES, find_recipe
+from lockstep.run import format as form
+from lockstep.run.checkpoints import find
+from lockstep.runtime import Runtime
+from lockstep.runtime.launch import launch
+from lockstep.tasks.check import check
+from lockstep.train import train
+from lockstep.trees import leaves
+
+ITERATIONS = 4
+each_recipe = pytest.mark.parametrize("name", RECIPES)
+each_variation = pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(words, id=" ".join(words))
+        for name in RECIPES
+        for words in [(name,), *((name, "--preset", preset) for preset in find_recipe(name).presets)]
+    ],
+)
+
+
+class Killed(Exception):
+    """Stands for a kill: nothing after it is done."""
+
+
+def parse(*words):
+    """The recipe of a command line, as small as its smoke setting."""
+    start, rest, _ = parse_start([*words, "--smoke"], "train", "")
+    return parse_recipe(start, rest, "lockstep train")
+
+
+def short(name):
+    """Words for a few iterations in exact mode that save after each and evaluate after every other."""
+    step = parse(name).algo.iteration_samples(parse(name).task)
+    settings = {"samples": ITERATIONS * step, "save_every": step, "log_every": step, "eval_every": 2 * step}
+    settings |= {"eval_episodes": 8, "reduction": "exact", "device": "cpu"}
+    return [name, *(f"run.{key}={value}" for key, value in settings.items())]
+
+
+def place(path):
+    return [f"run.dir={path.parent}", f"run.name={path.name}"]
+
+
+def hash_of(path):
+    directory = path / "checkpoints"
+    return form.hash_checkpoint(directory / str(find(directory)[0]))
+
+
+class Agent:
+    """An algorithm on its task, on one process, without a run directory."""
+
+    def __init__(self, recipe, hosting=None):
+        self.runtime = Runtime.alone(recipe.run, hosting=hosting)
+        self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
+        self.algorithm = recipe.algo.build(self.task, self.runtime)
+        self.clock = Clock(budget=recipe.run.samples)
+
+    def iterate(self, count=1):
+        for _ in range(count):
+            self.task.advance(self.clock)
+            self.algorithm.collect(self.clock)
+            self.algorithm.update(self.clock)
+            self.clock.advance(self.algorithm.samples)
+
+    def shared(self):
+        return form.join(algorithm=self.algorithm.shared_state(), task=self.task.shared_state())
+
+    def lane(self, lane):
+        return form.join(algorithm=self.algorithm.lane_state(lane), task=self.task.lane_state(lane))
+
+    def load(self, shared, lanes):
+        """Restore from copies, so that nothing is shared by accident."""
+        self.algorithm.load_shared_state(form.split(shared, "algorithm"))
+        self.task.load_shared_state(form.split(shared, "task"))
+        for number, state in lanes.items():
+            self.algorithm.load_lane_state(number, form.split(state, "algorithm"))
+            self.task.load_lane_state(number, form.split(state, "task"))
+
+    def digests(self):
+        """Everything that would be saved, in short."""
+        everything = self.shared()
+        for number in self.runtime.lanes.local:
+            everything |= {f"lane {number} {name}": tensor for name, tensor in self.lane(number).items()}
+        return {name: form.digest_tensor(name, tensor) for name, tensor in everything.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """For each recipe, the run of one process that nothing happened to; made when first asked for."""
+    made = {}
+
+    def run(name):
+        if name not in made:
+            words = [*short(name), *place(tmp_path_factory.mktemp("undisturbed") / "run")]
+            made[name] = train(parse(*words))
+        return made[name]
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------------------ its state
+
+
+@each_variation
+def test_the_state_comes_back_whole_and_goes_on_the_same(words):
+    saved, fresh = Agent(parse(*words)), Agent(parse(*words))
+    saved.iterate(2)
+    fresh.iterate(1)  # so that whatever loading forgets is wrong
+    assert fresh.digests() != saved.digests()
+    fresh.load(saved.shared(), {number: saved.lane(number) for number in saved.runtime.lanes.local})
+    assert fresh.digests() == saved.digests()
+    fresh.clock = replace(saved.clock)
+    for agent in (saved, fresh):
+        agent.iterate(2)
+    assert fresh.digests() == saved.digests()
+
+
+@each_recipe
+def test_a_lane_has_the_same_state_whoever_hosts_it(name):
+    whole, part = Agent(parse(name)), Agent(parse(name), hosting=range(3, 5))
+    assert whole.runtime.lanes.count == part.runtime.lanes.count == 8
+    for number in part.runtime.lanes.local:
+        assert {key: form.digest_tensor(key, tensor) for key, tensor in whole.lane(number).items()} == {
+            key: form.digest_tensor(key, tensor) for key, tensor in part.lane(number).items()
+        }
+    assert whole.shared().keys() == part.shared().keys()
+
+
+@each_recipe
+def test_weights_are_a_part_of_the_state_and_the_network_is_in_it(name):
+    agent = Agent(parse(name))
+    weights, shared = agent.algorithm.weights(), agent.algorithm.shared_state()
+    assert weights
+    assert all(shared[key] is tensor or shared[key].data_ptr() == tensor.data_ptr() for key, tensor in weights.items())
+    before = {key: tensor.detach().clone() for key, tensor in weights.items()}
+    agent.iterate()
+    assert any(not torch.equal(before[key], tensor) for key, tensor in agent.algorithm.weights().items())
+
+
+# ------------------------------------------------------------------------------------------------------------- resuming
+
+
+@each_recipe
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed, tmp_path, monkeypatch):
+    recipe = parse(*short(name), *place(tmp_path / "run"))
+    build = type(recipe.algo).build
+
+    def build_mortal(self, task, runtime):
+        algorithm = build(self, task, runtime)
+        update = algorithm.update
+
+        def dying(clock):
+            if clock.iteration == iteration:
+                raise Killed
+            return update(clock)
+
+        algorithm.update = dying
+        return algorithm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(recipe.algo), "build", build_mortal)
+        with pytest.raises(Killed):
+            train(recipe)
+    for thread in threading.enumerate():
+        if "_write" in thread.name:  # a save under way may end
+            thread.join()
+    assert find(tmp_path / "run" / "checkpoints")[0].samples < recipe.run.samples
+    result = train(recipe_of(tmp_path / "run"), resume=True)
+    assert result.clock == undisturbed(name).clock
+    assert hash_of(result.path) == hash_of(undisturbed(name).path)
+
+
+# ---------------------------------------------------------------------------------------------------- several processes
+
+
+@each_recipe
+@pytest.mark.distributed
+@pytest.mark.timeout(120)
+def test_two_processes_train_the_same_agent_as_one(name, undisturbed, tmp_path):
+    path = tmp_path / "two"
+    cause = launch(["train", *short(name), "--smoke", *place(path)], 2, quiet=True)
+    assert cause is None, cause
+    files = {file.name for file in next((path / "checkpoints").glob("0*")).iterdir()}
+    assert {"lanes-0000-0003.safetensors", "lanes-0004-0007.safetensors"} <= files  # there were two
+    assert hash_of(path) == hash_of(undisturbed(name).path)
+
+
+@each_recipe
+def test_another_seed_is_another_run(name, undisturbed, tmp_path):
+    other = train(parse(*short(name), "run.seed=1", *place(tmp_path / "run")))
+    assert hash_of(other.path) != hash_of(undisturbed(name).path)
+
+
+# -------------------------------------------------------------------------------------------------------------- numbers
+
+
+@each_recipe
+def test_samples_are_the_steps_that_environments_took(name, tmp_path, monkeypatch):
+    recipe = parse(*short(name), *place(tmp_path / "run"))
+    build, taken = type(recipe.task).build, []
+
+    def build_counted(self, lanes, device):
+        env = build(self, lanes, device)
+        mine, step = len(taken), env.step
+        taken.append(0)
+
+        def counted(action):
+            taken[mine] += env.num_envs
+            return step(action)
+
+        env.step = counted
+        return env
+
+    monkeypatch.setattr(type(recipe.task), "build", build_counted)
+    clock = train(recipe).clock
+    assert taken[0] == clock.samples == ITERATIONS * recipe.algo.iteration_samples(recipe.task)
+    assert len(taken) > 1  # evaluations play on environments of their own, and do not count
+    assert clock.iteration == ITERATIONS
+
+
+@each_variation
+def test_an_iteration_takes_as_many_samples_as_its_config_says(words):
+    recipe = parse(*words)
+    agent = Agent(recipe)
+    agent.iterate()
+    assert agent.clock.samples == agent.algorithm.samples == recipe.algo.iteration_samples(recipe.task)
+    # However few of the lanes live here: samples are global.
+    assert Agent(recipe, hosting=range(3, 5)).algorithm.samples == agent.algorithm.samples
+
+
+@each_recipe
+def test_updates_count_up_with_every_iteration(name):
+    agent = Agent(parse(name))
+    counts = [agent.algorithm.updates]
+    for _ in range(2):
+        agent.iterate()
+        counts.append(agent.algorithm.updates)
+    assert 0 == counts[0] < counts[1] < counts[2]
+
+
+# --------------------------------------------------------------------------------------------------------------- shapes
+
+
+def batched_space(space, action):
+    """Whether a batch of actions is of a space, row by row."""
+    rows = action.numpy()
+    if isinstance(space, spaces.Box):  # a policy may reach beyond the bounds; the task clips
+        return rows.shape[1:] == space.shape
+    return all(space.contains(row) for row in rows.astype(space.dtype))
+
+
+@each_variation
+def test_the_policy_gives_one_action_for_each_observation_and_keeps_the_shape_of_its_memory(words):
+    agent = Agent(parse(*words))
+    policy, obs = agent.algorithm.policy(), agent.task.reset()
+    memory = policy.initial_memory(agent.task.num_envs)
+    action, after = policy.act(obs, memory)
+    assert len(action) == agent.task.num_envs
+    assert batched_space(agent.task.action_space, action)
+    before, now = leaves(memory), leaves(after)
+    assert {key: (x.shape, x.dtype) for key, x in before.items()} == {key: (x.shape, x.dtype) for key, x in now.items()}
+    assert torch.equal(policy.act(obs, memory)[0], action)  # no exploration, so no chance
+    agent.task.step(action)
+
+
+@each_recipe
+def test_metrics_have_a_row_for_each_local_lane(name):
+    agent = Agent(parse(name), hosting=range(3, 5))
+    agent.task.advance(agent.clock)
+    metrics = agent.algorithm.collect(agent.clock)
+    metrics += agent.algorithm.update(agent.clock)
+    assert metrics.by_lane.keys() | metrics.agreed.keys()
+    assert {table.shape for table in metrics.by_lane.values()} <= {(2, 2)}
+    assert {pair.shape for pair in metrics.agreed.values()} <= {(2,)}
+
+
+# ----------------------------------------------------------------------------------------------------------------- task
+
+
+@each_recipe
+def test_the_task_keeps_its_own_contract(name):
+    assert check(parse(name).task) == []
+
+
+@each_recipe
+def test_the_task_cannot_be_shared_among_lanes_that_do_not_divide_it(name):
+    task = parse(name).task
+    with pytest.raises(ValueError, match="cannot share evenly"):
+        task.build(Lanes(task.num_envs - 1, range(1), 0), torch.device("cpu"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- smoke
+
+
+@each_recipe
+def test_the_smoke_run_ends_well(name, tmp_path, capsys):
+    assert main(["train", name, "--smoke", *place(tmp_path / "run"), "run.device=cpu"]) == 0
+    told = capsys.readouterr().out
+    budget = parse(name).run.samples
+    assert f"of {budget:,} steps" in told
+    assert "evaluation: return" in told
+    assert f"Done at {budget:,} steps: {tmp_path / 'run'}" in told
+    path = tmp_path / "run"
+    assert {file.name for file in path.iterdir()} >= {"config.yaml", "metrics.jsonl", "tensorboard", "checkpoints"}
+    assert find(path / "checkpoints")[0].samples >= budget
+    assert main(["eval", str(path), "--episodes", "8"]) == 0
+    assert "return mean" in capsys.readouterr().out

@@ -1,0 +1,268 @@
+"""Numbers and words that become the same on every process, and the branches that hang on them."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from problems import LANES, build, everything, hosted_here, optimizer_for, run_config, squared_error
+
+from lockstep.config import ConfigError, overlay
+from lockstep.nets.normalizer import RunningMoments
+from lockstep.protocols import Clock, Loss
+from lockstep.recipes.gym_ppo import GymPPO
+from lockstep.runtime import Runtime
+from lockstep.runtime.sync import OutOfSync, fingerprints
+from processes import outcomes, together
+
+pytestmark = pytest.mark.distributed
+
+
+def agree_on(true_here):
+    with Runtime.start(run_config()) as runtime:
+        return [runtime.agree(stop=runtime.rank == rank, never=False) for rank in true_here]
+
+
+def gather_something():
+    with Runtime.start(run_config()) as runtime:
+        return [
+            runtime.gather({"process": runtime.rank, "words": "ä" * 3**runtime.rank}),
+            runtime.gather([]),
+            runtime.gather(None),
+        ]
+
+
+def hear_from_main(result, pause, timeout):
+    with Runtime.start(run_config(timeout=timeout)) as runtime:
+
+        def work():
+            time.sleep(pause)
+            return result
+
+        heard = runtime.from_main(work)
+        return [repr(heard), runtime.from_main(lambda: "next")]
+
+
+def hear_an_error(kind):
+    with Runtime.start(run_config()) as runtime:
+
+        def work():
+            raise kind("that cannot be")
+
+        runtime.from_main(work)
+
+
+def hear_what_cannot_be_said():
+    with Runtime.start(run_config(timeout=600.0)) as runtime:
+        runtime.from_main(lambda: torch.zeros(3))
+
+
+def wait_for_a_main_that_went_astray():
+    with Runtime.start(run_config(timeout=1.0)) as runtime:
+        if runtime.main:
+            time.sleep(3)  # it never says that it is at work
+            return
+        runtime.from_main(lambda: None)
+
+
+def pool_a_table():
+    """Rows of every size and sign, so that any other order of adding them would show in the last bits."""
+    with Runtime.start(run_config()) as runtime:
+        draws = torch.Generator().manual_seed(3)
+        table = torch.randn(LANES, 64, generator=draws, dtype=torch.float64)
+        table *= 10.0 ** torch.randint(-12, 12, table.shape, generator=draws)
+        table[:, 0] = -0.0
+        pooled = runtime.pool(table[runtime.lanes.local.start : runtime.lanes.local.stop])
+        return [value.hex() for value in pooled.tolist()]
+
+
+def changes_found(odd_one, change):
+    """What the always-on check says of each tensor of an agent when one process holds another one."""
+    with Runtime.start(run_config()) as runtime:
+        net = build("mlp")
+        optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam)
+        optimizer.step(squared_error(net), hosted_here(everything("mlp"), runtime))
+        moments = RunningMoments(3, runtime.device)
+        moments.merge(runtime.pool(moments.table(hosted_here(everything("mlp"), runtime)["y"])))
+        state = {f"net.{name}": x for name, x in net.named_parameters()} | optimizer.state()
+        state["obs_moments"] = moments.sums
+        runtime.in_sync(state, "before")
+        said = {}
+        for name in ("net.2.weight", "optimizer.2.weight.exp_avg_sq", "optimizer.updates", "obs_moments"):
+            kept = state[name].detach().clone()
+            if runtime.rank == odd_one:
+                CHANGES[change](state[name].detach())
+            try:
+                runtime.in_sync(state, "update 7")
+                said[name] = ""
+            except OutOfSync as difference:
+                said[name] = str(difference)
+            state[name].detach().copy_(kept)
+        runtime.in_sync(state, "after")
+        return said
+
+
+def _flip_the_last_bit(tensor):
+    words = tensor.view(-1).view({4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    words[-1] ^= 1
+
+
+def _move_two_by_a_bit(tensor):
+    """One number a little up and another a little down: what rounding in another order does."""
+    words = tensor.view(-1).view({4: torch.int32, 8: torch.int64}[tensor.element_size()])
+    if len(words) == 1:
+        words += 1
+    else:
+        words[0] += 1
+        words[-1] -= 1
+
+
+def _swap_two(tensor):
+    flat = tensor.view(-1)
+    if len(flat) == 1:
+        flat += 1
+    else:
+        flat[[0, 1]] = flat[[1, 0]]
+
+
+CHANGES = {"bit": _flip_the_last_bit, "pair": _move_two_by_a_bit, "swap": _swap_two}
+
+
+def communicate_inside_a_loss():
+    with Runtime.start(run_config()) as runtime:
+        net = build("mlp")
+        optimizer, batch = optimizer_for(net, runtime), hosted_here(everything("mlp"), runtime)
+        calls = {
+            "sum": lambda: runtime.sum(torch.ones(1)),
+            "agree": lambda: runtime.agree(stop=True),
+            "pool": lambda: runtime.pool(torch.ones(len(runtime.lanes), 1)),
+            "gather": lambda: runtime.gather(1),
+            "from_main": lambda: runtime.from_main(lambda: 1),
+        }
+        said = {}
+        for name, call in calls.items():
+
+            def loss(part, call=call):
+                call()
+                return Loss(net(part["x"]).sum(), len(part["x"]))
+
+            try:
+                optimizer.step(loss, batch)
+            except RuntimeError as error:
+                said[name] = str(error)
+        optimizer.step(squared_error(net), batch)  # and the run could go on
+        return said
+
+
+TARGET_KL = 0.004
+
+
+def stop_early(reduction):
+    """Train PPO with a KL stop: how many updates each iteration took, and the local KLs the stop was decided on."""
+    recipe = overlay(
+        GymPPO(),
+        {
+            "task.id": "Pendulum-v1",
+            "algo": {"horizon": 16, "batch_size": 32, "epochs": 6, "target_kl": TARGET_KL, "learning_rate": 1e-3},
+        },
+    )
+    with Runtime.start(run_config(reduction)) as runtime:
+        task = recipe.task.build(runtime.lanes, runtime.device)
+        algorithm = replace(recipe.algo).build(task, runtime)
+        local, loss = [], algorithm.loss
+
+        def listen(batch):
+            result = loss(batch)
+            local.append((result.sums["kl"] / result.samples).item())
+            return result
+
+        algorithm.loss = listen
+        clock, updates, last = Clock(budget=10_000), [], []
+        for _ in range(6):
+            algorithm.collect(clock)
+            algorithm.update(clock)
+            clock.advance(algorithm.samples)
+            updates.append(algorithm.updates)
+            last.append(sum(local[-len(runtime.lanes) if runtime.exact else -1 :]))
+        return {"updates": updates, "kl": last}
+
+
+def test_a_flag_is_true_everywhere_if_it_is_true_anywhere():
+    expected = [{"stop": True, "never": False}] * 2 + [{"stop": False, "never": False}]
+    assert together(agree_on, 3, [0, 2, 7]) == [expected] * 3
+    assert together(agree_on, 1, [0, 0, 7]) == [expected]
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_gathered_values_of_any_length_come_in_order(processes):
+    whole = [{"process": rank, "words": "ä" * 3**rank} for rank in range(processes)]
+    assert together(gather_something, processes) == [[whole, [[]] * processes, [None] * processes]] * processes
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_what_the_main_process_finds_is_the_same_value_everywhere(processes):
+    # Int keys and tuples, which json does not keep: nobody may hold the one form and somebody else the other.
+    assert together(hear_from_main, processes, {1: (2, None)}, 0.0, 5.0) == [["{'1': [2, None]}", "next"]] * processes
+
+
+def test_the_main_process_may_work_alone_for_longer_than_the_timeout():
+    assert together(hear_from_main, 3, "done", 4.0, 1.5) == [["'done'", "next"]] * 3
+
+
+@pytest.mark.parametrize("kind", [ConfigError, FileNotFoundError, KeyError])
+def test_an_error_of_the_main_process_reaches_everybody(kind):
+    errors = [ended.error for ended in outcomes(hear_an_error, 3, kind)]
+    name = {"KeyError": "RuntimeError"}.get(kind.__name__, kind.__name__)
+    assert errors[0].startswith(kind.__name__)
+    assert all(error.startswith(name) for error in errors[1:])
+    assert all("that cannot be" in error for error in errors)
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_for_everybody():
+    errors = [ended.error for ended in outcomes(hear_what_cannot_be_said, 2)]  # long before the timeout
+    assert all("not JSON serializable" in error for error in errors)
+
+
+def test_a_main_process_that_says_nothing_is_given_up_with_a_sentence():
+    errors = [ended.error for ended in outcomes(wait_for_a_main_that_went_astray, 2)]
+    assert errors == ["", "TimeoutError: the main process has said nothing for 1 s while it worked alone"]
+
+
+def test_pooled_sums_have_the_same_bits_on_any_number_of_processes():
+    found = [each for processes in (1, 2, 3, 4) for each in together(pool_a_table, processes)]
+    assert all(each == found[0] for each in found)
+    assert len(set(found[0])) == 64
+
+
+@pytest.mark.parametrize("change", sorted(CHANGES))
+@pytest.mark.parametrize("processes", [2, 3])
+def test_an_agent_that_differs_on_one_process_is_named_with_tensor_and_process(processes, change):
+    for said in together(changes_found, processes, 1, change):
+        for tensor, words in said.items():
+            assert "the processes no longer hold one agent (update 7)" in words
+            assert f"  process 1: {tensor}\n" in words  # that one, and no other
+            assert words.count("process 0:") == words.count("process 2:") == 0
+
+
+def test_a_fingerprint_does_not_care_how_a_tensor_lies_in_memory():
+    table = torch.arange(24, dtype=torch.float64).view(4, 6)
+    strided = {"column": table[:, 2], "corner": table[3:, 5], "turned": table.t(), "one": table[1, 1]}
+    assert torch.equal(fingerprints(strided), fingerprints({k: x.clone().contiguous() for k, x in strided.items()}))
+
+
+def test_a_collective_inside_a_loss_is_an_error_in_words():
+    for said in together(communicate_inside_a_loss, 2):
+        assert sorted(said) == ["agree", "from_main", "gather", "pool", "sum"]
+        assert all("a collective was called inside by_lane or a loss" in words for words in said.values())
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_all_processes_stop_their_epochs_at_the_same_update_though_their_own_kl_differs(reduction):
+    everybody = together(stop_early, 3, reduction)
+    assert all(each["updates"] == everybody[0]["updates"] for each in everybody)
+    taken = torch.tensor([0, *everybody[0]["updates"]]).diff()
+    assert taken.min() < 24  # it did stop early,
+    locally = torch.tensor([each["kl"] for each in everybody]) > TARGET_KL
+    assert (locally.any(0) & ~locally.all(0)).any()  # and on their own they would not have agreed
+    if reduction == "exact":
+        assert together(stop_early, 1, reduction)[0]["updates"] == everybody[0]["updates"]

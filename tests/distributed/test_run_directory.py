@@ -1,0 +1,46 @@
+"""However a run is started, and on however many processes, it leaves one directory."""
+
+import sys
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lockstep.run.checkpoints import find
+from lockstep.run.format import verify
+from lockstep.run.records import METRICS, read_lines
+from processes import command
+
+pytestmark = pytest.mark.distributed
+
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TRAIN = ["train", "snake-ppo", "--smoke"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[*LOCKSTEP, *TRAIN], [*LOCKSTEP, *TRAIN, "--procs", "2"], [*TORCHRUN, "-m", "lockstep", *TRAIN]],
+    ids=["alone", "procs", "torchrun"],
+)
+def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp_path):
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    home.mkdir()
+    scratch.mkdir()
+    ended = command(words, directory=home, seconds=120, environment={"TMPDIR": str(scratch)})
+    assert ended.code == 0, ended.output
+
+    assert [path.name for path in home.iterdir()] == ["runs"]
+    (run,) = (home / "runs").iterdir()
+    if "torch.distributed.run" not in words:  # torchrun leaves its directory of logs behind; our launcher does not
+        assert [path for path in scratch.iterdir() if not path.name.startswith("torchinductor")] == []
+    assert ended.output.count("Done at 4,096 steps") == 1  # one process speaks for all
+    newest, notes = find(run / "checkpoints")
+    assert (newest.samples, notes) == (4096, [])
+    verify(run / "checkpoints" / str(newest))
+
+    board = EventAccumulator(str(run / "tensorboard")).Reload()
+    returns = [(event.step, event.value) for event in board.Scalars("rollout/ep_return_mean")]
+    lines = [line for line in read_lines(run / METRICS) if "rollout/ep_return_mean" in line]
+    assert [step for step, _ in returns] == [line["samples"] for line in lines] == [1024, 2048, 3072, 4096]
+    assert [value for _, value in returns] == pytest.approx([line["rollout/ep_return_mean"] for line in lines])
+    assert [event.step for event in board.Scalars("eval/return_mean")] == [2048, 4096]

@@ -1,0 +1,95 @@
+"""A policy and a value function: their shapes, what they share, and what they keep apart."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.nets.actions import build_actions
+from lockstep.nets.actor_critic import ActorCritic
+from lockstep.nets.encoder import EncoderConfig
+from lockstep.nets.init import initialising
+from lockstep.streams import Stream
+
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
+OBSERVATIONS = {
+    "vector": (VECTOR, torch.randn(7, 5, generator=torch.Generator().manual_seed(0))),
+    "board": (BOARD, torch.randint(2, (7, 3, 6, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)),
+}
+OBSERVATIONS["dict"] = (
+    spaces.Dict({name: space for name, (space, _) in OBSERVATIONS.items()}),
+    {name: obs for name, (_, obs) in OBSERVATIONS.items()},
+)
+ACTIONS = {
+    "choice": (spaces.Discrete(4), 4),
+    "choices": (spaces.MultiDiscrete([2, 3]), 5),
+    "continuous": (spaces.Box(-1, 1, (3,), np.float32), 6),
+}
+each_observation = pytest.mark.parametrize(("space", "obs"), OBSERVATIONS.values(), ids=OBSERVATIONS)
+
+
+def build(space, action_space=ACTIONS["choice"][0]):
+    with initialising(Stream(0, "init")):
+        return ActorCritic(space, build_actions(action_space), EncoderConfig(width=8, features=16))
+
+
+@each_observation
+@pytest.mark.parametrize(("action_space", "outputs"), ACTIONS.values(), ids=ACTIONS)
+def test_every_observation_gets_outputs_for_its_action_and_one_value(space, obs, action_space, outputs):
+    found, value = build(space, action_space)(obs)
+    assert found.shape == (7, outputs)
+    assert value.shape == (7,)
+    assert found.dtype == value.dtype == torch.float32
+
+
+@each_observation
+def test_the_value_alone_is_the_value_beside_the_outputs(space, obs):
+    net = build(space)
+    assert torch.equal(net.value(obs), net(obs)[1])
+
+
+def gradients_of(net, total):
+    net.zero_grad()
+    total.backward()
+    return {name.partition(".")[0] for name, p in net.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def test_vectors_are_seen_by_policy_and_value_apart():
+    net, obs = build(VECTOR), OBSERVATIONS["vector"][1]
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
+
+
+@pytest.mark.parametrize("kind", ["board", "dict"])
+def test_pictures_are_seen_by_policy_and_value_together(kind):
+    space, obs = OBSERVATIONS[kind]
+    net = build(space)
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"encoder", "value_head"}
+
+
+def test_a_fresh_policy_hardly_prefers_any_action():
+    outputs, value = build(BOARD)(OBSERVATIONS["board"][1])
+    assert outputs.softmax(-1).sub(0.25).abs().max() < 0.02
+    assert value.std() > 0.02  # while the value does differ: it is the head's gain, not a dead encoder
+
+
+def test_a_continuous_policy_learns_one_deviation_for_each_feature_beside_the_network():
+    net, obs = build(VECTOR, ACTIONS["continuous"][0]), OBSERVATIONS["vector"][1]
+    with torch.no_grad():
+        net.log_std.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    outputs, _ = net(obs)
+    assert torch.equal(outputs[:, 3:], net.log_std.expand(7, 3))
+    outputs[:, 3:].sum().backward()
+    assert net.log_std.grad.tolist() == [7.0, 7.0, 7.0]
+
+
+@each_observation
+def test_half_precision_inside_gives_single_precision_outside(space, obs):
+    net = build(space)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs, value = net(obs)
+        alone = net.value(obs)
+    assert outputs.dtype == value.dtype == alone.dtype == torch.float32
+    torch.testing.assert_close(value, net(obs)[1], atol=0.1, rtol=0.1)

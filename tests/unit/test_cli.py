@@ -1,0 +1,239 @@
+"""The command line: help is quick and needs no torch, a wrong word is met with a suggestion, and runs are listed."""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from lockstep import __version__
+from lockstep.cli import VERBS, main
+from lockstep.cli import train as train_verb
+from lockstep.train import train
+from tiny import ITERATION, tiny
+
+WIDE = {"COLUMNS": "200"}
+ROUNDS = 3
+LIMIT = 3.0
+"""How many times longer than importing what draws it a help page may take."""
+HELP = """
+import sys
+from lockstep.cli import main
+code = 1
+try:
+    code = main({words})
+except SystemExit as exit:
+    code = exit.code
+sys.stderr.write("torch" if "torch" in sys.modules else "no torch")
+sys.exit(code)
+"""
+COMMANDS = {"baseline": "import tyro, rich", "lockstep": HELP.format(words=["--help"])} | {
+    verb: HELP.format(words=[verb, "--help"]) for verb in VERBS
+}
+each_help = pytest.mark.parametrize("name", list(COMMANDS)[1:])
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | WIDE)
+
+
+def seconds_of_children():
+    """Of the processor, not of the wall clock: another job on the machine should not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.fixture(autouse=True)
+def _wide_pages(monkeypatch):
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="module")
+def helped():
+    """What each help page said, and how long it took: all of them in turn, again and again, so that noise hits all."""
+    seconds, ended = {name: [] for name in COMMANDS}, {}
+    for _ in range(ROUNDS):
+        for name, code in COMMANDS.items():
+            began = seconds_of_children()
+            ended[name] = run(code)
+            seconds[name].append(seconds_of_children() - began)
+    return ended, {name: statistics.median(times) for name, times in seconds.items()}
+
+
+@each_help
+def test_help_does_not_import_torch(helped, name):
+    ended = helped[0][name]
+    assert ended.returncode == 0
+    assert ended.stderr == "no torch"
+
+
+def test_the_check_for_torch_can_see_it():
+    code = HELP.format(words=["--help"]).replace("import sys", "import sys; sys.modules['torch'] = sys", 1)
+    assert run(code).stderr == "torch"
+
+
+@each_help
+def test_help_is_quick(helped, name):
+    seconds = helped[1]
+    assert seconds[name] <= LIMIT * seconds["baseline"], f"{seconds[name] / seconds['baseline']:.1f} times the baseline"
+
+
+def test_the_help_page_lists_every_verb_with_what_it_does(helped):
+    for verb, words in VERBS.items():
+        assert f"lockstep {verb}" in helped[0]["lockstep"].stdout
+        assert words in helped[0]["lockstep"].stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verbs_help_says_how_it_is_used(helped, verb):
+    page = helped[0][verb].stdout
+    assert f"lockstep {verb}" in page
+    assert "(required)" in page or verb == "ls"
+
+
+def test_the_help_of_train_lists_the_recipes(helped):
+    assert "snake-ppo" in helped[0]["train"].stdout
+    assert "gym-ppo" in helped[0]["train"].stdout
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+@pytest.mark.parametrize(("word", "near"), [("trian", "train"), ("resum", "resume"), ("watch", "See lockstep --help.")])
+def test_an_unknown_verb_is_met_with_a_suggestion(capsys, word, near):
+    assert main([word]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"lockstep: '{word}' is not a verb.\n")
+    assert near in told.err
+
+
+def test_no_words_at_all_are_met_with_help(capsys):
+    assert main([]) == 0
+    assert "A first run: lockstep train snake-ppo --smoke" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lockstep {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (["train", "snake-pp"], "Did you mean 'snake-ppo'?"),
+        (["train", "snake-ppo", "task.sise=3"], "Did you mean 'size'?"),
+        (["train", "snake-ppo", "--task.num-envs", "100"], "num_envs is 100"),
+        (["resume", "/nowhere/at/all"], "is not a run directory"),
+        (["resume", "/nowhere/at/all", "algo.gamma=1"], "'algo.gamma' cannot change when a run goes on"),
+        (["resume", "/nowhere/at/all", "--algo.gamma", "1"], "'algo.gamma' cannot change when a run goes on"),
+        (["eval", "/nowhere/at/all"], "is not a run directory"),
+        (["play", "/nowhere/at/all"], "is not a run directory"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_words_without_a_traceback(capsys, line, words):
+    assert main(line) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("lockstep: ")
+    assert words in told
+    assert "Traceback" not in told
+
+
+# ----------------------------------------------------------------------------------------------- what is handed to whom
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Instead of starting processes, keep what they would have been started with."""
+    calls = []
+    monkeypatch.setattr("lockstep.cli.launching.launch", lambda words, count: calls.append((words, count)))
+    return calls
+
+
+def test_the_processes_of_a_run_are_told_its_name_and_its_lanes_and_not_to_start_more(launched, tmp_path):
+    line = ["train", "snake-ppo", "--smoke", "--num-gpus", "3", "--run.seed", "5", f"run.dir={tmp_path}", "-n", "3"]
+    assert main(line) == 0
+    ((words, count),) = launched
+    assert count == 3
+    assert words[:5] == ["train", "snake-ppo", "--smoke", "--run.seed", "5"]
+    assert not {"--num-gpus", "-n", "3", "--procs"} & set(words)
+    assert "run.lanes=8" in words
+    assert any(word.startswith("run.name=snake-ppo-2") for word in words)
+
+
+def test_a_note_is_told_once_by_whoever_starts_the_processes(launched, capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("lockstep.train.train", lambda recipe, **_: pytest.fail("it must stop before it trains"))
+    assert main(["train", "--distributed", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}"]) == 0
+    assert capsys.readouterr().out.count("--distributed is not needed") == 1
+    ((words, _),) = launched
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCHED": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: 0)
+    assert main(words) == 0
+    assert "not needed" not in capsys.readouterr().out
+
+
+def test_resume_from_hands_on_what_may_change(monkeypatch):
+    seen = []
+    monkeypatch.setattr("lockstep.cli.resume.run", lambda words: seen.append(words) or 0)
+    line = ["snake-ppo", "--resume-from", "runs/a", "--total-timesteps", "900", "--procs", "2", "--device", "cpu"]
+    assert train_verb.run(line) == 0
+    assert seen == [["runs/a", "--procs", "2", "--run.samples", "900", "--run.device", "cpu"]]
+
+
+def test_a_run_that_exists_is_refused_before_any_process_starts(launched, capsys, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("")
+    assert main(["train", "snake-ppo", "--smoke", "-n", "2", f"run.dir={tmp_path}", "run.name=mine"]) == 2
+    assert f"Go on with it: lockstep resume {tmp_path / 'mine'}" in capsys.readouterr().err
+    assert launched == []
+
+
+def test_a_run_may_go_on_with_another_budget_and_device_as_flags_or_keys(launched, tmp_path):
+    train(tiny(tmp_path, samples=ITERATION))
+    path = str(tmp_path / "run")
+    assert (
+        main(["resume", path, "-n", "2", "--total-timesteps", "512", "--run.device", "cpu", "run.log_every=256"]) == 0
+    )
+    ((words, count),) = launched
+    assert count == 2
+    assert words[:2] == ["resume", path]
+    assert set(words[2:]) == {"run.device=cpu", "run.log_every=256", "--samples", "512"}
+
+
+# ------------------------------------------------------------------------------------------------------------------- ls
+
+
+def test_an_empty_directory_is_met_with_the_command_that_fills_it(capsys, tmp_path):
+    for place in (tmp_path, tmp_path / "nowhere"):
+        assert main(["ls", str(place)]) == 0
+        assert "Start one: lockstep train snake-ppo --smoke" in capsys.readouterr().out
+
+
+def test_runs_are_listed_with_where_they_stand(capsys, tmp_path):
+    train(tiny(tmp_path, "done", samples=2 * ITERATION, eval_every=ITERATION, eval_episodes=8))
+    train(tiny(tmp_path, "longer", samples=ITERATION))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.yaml").write_text("a: [")
+    (tmp_path / "no-run").mkdir()
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path)]) == 0
+    page = capsys.readouterr().out
+    lines = {line.split()[1]: line for line in page.splitlines() if line.startswith("│")}
+    assert list(lines) == ["broken", "done", "longer"]
+    assert "config.yaml cannot be read" in lines["broken"]
+    done = [cell.strip() for cell in lines["done"].split("│")]
+    assert done[2:5] == ["snake-ppo", "256", "256"]
+    assert float(done[5].replace(",", "")) > 0
+    assert -2 < float(done[6]) < 2
+    assert -2 < float(done[7]) < 2
+    assert [cell.strip() for cell in lines["longer"].split("│")][7] == "-"
+
+
+def test_listing_needs_no_torch(tmp_path):
+    code = HELP.format(words=["ls", str(tmp_path)])
+    ended = run(code)
+    assert (ended.returncode, ended.stderr) == (0, "no torch")

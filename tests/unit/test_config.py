@@ -1,0 +1,313 @@
+"""Configs: frozen, overlaid by values of any form that yaml or a command line gives, and kept whole on disk."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config import ConfigError, Recipe, RunConfig, as_dict, coerce, overlay, read_yaml
+from lockstep.recipes import RECIPES, find_recipe
+from lockstep.run.rundir import describe, read_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    width: int = 64
+    channels: tuple[int, ...] = ()
+    board: tuple[int, float] = (1, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algo:
+    rate: float = 0.1
+    target: float | None = None
+    kind: Literal["fast", "exact"] = "fast"
+    check: bool = False
+    options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    net: Net = Net()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small(Recipe):
+    algo: Algo = Algo()
+    run: RunConfig = RunConfig()
+
+
+def every_variation():
+    """Every recipe as it is, with each preset, and with its smoke setting."""
+    for name in RECIPES:
+        kind = find_recipe(name)
+        variations = {"": {}, "smoke": kind.smoke} | {f"preset {key}": values for key, values in kind.presets.items()}
+        for word, values in variations.items():
+            yield pytest.param(kind, values, id=f"{name} {word}".strip())
+
+
+# -------------------------------------------------------------------------------------------------------------- overlay
+
+
+def test_an_overlay_changes_what_it_names_and_nothing_else():
+    changed = overlay(Small(), {"algo": {"net": {"width": 8}}, "run": {"samples": 5}})
+    assert changed == Small(algo=Algo(net=Net(width=8)), run=RunConfig(samples=5))
+
+
+def test_keys_may_be_nested_dotted_or_both():
+    wanted = overlay(Small(), {"algo": {"rate": 0.5, "net": {"width": 8}}})
+    assert overlay(Small(), {"algo.rate": 0.5, "algo.net.width": 8}) == wanted
+    assert overlay(Small(), {"algo": {"rate": 0.5, "net.width": 8}}) == wanted
+    assert overlay(Small(), {"algo.rate": 0.5, "algo.net": {"width": 8}}) == wanted
+
+
+def test_keys_may_be_written_with_dashes():
+    assert overlay(Small(), {"run.log-every": 7}).run.log_every == 7
+
+
+def test_a_later_key_beats_an_earlier_one():
+    assert overlay(Small(), {"algo.rate": 0.5, "algo": {"rate": 0.25}}).algo.rate == 0.25
+
+
+def test_an_overlay_leaves_the_original_alone():
+    recipe = Small()
+    overlay(recipe, {"algo.net.width": 8, "algo.options": {"a": 1}})
+    assert recipe == Small()
+
+
+@pytest.mark.parametrize(
+    "config", [RunConfig(), *(find_recipe(name)() for name in RECIPES)], ids=lambda c: type(c).__name__
+)
+def test_configs_are_frozen_to_their_last_part(config):
+    def visit(part):
+        for entry in dataclasses.fields(part):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(part, entry.name, None)
+            if dataclasses.is_dataclass(getattr(part, entry.name)):
+                visit(getattr(part, entry.name))
+
+    visit(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "problem", "hint"),
+    [
+        ({"algo.raet": 1}, "'algo.raet' is not a setting: Algo has no 'raet'.", "Did you mean 'rate'?"),
+        ({"algo": {"net": {"wdith": 1}}}, "'algo.net.wdith' is not a setting", "Did you mean 'width'?"),
+        ({"ago.rate": 1}, "'ago.rate' is not a setting: Small has no 'ago'.", "Did you mean 'algo'?"),
+        ({"run.samlpes": 1}, "'run.samlpes' is not a setting", "Did you mean 'samples'?"),
+        ({"algo.net.qqq": 1}, "'algo.net.qqq' is not a setting", "It has: board, channels, width."),
+        ({"algo.rate.x": 1}, "'algo.rate.x' is not a setting: 'rate' has no parts.", "Set 'rate' itself."),
+        ({"algo": 3}, "'algo' is a group of settings, not 3.", "Give its fields one by one."),
+    ],
+)
+def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem, hint):
+    with pytest.raises(ConfigError) as caught:
+        overlay(Small(), values)
+    first, second = str(caught.value).split("\n")
+    assert first.startswith(problem)
+    assert second == hint
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("algo.rate", "3e-4", 3e-4),  # which yaml reads as text
+        ("algo.rate", "1", 1.0),
+        ("algo.target", "2e-2", 0.02),
+        ("algo.target", "null", None),
+        ("algo.target", "none", None),
+        ("algo.target", "None", None),
+        ("algo.kind", "exact", "exact"),
+        ("algo.check", "true", True),
+        ("algo.check", "'True'", True),
+        ("algo.check", "'false'", False),
+        ("run.samples", "1e6", 1_000_000),
+        ("run.samples", "1.0e6", 1_000_000),
+        ("run.samples", "'1_000'", 1000),
+        ("run.lanes", "none", None),
+        ("run.lanes", "4", 4),
+        ("run.name", "17", "17"),
+        ("algo.net.channels", "[32, 64]", (32, 64)),
+        ("algo.net.channels", "32,64", (32, 64)),
+        ("algo.net.channels", "'32'", (32,)),
+        ("algo.net.channels", "''", ()),
+        ("algo.net.channels", "[]", ()),
+        ("algo.net.board", "[3, 4]", (3, 4.0)),
+        (
+            "algo.options",
+            "{g: 9.0, slippery: true, map: 4x4, size: 3}",
+            {"g": 9.0, "slippery": True, "map": "4x4", "size": 3},
+        ),
+    ],
+)
+def test_a_value_from_yaml_takes_the_type_of_its_field(key, text, value):
+    found = overlay(Small(), {key: yaml.safe_load(text)})
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert repr(found) == repr(value)  # 1 and 1.0 and True are equal, and not the same setting
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("algo.rate", "fast", "'algo.rate' is 'fast', which is not float."),
+        ("algo.rate", True, "'algo.rate' is True, which is not float."),
+        ("algo.rate", None, "'algo.rate' is None, which is not float."),
+        ("algo.kind", "slow", "'algo.kind' is 'slow', which is not fast or exact."),
+        ("algo.check", 1, "'algo.check' is 1, which is not bool."),
+        ("algo.check", "yes", "'algo.check' is 'yes', which is not bool."),
+        ("run.samples", 1.5, "'run.samples' is 1.5, which is not int."),
+        ("run.samples", "many", "'run.samples' is 'many', which is not int."),
+        ("run.samples", float("inf"), "'run.samples' is inf, which is not int."),
+        ("run.samples", float("nan"), "'run.samples' is nan, which is not int."),
+        ("run.samples", None, "'run.samples' is None, which is not int."),
+        ("run.lanes", "few", "'run.lanes' is 'few', which is not int | None."),
+        ("algo.net.channels", ["a"], "'algo.net.channels' is 'a', which is not int."),
+        ("algo.net.channels", 3, "'algo.net.channels' is 3, which is not tuple"),
+        ("algo.net.board", [1], "'algo.net.board' is [1], which is not tuple"),
+        ("algo.options", 3, "'algo.options' is 3, which is not dict"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_is_wanted(key, value, words):
+    with pytest.raises(ConfigError) as caught:
+        overlay(Small(), {key: value})
+    assert str(caught.value).startswith(words)
+    assert "\nGive " in str(caught.value)
+
+
+@given(st.integers(-(2**200), 2**200))
+def test_a_whole_number_keeps_every_digit(number):
+    assert coerce(number, int, "seed") == number
+    assert coerce(str(number), int, "seed") == number
+
+
+@given(st.floats(allow_nan=False))
+def test_a_number_keeps_every_bit_on_its_way_through_yaml(number):
+    assert coerce(yaml.safe_load(yaml.safe_dump(number)), float, "rate") == number
+
+
+# -------------------------------------------------------------------------------------------------------------- on disk
+
+
+@pytest.mark.parametrize(("kind", "values"), list(every_variation()))
+def test_every_recipe_comes_back_from_its_yaml_as_it_was(kind, values, tmp_path):
+    recipe = overlay(kind(), values)
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "config.yaml").write_text(describe(recipe))
+    name, read = read_config(path)
+    here = {"dir": str(tmp_path), "name": "run"}
+    assert name == kind.name
+    assert overlay(kind(), read) == dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, **here))
+
+
+runs = st.builds(
+    RunConfig,
+    samples=st.integers(1, 2**70),
+    seed=st.integers(0, 2**70),
+    name=st.text("abc-_.123", min_size=1),
+    lanes=st.none() | st.integers(1, 2**10),
+    reduction=st.sampled_from(["fast", "exact"]),
+    precision=st.sampled_from(["fp32", "bf16", "fp16", "amp"]),
+    eval_every=st.none() | st.integers(1, 2**40),
+    timeout=st.floats(1e-3, 1e9),
+    digests=st.booleans(),
+)
+options = st.dictionaries(
+    st.text("abc", min_size=1), st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), max_size=4
+)
+
+
+@given(runs, options, st.lists(st.integers(0, 2**40)), st.none() | st.floats(allow_nan=False))
+def test_any_setting_comes_back_from_yaml_as_it_was(run, options, channels, target):
+    recipe = Small(algo=Algo(options=options, target=target, net=Net(channels=tuple(channels))), run=run)
+    back = overlay(Small(), yaml.safe_load(yaml.safe_dump(as_dict(recipe), sort_keys=False)))
+    assert repr(back) == repr(recipe)
+
+
+def test_a_moved_run_directory_belongs_where_it_stands(tmp_path):
+    path = tmp_path / "elsewhere"
+    path.mkdir()
+    (path / "config.yaml").write_text(describe(dataclasses.replace(Small(), run=RunConfig(dir="runs", name="first"))))
+    _, values = read_config(path)
+    assert (values["run"]["dir"], values["run"]["name"]) == (str(tmp_path), "elsewhere")
+
+
+def test_an_empty_yaml_file_changes_nothing(tmp_path):
+    (tmp_path / "a.yaml").write_text("# nothing yet\n")
+    assert read_yaml(tmp_path / "a.yaml") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "does not exist"),
+        ("- a\n- b\n", "holds list, not settings"),
+        ("a: [", "is not yaml"),
+        ("!!python/object/apply:os.system ['true']", "is not yaml"),  # the safe loader runs nothing
+    ],
+)
+def test_a_file_that_is_not_settings_is_refused_in_words(tmp_path, text, words):
+    path = tmp_path / "a.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_directory_without_a_config_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        read_config(tmp_path)
+
+
+# -------------------------------------------------------------------------------------------------------------- recipes
+
+
+def test_an_unknown_recipe_is_an_error_with_a_suggestion():
+    with pytest.raises(ConfigError, match=r"there is no recipe 'snake-pp'.\nDid you mean 'snake-ppo'\?"):
+        find_recipe("snake-pp")
+    with pytest.raises(ConfigError, match=r"There are: .*snake-ppo"):
+        find_recipe("zzz")
+
+
+RECIPE_FILE = '''
+from dataclasses import dataclass
+from lockstep.config import Recipe, RunConfig
+from lockstep.recipes.snake_ppo import SnakePPO  # one that is only imported is not this file's recipe
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(Recipe):
+    run: RunConfig = RunConfig(samples=17)
+'''  # fmt: skip
+
+
+def test_a_recipe_of_the_users_is_a_file_and_is_called_by_its_path(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(RECIPE_FILE)
+    monkeypatch.chdir(tmp_path)
+    recipe = find_recipe("mine.py")
+    assert recipe().run.samples == 17
+    assert recipe.name == str(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize(("text", "count"), [("x = 1", 0), (RECIPE_FILE + RECIPE_FILE.replace("Mine", "Other"), 2)])
+def test_a_recipe_file_without_exactly_one_recipe_is_refused(tmp_path, text, count):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ConfigError, match=f"defines {count} recipes; it needs exactly one"):
+        find_recipe(str(tmp_path / "mine.py"))
+
+
+def test_a_recipe_file_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"there is no recipe file nowhere\.py"):
+        find_recipe("nowhere.py")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_called_by_the_name_it_is_listed_under(name):
+    assert find_recipe(name).name == name
+    assert Path(find_recipe(name).__module__.replace(".", "/")).parent.name == "recipes"

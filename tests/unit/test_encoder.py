@@ -1,0 +1,149 @@
+"""Encoders: the right one for a space, the right number of features, and the same values in any memory format."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from lockstep.config import ConfigError
+from lockstep.nets.encoder import CNN, MLP, DictEncoder, EncoderConfig, build_encoder
+from lockstep.nets.init import initialising, orthogonal
+from lockstep.streams import Stream
+
+BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
+PICTURE = spaces.Box(0, 255, (3, 6, 6), np.uint8)
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+SMALL = EncoderConfig(width=8, depth=2, features=16)
+
+
+def build(space, config=SMALL, seed=0):
+    with initialising(Stream(seed, "init")):
+        return build_encoder(space, config)
+
+
+def pixels(count=4, high=2, seed=0):
+    return torch.randint(high, (count, 3, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def layers_of(encoder, kind):
+    return [module for module in encoder.modules() if isinstance(module, kind)]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
+def test_a_vector_goes_through_as_many_layers_of_the_width_as_asked_for(width, depth, inputs, count):
+    encoder = build(spaces.Box(-1, 1, (inputs,), np.float32), EncoderConfig(width=width, depth=depth))
+    assert isinstance(encoder, MLP)
+    assert [layer.out_features for layer in layers_of(encoder, nn.Linear)] == [width] * depth
+    assert encoder(torch.zeros(count, inputs)).shape == (count, width)
+    assert encoder.features == width
+
+
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_whatever_is_not_a_picture_is_flattened(shape):
+    encoder = build(spaces.Box(-1, 1, shape, np.float32))
+    assert isinstance(encoder, MLP)
+    assert encoder(torch.zeros(4, *shape)).shape == (4, 8)
+
+
+@pytest.mark.parametrize("size", [(4, 4), (5, 7), (12, 12)])
+def test_a_board_of_any_size_becomes_features(size):
+    encoder = build(spaces.Box(0, 1, (3, *size), np.uint8))
+    assert isinstance(encoder, CNN)
+    assert encoder(torch.zeros(2, 3, *size, dtype=torch.uint8)).shape == (2, 16)
+    assert encoder.features == 16
+
+
+def test_convolutions_have_width_and_depth_unless_their_channels_are_given():
+    def channels(config):
+        return [layer.out_channels for layer in layers_of(build(BOARD, config), nn.Conv2d)]
+
+    assert channels(EncoderConfig(width=8, depth=3)) == [8, 8, 8]
+    assert channels(EncoderConfig(width=8, depth=3, channels=(4, 12))) == [4, 12]
+
+
+def test_a_picture_enters_as_its_share_of_the_brightest_value():
+    bright, dim = build(PICTURE), build(BOARD)
+    dim.load_state_dict(bright.state_dict())
+    board = pixels()
+    torch.testing.assert_close(bright(board * 255), dim(board))
+    assert not torch.allclose(bright(board * 255), bright(board))  # so the scale is not simply lost
+
+
+def test_a_picture_of_floats_enters_as_it_is():
+    floats = build(spaces.Box(0, 255, (3, 6, 6), np.float32))
+    board = build(BOARD)
+    floats.load_state_dict(board.state_dict())
+    assert torch.equal(floats(pixels().float()), board(pixels()))
+
+
+def test_channels_last_changes_no_value():
+    encoder = build(BOARD)
+    convolutions = layers_of(encoder, nn.Conv2d)
+    assert all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in convolutions)
+    board = pixels(high=2)
+    x = board.float()
+    for layer in encoder.layers:  # the same layers, on plain weights and plain input
+        plain = layer
+        if isinstance(layer, nn.Conv2d):
+            plain = nn.Conv2d(layer.in_channels, layer.out_channels, 3, padding=1)
+            plain.load_state_dict({name: tensor.contiguous() for name, tensor in layer.state_dict().items()})
+            assert plain.weight.is_contiguous()
+        x = plain(x)
+    torch.testing.assert_close(encoder(board), encoder.head(x))
+
+
+def test_an_observation_in_any_memory_format_gives_the_same_bits():
+    encoder, board = build(BOARD), pixels()
+    assert torch.equal(encoder(board), encoder(board.contiguous(memory_format=torch.channels_last)))
+
+
+def test_a_dict_is_encoded_part_by_part_and_put_side_by_side():
+    space = spaces.Dict({"board": BOARD, "inner": spaces.Dict({"speed": VECTOR, "place": VECTOR})})
+    encoder = build(space)
+    assert isinstance(encoder, DictEncoder)
+    obs = {"board": pixels(), "inner": {"place": torch.randn(4, 5), "speed": torch.randn(4, 5)}}
+    features = encoder(obs)
+    assert features.shape == (4, 16 + 8 + 8)
+    assert encoder.features == 32
+    # Each part reaches features of its own, whatever order the observation lists them in.
+    moved = encoder({**obs, "board": pixels(seed=1)})
+    changed = (moved != features).any(0)
+    assert changed.sum() > 0
+    where = changed.nonzero().flatten()
+    assert where.max() - where.min() < 16
+    swapped = encoder({"inner": dict(reversed(obs["inner"].items())), "board": obs["board"]})
+    assert torch.equal(swapped, features)
+
+
+def test_a_space_without_an_encoder_is_refused_in_words():
+    with pytest.raises(ConfigError, match=r"have no encoder.\nUse Box or Dict spaces"):
+        build_encoder(spaces.Discrete(3), SMALL)
+
+
+# ------------------------------------------------------------------------------------------------------- initialisation
+
+
+def test_initialisation_is_a_function_of_the_stream_alone():
+    def weights(seed):
+        return torch.cat([tensor.flatten() for tensor in build(BOARD, seed=seed).state_dict().values()])
+
+    torch.manual_seed(1)
+    first = weights(0)
+    torch.manual_seed(2)
+    assert torch.equal(weights(0), first)
+    assert not torch.equal(weights(1), first)
+
+
+def test_initialisation_leaves_the_global_random_state_alone():
+    before = torch.get_rng_state()
+    build(BOARD)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_orthogonal_weights_are_orthogonal_with_the_gain_asked_for_and_no_bias():
+    layer = orthogonal(nn.Linear(8, 4), 3.0)
+    torch.testing.assert_close(layer.weight @ layer.weight.T, 9.0 * torch.eye(4))
+    assert not layer.bias.any()

@@ -1,0 +1,279 @@
+"""A checkpoint on disk: every change is noticed, nothing leads out of it, and its hash sees what matters alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.lanes import deal
+from lockstep.run import format as form
+from lockstep.run.format import Damaged, digest_tensor, hash_checkpoint, verify
+
+LANES = 4
+CLOCK = {"samples": 512, "iteration": 2, "best": 1.5, "evaluation": {"return_mean": 1.5}}
+each_file = pytest.mark.parametrize("name", [form.SHARED, form.VALUES, "lanes-0000-0001.safetensors"])
+
+
+def shared_state():
+    return {
+        "algorithm.net.weight": torch.arange(24.0).view(2, 3, 2, 2),
+        "algorithm.net.bias": torch.tensor([1.0, -0.0, float("inf")]),
+        "algorithm.updates": torch.tensor(7),
+        "task.level": torch.tensor([True, False]),
+    }
+
+
+def lane_state(lane):
+    return {"algorithm.returns": torch.full((3,), float(lane)), "task.episode": torch.tensor([lane, 9])}
+
+
+def write(directory, *, groups=2, shared=None, lanes=None, clock=CLOCK, extra=None):
+    """A checkpoint as a run of `groups` processes would leave it."""
+    directory.mkdir(parents=True)
+    states = [lane_state(lane) for lane in range(LANES)] if lanes is None else lanes
+    files = {form.SHARED: form.write_tensors(directory / form.SHARED, shared_state() if shared is None else shared)}
+    for group in deal(len(states), groups):
+        tensors = {f"lane-{lane:04d}.{name}": x for lane in group for name, x in states[lane].items()}
+        files[form.lane_file(group)] = form.write_tensors(directory / form.lane_file(group), tensors)
+    values = {"clock": clock, "lanes": LANES, "processes": groups} | (extra or {})
+    files[form.VALUES] = form.write_json(directory / form.VALUES, values)
+    form.write_json(directory / form.MANIFEST, {"files": files, "keep": False})
+    return directory
+
+
+def rewrite_manifest(directory, change):
+    path = directory / form.MANIFEST
+    manifest = json.loads(path.read_text())
+    change(manifest["files"])
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return write(tmp_path / "000000000512-g0001")
+
+
+def hash_of(tmp_path_factory, **parts):
+    return hash_checkpoint(write(tmp_path_factory.mktemp("hash") / "checkpoint", **parts))
+
+
+# -------------------------------------------------------------------------------------------------- writing and reading
+
+
+def test_what_is_written_is_read_bit_for_bit(checkpoint):
+    found = form.read_shared(checkpoint)
+    for name, tensor in shared_state().items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
+        assert found[name].numpy().tobytes() == tensor.numpy().tobytes()
+    assert form.split(found, "task").keys() == {"level"}
+    assert form.split(found, "algorithm").keys() == {"net.weight", "net.bias", "updates"}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 4])
+def test_a_lane_is_read_from_whichever_file_holds_it(tmp_path, groups):
+    files = verify(write(tmp_path / "a", groups=groups))["files"]
+    for lane in range(LANES):
+        found = form.read_lane(tmp_path / "a", lane, files)
+        assert {name: tensor.tolist() for name, tensor in found.items()} == {
+            name: tensor.tolist() for name, tensor in lane_state(lane).items()
+        }
+
+
+def test_a_lane_that_no_file_holds_is_damage(checkpoint):
+    with pytest.raises(Damaged, match="holds lane 4"):
+        form.read_lane(checkpoint, LANES, verify(checkpoint)["files"])
+
+
+def test_a_single_number_out_of_a_row_of_others_is_written_as_itself(tmp_path):
+    # One board a lane: its numbers are columns of a record, and a single element has whatever stride it likes.
+    column = torch.arange(14).view(2, 7)[1:, 3]
+    assert column.stride() == (7,)
+    form.write_tensors(tmp_path / form.SHARED, form.join(task={"length": column}))
+    assert form.read_shared(tmp_path)["task.length"].tolist() == [10]
+    assert digest_tensor("a", column) == digest_tensor("a", torch.tensor([10]))
+
+
+def test_joined_states_are_copies_under_their_owners_names():
+    live = torch.nn.Parameter(torch.zeros(2))
+    joined = form.join(algorithm={"w": live}, task={})
+    with torch.no_grad():
+        live += 1
+    assert {name: tensor.tolist() for name, tensor in joined.items()} == {"algorithm.w": [0, 0]}
+    assert not joined["algorithm.w"].requires_grad
+
+
+def test_a_small_file_is_replaced_in_one_step_and_nothing_is_left_beside_it(tmp_path):
+    form.replace_text(tmp_path / "latest", "one")
+    form.replace_text(tmp_path / "latest", "two")
+    assert (tmp_path / "latest").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["latest"]
+
+
+# --------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_a_whole_checkpoint_is_accepted_with_its_manifest(checkpoint):
+    assert len(verify(checkpoint)["files"]) == 4
+
+
+@each_file
+@pytest.mark.parametrize("where", [0, 0.5, -1])
+def test_a_changed_byte_is_damage(checkpoint, name, where):
+    path = checkpoint / name
+    content = bytearray(path.read_bytes())
+    content[int(where * len(content)) if where >= 0 else where] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match=rf"{name} is not what was written \(its SHA-256 differs\)"):
+        verify(checkpoint)
+
+
+@each_file
+def test_a_file_cut_short_is_damage(checkpoint, name):
+    (checkpoint / name).write_bytes((checkpoint / name).read_bytes()[:-1])
+    with pytest.raises(Damaged, match=f"{name} is not what was written"):
+        verify(checkpoint)
+
+
+@each_file
+def test_a_missing_file_is_damage(checkpoint, name):
+    (checkpoint / name).unlink()
+    with pytest.raises(Damaged, match=f"{name} is missing"):
+        verify(checkpoint)
+
+
+def test_a_missing_manifest_is_damage(checkpoint):
+    (checkpoint / form.MANIFEST).unlink()
+    with pytest.raises(Damaged, match=f"{form.MANIFEST} is missing"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", "{}", '{"files": []}', '{"files": {}}', "\udcff", '{"files": {"a": 1}}']
+)
+def test_a_manifest_that_lists_no_checkpoint_is_damage(checkpoint, text):
+    (checkpoint / form.MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(Damaged, match=form.MANIFEST):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("needed", [form.SHARED, form.VALUES])
+def test_a_manifest_that_leaves_out_a_needed_file_is_damage(checkpoint, needed):
+    rewrite_manifest(checkpoint, lambda files: files.pop(needed))
+    with pytest.raises(Damaged, match="does not list the files of a checkpoint"):
+        verify(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", ".", "", "a/../b", "./a", "a/"])
+def test_a_manifest_that_names_a_file_elsewhere_is_damage(checkpoint, name):
+    # The file exists and its hash is right, so that nothing but its place can be what is wrong.
+    for path in (checkpoint / "a" / "b", checkpoint.parent / "x", checkpoint / "b"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("content")
+    target = Path("/etc/passwd") if name.startswith("/") else checkpoint.parent / "x"
+    rewrite_manifest(checkpoint, lambda files: files.update({name: form._settle(target)}))
+    with pytest.raises(Damaged, match="leads out of the checkpoint"):
+        verify(checkpoint)
+
+
+def test_a_file_that_is_a_link_is_damage(checkpoint):
+    original = checkpoint / form.SHARED
+    original.rename(checkpoint.parent / "elsewhere")
+    original.symlink_to(checkpoint.parent / "elsewhere")
+    with pytest.raises(Damaged, match="leads out of the checkpoint"):
+        verify(checkpoint)
+
+
+def test_a_lane_file_that_is_a_link_is_not_read(checkpoint):
+    files = verify(checkpoint)["files"]
+    original = checkpoint / form.lane_file(range(0, 2))
+    original.rename(checkpoint.parent / "elsewhere")
+    original.symlink_to(checkpoint.parent / "elsewhere")
+    with pytest.raises(Damaged, match="leads out of the checkpoint"):
+        form.read_lane(checkpoint, 0, files)
+
+
+def test_tensors_that_are_none_are_damage_in_words(checkpoint):
+    (checkpoint / form.SHARED).write_bytes(b"not tensors at all")
+    with pytest.raises(Damaged, match="cannot be read"):
+        form.read_shared(checkpoint)
+
+
+# ------------------------------------------------------------------------------------------------------------- the hash
+
+
+def test_the_hash_does_not_depend_on_how_lanes_are_grouped_into_files(tmp_path_factory):
+    assert len({hash_of(tmp_path_factory, groups=groups) for groups in (1, 2, 3, 4)}) == 1
+
+
+def test_the_hash_does_not_depend_on_strides(tmp_path_factory):
+    strided = shared_state()
+    weight = strided["algorithm.net.weight"].contiguous(memory_format=torch.channels_last)
+    assert not weight.is_contiguous()
+    strided["algorithm.net.weight"] = weight
+    assert hash_of(tmp_path_factory, shared=strided) == hash_of(tmp_path_factory)
+
+
+def test_the_hash_does_not_depend_on_the_order_of_names_nor_on_times_and_places(tmp_path_factory):
+    reordered = dict(reversed(shared_state().items()))
+    same = hash_of(tmp_path_factory, shared=reordered, clock=dict(reversed(CLOCK.items())), extra={"processes": 9})
+    assert same == hash_of(tmp_path_factory)
+
+
+def changes():
+    """Everything that must change the hash, one thing at a time."""
+    state = shared_state()
+    weight = state["algorithm.net.weight"]
+    for place in (0, 11, 23):
+        nudged = weight.clone()
+        nudged.view(-1).view(torch.int32)[place] ^= 1
+        yield f"the last bit of number {place}", {"shared": state | {"algorithm.net.weight": nudged}}
+    yield "a shape", {"shared": state | {"algorithm.net.weight": weight.view(3, 2, 2, 2)}}
+    yield "a dtype of the same bytes", {"shared": state | {"algorithm.net.weight": weight.view(torch.int32)}}
+    yield "the sign of a zero", {"shared": state | {"algorithm.net.bias": torch.tensor([1.0, 0.0, float("inf")])}}
+    renamed = {name.replace("bias", "scale"): tensor for name, tensor in state.items()}
+    yield "a name", {"shared": renamed}
+    yield "an owner", {"shared": {name.replace("task.", "algorithm."): tensor for name, tensor in state.items()}}
+    yield "one more tensor", {"shared": state | {"task.more": torch.zeros(0)}}
+    yield "one tensor less", {"shared": {name: tensor for name, tensor in state.items() if name != "task.level"}}
+    swapped = [lane_state(lane) for lane in (1, 0, 2, 3)]
+    yield "two lanes that changed places", {"lanes": swapped}
+    for name, value in {"samples": 513, "iteration": 3, "best": None, "evaluation": {"return_mean": 1.25}}.items():
+        yield f"the clock's {name}", {"clock": CLOCK | {name: value}}
+
+
+@pytest.mark.parametrize("parts", [pytest.param(parts, id=name) for name, parts in changes()])
+def test_the_hash_depends_on(parts, tmp_path_factory):
+    assert hash_of(tmp_path_factory, **parts) != hash_of(tmp_path_factory)
+
+
+def test_a_damaged_checkpoint_has_no_hash(checkpoint):
+    (checkpoint / form.SHARED).unlink()
+    with pytest.raises(Damaged):
+        hash_checkpoint(checkpoint)
+
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+@given(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3), st.integers(0, 2**32))
+def test_a_digest_is_of_the_logical_content_whatever_the_strides(dtype, shape, seed):
+    draw = torch.Generator().manual_seed(seed)
+    tensor = torch.randint(0, 2, shape, generator=draw).to(dtype)
+    apart = torch.zeros(*shape, 2, dtype=dtype)
+    apart[..., 0] = tensor
+    strided = apart[..., 0]
+    assert digest_tensor("a", strided) == digest_tensor("a", tensor)
+    assert digest_tensor("b", tensor) != digest_tensor("a", tensor)
+    assert digest_tensor("a", tensor.unsqueeze(0)) != digest_tensor("a", tensor)

@@ -1,0 +1,225 @@
+"""The arithmetic: against numbers worked by hand, against slow references, and by what must hold for all numbers."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import tensor
+
+from lockstep.functional import (
+    clipped_surrogate,
+    clipped_value_loss,
+    generalized_advantages,
+    kl_estimate,
+    moments,
+    schedule,
+)
+
+KINDS = ["constant", "linear", "cosine"]
+parts = st.floats(0, 1)
+
+
+def advantages_of(rewards, values, following, terminated, truncated, discount, trace):
+    """Advantages of one environment from plain lists."""
+    ended = [a or b for a, b in zip(terminated, truncated, strict=True)]
+    columns = (tensor(column) for column in (rewards, values, following, terminated, ended))
+    return generalized_advantages(*columns, discount, trace).tolist()
+
+
+def reference_advantages(rewards, values, following, terminated, ended, discount, trace):
+    """The definition, one sum a step: every later surprise of the same episode, each fainter than the last."""
+    result = []
+    for start in range(len(rewards)):
+        total, weight = 0.0, 1.0
+        for t in range(start, len(rewards)):
+            future = 0.0 if terminated[t] else following[t]
+            total += weight * (rewards[t] + discount * future - values[t])
+            if ended[t]:
+                break
+            weight *= discount * trace
+        result.append(total)
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------------- advantages
+
+
+def test_advantages_of_an_episode_under_way_are_those_worked_by_hand():
+    # deltas: 1 + 0.5*4 - 2 = 1;  2 + 0.5*6 - 4 = 1;  4 + 0.5*8 - 6 = 2.  decay 0.5*0.5 = 0.25
+    worked = [1 + 0.25 * (1 + 0.25 * 2), 1 + 0.25 * 2, 2]
+    assert advantages_of([1.0, 2, 4], [2.0, 4, 6], [4.0, 6, 8], [False] * 3, [False] * 3, 0.5, 0.5) == worked
+
+
+def test_a_terminated_step_has_no_future_and_hears_nothing_of_the_next_episode():
+    # deltas: 1 + 0.5*4 - 2 = 1;  2 - 4 = -2 (terminated);  4 + 0.5*8 - 6 = 2
+    worked = [1 + 0.25 * -2, -2, 2]
+    assert advantages_of([1.0, 2, 4], [2.0, 4, 6], [4.0, 6, 8], [False, True, False], [False] * 3, 0.5, 0.5) == worked
+
+
+def test_a_truncated_step_keeps_the_value_of_its_last_observation_and_hears_nothing_of_the_next_episode():
+    # The episode was cut off where its value was 10, not 6: 2 + 0.5*10 - 4 = 3
+    worked = [1 + 0.25 * 3, 3, 2]
+    assert advantages_of([1.0, 2, 4], [2.0, 4, 6], [4.0, 10, 8], [False] * 3, [False, True, False], 0.5, 0.5) == worked
+
+
+def test_without_a_trace_an_advantage_is_the_surprise_of_one_step():
+    assert advantages_of([1.0, 2], [3.0, 4], [4.0, 5], [False] * 2, [False] * 2, 0.5, 0.0) == [0.0, 0.5]
+
+
+def test_with_a_full_trace_and_no_discount_an_advantage_is_the_rest_of_the_rewards_less_the_value():
+    following = [7.0, 9.0, 100.0]
+    assert advantages_of([1.0, 2, 4], [5.0, 7, 9], following, [False, False, True], [False] * 3, 1.0, 1.0) == [
+        2,
+        -1,
+        -5,
+    ]
+
+
+@given(st.integers(1, 9), st.integers(1, 3), st.integers(0, 2**32), parts, parts)
+def test_advantages_are_those_of_the_definition(steps, envs, seed, discount, trace):
+    draw = torch.Generator().manual_seed(seed)
+    rewards, values, following = torch.randn(3, steps, envs, generator=draw, dtype=torch.float64)
+    terminated, truncated = torch.rand(2, steps, envs, generator=draw) < 0.25
+    ended = terminated | truncated
+    found = generalized_advantages(rewards, values, following, terminated, ended, discount, trace)
+    for env in range(envs):
+        columns = (x[:, env].tolist() for x in (rewards, values, following, terminated, ended))
+        wanted = reference_advantages(*columns, discount, trace)
+        torch.testing.assert_close(found[:, env], tensor(wanted, dtype=torch.float64))
+
+
+def test_time_may_be_any_axis():
+    draw = torch.Generator().manual_seed(0)
+    rewards, values, following = torch.randn(3, 4, 5, 2, generator=draw)
+    terminated, ended = torch.rand(2, 4, 5, 2, generator=draw) < 0.3
+    columns = (rewards, values, following, terminated, ended | terminated)
+    along_one = generalized_advantages(*columns, 0.9, 0.8, time=1)
+    along_zero = generalized_advantages(*(x.transpose(0, 1) for x in columns), 0.9, 0.8)
+    assert torch.equal(along_one, along_zero.transpose(0, 1))
+    assert not torch.equal(along_one, generalized_advantages(*columns, 0.9, 0.8))
+
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+@pytest.mark.parametrize(
+    ("kind", "progress", "value"),
+    [
+        ("constant", 0.0, 8.0),
+        ("constant", 1.0, 8.0),
+        ("linear", 0.0, 8.0),
+        ("linear", 0.25, 6.0),
+        ("linear", 1.0, 0.0),
+        ("cosine", 0.0, 8.0),
+        ("cosine", 0.5, 4.0),
+        ("cosine", 1.0, 0.0),
+        ("cosine", 1 / 3, 6.0),
+    ],
+)
+def test_a_schedule_passes_through_the_points_worked_by_hand(kind, progress, value):
+    assert schedule(kind, 8.0, progress) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_warm_up_rises_in_a_line_and_the_schedule_takes_what_is_left(kind):
+    assert schedule(kind, 8.0, 0.0, warmup=0.2) == 0.0
+    assert schedule(kind, 8.0, 0.05, warmup=0.2) == pytest.approx(2.0)
+    assert schedule(kind, 8.0, 0.2, warmup=0.2) == pytest.approx(8.0)
+    assert schedule(kind, 8.0, 0.6, warmup=0.2) == pytest.approx(schedule(kind, 8.0, 0.5))
+
+
+@given(st.sampled_from(KINDS), parts, parts, st.floats(0, 1))
+def test_a_schedule_stays_between_nothing_and_its_peak(kind, progress, warmup, peak):
+    assert 0.0 <= schedule(kind, peak, progress, warmup) <= peak * (1 + 1e-12)
+
+
+@given(st.sampled_from(KINDS), parts, parts)
+def test_without_a_warm_up_a_schedule_never_rises(kind, one, other):
+    early, late = sorted((one, other))
+    assert schedule(kind, 1.0, early) >= schedule(kind, 1.0, late)
+
+
+# --------------------------------------------------------------------------------------------------------------- losses
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss"),
+    [
+        (1.0, 2.0, -2.0),
+        (1.1, 2.0, -2.2),  # within the clip
+        (1.5, 2.0, -2.4),  # a good action is not praised beyond 1.2
+        (0.5, 2.0, -1.0),  # but making it less likely is blamed in full
+        (0.5, -2.0, 1.6),  # a bad action is not blamed below 0.8
+        (1.5, -2.0, 3.0),  # but making it more likely is blamed in full
+    ],
+)
+def test_the_surrogate_is_pessimistic_about_moves_beyond_the_clip(ratio, advantage, loss):
+    found = clipped_surrogate(tensor([math.log(ratio)]), tensor([advantage]), 0.2)
+    torch.testing.assert_close(found, tensor([loss]))
+
+
+@pytest.mark.parametrize(("ratio", "advantage", "moves"), [(1.5, 1.0, False), (0.5, -1.0, False), (0.5, 1.0, True)])
+def test_the_surrogate_has_no_gradient_where_it_is_clipped(ratio, advantage, moves):
+    log_ratio = tensor([math.log(ratio)], requires_grad=True)
+    clipped_surrogate(log_ratio, tensor([advantage]), 0.2).sum().backward()
+    assert bool(log_ratio.grad.abs() > 0) == moves
+
+
+def test_the_divergence_estimate_is_the_one_worked_by_hand():
+    found = kl_estimate(tensor([0.0, math.log(2.0), -math.log(2.0)]))
+    torch.testing.assert_close(found, tensor([0.0, 1 - math.log(2.0), math.log(2.0) - 0.5]))
+
+
+@given(st.floats(-5, 5))
+def test_the_divergence_estimate_is_never_negative_but_for_rounding(log_ratio):
+    assert kl_estimate(tensor(log_ratio, dtype=torch.float64)) >= -abs(log_ratio) * 1e-15
+
+
+@given(st.floats(1e-4, 1.0), st.sampled_from([-1, 1]))
+def test_the_divergence_estimate_of_a_small_move_is_not_lost_in_rounding(size, sign):
+    single = kl_estimate(tensor(size * sign, dtype=torch.float32))
+    double = kl_estimate(single.new_tensor(size * sign).double())
+    torch.testing.assert_close(single.double(), double, rtol=5e-3, atol=0)
+
+
+def test_the_divergence_estimate_is_right_on_average():
+    old, new = tensor([0.2, 0.3, 0.5]), tensor([0.4, 0.4, 0.2])
+    exact = (old * (old / new).log()).sum()
+    torch.testing.assert_close((old * kl_estimate((new / old).log())).sum(), exact)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "target", "clip", "loss"),
+    [
+        (3.0, 0.0, 1.0, None, 2.0),
+        (3.0, 0.0, 1.0, 5.0, 2.0),  # a move within the clip
+        (3.0, 0.0, 3.0, 1.0, 2.0),  # it moved 3 and only 1 counts: (1 - 3)^2 / 2, though it hit the target
+        (3.0, 0.0, 0.5, 1.0, 3.125),  # the unclipped error is larger: (3 - 0.5)^2 / 2
+        (-3.0, 0.0, -3.0, 1.0, 2.0),
+    ],
+)
+def test_the_value_loss_is_pessimistic_about_moves_beyond_the_clip(value, old, target, clip, loss):
+    assert clipped_value_loss(tensor([value]), tensor([old]), tensor([target]), clip).tolist() == [loss]
+
+
+# -------------------------------------------------------------------------------------------------------------- moments
+
+
+def test_moments_are_those_worked_by_hand():
+    mean, variance = moments(tensor([9.0]), tensor([33.0]), tensor(3.0))  # of 1, 4, 4
+    assert (mean.tolist(), variance.tolist()) == ([3.0], [2.0])
+
+
+def test_moments_of_nothing_are_zero():
+    mean, variance = moments(torch.zeros(2), torch.zeros(2), tensor(0.0))
+    assert (mean.tolist(), variance.tolist()) == ([0.0, 0.0], [0.0, 0.0])
+
+
+@given(st.floats(-1e6, 1e6), st.integers(1, 1000))
+def test_the_variance_of_one_value_again_and_again_is_never_negative(value, count):
+    same = torch.full((count,), value, dtype=torch.float64)
+    mean, variance = moments(same.sum(), same.square().sum(), tensor(float(count)))
+    assert variance >= 0
+    assert mean.item() == pytest.approx(value)

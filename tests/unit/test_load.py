@@ -1,0 +1,186 @@
+"""A trained policy in plain Python: no launcher, no process group, and a memory that can be reset row by row."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import lockstep
+from lockstep.config import ConfigError, overlay
+from lockstep.loading import LoadedPolicy
+from lockstep.run import format as form
+from lockstep.runtime import Runtime
+from lockstep.train import train
+from tiny import ITERATION, checkpoints_of, tiny
+
+SCORES = {1: 1.0, 2: 5.0, 3: 2.0, 4: 3.0}
+"""What each iteration's evaluation comes to: the second is the best."""
+PLAIN_PYTHON = """
+import json, sys
+import numpy as np
+import lockstep
+obs = np.frombuffer(bytes.fromhex(sys.argv[2]), np.uint8).reshape(-1, 3, 4, 4)
+lockstep.load(sys.argv[1])
+actions = lockstep.load(sys.argv[1]).act(obs)  # again: the first call must not put a module in the function's place
+import torch.distributed as dist
+print(json.dumps({"actions": actions.tolist(), "group": dist.is_initialized()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of four iterations whose evaluations came to SCORES."""
+    with pytest.MonkeyPatch.context() as patch:
+        scores = iter(SCORES.values())
+        result = {"return_std": 0.0, "episodes": 1.0}
+        patch.setattr("lockstep.train.evaluate", lambda *_: {"return_mean": next(scores)} | result)
+        # A learning rate at which each iteration's policy differs from the others'.
+        recipe = tiny(tmp_path_factory.mktemp("runs"), eval_every=ITERATION)
+        return train(overlay(recipe, {"algo.learning_rate": 0.05})).path
+
+
+@pytest.fixture
+def boards():
+    """Some boards that could be: a body, an apple and a head each."""
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 2, (64, 3, 4, 4)).astype(np.uint8)
+
+
+def weights_at(run, samples):
+    """What the checkpoint at so many samples says the network is."""
+    (name,) = (run / "checkpoints").glob(f"{samples:012d}-g0001")
+    return form.split(form.read_shared(name), "algorithm")
+
+
+def weights_in(policy):
+    return {f"net.{name}": tensor for name, tensor in policy.policy.net.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_policy_acts_in_a_plain_process_as_it_does_here(run, boards):
+    command = [sys.executable, "-c", PLAIN_PYTHON, str(run), boards.tobytes().hex()]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told["group"] is False
+    assert told["actions"] == lockstep.load(run).act(boards).tolist()
+    assert len(set(told["actions"])) > 1  # a policy that always does the same would prove little
+
+
+def test_a_policy_acts_as_the_network_that_was_trained(run, boards):
+    recipe = lockstep.load(run).recipe
+    runtime = Runtime.alone(recipe.run)
+    agent = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime)
+    agent.load_shared_state(weights_at(run, 4 * ITERATION))
+    outputs, _ = agent.net(torch.from_numpy(boards))
+    assert lockstep.load(run, at=4 * ITERATION).act(boards).tolist() == outputs.argmax(-1).tolist()
+
+
+def test_the_best_policy_is_loaded_unless_another_is_asked_for(run):
+    assert checkpoints_of(run) == [n * ITERATION for n in SCORES]
+    assert same(weights_in(lockstep.load(run)), weights_at(run, 2 * ITERATION))
+    for iteration in SCORES:
+        found = weights_in(lockstep.load(run, at=iteration * ITERATION))
+        assert same(found, weights_at(run, iteration * ITERATION))
+        assert same(found, weights_at(run, 2 * ITERATION)) == (iteration == 2)
+
+
+def test_where_nothing_was_evaluated_the_newest_policy_is_loaded(tmp_path):
+    path = train(tiny(tmp_path, samples=2 * ITERATION)).path
+    assert same(weights_in(lockstep.load(path)), weights_at(path, 2 * ITERATION))
+
+
+def test_a_policy_takes_arrays_tensors_and_lists(run, boards):
+    policy = lockstep.load(str(run))
+    wanted = policy.act(boards)
+    assert isinstance(wanted, np.ndarray)
+    assert wanted.shape == (64,)
+    assert policy.act(torch.from_numpy(boards)).tolist() == wanted.tolist()
+    assert policy.act(boards.tolist()).tolist() == wanted.tolist()
+    assert policy.act(boards[:3]).tolist() == wanted[:3].tolist()
+
+
+def test_loading_leaves_the_run_as_it_was(run):
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    lockstep.load(run)
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "is not a run directory"),
+        (lambda path: (path / "config.yaml").write_text("recipe: snake-ppo\n"), "has no checkpoint yet"),
+        (lambda path: (path / "config.yaml").write_text("recipe: nonsense\n"), "there is no recipe 'nonsense'"),
+        (
+            lambda path: (path / "config.yaml").write_text(f"recipe: {path}/mine.py\n"),
+            "the recipe of .* is a file inside it",  # a run directory from a stranger brings no code along
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused_in_words(tmp_path, make, words):
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "mine.py").write_text("raise SystemExit('this must not run')")
+    make(path)
+    with pytest.raises(ConfigError, match=words):
+        lockstep.load(path)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(run):
+    with pytest.raises(ConfigError, match=r"no checkpoint at 77 samples(.|\n)*There are: 128, 256, 384, 512\."):
+        lockstep.load(run, at=77)
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+class Counter:
+    """A policy that remembers how often each row has acted, and says so."""
+
+    def initial_memory(self, count):
+        return {"seen": torch.zeros(count, 1), "inner": {"twice": torch.zeros(count, 2, 2)}}
+
+    def act(self, obs, memory):
+        memory = {"seen": memory["seen"] + 1, "inner": {"twice": memory["inner"]["twice"] + 2}}
+        return memory["seen"][:, 0] + memory["inner"]["twice"][:, 0, 0], memory
+
+
+def counting():
+    return LoadedPolicy(Counter(), recipe=None, device=torch.device("cpu"))
+
+
+OBS = {"a": np.zeros((3, 2)), "b": np.zeros(3)}
+
+
+def test_a_policy_remembers_from_one_act_to_the_next():
+    policy = counting()
+    assert [policy.act(OBS).tolist() for _ in range(2)] == [[3, 3, 3], [6, 6, 6]]
+
+
+def test_a_reset_forgets_everything_or_only_the_rows_whose_episode_ended():
+    policy = counting()
+    policy.act(OBS)
+    policy.reset([True, False, True])
+    assert policy.act(OBS).tolist() == [3, 6, 3]
+    policy.reset(np.array([False, True, False]))
+    assert policy.act(OBS).tolist() == [6, 3, 6]
+    policy.reset(torch.zeros(3, dtype=torch.bool))
+    assert policy.act(OBS).tolist() == [9, 6, 9]
+    policy.reset()
+    assert policy.act(OBS).tolist() == [3, 3, 3]
+
+
+def test_a_reset_before_the_first_act_or_without_a_memory_does_no_harm(run, boards):
+    policy = counting()
+    policy.reset([True, False, True])
+    assert policy.act(OBS).tolist() == [3, 3, 3]
+    plain = lockstep.load(run)
+    wanted = plain.act(boards).tolist()
+    plain.reset(np.ones(64, bool))
+    assert plain.act(boards).tolist() == wanted

@@ -1,0 +1,190 @@
+"""The runtime: small, and strict about collectives with one process as with many."""
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config import RunConfig
+from lockstep.protocols import Metrics
+from lockstep.runtime import Runtime
+
+MODES = ["fast", "exact"]
+both_modes = pytest.mark.parametrize("reduction", MODES)
+
+
+def runtime(reduction="fast", lanes=4, hosting=None):
+    return Runtime.alone(RunConfig(lanes=lanes, reduction=reduction), hosting=hosting)
+
+
+def metrics_by_lane(lanes):
+    metrics = Metrics()
+    metrics.add("return", torch.zeros(lanes), torch.ones(lanes))
+    return metrics
+
+
+COLLECTIVES = {
+    "sum": lambda runtime: runtime.sum(torch.ones(2)),
+    "max": lambda runtime: runtime.max(torch.ones(2)),
+    "pool": lambda runtime: runtime.pool(torch.ones(4, 2)),
+    "agree": lambda runtime: runtime.agree(stop=True),
+    "gather": lambda runtime: runtime.gather(1),
+    "from_main": lambda runtime: runtime.from_main(lambda: 1),
+    "reduce": lambda runtime: runtime.reduce(metrics_by_lane(4)),
+    "in_sync": lambda runtime: runtime.in_sync({"a": torch.ones(2)}, "here"),
+}
+each_collective = pytest.mark.parametrize("call", COLLECTIVES.values(), ids=COLLECTIVES)
+
+
+def test_a_runtime_has_at_most_fifteen_public_methods_besides_its_constructors():
+    constructors = {"start", "alone"}
+    public = {name for name, _ in inspect.getmembers(Runtime) if not name.startswith("_")} - constructors
+    assert set(COLLECTIVES) | {"by_lane", "map_lanes", "phase"} <= public  # it is the right class that is counted
+    assert len(public) <= 15, sorted(public)
+
+
+@each_collective
+def test_a_collective_is_welcome_outside_by_lane(call):
+    call(runtime())
+
+
+@each_collective
+@both_modes
+def test_a_collective_inside_by_lane_raises_even_with_one_process(call, reduction):
+    alone = runtime(reduction)
+    for _ in alone.by_lane(torch.zeros(4, 3)):
+        with pytest.raises(RuntimeError, match="inside by_lane or a loss"):
+            call(alone)
+    call(alone)
+
+
+@both_modes
+def test_a_collective_inside_map_lanes_raises(reduction):
+    alone = runtime(reduction)
+    with pytest.raises(RuntimeError, match="Collect what is to be shared"):
+        alone.map_lanes(lambda part: alone.sum(part), torch.zeros(4, 3))
+    alone.sum(torch.zeros(1))  # and the one that raised has left no trace
+
+
+@both_modes
+def test_a_loop_within_a_loop_does_not_open_the_outer_one_to_collectives(reduction):
+    alone = runtime(reduction)
+    for part in alone.by_lane(torch.zeros(4, 3)):
+        alone.map_lanes(lambda inner: inner + 1, part.new_zeros(4, 2))
+        with pytest.raises(RuntimeError, match="inside by_lane"):
+            alone.sum(torch.zeros(1))
+
+
+def test_a_loop_that_was_left_early_is_left():
+    alone = runtime("exact")
+    for _ in alone.by_lane(torch.zeros(4, 3)):
+        break
+    alone.sum(torch.zeros(1))
+
+
+def test_fast_mode_yields_all_local_lanes_as_one_batch():
+    batch = {"obs": torch.arange(24).view(4, 3, 2), "reward": torch.arange(12).view(4, 3)}
+    (part,) = runtime("fast").by_lane(batch)
+    assert torch.equal(part["obs"], batch["obs"].view(12, 2))
+    assert torch.equal(part["reward"], batch["reward"].view(12))
+
+
+def test_exact_mode_yields_one_contiguous_lane_after_another():
+    across = torch.arange(24.0).view(3, 4, 2).transpose(0, 1)  # [L, N, D], a lane is strided
+    assert not across[0].is_contiguous()
+    parts = list(runtime("exact").by_lane({"obs": across}))
+    assert len(parts) == 4
+    for lane, part in enumerate(parts):
+        assert part["obs"].is_contiguous()
+        assert torch.equal(part["obs"], across[lane])
+
+
+def test_exact_mode_yields_only_the_lanes_that_live_here():
+    batch = torch.arange(6).view(2, 3)
+    parts = list(runtime("exact", lanes=8, hosting=range(3, 5)).by_lane(batch))
+    assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5]]
+
+
+@given(st.sampled_from(MODES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2))
+def test_mapping_lanes_puts_everything_back_where_it_was(reduction, lanes, samples, features):
+    shape = (lanes, samples, *([3] * features))
+    batch = {"a": torch.randn(shape), "b": {"c": torch.arange(lanes * samples).view(lanes, samples)}}
+    back = runtime(reduction, lanes).map_lanes(lambda part: part, batch)
+    assert torch.equal(back["a"], batch["a"])
+    assert torch.equal(back["b"]["c"], batch["b"]["c"])
+
+
+@both_modes
+def test_mapping_lanes_applies_the_function_to_every_sample(reduction):
+    batch = torch.arange(12.0).view(4, 3)
+    doubled = runtime(reduction).map_lanes(
+        lambda part: {"twice": part * 2, "pair": torch.stack([part, part], -1)}, batch
+    )
+    assert torch.equal(doubled["twice"], batch * 2)
+    assert doubled["pair"].shape == (4, 3, 2)
+
+
+def test_pooling_adds_lanes_up_in_double_precision_and_leaves_other_lanes_at_nothing():
+    table = torch.tensor([[1.0, 2.0], [3.0, 2.0**24]])
+    pooled = runtime(lanes=8, hosting=range(3, 5)).pool(table)
+    assert pooled.dtype == torch.float64
+    assert pooled.tolist() == [4.0, 2.0**24 + 2]
+
+
+def test_alone_every_agreement_is_ones_own():
+    alone = runtime()
+    assert alone.agree(stop=True, save=False) == {"stop": True, "save": False}
+    assert alone.gather({"a": (1, 2)}) == [{"a": [1, 2]}]  # plain values, as others would get them
+    assert alone.from_main(lambda: 7) == 7
+    assert alone.main
+    ones = torch.ones(2)
+    assert alone.sum(ones) is ones
+    assert alone.max(ones) is ones
+
+
+def test_metrics_are_reduced_to_sums_and_counts():
+    metrics = metrics_by_lane(4)
+    metrics.agree("kl", torch.tensor(1.0), torch.tensor(4))
+    assert runtime().reduce(metrics) == {"kl": (1.0, 4.0), "return": (0.0, 4.0)}
+    assert runtime().reduce(Metrics()) == {}
+
+
+def test_a_phase_inside_another_counts_for_itself_alone(monkeypatch):
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("lockstep.runtime.runtime.time.perf_counter", lambda: float(next(now)))
+    alone = runtime()
+    with alone.phase("learn"):  # 0
+        with alone.phase("reduce"):  # 10
+            pass  # 20
+        with alone.phase("reduce"):  # 30
+            pass  # 40
+    # 50
+    assert alone.seconds == {"learn": 30.0, "reduce": 20.0}
+    assert alone.passed == {"learn": 1, "reduce": 2}
+
+
+def test_a_phase_that_fails_is_over():
+    alone = runtime()
+    with pytest.raises(ZeroDivisionError), alone.phase("learn"):
+        raise ZeroDivisionError
+    with alone.phase("collect"):
+        pass
+    assert alone.passed == {"learn": 1, "collect": 1}
+    assert alone._phases == []
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16), ("amp", torch.bfloat16)]
+)
+def test_networks_run_in_the_precision_that_was_asked_for(precision, dtype):
+    alone = Runtime.alone(RunConfig(precision=precision))
+    assert alone.half == dtype
+    with alone.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == (dtype or torch.float32)
+
+
+@pytest.mark.parametrize(("given_lanes", "lanes"), [(None, 8), (3, 3)])
+def test_a_run_has_eight_lanes_unless_it_says_otherwise(given_lanes, lanes):
+    assert Runtime.alone(RunConfig(lanes=given_lanes)).lanes.count == lanes

@@ -1,0 +1,187 @@
+"""What a person watches: lines that say what happened, and a screen that survives any number."""
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from lockstep.config import RunConfig
+from lockstep.protocols import Clock
+from lockstep.recipes import find_recipe
+from lockstep.run.screen import RETURN, Lines, LiveScreen, Snapshot, duration, evaluation_words, open_screen, sparkline
+from lockstep.runtime import Runtime
+
+SPLIT = {"collect": 0.5, "learn": 0.25, "reduce": 0.15, "other": 0.1}
+SCORES = {"return_mean": 1.25, "return_std": 0.5, "length_mean": 7.0, "apples_mean": 3.0, "episodes": 8.0}
+
+
+def snapshot(value=2.5, speed=1000.0, checked=0):
+    return Snapshot({} if value is None else {RETURN: value}, speed, SPLIT, checked)
+
+
+def captured(screen):
+    """The screen, writing to a page of its own."""
+    page = io.StringIO()
+    screen.console = Console(file=page, width=200, soft_wrap=True, highlight=False, color_system=None)
+    if isinstance(screen, LiveScreen):
+        screen.console = screen.live.console = Console(file=page, width=100, force_terminal=True, color_system=None)
+    return screen, page
+
+
+# ----------------------------------------------------------------------------------------------------------- sparklines
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([7, 0, 7], "█▁█"),
+        ([-1, 1], "▁█"),
+        ([3.0], "▁"),
+        ([5, 5, 5], "▁▁▁"),
+        ([1.0, float("nan"), 2.0], "▁ █"),
+        ([1.0, float("inf"), 2.0, float("-inf")], "▁ █ "),
+        ([float("nan")], " "),
+        ([-1.7e308, 0.0, 1.7e308], "▁▅█"),
+        ([], ""),
+    ],
+)
+def test_a_sparkline_is_low_where_values_are_low(values, bars):
+    found = sparkline(values)
+    assert found in (bars, bars.replace("▅", "▄"))  # a half may be rounded either way
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_a_sparkline_has_a_bar_for_every_value_whatever_it_is(values):
+    bars = sparkline(values)
+    assert len(bars) == len(values)
+    assert set(bars) <= set(" ▁▂▃▄▅▆▇█")
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, max_size=20))
+def test_a_higher_value_never_has_a_lower_bar(values):
+    bars = sparkline(values)
+    for one, other in zip(zip(values, bars, strict=True), list(zip(values, bars, strict=True))[1:], strict=False):
+        low, high = sorted([one, other])
+        assert low[1] <= high[1]
+
+
+# ------------------------------------------------------------------------------------------------------------ durations
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (-5, "0 s"),
+        (0, "0 s"),
+        (59.6, "60 s"),
+        (89, "89 s"),
+        (90, "2 min"),
+        (600, "10 min"),
+        (5399, "90 min"),
+        (5400, "1.5 h"),
+        (36_000, "10.0 h"),
+    ],
+)
+def test_a_duration_is_said_as_people_say_it(seconds, words):
+    assert duration(seconds) == words
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines
+
+
+def test_lines_say_where_a_run_stands():
+    screen, page = captured(Lines("snake-ppo · 2 processes", 2))
+    clock = Clock(budget=100_000, samples=40_000)
+    screen.start(clock)
+    screen.show(clock, snapshot(checked=64))
+    heading, line = page.getvalue().splitlines()
+    assert heading == "snake-ppo · 2 processes"
+    for part in (
+        "40,000 of 100,000 steps",
+        "1,000/s",
+        "return     2.50",
+        "eta 60 s",
+        "collect 50% learn 25% reduce 15% other 10%",
+        "one agent: in sync at update 64",
+    ):
+        assert part in line
+
+
+def test_lines_claim_nothing_that_was_not_checked():
+    for processes, checked in ((2, 0), (1, 64)):
+        screen, page = captured(Lines("heading", processes))
+        screen.show(Clock(budget=10), snapshot(checked=checked))
+        assert "in sync" not in page.getvalue()
+
+
+def test_lines_have_a_dash_for_a_return_that_is_not_known_yet():
+    screen, page = captured(Lines("heading", 1))
+    screen.show(Clock(budget=10), snapshot(value=None))
+    assert "return   -  " in page.getvalue()
+
+
+def test_lines_do_not_promise_a_time_before_now_when_a_run_overshoots():
+    screen, page = captured(Lines("heading", 1))
+    screen.show(Clock(budget=1000, samples=1024), snapshot(speed=1.0))
+    assert "eta 0 s" in page.getvalue()
+
+
+def test_lines_bear_a_run_that_stands_still():
+    screen, page = captured(Lines("heading", 1))
+    screen.show(Clock(budget=1000), snapshot(speed=0.0))
+    assert " 0/s" in page.getvalue()
+
+
+def test_lines_leave_brackets_alone():
+    screen, page = captured(Lines("runs/[red]a[/red]", 1))
+    screen.start(Clock(budget=1))
+    screen.note("Checkpoint [bold]x is damaged.")
+    assert page.getvalue() == "runs/[red]a[/red]\nCheckpoint [bold]x is damaged.\n"
+
+
+def test_a_line_is_one_line_however_long(capsys):
+    Lines("x" * 500, 1).start(Clock(budget=1))
+    assert capsys.readouterr().out == "x" * 500 + "\n"
+
+
+def test_an_evaluation_is_told_with_what_the_task_counts_and_whether_it_is_the_best():
+    clock = Clock(budget=10, samples=5, evaluation=SCORES, best=1.25)
+    assert evaluation_words(clock) == "evaluation: return 1.25 ± 0.50, apples 3.00, 8 episodes, the best so far"
+    clock.best = 2.0
+    assert evaluation_words(clock).endswith("8 episodes, best 2.00")
+    screen, page = captured(Lines("heading", 1))
+    screen.evaluation(clock)
+    assert page.getvalue().strip() == f"5 {evaluation_words(clock)}"
+
+
+# --------------------------------------------------------------------------------------------------------- which screen
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveScreen), (False, Lines)])
+def test_a_terminal_gets_a_live_screen_and_a_file_gets_lines(monkeypatch, tmp_path, terminal, kind):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    screen = open_screen(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.alone(RunConfig()))
+    assert type(screen) is kind
+    assert screen.heading == f"snake-ppo · 1 process · cpu · fast · {tmp_path / 'a'}"
+
+
+def test_the_live_screen_shows_the_same_numbers():
+    screen, page = captured(LiveScreen("heading", 2))
+    clock = Clock(budget=100_000, samples=40_000, evaluation=SCORES, best=1.25)
+    screen.start(clock)
+    assert "the first iteration is under way" in page.getvalue()
+    for value in (1.0, float("nan"), 2.5):
+        screen.show(clock, snapshot(value, checked=64))
+    screen.stop()
+    for part in (
+        "40,000 of 100,000 (global)",
+        "1,000 steps/s · 60 s to go",
+        "2.50  ▁ █",
+        "return 1.25 ± 0.50, apples 3.00",
+        "collect 50%",
+        "in sync at update 64",
+    ):
+        assert part in page.getvalue()
