@@ -75,6 +75,8 @@ class Recipe:
     """Settings that make a run of a few seconds, for `train --smoke` and `prove`."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named variations, chosen by `--preset`."""
+    episode_length: ClassVar[int | None] = None
+    """Steps of an episode where that is fixed, so that a number of episodes can be taken for one of samples."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Other words for fields, such as those of earlier tools; settings that follow the field are set along with it."""
 

@@ -1,5 +1,6 @@
 """Load a trained policy in plain Python: no launcher, no process group."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, VecEnv
 from lockstep.run import format as form
 from lockstep.run.checkpoints import best_of, find
+from lockstep.run.lineage import Name
 from lockstep.run.records import CHECKPOINTS
 from lockstep.run.rundir import read_config
 from lockstep.runtime import Runtime
@@ -68,13 +70,11 @@ def recipe_of(run: Path) -> Recipe:
 def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) -> Policy:
     """Build the agent of a run around a runtime, and put its best weights into it."""
     directory = run / CHECKPOINTS
-    name = best_of(directory) if at is None and directory.is_dir() else None
-    name = name or find(directory, at)[0]
+    name = _best_or_newest(directory) if at is None else find(directory, at)[0]
     if name is None:
         raise ConfigError(
             f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
         )
-    form.verify(directory / str(name))
     task: VecEnv = recipe.task.build(Lanes(runtime.lanes.count, range(1), recipe.run.seed), runtime.device)
     try:
         algorithm = recipe.algo.build(task, Runtime.alone(recipe.run, str(runtime.device), hosting=range(1)))
@@ -83,6 +83,17 @@ def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) 
         task.close()
     policy: Policy = algorithm.policy()
     return policy
+
+
+def _best_or_newest(directory: Path) -> Name | None:
+    best = best_of(directory) if directory.is_dir() else None
+    if best is not None:
+        try:
+            form.verify(directory / str(best))
+            return best
+        except form.Damaged as damage:
+            warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest whole one.", stacklevel=3)
+    return find(directory)[0]
 
 
 def _as_tree(obs: Any, device: torch.device) -> Tree:

@@ -3,6 +3,7 @@
 Shapes: L local lanes, E environments a lane, B = L x E local environments in global order.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias
@@ -157,6 +158,13 @@ class Clock:
         for name, (total, count) in totals.items():
             before = self.pending.get(name, [0.0, 0.0])
             self.pending[name] = [before[0] + total, before[1] + count]
+
+    def note_evaluation(self, evaluation: dict[str, float]) -> bool:
+        """Keep an agreed evaluation; whether it is the best so far, which a score that is not a number never is."""
+        self.evaluation, score = evaluation, evaluation["return_mean"]
+        better = not math.isnan(score) and (self.best is None or score > self.best)
+        self.best = score if better else self.best
+        return better
 
     def settle_metrics(self) -> dict[str, float]:
         """Turn what is pending into means. Names that counted nothing are left out."""

@@ -4,12 +4,13 @@ import json
 import shutil
 
 import pytest
-from runs import SAMPLES, errors, hash_of, run
+from runs import SAMPLES, errors, hash_of, run, trial
 
 from lockstep.config import ConfigError
 from lockstep.run.checkpoints import find
 from lockstep.run.lineage import lineage
 from lockstep.run.records import METRICS, cut_lines, read_lines
+from processes import outcomes
 
 pytestmark = pytest.mark.distributed
 
@@ -76,3 +77,14 @@ def test_a_log_is_cut_back_in_one_step(checkpoints):
         assert reader.read() == whole
     assert '"samples": 256' in whole
     assert read_lines(path) == []
+
+
+def test_a_process_that_dies_before_it_has_written_its_part_is_missed_within_the_timeout(stopped, tmp_path):
+    """In the last save no collective follows that would show it: the main process stands at the store alone."""
+    ended = outcomes(
+        trial, 2, str(tmp_path), "run", {"run.timeout": 3.0}, False, environment={"LOCKSTEP_KILL": "1:save:4"}
+    )
+    assert ended[1].error == "ended by SIGKILL"
+    assert "the checkpoint could not be written: process 1 has said nothing for 3 s" in ended[0].error
+    assert not errors(run(tmp_path, "run", 2, resume=True))
+    assert hash_of(tmp_path / "run") == hash_of(stopped / "whole")

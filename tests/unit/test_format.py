@@ -208,6 +208,15 @@ def test_the_hash_does_not_depend_on_how_lanes_are_grouped_into_files(tmp_path_f
     assert len({hash_of(tmp_path_factory, groups=groups) for groups in (1, 2, 3, 4)}) == 1
 
 
+def test_the_hash_does_not_depend_on_the_order_in_which_files_are_listed(checkpoint):
+    before = hash_checkpoint(checkpoint)
+    path = checkpoint / form.MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["files"] = dict(reversed(manifest["files"].items()))
+    path.write_text(json.dumps(manifest))
+    assert hash_checkpoint(checkpoint) == before
+
+
 def test_the_hash_does_not_depend_on_strides(tmp_path_factory):
     strided = shared_state()
     weight = strided["algorithm.net.weight"].contiguous(memory_format=torch.channels_last)

@@ -1,6 +1,7 @@
 """A trained policy in plain Python: no launcher, no process group, and a memory that can be reset row by row."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -88,6 +89,15 @@ def test_the_best_policy_is_loaded_unless_another_is_asked_for(run):
         found = weights_in(lockstep.load(run, at=iteration * ITERATION))
         assert same(found, weights_at(run, iteration * ITERATION))
         assert same(found, weights_at(run, 2 * ITERATION)) == (iteration == 2)
+
+
+def test_where_the_best_is_damaged_the_newest_whole_policy_is_loaded_and_the_user_told(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (best,) = (copy / "checkpoints").glob(f"{2 * ITERATION:012d}-g0001")
+    (best / form.SHARED).write_bytes(b"")
+    with pytest.warns(UserWarning, match="The best checkpoint is damaged: .*shared.safetensors"):
+        policy = lockstep.load(copy)
+    assert same(weights_in(policy), weights_at(copy, max(SCORES) * ITERATION))
 
 
 def test_where_nothing_was_evaluated_the_newest_policy_is_loaded(tmp_path):

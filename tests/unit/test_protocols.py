@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -187,3 +188,18 @@ def test_sums_are_kept_in_double_precision():
         metrics.add("steps", tensor([16_777_216.0, 1.0], dtype=torch.float32), tensor([1, 1]))
     metrics.add("steps", tensor([1.0, 0.0]), tensor([0, 0]))
     assert metrics.by_lane["steps"][0, 0] == 33_554_433
+
+
+def test_the_best_score_is_kept_and_one_that_is_not_a_number_is_never_it():
+    clock = Clock(budget=1)
+    scores = [math.nan, 1.0, math.nan, 0.5, 1.0, 2.0]
+    assert [clock.note_evaluation({"return_mean": score}) for score in scores] == [
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert clock.best == 2.0
+    assert clock.evaluation == {"return_mean": 2.0}

@@ -48,7 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True, highlight=False)
         return 0
-    table = Table(title=f"{command.run}: {command.episodes} episodes", title_justify="left")
+    console.print(f"{command.run}: {command.episodes} episodes", highlight=False, soft_wrap=True)
+    table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in sorted(scores.items()):

@@ -40,7 +40,7 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
     from lockstep.recipes import find_recipe
 
     kind = find_recipe(start.recipe)
-    words = translate(rest, kind.aliases)
+    words = translate(rest, kind.aliases, kind.episode_length)
     recipe = kind()
     if start.preset is not None:
         if start.preset not in kind.presets:
@@ -84,8 +84,8 @@ def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[
     if wants_help and name is not None and (name in RECIPES or name.endswith(".py")):
         recipe = find_recipe(name)
         tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep {verb} {name}")
-    aliases = find_recipe(name).aliases if name is not None and not wants_help else {}
-    words = translate(arguments, aliases)
+    kind = find_recipe(name) if name is not None and not wants_help else Recipe
+    words = translate(arguments, kind.aliases, kind.episode_length)
     listing = "\n".join(f"  {recipe:12} {line}" for recipe, (_, line) in RECIPES.items())
     about = f"{description}\n\nRecipes:\n{listing}\n\nlockstep {verb} RECIPE --help lists its settings."
     start, rest = tyro.cli(

@@ -15,12 +15,13 @@ from lockstep.run import format as form
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import Name, claim, lineage, newest_generation, parent_of, published
 from lockstep.runtime import Runtime
+from lockstep.runtime.store import heartbeat, wait_while_beating
 from lockstep.trees import copy_into
 
 SAVE_SECONDS = 120.0
 """How often the main process asks for a save when the config leaves it open."""
-PUBLISH_SECONDS = 600.0
-"""How long the main process waits for the files of the others."""
+BEAT_SECONDS = 5.0
+"""How often a process that writes its part of a checkpoint says that it is at work."""
 
 
 class Checkpoints:
@@ -121,19 +122,22 @@ class Checkpoints:
     def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
         partial = self.directory / f".{name}.partial"
         partial.mkdir(exist_ok=True)
-        mine = form.lane_file(self.runtime.lanes.local)
-        files = {mine: form.write_tensors(partial / mine, lanes)}
+        mine, word = form.lane_file(self.runtime.lanes.local), f"save/{name}/{self.runtime.rank}"
+        with heartbeat(self.runtime.mailbox(), f"{word}/beat", min(BEAT_SECONDS, self.run.timeout / 4)):
+            files = {mine: form.write_tensors(partial / mine, lanes)}
         self.runtime.pass_through("save")
         mailbox = self.runtime.mailbox()
-        mailbox.post(f"save/{name}/{self.runtime.rank}", json.dumps(files))
+        mailbox.post(word, json.dumps(files))
         if not self.runtime.main:
             return
         files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
         files[form.VALUES] = form.write_json(partial / form.VALUES, values)
-        keys = [f"save/{name}/{rank}" for rank in range(self.runtime.size)]
-        for key in keys:
-            files |= json.loads(mailbox.wait(key, PUBLISH_SECONDS))
-        mailbox.forget(keys)
+        words = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
+        for rank, word in words.items():
+            # However long it takes, as long as that process is at work; no collective would tell of its end here.
+            silence = f"process {rank} has said nothing for {self.run.timeout:.0f} s"
+            files |= json.loads(wait_while_beating(mailbox, word, f"{word}/beat", self.run.timeout, silence))
+        mailbox.forget([*words.values(), *(f"{word}/beat" for word in words.values())])
         form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
         self.runtime.pass_through("publish")
         os.rename(partial, self.directory / str(name))
@@ -188,8 +192,8 @@ def best_of(directory: Path) -> Name | None:
 def _deal_sentence(lanes: int, now: int, before: int) -> str:
     shares = [len(share) for share in deal(lanes, now)]
     dealt = f"{shares[0]} each" if len(set(shares)) == 1 else ", ".join(map(str, shares))
-    host = "process hosts" if now == 1 else "processes host"
-    return f"{now} {host} the run's {lanes} lanes ({dealt}); the checkpoint was written by {before}."
+    hosts = f"1 process hosts all {lanes} lanes" if now == 1 else f"{now} processes host the {lanes} lanes ({dealt})"
+    return f"{hosts} of this run; the checkpoint was written by {before}."
 
 
 def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:

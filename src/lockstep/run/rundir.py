@@ -47,10 +47,7 @@ class RunDir:
 
     def keep_best(self, clock: Clock, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv) -> None:
         """Note an evaluation; if it is the best so far, keep the agent that earned it."""
-        clock.evaluation = evaluation
-        score = evaluation["return_mean"]
-        best = clock.best is None or score > clock.best
-        clock.best = score if best else clock.best
+        best = clock.note_evaluation(evaluation)
         self.log.evaluation(clock)
         if best:
             self.checkpoints.save(algorithm, task, clock, best=True)

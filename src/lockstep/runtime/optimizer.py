@@ -73,10 +73,13 @@ class Optimizer:
         elif not self._loss_scale.enabled and self.runtime.nonfinite == "stop":
             raise FloatingPointError(self._describe(rows))
         metrics = Metrics()
+        if not finite:
+            sums = torch.zeros_like(sums)  # a step that was not taken counts for nothing
         for column, name in enumerate(names, start=1):
             metrics.agree(name, sums[column], sums[0])
-        one = torch.ones((), dtype=torch.float64)
-        metrics.agree("grad_norm", (norm if finite else torch.zeros(())).double(), one if finite else one * 0)
+        taken = torch.tensor(float(finite))
+        metrics.agree("grad_norm", norm if finite else taken, taken)
+        metrics.agree("skipped", 1.0 - taken, torch.ones(()))
         return metrics
 
     def state(self, prefix: str = "optimizer") -> State:
@@ -187,7 +190,7 @@ class Gradient:
             if (offset - start) * self.flat.element_size() >= bucket_bytes:
                 self._bounds.append((start, offset))
                 start = offset
-        if offset > start:
+        if self._bucket_of[parameter] == len(self._bounds):  # the last bucket is still open
             self._bounds.append((start, offset))
 
     def clear(self) -> None:

@@ -161,7 +161,7 @@ class Runtime:
             self.mailbox().post(key, text)
             return json.loads(text)["result"]  # as the others read it: tuples are lists now, and keys are words
         silence = f"the main process has said nothing for {self._timeout:.0f} s while it worked alone"
-        answer = json.loads(wait_while_beating(self.mailbox(), key, beat, self._timeout, lambda: silence))
+        answer = json.loads(wait_while_beating(self.mailbox(), key, beat, self._timeout, silence))
         if "error" in answer:
             kinds = {kind.__name__: kind for kind in (ConfigError, FileExistsError, FileNotFoundError, ValueError)}
             raise kinds.get(answer["kind"], RuntimeError)(answer["error"])

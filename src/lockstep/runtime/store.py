@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -86,8 +86,8 @@ def heartbeat(mailbox: Mailbox, key: str, seconds: float) -> Any:
         thread.join()
 
 
-def wait_while_beating(mailbox: Mailbox, key: str, beat: str, patience: float, silent: Callable[[], str]) -> str:
-    """Wait for a text however long it takes, as long as the heartbeat goes on."""
+def wait_while_beating(mailbox: Mailbox, key: str, beat: str, patience: float, silence: str) -> str:
+    """Wait for a text however long it takes, as long as the heartbeat goes on; then TimeoutError, with those words."""
     last, since = "", time.monotonic()
     while True:
         try:
@@ -100,4 +100,4 @@ def wait_while_beating(mailbox: Mailbox, key: str, beat: str, patience: float, s
             if now != last:
                 last, since = now, time.monotonic()
             elif time.monotonic() - since > patience:
-                raise TimeoutError(silent()) from None
+                raise TimeoutError(silence) from None
