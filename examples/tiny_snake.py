@@ -13,5 +13,5 @@ class TinySnake(Recipe):
     """PPO on a board of five by five: sensible after a minute."""
 
     task: SnakeConfig = SnakeConfig(size=5, num_envs=64)
-    algo: PPOConfig = PPOConfig(horizon=32, batch_size=512, encoder=EncoderConfig(channels=(16, 32), features=64))
+    algo: PPOConfig = PPOConfig(horizon=32, batch_size=512, encoder=EncoderConfig(width=(16, 32), features=64))
     run: RunConfig = RunConfig(samples=200_000, log_every=20_000, eval_every=100_000)

@@ -13,7 +13,7 @@ ITERATION = 128
 
 SETTINGS = {
     "task": {"size": 4, "num_envs": 16},
-    "algo": {"horizon": 8, "batch_size": 64, "epochs": 1, "encoder": {"channels": [4], "features": 8}},
+    "algo": {"horizon": 8, "batch_size": 64, "epochs": 1, "encoder": {"width": 4, "depth": 1, "features": 8}},
     "run": {"samples": 4 * ITERATION, "log_every": ITERATION, "save_every": ITERATION, "eval_every": None, "keep": 100},
 }
 

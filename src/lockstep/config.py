@@ -132,8 +132,9 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     elif origin is Literal:
         if value in arguments:
             return value
-    elif origin is tuple and isinstance(value, list | tuple | str):
-        value = [part for part in value.split(",") if part] if isinstance(value, str) else value
+    elif origin is tuple and isinstance(value, list | tuple | str | int):
+        # A list, `32,64` from a command line, or a single number for a list of one.
+        value = str(value).split(",") if isinstance(value, str | int) and value != "" else value
         of = arguments[0] if len(arguments) == 2 and arguments[1] is ... else None
         if of is not None or len(arguments) == len(value):
             return tuple(coerce(part, of or arguments[index], name) for index, part in enumerate(value))

@@ -31,7 +31,7 @@ each_observation = pytest.mark.parametrize(("space", "obs"), OBSERVATIONS.values
 
 def build(space, action_space=ACTIONS["choice"][0]):
     with initialising(Stream(0, "init")):
-        return ActorCritic(space, build_actions(action_space), EncoderConfig(width=8, features=16))
+        return ActorCritic(space, build_actions(action_space), EncoderConfig(width=(8,), features=16))
 
 
 @each_observation

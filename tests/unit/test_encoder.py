@@ -16,7 +16,7 @@ from lockstep.streams import Stream
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
 PICTURE = spaces.Box(0, 255, (3, 6, 6), np.uint8)
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
-SMALL = EncoderConfig(width=8, depth=2, features=16)
+SMALL = EncoderConfig(width=(8,), depth=2, features=16)
 
 
 def build(space, config=SMALL, seed=0):
@@ -34,7 +34,7 @@ def layers_of(encoder, kind):
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 def test_a_vector_goes_through_as_many_layers_of_the_width_as_asked_for(width, depth, inputs, count):
-    encoder = build(spaces.Box(-1, 1, (inputs,), np.float32), EncoderConfig(width=width, depth=depth))
+    encoder = build(spaces.Box(-1, 1, (inputs,), np.float32), EncoderConfig(width=(width,), depth=depth))
     assert isinstance(encoder, MLP)
     assert [layer.out_features for layer in layers_of(encoder, nn.Linear)] == [width] * depth
     assert encoder(torch.zeros(count, inputs)).shape == (count, width)
@@ -56,12 +56,14 @@ def test_a_board_of_any_size_becomes_features(size):
     assert encoder.features == 16
 
 
-def test_convolutions_have_width_and_depth_unless_their_channels_are_given():
-    def channels(config):
+def test_layers_have_the_widths_given_and_the_last_holds_for_all_that_follow():
+    def channels(*width, depth):
+        config = EncoderConfig(width=width, depth=depth)
         return [layer.out_channels for layer in layers_of(build(BOARD, config), nn.Conv2d)]
 
-    assert channels(EncoderConfig(width=8, depth=3)) == [8, 8, 8]
-    assert channels(EncoderConfig(width=8, depth=3, channels=(4, 12))) == [4, 12]
+    assert channels(8, depth=3) == [8, 8, 8]
+    assert channels(4, 12, depth=3) == [4, 12, 12]
+    assert channels(4, 12, 16, depth=2) == [4, 12]
 
 
 def test_a_picture_enters_as_its_share_of_the_brightest_value():

@@ -90,7 +90,7 @@ def test_every_recipe_its_smoke_setting_and_its_presets_pass_their_own_checks(na
         ("seed", "7", "run.seed", 7),
         ("run-name", "mine", "run.name", "mine"),
         ("device", "cpu", "run.device", "cpu"),
-        ("policy-width", "24", "algo.encoder.width", 24),
+        ("policy-width", "24", "algo.encoder.width", (24,)),
         ("policy-depth", "4", "algo.encoder.depth", 4),
         ("grid-size", "8", "task.size", 8),
     ],
@@ -134,16 +134,11 @@ def network_of(recipe):
 
 
 @pytest.mark.parametrize("smoke", [[], ["--smoke"]])
-def test_policy_width_and_depth_change_the_network_of_snake_although_it_names_channels(smoke):
-    assert network_of(ask("snake-ppo", *smoke)) == list(ask("snake-ppo", *smoke).algo.encoder.channels) != []
+def test_policy_width_and_depth_change_the_network_of_snake(smoke):
+    assert network_of(ask("snake-ppo", *smoke)) == list(ask("snake-ppo", *smoke).algo.encoder.widths) != []
     assert network_of(ask("snake-ppo", *smoke, "--policy-width", "24", "--policy-depth", "4")) == [24] * 4
     assert set(network_of(ask("snake-ppo", *smoke, "policy_width=24"))) == {24}
     assert len(network_of(ask("snake-ppo", *smoke, "--policy-depth=4"))) == 4
-
-
-def test_channels_given_beside_a_width_are_obeyed():
-    recipe = ask("snake-ppo", "--policy-width", "24", "--algo.encoder.channels", "8", "16")
-    assert network_of(recipe) == [8, 16]
 
 
 # ---------------------------------------------------------------------------------------------------- where words stand

@@ -68,13 +68,6 @@ def test_a_recipes_own_words_beat_the_common_ones():
     ]
 
 
-@pytest.mark.parametrize("line", [["--width", "8"], ["--width=8"], ["width=8"]])
-def test_a_recipes_word_may_set_something_along_with_its_field(line):
-    words = translate(line, {"width": "algo.width algo.channels="})
-    assert words.settings["algo.channels"] == ""
-    assert words.flags == ["--algo.width", "8"] or words.settings["algo.width"] == "8"
-
-
 @pytest.mark.parametrize("word", DROPPED)
 @pytest.mark.parametrize("form", [["--{}"], ["--{}", "true"], ["--{}=1"], ["--{}", "29500"], ["{}=true"]])
 def test_a_word_that_is_not_needed_is_dropped_with_its_value_and_one_note(word, form):

@@ -70,13 +70,10 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
         elif name in ("episodes", "max-episodes"):
             count = value if has_value else (rest.pop(0) if rest else "")
             _set(words, flag, "run.samples", _episodes_as_samples(name, count, episode_length, words.notes.append))
+        elif flag:
+            words.flags += [f"--{known.get(name, name)}", *([value] if has_value else [])]
         else:
-            target, *along = known[name].split() if name in known else [name]
-            words.settings |= dict(setting.split("=") for setting in along)
-            if flag:
-                words.flags += [f"--{target}", *([value] if has_value else [])]
-            else:
-                _set(words, flag, target, value)
+            _set(words, flag, known.get(name, name), value)
     return words
 
 

@@ -20,14 +20,17 @@ from lockstep.nets.init import orthogonal
 class EncoderConfig:
     """Shape of the network: an MLP for vectors, a CNN for images and boards."""
 
-    width: int = 64
-    """Units of each hidden layer, or channels of each convolution."""
+    width: tuple[int, ...] = (64,)
+    """Units of each hidden layer, or channels of each convolution; the last number holds for all that follow."""
     depth: int = 2
     """Number of hidden layers, or of convolutions."""
-    channels: tuple[int, ...] = ()
-    """Channels of each convolution where they differ; when given, it beats width and depth."""
     features: int = 256
     """Units of the layer that follows the convolutions."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of each layer, `depth` numbers."""
+        return (*self.width, *self.width[-1:] * self.depth)[: self.depth]
 
 
 class MLP(nn.Module):
@@ -35,7 +38,7 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, config: EncoderConfig) -> None:
         super().__init__()
-        sizes = [inputs] + [config.width] * config.depth
+        sizes = [inputs, *config.widths]
         layers: list[nn.Module] = []
         for size, next_size in pairwise(sizes):
             layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), nn.Tanh()]
@@ -54,7 +57,7 @@ class CNN(nn.Module):
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
         planes, height, width = space.shape
-        channels = config.channels or (config.width,) * config.depth
+        channels = config.widths
         layers: list[nn.Module] = []
         for before, after in pairwise((planes, *channels)):
             layers += [orthogonal(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from lockstep.config import ConfigError, Recipe
 
 RECIPES = {
-    "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets small, base, large)"),
+    "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets tiny, small, base, large)"),
     "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
 }
 """Name, module, and one line for the help page, which must not import torch."""

@@ -18,7 +18,7 @@ class SnakePPO(Recipe):
         learning_rate=2.5e-4,
         horizon=64,
         batch_size=1024,
-        encoder=EncoderConfig(channels=(32, 64, 64)),
+        encoder=EncoderConfig(width=(32, 64), depth=3),
     )
     run: RunConfig = RunConfig(samples=10_000_000, log_every=32_768, eval_every=524_288, eval_episodes=64)
 
@@ -33,18 +33,22 @@ class SnakePPO(Recipe):
         "base": {"task.size": 12, "run.samples": 10_000_000},
         "large": {
             "task": {"size": 16, "num_envs": 1024},
-            "algo": {"batch_size": 8192, "encoder": {"channels": [], "width": 128, "depth": 3}},
+            "algo": {"batch_size": 8192, "encoder": {"width": [128], "depth": 3}},
             "run.samples": 50_000_000,
         },
     }
     smoke: ClassVar = {
         "task": {"size": 6, "num_envs": 16},
-        "algo": {"horizon": 32, "batch_size": 128, "epochs": 2, "encoder": {"channels": [8, 16], "features": 32}},
+        "algo": {
+            "horizon": 32,
+            "batch_size": 128,
+            "epochs": 2,
+            "encoder": {"width": [8, 16], "depth": 2, "features": 32},
+        },
         "run": {"samples": 4096, "log_every": 1024, "eval_every": 2048, "eval_episodes": 8, "save_every": 1024},
     }
     aliases: ClassVar = {
-        # Channels would beat width and depth.
-        "policy-width": "algo.encoder.width algo.encoder.channels=",
-        "policy-depth": "algo.encoder.depth algo.encoder.channels=",
+        "policy-width": "algo.encoder.width",
+        "policy-depth": "algo.encoder.depth",
         "grid-size": "task.size",
     }
