@@ -6,6 +6,7 @@ import pytest
 import torch
 from problems import (
     LANES,
+    N,
     build,
     digest,
     distance,
@@ -137,3 +138,18 @@ def test_a_count_on_the_host_goes_with_a_sum_on_a_device():
     metrics = Metrics()
     metrics.agree("grad_norm", torch.zeros((), device="meta"), torch.ones(()))  # meta, for want of a GPU
     assert metrics.agreed["grad_norm"].device.type == "meta"
+
+
+def skipped_at_the_start(samples):
+    """How many of the first updates fp16 loses, on a batch of many samples with losses of about one."""
+    with Runtime.start(run_config("fast", precision="fp16")) as runtime:
+        net = build("mlp")
+        optimizer = optimizer_for(net, runtime, 0.001, torch.optim.Adam)
+        batch = {
+            name: part.repeat(1, samples // N, 1) for name, part in hosted_here(everything("mlp"), runtime).items()
+        }
+        return sum(optimizer.step(squared_error(net), batch).latest("skipped") for _ in range(8))
+
+
+def test_fp16_starts_to_learn_at_once_however_large_the_batch():
+    assert max(together(skipped_at_the_start, 2, 6000)) <= 1

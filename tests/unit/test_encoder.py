@@ -74,6 +74,21 @@ def test_a_picture_enters_as_its_share_of_the_brightest_value():
     assert not torch.allclose(bright(board * 255), bright(board))  # so the scale is not simply lost
 
 
+def test_bytes_that_are_no_picture_are_scaled_as_well():
+    memory, vector = build(spaces.Box(0, 255, (16,), np.uint8)), build(spaces.Box(0, 1, (16,), np.float32))
+    memory.load_state_dict(vector.state_dict())
+    read = torch.arange(32, dtype=torch.uint8).view(2, 16)
+    torch.testing.assert_close(memory(read), vector(read / 255))
+
+
+def test_a_camera_that_puts_colours_last_is_seen_as_one_that_puts_them_first():
+    first, last = build(spaces.Box(0, 255, (3, 10, 12), np.uint8)), build(spaces.Box(0, 255, (10, 12, 3), np.uint8))
+    last.load_state_dict(first.state_dict())
+    frames = torch.arange(2 * 3 * 10 * 12).view(2, 3, 10, 12).to(torch.uint8)
+    torch.testing.assert_close(last(frames.movedim(1, -1).contiguous()), first(frames))
+    assert not build(spaces.Box(0, 1, (8, 3, 3), np.uint8)).colours_last  # eight planes of a small board
+
+
 def test_a_picture_of_floats_enters_as_it_is():
     floats = build(spaces.Box(0, 255, (3, 6, 6), np.float32))
     board = build(BOARD)

@@ -36,19 +36,19 @@ class EncoderConfig:
 class MLP(nn.Module):
     """Hidden layers with tanh."""
 
-    def __init__(self, inputs: int, config: EncoderConfig) -> None:
+    def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
-        sizes = [inputs, *config.widths]
+        sizes = [math.prod(space.shape), *config.widths]
         layers: list[nn.Module] = []
         for size, next_size in pairwise(sizes):
             layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), nn.Tanh()]
         self.layers = nn.Sequential(*layers)
         self.features = sizes[-1]
+        self.scale = _scale(space)
 
     def forward(self, obs: Tensor) -> Tensor:
-        return self.layers(
-            obs.unsqueeze(-1).flatten(1).float()
-        )  # [N, D]; unsqueezed, for an observation may be one number
+        x = obs.reshape(len(obs), -1).float()
+        return self.layers(x if self.scale == 1.0 else x * self.scale)  # [N, D]
 
 
 class CNN(nn.Module):
@@ -56,7 +56,9 @@ class CNN(nn.Module):
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
-        planes, height, width = space.shape
+        # Boards come as planes first; cameras often as height, width and colours.
+        self.colours_last = space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
+        planes, height, width = np.roll(space.shape, 1).tolist() if self.colours_last else space.shape
         channels = config.widths
         layers: list[nn.Module] = []
         for before, after in pairwise((planes, *channels)):
@@ -65,13 +67,13 @@ class CNN(nn.Module):
         self.layers = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
         self.head = nn.Sequential(orthogonal(nn.Linear(pooled, config.features), math.sqrt(2)), nn.ReLU(inplace=True))
         self.features = config.features
-        # Pictures come as 0..255 and boards as 0..1; both enter the network as 0..1.
-        self.scale = 1.0 / float(np.max(space.high)) if space.dtype == np.uint8 else 1.0
+        self.scale = _scale(space)
         # Channels-last is 1.5 times faster in training on CPUs, and what tensor cores want.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
-        x = obs.to(torch.float32, memory_format=torch.channels_last)  # [N, C, H, W]
+        obs = obs.movedim(-1, 1) if self.colours_last else obs  # [N, C, H, W]
+        x = obs.to(torch.float32, memory_format=torch.channels_last)
         return self.head(self.layers(x if self.scale == 1.0 else x * self.scale))  # [N, D]
 
 
@@ -87,12 +89,17 @@ class DictEncoder(nn.Module):
         return torch.cat([encode(obs[name]) for name, encode in self.parts.items()], dim=-1)  # [N, D]
 
 
+def _scale(space: spaces.Box) -> float:
+    """Bytes come as 0..255 from cameras and as 0..1 from boards; both enter a network as 0..1."""
+    return 1.0 / float(np.max(space.high)) if space.dtype == np.uint8 else 1.0
+
+
 def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:
     """The encoder that fits an observation space; it says its width in `features`."""
     if isinstance(space, spaces.Dict):
         return DictEncoder(space, config)
     if isinstance(space, spaces.Box):
-        return CNN(space, config) if len(space.shape) == 3 else MLP(math.prod(space.shape), config)
+        return CNN(space, config) if len(space.shape) == 3 else MLP(space, config)
     raise ConfigError(
         f"observations of {space} have no encoder.", "Use Box or Dict spaces, or build a network of your own."
     )

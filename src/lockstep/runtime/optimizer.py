@@ -56,12 +56,13 @@ class Optimizer:
         """
         # A table row for each lane: the count, the loss and the other sums. It tells the global count, by which
         # the gradient is divided once, here, and nowhere else.
-        rows, names = self._backward(loss, batch)
+        scale = self._loss_scale.factor(first_leaf(batch).shape[1] * self.runtime.lanes.count)
+        rows, names = self._backward(loss, batch, scale)
         with self.runtime.phase("reduce"):
             finite = self.gradient.finish()
         sums = rows.sum(0)
         self.updates += 1
-        denominator = sums[0].clamp(min=1) * self._loss_scale.value
+        denominator = sums[0].clamp(min=1) * scale
         norm = self.gradient.flat.norm() / denominator
         finite = finite and bool(torch.isfinite(norm))
         self._loss_scale.update(finite)
@@ -99,7 +100,7 @@ class Optimizer:
     def load_state(self, state: State, prefix: str = "optimizer") -> None:
         copy_into(self.state(prefix), state, prefix)
 
-    def _backward(self, loss: LossFunction, batch: Tree) -> tuple[Tensor, list[str]]:
+    def _backward(self, loss: LossFunction, batch: Tree, scale: Tensor) -> tuple[Tensor, list[str]]:
         """Fill the gradient from all micro-batches; return the pooled table [lanes, 2 + sums] and its columns."""
         runtime, gradient = self.runtime, self.gradient
         gradient.clear()
@@ -123,7 +124,7 @@ class Optimizer:
                 if last and not runtime.exact:
                     # Launched before backward, so that it travels while backward runs, and first on every process.
                     wait = self._start_pooling(table)
-                gradient.add(result.total, self._loss_scale.value, lane, overlap=last and not runtime.exact)
+                gradient.add(result.total, scale, lane, overlap=last and not runtime.exact)
         return (wait or self._start_pooling(table))(), names
 
     def _start_pooling(self, table: list[Tensor]) -> Callable[[], Tensor]:
@@ -267,6 +268,10 @@ class LossScale:
         self.enabled = enabled
         self.value = torch.tensor(2.0**16 if enabled else 1.0, dtype=torch.float64)
         self.good_steps = torch.zeros((), dtype=torch.int64)
+
+    def factor(self, samples: int) -> Tensor:
+        """What a loss over so many samples is multiplied by; fp16 has room for a mean, not for a sum."""
+        return self.value / samples if self.enabled else self.value
 
     def update(self, finite: bool) -> None:
         if not self.enabled:
