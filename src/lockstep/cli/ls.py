@@ -34,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     table = Table()
     for heading in ("run", "recipe", "steps", "of", "steps/s", "return", "eval"):
-        table.add_column(heading, justify="left" if heading in ("run", "recipe") else "right")
+        # Folded, never cut: a run's name is there to be copied.
+        table.add_column(heading, justify="left" if heading in ("run", "recipe") else "right", overflow="fold")
     for path in paths:
         try:
             config = read_yaml(path / CONFIG)
