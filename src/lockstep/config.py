@@ -62,6 +62,11 @@ class RunConfig:
     """Log a digest of every tensor at every iteration (what `prove` reads)."""
 
 
+def with_lanes(run: RunConfig, processes: int) -> RunConfig:
+    """The run with its number of lanes settled: 8, or one for each process of the first start if that is more."""
+    return dataclasses.replace(run, lanes=max(8, processes)) if run.lanes is None else run
+
+
 class Recipe:
     """An algorithm on a task: a frozen dataclass with the fields `task`, `algo` and `run`."""
 

@@ -5,17 +5,15 @@ Shapes: L local lanes, E environments a lane, B = L x E.
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, TaskConfig
 from lockstep.runtime import Runtime
 from lockstep.streams import digest
-from lockstep.trees import tree_map
+from lockstep.trees import tree_map, tree_where
 
 
 def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float]:
@@ -62,7 +60,7 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         totals += step.reward.cpu()
         lengths += 1
         again = ended.unflatten(0, by_lane)
-        memory = tree_map(partial(_reset, again), acted["memory"], fresh)
+        memory = tree_where(again, fresh, acted["memory"])
         for index in ended.nonzero().flatten().tolist():
             if next_episode[index] < episodes:
                 extras = {name: float(values[index]) for name, values in step.episode.items()}
@@ -71,7 +69,3 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
                 next_episode[index] += envs
             totals[index], lengths[index] = 0.0, 0
     return played
-
-
-def _reset(ended: Tensor, memory: Tensor, fresh: Tensor) -> Tensor:
-    return torch.where(ended.view(*ended.shape, *(1,) * (memory.dim() - 2)), fresh, memory)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lockstep.config import ConfigError, Recipe, overlay
-from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, VecEnv
 from lockstep.run import format as form
 from lockstep.run.checkpoints import best_of, find
@@ -17,7 +16,7 @@ from lockstep.run.lineage import Name
 from lockstep.run.records import CHECKPOINTS
 from lockstep.run.rundir import read_config
 from lockstep.runtime import Runtime
-from lockstep.trees import Tree, first_leaf, tree_map
+from lockstep.trees import Tree, first_leaf, tree_where
 
 
 class LoadedPolicy:
@@ -42,16 +41,14 @@ class LoadedPolicy:
             return
         rows = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
         fresh = self.policy.initial_memory(len(rows))
-        self._memory = tree_map(
-            lambda now, new: torch.where(rows.view(-1, *(1,) * (now.dim() - 1)), new, now), self._memory, fresh
-        )
+        self._memory = tree_where(rows, fresh, self._memory)
 
 
 def load(run: str | Path, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
     """The best policy of a run (the newest if none was evaluated), or with `at` the one at so many samples."""
     recipe = recipe_of(Path(run))
-    runtime = Runtime.alone(recipe.run, device)
-    return LoadedPolicy(restore_policy(Path(run), recipe, runtime, at), recipe, runtime.device)
+    runtime = Runtime.alone(recipe.run, device, hosting=range(1))  # one lane is enough to build an agent around
+    return LoadedPolicy(_restore_policy(Path(run), recipe, runtime, at), recipe, runtime.device)
 
 
 def recipe_of(run: Path) -> Recipe:
@@ -67,7 +64,7 @@ def recipe_of(run: Path) -> Recipe:
     return overlay(find_recipe(name)(), values)
 
 
-def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) -> Policy:
+def _restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) -> Policy:
     """Build the agent of a run around a runtime, and put its best weights into it."""
     directory = run / CHECKPOINTS
     name = _best_or_newest(directory) if at is None else find(directory, at)[0]
@@ -75,9 +72,9 @@ def restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) 
         raise ConfigError(
             f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
         )
-    task: VecEnv = recipe.task.build(Lanes(runtime.lanes.count, range(1), recipe.run.seed), runtime.device)
+    task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
     try:
-        algorithm = recipe.algo.build(task, Runtime.alone(recipe.run, str(runtime.device), hosting=range(1)))
+        algorithm = recipe.algo.build(task, runtime)
         algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
     finally:
         task.close()

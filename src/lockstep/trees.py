@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 Tree: TypeAlias = "Tensor | dict[str, Tree]"
@@ -13,6 +14,15 @@ def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     if isinstance(tree, dict):
         return {name: tree_map(function, tree[name], *(other[name] for other in rest)) for name in tree}
     return function(tree, *rest)
+
+
+def tree_where(mask: Tensor, chosen: Any, other: Any) -> Any:
+    """The rows of one tree where the mask is true, and of the other elsewhere; the mask has their leading axes."""
+
+    def pick(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(mask.view(*mask.shape, *(1,) * (x.dim() - mask.dim())), x, y)
+
+    return tree_map(pick, chosen, other)
 
 
 def leaves(tree: Tree, prefix: str = "") -> dict[str, Tensor]:

@@ -5,8 +5,6 @@ from typing import Any
 
 from lockstep.config import overlay
 from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.run.checkpoints import find
-from lockstep.run.format import hash_checkpoint
 from lockstep.train import train
 from processes import Outcome, outcomes
 
@@ -34,12 +32,6 @@ def run(directory: Path, name: str, processes: int, resume: bool = False, kill: 
     """Train on several processes, one of which may be told to kill itself; how each ended."""
     environment = {"LOCKSTEP_KILL": kill} if kill else {}
     return outcomes(trial, processes, str(directory), name, {}, resume, environment=environment)
-
-
-def hash_of(run: Path) -> str:
-    """The hash of a run as it stands."""
-    name, _ = find(run / "checkpoints")
-    return hash_checkpoint(run / "checkpoints" / str(name))
 
 
 def errors(ended: list[Outcome]) -> str:

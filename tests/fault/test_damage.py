@@ -4,9 +4,10 @@ import json
 import shutil
 
 import pytest
-from runs import SAMPLES, errors, hash_of, run
+from runs import SAMPLES, errors, run
 
 from lockstep.run.lineage import lineage
+from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 

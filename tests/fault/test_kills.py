@@ -1,10 +1,11 @@
 """A run that was killed and resumed is the run that was not, wherever the kill struck. Kills are real: SIGKILL."""
 
 import pytest
-from runs import SAMPLES, errors, hash_of, run
+from runs import SAMPLES, errors, run
 
 from lockstep.run.lineage import lineage
 from lockstep.runtime.launch import launch
+from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 

@@ -4,13 +4,14 @@ import json
 import shutil
 
 import pytest
-from runs import SAMPLES, errors, hash_of, run, trial
+from runs import SAMPLES, errors, run, trial
 
 from lockstep.config import ConfigError
 from lockstep.run.checkpoints import find
 from lockstep.run.lineage import lineage
 from lockstep.run.records import METRICS, cut_lines, read_lines
 from processes import outcomes
+from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import SAMPLES, errors, hash_of, run, trial
+from runs import SAMPLES, errors, run, trial
 
 from lockstep.algorithms.ppo import PPO
 from lockstep.cli.prove import CHECKED, first_difference
@@ -20,6 +20,7 @@ from lockstep.runtime.optimizer import Gradient
 from lockstep.streams import LaneStreams, Stream
 from lockstep.tasks.gym import GymEnvs
 from processes import Outcome, outcomes
+from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.config import ConfigError, RunConfig
+from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.rollout import Episodes, Rollout, samples, take
 from lockstep.functional import (
     Schedule,
@@ -78,7 +78,7 @@ class PPOConfig:
 
     def check(self, task: Any, run: RunConfig) -> None:
         """Refuse numbers that do not divide, in words, before any process starts."""
-        rollout, lanes = task.num_envs * self.horizon, run.lanes or 8
+        rollout, lanes = task.num_envs * self.horizon, with_lanes(run, 1).lanes or 0
         if self.batch_size % lanes:
             below = max(lanes, self.batch_size - self.batch_size % lanes)
             raise ConfigError(

@@ -36,15 +36,14 @@ def run(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     from lockstep.evaluate import evaluate
-    from lockstep.loading import recipe_of, restore_policy
+    from lockstep.loading import load
     from lockstep.runtime import Runtime
 
-    recipe = recipe_of(command.run)
-    policy = restore_policy(command.run, recipe, Runtime.alone(recipe.run, command.device), command.at)
-    runtime = Runtime.alone(dataclasses.replace(recipe.run, seed=command.seed), command.device)
+    loaded = load(command.run, command.at, command.device)
+    runtime = Runtime.alone(dataclasses.replace(loaded.recipe.run, seed=command.seed), command.device)
     console = Console()
     with console.status(f"playing {command.episodes} episodes") if not command.json else nullcontext():
-        scores = evaluate(policy, recipe.task, runtime, command.episodes)
+        scores = evaluate(loaded.policy, loaded.recipe.task, runtime, command.episodes)
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True, highlight=False)
         return 0

@@ -5,12 +5,12 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from lockstep.cli.words import translate
-from lockstep.config import ConfigError, Recipe, overlay, read_yaml
+from lockstep.config import ConfigError, Recipe, overlay, read_yaml, with_lanes
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,7 @@ def settle(recipe: Recipe, processes: int) -> Recipe:
     """The recipe with its lanes settled and its numbers checked, before any process starts."""
     from lockstep.lanes import Lanes, deal
 
-    run = recipe.run
-    if run.lanes is None:
-        run = dataclasses.replace(run, lanes=max(8, processes))
+    run = with_lanes(recipe.run, processes)
     if run.samples < 1:
         raise ConfigError(f"run.samples is {run.samples}.", "Train for at least one sample.")
     if run.lanes is None or run.lanes < 1:
@@ -113,8 +111,3 @@ def choose_gpus(gpus: str | None, procs: int) -> int:
         return procs
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     return procs if procs > 1 else len(gpus.split(","))
-
-
-def plain(value: Any) -> str:
-    """A value as it is written on a command line."""
-    return "None" if value is None else str(value)

@@ -117,16 +117,17 @@ class Proof:
     def _finish(self, processes: str, event: str, path: Path, began: float, problem: str) -> None:
         from lockstep.run.checkpoints import find
         from lockstep.run.format import hash_checkpoint
+        from lockstep.run.records import CHECKPOINTS
 
         value = ""
         if not problem:
-            name, _ = find(path / "checkpoints")
-            value = hash_checkpoint(path / "checkpoints" / str(name))
+            name, _ = find(path / CHECKPOINTS)
+            value = hash_checkpoint(path / CHECKPOINTS / str(name))
         self.rows.append(Row(processes, event, value, time.perf_counter() - began, path, problem))
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe, plain
+    from lockstep.cli.options import Start, parse_recipe
     from lockstep.cli.words import translate
 
     words = translate(arguments, {})
@@ -139,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
         samples = command.iterations * recipe.algo.iteration_samples(recipe.task)
     flags = [*rest, *([] if command.full else ["--smoke"])]
     flags += ["--preset", command.preset] if command.preset else []
-    flags += [f"run.samples={samples}", f"run.lanes={plain(recipe.run.lanes)}"]
+    flags += [f"run.samples={samples}", f"run.lanes={recipe.run.lanes}"]
     flags += ["run.reduction=exact", "run.digests=true"]
 
     from rich.console import Console

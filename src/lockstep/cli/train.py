@@ -1,12 +1,10 @@
 """`lockstep train RECIPE`: train on one process, on several here, or as one of those that torchrun started."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from lockstep.cli.options import choose_gpus, parse_recipe, parse_start
-from lockstep.config import ConfigError, Recipe
+from lockstep.config import ConfigError
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -21,7 +19,7 @@ def run(arguments: Sequence[str]) -> int:
     procs = choose_gpus(start.gpus, start.procs)
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
-    from lockstep.run.rundir import refuse_taken
+    from lockstep.run.rundir import path_of, refuse_taken
     from lockstep.train import train
 
     started = started_processes()
@@ -31,16 +29,10 @@ def run(arguments: Sequence[str]) -> int:
     say_notes(notes)
     if started or procs == 1:
         return run_worker(lambda: train(recipe, init_from=start.init_from))
-    recipe = named(recipe)
-    refuse_taken(Path(recipe.run.dir) / recipe.run.name)
-    words = [*_without(arguments, "procs", "num-gpus", "world-size", "gpus"), f"run.name={recipe.run.name}"]
+    path = path_of(recipe)  # settled here, so that all processes mean the same directory
+    refuse_taken(path)
+    words = [*_without(arguments, "procs", "num-gpus", "world-size", "gpus"), f"run.name={path.name}"]
     return launch_or_explain(["train", *words, f"run.lanes={recipe.run.lanes}"], procs)
-
-
-def named(recipe: Recipe) -> Recipe:
-    """The recipe with its run's name settled, so that all processes mean the same directory."""
-    name = recipe.run.name or f"{Path(recipe.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return replace(recipe, run=replace(recipe.run, name=name))  # type: ignore[type-var]
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:

@@ -14,14 +14,13 @@ from lockstep.protocols import Algorithm, Clock, State, VecEnv
 from lockstep.run import format as form
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import Name, claim, lineage, newest_generation, parent_of, published
+from lockstep.run.records import CHECKPOINTS
 from lockstep.runtime import Runtime
 from lockstep.runtime.store import heartbeat, wait_while_beating
 from lockstep.trees import copy_into
 
 SAVE_SECONDS = 120.0
 """How often the main process asks for a save when the config leaves it open."""
-BEAT_SECONDS = 5.0
-"""How often a process that writes its part of a checkpoint says that it is at work."""
 
 
 class Checkpoints:
@@ -92,13 +91,8 @@ class Checkpoints:
                     self._point("best", name)
                 return
             self._last = name
-            lanes = {
-                f"lane-{lane:04d}.{key}": tensor
-                for lane in self.runtime.lanes.local
-                for key, tensor in form.join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)).items()
-            }
-            owners = {"algorithm": algorithm.shared_state(), "task": task.shared_state()} if self.runtime.main else {}
-            shared = form.join(**owners)
+            lanes = lanes_copy(algorithm, task, self.runtime.lanes.local)
+            shared = shared_copy(algorithm, task) if self.runtime.main else {}
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
             keep = clock.every(self.run.keep_every)
         self._saved_at = time.monotonic()
@@ -123,7 +117,7 @@ class Checkpoints:
         partial = self.directory / f".{name}.partial"
         partial.mkdir(exist_ok=True)
         mine, word = form.lane_file(self.runtime.lanes.local), f"save/{name}/{self.runtime.rank}"
-        with heartbeat(self.runtime.mailbox(), f"{word}/beat", min(BEAT_SECONDS, self.run.timeout / 4)):
+        with heartbeat(self.runtime.mailbox(), f"{word}/beat", self.run.timeout):
             files = {mine: form.write_tensors(partial / mine, lanes)}
         self.runtime.pass_through("save")
         mailbox = self.runtime.mailbox()
@@ -159,6 +153,20 @@ class Checkpoints:
             path = self.directory / str(name)
             if name not in spared and not (name in line and form.is_milestone(path)):
                 shutil.rmtree(path)
+
+
+def shared_copy(algorithm: Algorithm, task: VecEnv) -> State:
+    """What all lanes share, copied to host memory."""
+    return form.join(algorithm=algorithm.shared_state(), task=task.shared_state())
+
+
+def lanes_copy(algorithm: Algorithm, task: VecEnv, lanes: range) -> State:
+    """What some lanes own, copied to host memory."""
+    return {
+        form.lane_prefix(lane) + name: tensor
+        for lane in lanes
+        for name, tensor in form.join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)).items()
+    }
 
 
 def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]]:
@@ -199,7 +207,7 @@ def _deal_sentence(lanes: int, now: int, before: int) -> str:
 def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
     """Start an agent from the weights of another run, `RUN` or `RUN@STEP`; everything else stays fresh."""
     run, _, step = source.partition("@")
-    directory = Path(run) / "checkpoints"
+    directory = Path(run) / CHECKPOINTS
     name = runtime.from_main(lambda: str(find(directory, int(step) if step else None)[0] or ""))
     if not name:
         raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")

@@ -31,6 +31,11 @@ def lane_file(lanes: range) -> str:
     return f"lanes-{lanes.start:04d}-{lanes.stop - 1:04d}.safetensors"
 
 
+def lane_prefix(lane: int) -> str:
+    """How the names of a lane's tensors begin."""
+    return f"lane-{lane:04d}."
+
+
 def write_tensors(path: Path, tensors: State) -> str:
     """Write named tensors durably; return the SHA-256 of the file."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
@@ -112,7 +117,7 @@ def read_lane(directory: Path, lane: int, files: Iterable[str]) -> State:
     """The tensors of one lane, from whichever file holds it."""
     for name in files:
         if lane in _lanes_in(name):
-            return _read(inside(directory, name), f"lane-{lane:04d}.")
+            return _read(inside(directory, name), lane_prefix(lane))
     raise Damaged(f"{directory} has no file that holds lane {lane}")
 
 

@@ -12,8 +12,8 @@ import yaml
 from lockstep import __version__
 from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
 from lockstep.protocols import Algorithm, Clock, VecEnv
-from lockstep.run.checkpoints import Checkpoints
-from lockstep.run.format import digest_tensor, join, replace_text
+from lockstep.run.checkpoints import Checkpoints, lanes_copy, shared_copy
+from lockstep.run.format import digest_tensor, replace_text
 from lockstep.run.log import Log, NullLog, open_log
 from lockstep.run.records import CHECKPOINTS, CONFIG
 from lockstep.runtime import Runtime
@@ -55,13 +55,8 @@ class RunDir:
     def record_digests(self, clock: Clock, algorithm: Algorithm, task: VecEnv) -> None:
         """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
         runtime = self.checkpoints.runtime
-        states = {"": join(algorithm=algorithm.shared_state(), task=task.shared_state())} | {
-            f"lane-{lane:04d}.": join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane))
-            for lane in runtime.lanes.local
-        }
-        mine = {
-            prefix + name: digest_tensor(name, x)[:16] for prefix, state in states.items() for name, x in state.items()
-        }
+        state = shared_copy(algorithm, task) | lanes_copy(algorithm, task, runtime.lanes.local)
+        mine = {name: digest_tensor(name, tensor)[:16] for name, tensor in state.items()}
         everybody: dict[str, str] = {}
         for digests in runtime.gather(mine):
             everybody |= digests
@@ -71,8 +66,7 @@ class RunDir:
 def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
     """On the main process: make the directory and write the config; refuse one that already holds a run."""
     run = replace(recipe.run, lanes=runtime.lanes.count)
-    short = Path(recipe.name).stem
-    path = Path(run.dir) / (run.name or f"{short}-{time.strftime('%Y%m%d-%H%M%S')}")
+    path = path_of(recipe)
     if not resume:
         refuse_taken(path)
     try:
@@ -81,6 +75,12 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
     return path
+
+
+def path_of(recipe: Recipe) -> Path:
+    """Where a run will be: under the name it was given, or under its recipe's and the time."""
+    name = recipe.run.name or f"{Path(recipe.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(recipe.run.dir) / name
 
 
 def refuse_taken(path: Path) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.config import ConfigError, RunConfig
+from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Metrics, State
 from lockstep.runtime import launch, sync
@@ -152,7 +151,7 @@ class Runtime:
         self._main_calls += 1
         key, beat = f"main/{self._main_calls}", f"main/{self._main_calls}/beat"
         if self.main:
-            with heartbeat(self.mailbox(), beat, min(5.0, self._timeout / 4)):
+            with heartbeat(self.mailbox(), beat, self._timeout):
                 try:
                     text = json.dumps({"result": work()})
                 except Exception as error:
@@ -278,11 +277,6 @@ class Runtime:
                 "a collective was called inside by_lane or a loss, where processes may stand at different lanes.\n"
                 "Collect what is to be shared, and share it after the loop."
             )
-
-
-def with_lanes(run: RunConfig, processes: int) -> RunConfig:
-    """The run with its number of lanes settled: 8, or one for each process of the first start if that is more."""
-    return run if run.lanes else replace(run, lanes=max(8, processes))
 
 
 def half_precision(precision: str, device: torch.device) -> torch.dtype | None:

@@ -66,13 +66,13 @@ class StoreMailbox:
 
 
 @contextmanager
-def heartbeat(mailbox: Mailbox, key: str, seconds: float) -> Any:
-    """Post a growing number under a key while the block runs, so that those who wait know somebody is at work."""
+def heartbeat(mailbox: Mailbox, key: str, patience: float) -> Any:
+    """Post a growing number under a key while the block runs, several times within the patience of those who wait."""
     finished = threading.Event()
 
     def beat() -> None:
         count = 0
-        while not finished.wait(seconds):
+        while not finished.wait(min(5.0, patience / 4)):
             count += 1
             mailbox.post(key, str(count))
 
