@@ -38,6 +38,10 @@ class RunConfig:
     """fast: overlapped float reduction. exact: bit-identical on any number of processes, for proving."""
     precision: Literal["fp32", "bf16", "fp16", "amp"] = "fp32"
     """Arithmetic of the networks; amp is bf16 where the device has it, else fp16 with loss scaling."""
+    wire: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic in which gradients travel between processes (fast reduction only); bf16 halves the bytes."""
+    bucket_mb: float = 4.0
+    """Gradients leave in buckets of about this many megabytes while backward still runs."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     nonfinite: Literal["stop", "skip"] = "stop"

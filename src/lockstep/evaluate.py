@@ -43,8 +43,7 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     first = lanes.local.start * per_lane
     next_episode = [first + index for index in range(env.num_envs)]
     totals, lengths = torch.zeros(env.num_envs, dtype=torch.float64), torch.zeros(env.num_envs, dtype=torch.int64)
-    by_lane = (len(lanes), per_lane)
-    fresh = tree_map(lambda x: x.unflatten(0, by_lane).clone(), policy.initial_memory(env.num_envs))
+    fresh = tree_map(torch.clone, policy.initial_memory(env.num_envs))
     obs, memory, played = env.reset(), fresh, []
 
     def act(part: dict[str, Any]) -> Any:
@@ -53,14 +52,12 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         return {"action": action, "memory": after}
 
     while any(episode < episodes for episode in next_episode):
-        observed = tree_map(lambda x: x.unflatten(0, by_lane), obs)
-        acted: Any = runtime.map_lanes(act, {"obs": observed, "memory": memory})
-        step = env.step(acted["action"].flatten(0, 1))
+        acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
+        step = env.step(acted["action"])
         obs, ended = step.obs, step.terminated | step.truncated
         totals += step.reward.cpu()
         lengths += 1
-        again = ended.unflatten(0, by_lane)
-        memory = tree_where(again, fresh, acted["memory"])
+        memory = tree_where(ended, fresh, acted["memory"])
         for index in ended.nonzero().flatten().tolist():
             if next_episode[index] < episodes:
                 extras = {name: float(values[index]) for name, values in step.episode.items()}

@@ -4,12 +4,22 @@ Shapes: T time; every other axis is a batch axis and is left alone.
 """
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lockstep import compiled
+
 Schedule = Literal["constant", "linear", "cosine"]
+Scaling = Literal["none", "sqrt", "linear"]
+
+
+def batch_factor(rule: Scaling, batch: int, reference: int | None) -> float:
+    """What a learning rate meant for batches of `reference` is multiplied by for a larger one; never less than 1."""
+    if rule == "none" or reference is None or batch <= reference:
+        return 1.0
+    return float(batch / reference) if rule == "linear" else math.sqrt(batch / reference)
 
 
 def schedule(kind: Schedule, peak: float, progress: float, warmup: float = 0.0) -> float:
@@ -41,32 +51,64 @@ def generalized_advantages(
     """
     deltas = rewards + discount * next_values * ~terminated - values
     decay = discount * trace * ~ended
+    if time == 0 and deltas.dim() == 2 and compiled.fits(deltas, decay):
+        return compiled.accumulate(deltas, decay)
     advantages = torch.empty_like(deltas)
     running = torch.zeros_like(deltas.select(time, 0))
-    for step in range(deltas.shape[time] - 1, -1, -1):
-        running = deltas.select(time, step) + decay.select(time, step) * running
-        advantages.select(time, step).copy_(running)
+    steps = zip(deltas.unbind(time), decay.unbind(time), advantages.unbind(time), strict=True)
+    for delta, kept, advantage in reversed(list(steps)):
+        running = torch.addcmul(delta, kept, running, out=advantage)
     return advantages
 
 
-def clipped_surrogate(log_ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
-    """PPO's pessimistic policy loss for each sample."""
-    ratio = log_ratio.exp()
-    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - clip, 1.0 + clip))
+class PPOLoss(NamedTuple):
+    """Sums over samples; `total` is what is to be differentiated, the others are for the log."""
+
+    total: Tensor
+    policy: Tensor
+    value: Tensor
+    entropy: Tensor
+    kl: Tensor
+    clipped: Tensor
 
 
-def kl_estimate(log_ratio: Tensor) -> Tensor:
-    """Schulman's low-variance, never negative estimate of KL(old || new) for each sample."""
-    return log_ratio.expm1() - log_ratio
+def ppo_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    values: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    *,
+    clip: float,
+    value_clip: float | None,
+    value_weight: float,
+    entropy_weight: float,
+) -> PPOLoss:
+    """PPO's loss over samples [N], with a gradient with respect to `log_prob`, `entropy` and `values`.
 
-
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """Half the squared error for each sample, pessimistic about moves beyond `clip` from the old value."""
-    loss = (values - returns).square()
-    if clip is not None:
-        near = old_values + (values - old_values).clamp(-clip, clip)
-        loss = torch.maximum(loss, (near - returns).square())
-    return 0.5 * loss
+    policy: the pessimistic surrogate; moving on in the direction of an advantage stops paying at 1 +- clip.
+    value: half the squared error, pessimistic about moves beyond `value_clip` from the old value.
+    kl: Schulman's low-variance, never negative estimate of KL(old || new).
+    """
+    data = (old_log_prob, advantages, old_values, returns)
+    if compiled.fits(log_prob, entropy, values, *data):
+        total, sums = compiled.ppo_sums(log_prob, entropy, values, data, clip, value_clip, value_weight, entropy_weight)
+        return PPOLoss(total, *sums.unbind())
+    log_ratio = log_prob - old_log_prob
+    policy = -advantages * log_ratio.exp()
+    policy = torch.maximum(policy, -advantages * (1.0 + clip * advantages.sign())).sum()
+    error = (values - returns).square()
+    if value_clip is not None:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, (near - returns).square())
+    value, spread = 0.5 * error.sum(), entropy.sum()
+    with torch.no_grad():
+        excess = log_ratio.expm1()
+        kl, clipped = (excess - log_ratio).sum(), (excess.abs() > clip).sum()
+    total = policy + value_weight * value - entropy_weight * spread
+    return PPOLoss(total, policy, value, spread, kl, clipped)
 
 
 def moments(total: Tensor, squares: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,8 @@ class Step(NamedTuple):
     """[B, ...] The last observation of the episodes that ended here; other rows mean nothing."""
     episode: dict[str, Tensor]
     """[B] each: what the task counts over an episode (apples, won); meaningful in rows that ended."""
+    cut: bool = True
+    """Whether any was truncated, known without asking a device; True where the task does not say."""
 
 
 class Stateful(Protocol):
@@ -66,6 +68,9 @@ class VecEnv(Stateful, Protocol):
     def step(self, action: Tensor) -> Step:
         """Take one action in every environment; an environment that ends starts its next episode at once."""
 
+    def kernel(self, actions: np.ndarray) -> object:
+        """Step the environments with nothing around it: no tensors, no checks, no copies."""
+
     def advance(self, clock: "Clock") -> None:
         """Once an iteration: the only way a task learns of time or results."""
 
@@ -76,6 +81,20 @@ class VecEnv(Stateful, Protocol):
         """One environment as a picture, uint8 [height, width, 3]."""
 
     def close(self) -> None: ...
+
+
+class Work(NamedTuple):
+    """Bare work that an iteration cannot do without, for `bench`: one call, with nothing around it."""
+
+    part: str
+    """env, inference or learning."""
+    samples: int
+    """Local samples of one call."""
+    times: int
+    """Calls in an iteration."""
+    run: Callable[[], object]
+    fewer: int = 1
+    """How many times smaller the batch is than an iteration's own."""
 
 
 class Policy(Protocol):
@@ -99,6 +118,12 @@ class Algorithm(Stateful, Protocol):
     def collect(self, clock: "Clock") -> "Metrics": ...
     def update(self, clock: "Clock") -> "Metrics": ...
     def policy(self) -> Policy: ...
+    def engine(self, fewer: int = 1) -> list[Work]:
+        """The bare work of an iteration like the last one, on batches `fewer` times smaller than its own."""
+
+    def buffers(self) -> Tree:
+        """What an iteration's local samples lie in, so that a plan can say how much memory they take."""
+
     def weights(self) -> State:
         """The part of the shared state that makes the agent what it is: what a new run may start from."""
 
@@ -185,9 +210,19 @@ class Metrics:
     def __init__(self) -> None:
         self.by_lane: dict[str, Tensor] = {}
         """[L, 2] float64 (sum, count) of the local lanes, still to be pooled."""
-        self.agreed: dict[str, Tensor] = {}
-        """[2] float64 (sum, count) over the whole run, the same on every process."""
+        self._pairs: dict[str, Tensor] = {}
+        self._updates: dict[tuple[str, ...], tuple[Any, int]] = {}
         self._latest: dict[str, Tensor] = {}
+        self._latest_update: dict[tuple[str, ...], Any] = {}
+
+    @property
+    def agreed(self) -> dict[str, Tensor]:
+        """[2] float64 (sum, count) by name over the whole run, the same on every process."""
+        pairs = dict(self._pairs)
+        for names, (row, updates) in self._updates.items():
+            for name, pair in _pairs_of(names, row, updates).items():
+                pairs[name] = pairs[name] + pair if name in pairs else pair
+        return pairs
 
     def add(self, name: str, sums: Tensor, counts: Tensor) -> None:
         """Add a sum and a count for each local lane, [L] each."""
@@ -197,30 +232,55 @@ class Metrics:
     def agree(self, name: str, total: Tensor, count: Tensor) -> None:
         """Add a sum and a count that are the same number on every process."""
         pair = torch.stack([total.double(), count.to(total.device).double()])
-        self.agreed[name] = self.agreed[name] + pair if name in self.agreed else pair
+        self._pairs[name] = self._pairs[name] + pair if name in self._pairs else pair
         self._latest[name] = pair
+
+    def agree_update(self, names: tuple[str, ...], row: Tensor | np.ndarray) -> None:
+        """Add an update, [count, a sum for each name, the gradient's norm, 1]; all of it zero if it was not taken.
+
+        A row as it comes, because there are many updates: what it means is worked out once, when somebody asks.
+        """
+        before, updates = self._updates.get(names, (None, 0))
+        self._updates[names] = (row if before is None else before + row), updates + 1
+        self._latest_update[names] = row
 
     def latest(self, name: str) -> float:
         """The mean of the newest agreed entry: the same number on every process."""
-        total, count = self._latest[name].tolist()
+        total, count = self._newest()[name].tolist()
         return float(total / max(count, 1.0))
 
     def under(self, group: str) -> "Metrics":
         """The same metrics with names `group/name`."""
         renamed = Metrics()
-        for ours, theirs in zip(renamed._parts(), self._parts(), strict=True):
-            ours.update({f"{group}/{name}": pair for name, pair in theirs.items()})
+        renamed.by_lane = {f"{group}/{name}": pair for name, pair in self.by_lane.items()}
+        renamed._pairs = {f"{group}/{name}": pair for name, pair in self.agreed.items()}
+        renamed._latest = {f"{group}/{name}": pair for name, pair in self._newest().items()}
         return renamed
 
-    def _parts(self) -> tuple[dict[str, Tensor], ...]:
-        return self.by_lane, self.agreed, self._latest
+    def _newest(self) -> dict[str, Tensor]:
+        pairs = dict(self._latest)
+        for names, row in self._latest_update.items():
+            pairs |= _pairs_of(names, row, 1)
+        return pairs
 
     def __iadd__(self, other: "Metrics") -> Self:
-        for mine, theirs in ((self.by_lane, other.by_lane), (self.agreed, other.agreed)):
+        for mine, theirs in ((self.by_lane, other.by_lane), (self._pairs, other._pairs)):
             for name, pair in theirs.items():
                 mine[name] = mine[name] + pair if name in mine else pair
+        for names, (row, updates) in other._updates.items():
+            before, earlier = self._updates.get(names, (None, 0))
+            self._updates[names] = (row if before is None else before + row), earlier + updates
         self._latest |= other._latest
+        self._latest_update |= other._latest_update
         return self
+
+
+def _pairs_of(names: tuple[str, ...], row: Tensor | np.ndarray, updates: int) -> dict[str, Tensor]:
+    """Sums and counts [2] by name of some updates."""
+    count, *sums, norm, taken = torch.as_tensor(row).unbind()
+    pairs = {name: torch.stack([total, count]) for name, total in zip(names, sums, strict=True)}
+    tried = torch.full_like(taken, updates)
+    return pairs | {"grad_norm": torch.stack([norm, taken]), "skipped": torch.stack([tried - taken, tried])}
 
 
 class Loss(NamedTuple):

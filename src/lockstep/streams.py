@@ -8,11 +8,16 @@ Shapes: L local lanes.
 """
 
 import hashlib
+import threading
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_thread = threading.local()
+"""A generator for each thread, put into place before every draw: making one costs more than most draws do."""
 
 
 def digest(*parts: object) -> int:
@@ -29,18 +34,37 @@ class Stream:
     purpose: str
     lane: int | None = None
 
-    def generator(self, counter: int) -> np.random.Generator:
-        """A generator that stands at the beginning of draw number `counter`."""
+    @cached_property
+    def _key(self) -> np.ndarray:
         key = digest(self.seed, self.purpose, self.lane)
-        words = np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
-        # The counter takes the high word: each draw has 2**192 blocks of its own, so draws never overlap.
-        return np.random.Generator(np.random.Philox(key=words, counter=counter << 192))
+        return np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
+
+    def generator(self, counter: int) -> np.random.Generator:
+        """This thread's generator, standing at the beginning of draw number `counter`; good until the next call."""
+        if not hasattr(_thread, "generator"):
+            _thread.generator = np.random.Generator(np.random.Philox(key=0))
+        generator: np.random.Generator = _thread.generator
+        generator.bit_generator.state = {
+            "bit_generator": "Philox",
+            # The counter takes the high word: each draw has 2**192 blocks of its own, so draws never overlap.
+            "state": {"counter": np.array([0, 0, 0, counter], dtype=np.uint64), "key": self._key},
+            "buffer": np.zeros(4, dtype=np.uint64),
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return generator
 
     def uniform(self, counter: int, *shape: int) -> Tensor:
         return torch.from_numpy(self.generator(counter).random(shape, dtype=np.float32))
 
     def normal(self, counter: int, *shape: int) -> Tensor:
         return torch.from_numpy(self.generator(counter).standard_normal(shape, dtype=np.float32))
+
+    def gumbel(self, counter: int, *shape: int) -> Tensor:
+        """Noise whose sum with the logits of a choice is largest at a choice drawn from it."""
+        exponential = self.generator(counter).standard_exponential(shape, dtype=np.float32)
+        return torch.from_numpy(-np.log(np.maximum(exponential, np.finfo(np.float32).tiny)))
 
     def integers(self, counter: int, high: int, *shape: int) -> Tensor:
         return torch.from_numpy(self.generator(counter).integers(high, size=shape))
@@ -64,6 +88,9 @@ class LaneStreams:
 
     def normal(self, counter: int, *shape: int) -> Tensor:
         return torch.stack([stream.normal(counter, *shape) for stream in self.streams])  # [L, *shape]
+
+    def gumbel(self, counter: int, *shape: int) -> Tensor:
+        return torch.stack([stream.gumbel(counter, *shape) for stream in self.streams])  # [L, *shape]
 
     def integers(self, counter: int, high: int, *shape: int) -> Tensor:
         return torch.stack([stream.integers(counter, high, *shape) for stream in self.streams])  # [L, *shape]

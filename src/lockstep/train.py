@@ -1,5 +1,7 @@
 """The loop. Read this first: everything Lockstep does happens in the order of these lines."""
 
+from contextlib import ExitStack
+
 from lockstep.config import Recipe
 from lockstep.evaluate import evaluate
 from lockstep.protocols import Algorithm, Clock, VecEnv
@@ -11,8 +13,9 @@ from lockstep.runtime import Runtime
 def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_from: str | None = None) -> Result:
     """Train one agent on every process that was started, and return where it stands."""
     config = recipe.run
-    with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run:
+    with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_leaving:
         task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+        on_leaving.callback(task.close)
         algorithm: Algorithm = recipe.algo.build(task, runtime)
         if init_from:
             load_weights(init_from, algorithm, runtime)

@@ -35,6 +35,11 @@ def leaves(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
     return flat
 
 
+def tensors(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in the tree's own order."""
+    return [leaf for branch in tree.values() for leaf in tensors(branch)] if isinstance(tree, dict) else [tree]
+
+
 def first_leaf(tree: Tree) -> Tensor:
     """Any tensor of the tree: they all share their leading axes."""
     while isinstance(tree, dict):

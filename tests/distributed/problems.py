@@ -71,8 +71,14 @@ def everything(kind):
 
 
 def hosted_here(batch, runtime):
-    """The part of a whole batch that falls on this process."""
-    return {name: part[runtime.lanes.local.start : runtime.lanes.local.stop] for name, part in batch.items()}
+    """The part of a whole batch that falls on this process, [L x N, ...], lane after lane."""
+    local = slice(runtime.lanes.local.start, runtime.lanes.local.stop)
+    return {name: part[local].flatten(0, 1) for name, part in batch.items()}
+
+
+def by_lane(batch, runtime):
+    """The same with an axis for lanes, [L, N, ...]."""
+    return {name: part.unflatten(0, (len(runtime.lanes), -1)) for name, part in batch.items()}
 
 
 def squared_error(net, **options):
@@ -108,7 +114,7 @@ def run_config(reduction="fast", **options):
 
 
 def optimizer_for(net, runtime, rate=0.1, kind=torch.optim.SGD, **options):
-    return Optimizer(runtime, kind(net.named_parameters(), lr=rate), **options)
+    return Optimizer(runtime, kind(net.named_parameters(), lr=rate, fused=True), **options)
 
 
 def digest(tensors):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from problems import LANES, build, everything, hosted_here, optimizer_for, run_config, squared_error
+from problems import LANES, build, by_lane, everything, hosted_here, optimizer_for, run_config, squared_error
 
 from lockstep.config import ConfigError, overlay
 from lockstep.nets.normalizer import RunningMoments
@@ -81,9 +81,10 @@ def changes_found(odd_one, change):
     with Runtime.start(run_config()) as runtime:
         net = build("mlp")
         optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam)
-        optimizer.step(squared_error(net), hosted_here(everything("mlp"), runtime))
+        batch = hosted_here(everything("mlp"), runtime)
+        optimizer.step(squared_error(net), batch)
         moments = RunningMoments(3, runtime.device)
-        moments.merge(runtime.pool(moments.table(hosted_here(everything("mlp"), runtime)["y"])))
+        moments.merge(runtime.pool(moments.table(by_lane(batch, runtime)["y"])))
         state = {f"net.{name}": x for name, x in net.named_parameters()} | optimizer.state()
         state["obs_moments"] = moments.sums
         runtime.in_sync(state, "before")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from problems import (
     build,
+    by_lane,
     digest,
     distance,
     everything,
@@ -36,14 +37,14 @@ def distances_from_ddp(kind, reduction, accumulate):
         optimizer_for(ours, runtime, accumulate=accumulate).step(squared_error(ours, **options), batch)
         alone = build(kind)
         _backward(alone, batch, weight, {})
-        theirs = gradients_of_ddp(kind, batch, accumulate, weight, options)
+        theirs = gradients_of_ddp(kind, by_lane(batch, runtime), accumulate, weight, options)
         return {"ours": distance(gradients(ours), theirs), "alone": distance(gradients(alone), theirs)}
 
 
 def gradients_of_ddp(kind, batch, accumulate, weight, options):
     """In a function of its own, so that DDP is gone before the process group: it may hang when it goes after it."""
     ddp = DistributedDataParallel(build(kind), find_unused_parameters=kind == "heads")
-    pieces = [{name: part[:, rows] for name, part in batch.items()} for rows in _split(batch, accumulate)]
+    pieces = [{name: part[:, rows].flatten(0, 1) for name, part in batch.items()} for rows in _split(batch, accumulate)]
     for piece in pieces[:-1]:
         with ddp.no_sync():
             _backward(ddp, piece, weight, options)
@@ -56,8 +57,7 @@ def _split(batch, pieces):
 
 
 def _backward(net, batch, weight, options):
-    flat = {name: part.flatten(0, 1) for name, part in batch.items()}
-    (squared_error(net, **options)(flat).total * weight).backward()
+    (squared_error(net, **options)(batch).total * weight).backward()
 
 
 def distance_from_plain_torch(kind, reduction):

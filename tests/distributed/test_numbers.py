@@ -145,9 +145,8 @@ def skipped_at_the_start(samples):
     with Runtime.start(run_config("fast", precision="fp16")) as runtime:
         net = build("mlp")
         optimizer = optimizer_for(net, runtime, 0.001, torch.optim.Adam)
-        batch = {
-            name: part.repeat(1, samples // N, 1) for name, part in hosted_here(everything("mlp"), runtime).items()
-        }
+        whole = {name: part.repeat(1, samples // N, 1) for name, part in everything("mlp").items()}
+        batch = hosted_here(whole, runtime)
         return sum(optimizer.step(squared_error(net), batch).latest("skipped") for _ in range(8))
 
 

@@ -1,5 +1,7 @@
 """Action distributions agree with torch's, and sampling follows the noise it is handed."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,14 +14,28 @@ from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.nets.actions import Categorical, Gaussian, MultiCategorical, build_actions
 
-ALMOST_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
-logits = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=6)
+pairs = st.tuples(st.floats(-20, 20, width=32), st.floats(-3.5, 87.5, width=32))
+"""A logit, and noise of any size that Gumbel noise may have in single precision."""
 SIZES = [2, 3, 4]
 
 
 def normal_of(outputs):
     mean, log_std = outputs.chunk(2, -1)
     return distributions.Independent(distributions.Normal(mean, log_std.exp()), 1)
+
+
+def judged(distribution, outputs, *arguments):
+    """What a function of outputs returns, and the gradient of a weighted sum of it, the same weights every time."""
+    outputs = outputs.clone().requires_grad_()
+    found = distribution(outputs, *arguments)
+    draw = torch.Generator().manual_seed(0)
+    sum((part * torch.randn(part.shape, generator=draw)).sum() for part in found).backward()
+    return [part.detach() for part in found], outputs.grad
+
+
+def judged_by_torch(outputs, action):
+    theirs = distributions.Categorical(logits=outputs)
+    return theirs.log_prob(action), theirs.entropy()
 
 
 # ----------------------------------------------------------------------------------------------------------- one choice
@@ -31,50 +47,78 @@ def test_a_choice_has_the_log_probability_and_entropy_of_torchs_own(seed, choice
     ours, theirs = Categorical(choices), distributions.Categorical(logits=outputs)
     for action in range(choices):
         chosen = torch.full((5,), action)
-        torch.testing.assert_close(ours.log_prob(outputs, chosen), theirs.log_prob(chosen))
-    torch.testing.assert_close(ours.entropy(outputs), theirs.entropy(), atol=1e-5, rtol=1e-4)
+        log_prob, entropy = ours.judge(outputs, chosen)
+        torch.testing.assert_close(log_prob, theirs.log_prob(chosen))
+        torch.testing.assert_close(entropy, theirs.entropy(), atol=1e-5, rtol=1e-4)
     assert torch.equal(ours.mode(outputs), theirs.mode)
 
 
+@given(st.integers(0, 2**32), st.integers(1, 7), st.floats(0.01, 10))
+def test_a_choice_has_the_gradient_of_torchs_own(seed, choices, scale):
+    draw = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(5, choices, generator=draw) * scale
+    action = torch.randint(choices, (5,), generator=draw)
+    _, ours = judged(Categorical(choices).judge, outputs, action)
+    _, theirs = judged(judged_by_torch, outputs, action)
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
 def test_a_choice_follows_its_noise_as_worked_by_hand():
-    outputs = tensor([0.5, 0.25, 0.25]).log().expand(7, 3)
-    noise = tensor([0.0, 0.25, 0.4999, 0.5, 0.7499, 0.75, 0.9999])
-    assert Categorical(3).sample(outputs, noise).tolist() == [0, 0, 0, 1, 1, 2, 2]
+    # Twice as likely is log 2 ahead: noise has to make up for that.
+    outputs, ahead = tensor([0.5, 0.25, 0.25]).log().expand(5, 3), math.log(2)
+    noise = tensor([[0, 0, 0], [0, ahead - 0.01, 0], [0, ahead + 0.01, 0], [-ahead - 0.01, -0.1, 0], [1, 1, ahead + 2]])
+    assert Categorical(3).sample(outputs, noise).tolist() == [0, 0, 1, 2, 2]
 
 
 def test_choices_come_as_often_as_their_probabilities_say():
     shares = tensor([0.1, 0.2, 0.3, 0.4])
     streams = Lanes(2, range(2), 0).streams("noise")
     noise = Categorical(4).noise(streams, 0, 50_000)
-    assert noise.shape == (2, 50_000)
-    found = Categorical(4).sample(shares.log().expand(100_000, 4), noise.flatten())
+    assert noise.shape == (2, 50_000, 4)
+    found = Categorical(4).sample(shares.log().expand(100_000, 4), noise.flatten(0, 1))
     torch.testing.assert_close(found.bincount(minlength=4) / 100_000, shares, atol=0.006, rtol=0)
 
 
-@given(logits)
-def test_a_choice_is_one_of_the_choices_even_where_noise_is_almost_one(values):
-    # The cumulative sum may round to less than the largest noise there is.
-    outputs = tensor([values])
-    for noise in (0.0, ALMOST_ONE):
-        assert 0 <= Categorical(len(values)).sample(outputs, tensor([noise])).item() < len(values)
-
-
-def test_where_the_sum_rounds_to_less_than_the_noise_the_last_choice_is_taken():
-    outputs = torch.randn(10_000, 4, generator=torch.Generator().manual_seed(0))
-    short = outputs.softmax(-1).cumsum(-1)[:, -1] <= ALMOST_ONE
-    assert short.any()  # the case above is no idle fear: without the clamp these would be choice 4 of 0 to 3
-    assert (Categorical(4).sample(outputs[short], tensor(ALMOST_ONE).expand(int(short.sum()))) == 3).all()
+@given(st.lists(pairs, min_size=1, max_size=6))
+def test_a_choice_is_one_of_the_choices_even_where_noise_is_as_large_as_it_gets(drawn):
+    outputs, noise = tensor([drawn]).unbind(-1)
+    assert 0 <= Categorical(len(drawn)).sample(outputs, noise).item() < len(drawn)
 
 
 def test_a_choice_that_cannot_be_is_not_taken():
-    outputs = tensor([[-torch.inf, 0.0, -torch.inf, 0.0]]).expand(4, 4)
-    assert Categorical(4).sample(outputs, tensor([0.0, 0.49, 0.51, 0.99])).tolist() == [1, 1, 3, 3]
+    outputs = tensor([[-torch.inf, 0.0, -torch.inf, 0.0]])
+    noise = Categorical(4).noise(Lanes(1, range(1), 0).streams("noise"), 0, 10_000).squeeze(0)
+    assert set(Categorical(4).sample(outputs.expand(10_000, 4), noise).tolist()) == {1, 3}
+    most, least = -math.log(torch.finfo(torch.float32).tiny), -math.log(104.0)  # no noise is more or less
+    worst = tensor([[most, least, most, least - 0.1], [most, least - 0.1, most, least]])
+    assert Categorical(4).sample(outputs.expand(2, 4), worst).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 2.0**16])  # a loss scale may stand before all gradients
+def test_a_choice_that_cannot_be_leaves_the_others_as_if_it_were_not_there(scale):
+    draw = torch.Generator().manual_seed(0)
+    allowed = torch.tensor([0, 2, 3])
+    few = torch.randn(6, 3, generator=draw)
+    outputs = torch.full((6, 5), -torch.inf).index_copy(1, allowed, few)
+    place = torch.randint(3, (6,), generator=draw)
+
+    def scaled(judge):
+        return lambda *arguments: [part * scale for part in judge(*arguments)]
+
+    ours, by_ours = judged(scaled(Categorical(5).judge), outputs, allowed[place])
+    theirs, by_theirs = judged(scaled(judged_by_torch), few, place)
+    torch.testing.assert_close(ours, theirs)
+    assert by_ours.isfinite().all()
+    assert not by_ours[:, [1, 4]].any()
+    torch.testing.assert_close(by_ours[:, allowed], by_theirs, atol=1e-5 * scale, rtol=1e-4)
 
 
 def test_a_choice_is_computed_in_single_precision_whatever_the_network_ran_in():
     outputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
-    ours = Categorical(3)
-    assert ours.log_prob(outputs, torch.zeros(4)).dtype == ours.entropy(outputs).dtype == torch.float32
+    log_prob, entropy = Categorical(3).judge(outputs, torch.zeros(4))
+    assert log_prob.dtype == entropy.dtype == torch.float32
+    fine = tensor([0.0, 0.001])  # less than bfloat16 can tell from 1
+    assert Categorical(2).sample(torch.ones(1, 2).bfloat16(), fine.unsqueeze(0)).item() == 1
 
 
 # ------------------------------------------------------------------------------------------------------ several choices
@@ -85,20 +129,27 @@ def test_several_choices_are_independent_ones(seed):
     draw = torch.Generator().manual_seed(seed)
     outputs = torch.randn(5, sum(SIZES), generator=draw) * 3
     ours = MultiCategorical(SIZES)
-    theirs = [distributions.Categorical(logits=part) for part in outputs.split(SIZES, -1)]
     action = torch.stack([torch.randint(size, (5,), generator=draw) for size in SIZES], dim=-1)
-    wanted = sum(part.log_prob(action[:, place]) for place, part in enumerate(theirs))
-    torch.testing.assert_close(ours.log_prob(outputs, action), wanted)
-    torch.testing.assert_close(ours.entropy(outputs), sum(part.entropy() for part in theirs))
-    assert torch.equal(ours.mode(outputs), torch.stack([part.mode for part in theirs], dim=-1))
+
+    def judge_apart(outputs, action):
+        theirs = [distributions.Categorical(logits=part) for part in outputs.split(SIZES, -1)]
+        log_probs = [part.log_prob(action[:, place]) for place, part in enumerate(theirs)]
+        return sum(log_probs), sum(part.entropy() for part in theirs)
+
+    found, by_found = judged(ours.judge, outputs, action)
+    wanted, by_wanted = judged(judge_apart, outputs, action)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(by_found, by_wanted, atol=1e-4, rtol=1e-4)
+    modes = [part.argmax(-1) for part in outputs.split(SIZES, -1)]
+    assert torch.equal(ours.mode(outputs), torch.stack(modes, dim=-1))
 
 
 def test_each_of_several_choices_has_its_own_noise():
-    ours = MultiCategorical([2, 2])
-    noise = tensor([[0.1, 0.9], [0.9, 0.1]])
-    assert ours.sample(torch.zeros(2, 4), noise).tolist() == [[0, 1], [1, 0]]
+    ours = MultiCategorical([2, 3])
+    noise = tensor([[1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0, 0.0]])
+    assert ours.sample(torch.zeros(2, 5), noise).tolist() == [[0, 2], [1, 0]]
     streams = Lanes(3, range(3), 0).streams("noise")
-    assert ours.noise(streams, 0, 4, 5).shape == (3, 4, 5, 2)
+    assert ours.noise(streams, 0, 4, 6).shape == (3, 4, 6, 5)
 
 
 # ----------------------------------------------------------------------------------------------------------- continuous
@@ -110,8 +161,9 @@ def test_a_gaussian_has_the_log_probability_and_entropy_of_torchs_own(seed, feat
     outputs = torch.randn(5, 2 * features, generator=draw)
     action = torch.randn(5, features, generator=draw) * 2
     ours, theirs = Gaussian(features), normal_of(outputs)
-    torch.testing.assert_close(ours.log_prob(outputs, action), theirs.log_prob(action), rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(ours.entropy(outputs), theirs.entropy())
+    log_prob, entropy = ours.judge(outputs, action)
+    torch.testing.assert_close(log_prob, theirs.log_prob(action), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(entropy, theirs.entropy())
     assert torch.equal(ours.mode(outputs), outputs[:, :features])
 
 

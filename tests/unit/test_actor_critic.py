@@ -29,9 +29,9 @@ ACTIONS = {
 each_observation = pytest.mark.parametrize(("space", "obs"), OBSERVATIONS.values(), ids=OBSERVATIONS)
 
 
-def build(space, action_space=ACTIONS["choice"][0]):
+def build(space, action_space=ACTIONS["choice"][0], **settings):
     with initialising(Stream(0, "init")):
-        return ActorCritic(space, build_actions(action_space), EncoderConfig(width=(8,), features=16))
+        return ActorCritic(space, build_actions(action_space), EncoderConfig(width=(8,), features=16, **settings))
 
 
 @each_observation
@@ -67,6 +67,30 @@ def test_pictures_are_seen_by_policy_and_value_together(kind):
     net = build(space)
     assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
     assert gradients_of(net, net(obs)[1].sum()) == {"encoder", "value_head"}
+
+
+@each_observation
+def test_policy_and_value_share_an_encoder_where_they_are_told_to(space, obs):
+    net = build(space, shared=True)
+    assert net.critic_encoder is None
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"encoder", "value_head"}
+    assert torch.equal(net.value(obs), net(obs)[1])
+
+
+@each_observation
+def test_policy_and_value_have_an_encoder_each_where_they_are_told_to(space, obs):
+    net = build(space, shared=False)
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
+    assert torch.equal(net.value(obs), net(obs)[1])
+
+
+def test_a_board_seen_by_an_mlp_is_seen_as_a_vector_is():
+    obs = OBSERVATIONS["board"][1]
+    net = build(BOARD, kind="mlp")
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
 
 
 def test_a_fresh_policy_hardly_prefers_any_action():

@@ -56,6 +56,22 @@ def test_a_board_of_any_size_becomes_features(size):
     assert encoder.features == 16
 
 
+def test_an_mlp_flattens_a_board_where_one_is_asked_for():
+    encoder = build(BOARD, EncoderConfig(kind="mlp", width=(8,)))
+    assert isinstance(encoder, MLP)
+    assert layers_of(encoder, nn.Linear)[0].in_features == 3 * 6 * 6
+    vector = build(spaces.Box(0, 1, (3 * 6 * 6,), np.uint8), EncoderConfig(width=(8,)))
+    assert torch.equal(encoder(pixels()), vector(pixels().flatten(1)))
+
+
+def test_a_cnn_sees_a_board_and_nothing_that_is_not_one():
+    config = EncoderConfig(kind="cnn", width=(8,), features=16)
+    assert isinstance(build(BOARD, config), CNN)
+    for space in (VECTOR, spaces.Box(-1, 1, (2, 3), np.float32), spaces.Dict({"board": BOARD, "speed": VECTOR})):
+        with pytest.raises(ConfigError, match=r"encoder.kind is cnn, and .* are no images.\nUse auto or mlp."):
+            build(space, config)
+
+
 def test_layers_have_the_widths_given_and_the_last_holds_for_all_that_follow():
     def channels(*width, depth):
         config = EncoderConfig(width=width, depth=depth)

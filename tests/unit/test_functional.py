@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from lockstep.functional import (
-    clipped_surrogate,
-    clipped_value_loss,
-    generalized_advantages,
-    kl_estimate,
-    moments,
-    schedule,
-)
+from lockstep.functional import PPOLoss, generalized_advantages, moments, ppo_loss, schedule
 
 KINDS = ["constant", "linear", "cosine"]
 parts = st.floats(0, 1)
@@ -144,6 +137,45 @@ def test_without_a_warm_up_a_schedule_never_rises(kind, one, other):
 # --------------------------------------------------------------------------------------------------------------- losses
 
 
+def loss_of(log_ratio=0.0, advantage=0.0, value=0.0, old=0.0, target=0.0, clip=0.2, value_clip=None, dtype=None):
+    """The loss of one sample that moved this far from where it was collected."""
+    sample = (tensor([number], dtype=dtype) for number in (log_ratio, 0.0, value, 0.0, advantage, old, target))
+    return ppo_loss(*sample, clip=clip, value_clip=value_clip, value_weight=1.0, entropy_weight=0.0)
+
+
+def divergence_of(log_ratio, dtype=None):
+    return loss_of(log_ratio, dtype=dtype).kl
+
+
+def textbook_loss(log_prob, entropy, values, old_log_prob, advantages, old_values, returns, clip, value_clip, weights):
+    """PPO's loss as the papers have it, differentiated by autograd."""
+    ratio = (log_prob - old_log_prob).exp()
+    policy = -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+    error = (values - returns).square()
+    if value_clip is not None:
+        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, (near - returns).square())
+    kl, clipped = ratio - 1 - ratio.log(), ((ratio - 1).abs() > clip).to(ratio)
+    sums = [x.sum() for x in (policy, error / 2, entropy, kl, clipped)]
+    return PPOLoss(sums[0] + weights[0] * sums[1] - weights[1] * sums[2], *sums)
+
+
+def random_samples(seed, count, clip, value_clip, dtype=torch.float32):
+    """What `ppo_loss` is given, without the samples that stand at a kink, where a gradient is anybody's choice."""
+    draw = torch.Generator().manual_seed(seed)
+    samples = torch.randn(7, count, generator=draw, dtype=dtype)
+    samples[0] = samples[3] + 0.5 * samples[0]  # ratios on both sides of the clip, and within it
+    log_prob, _, values, old_log_prob, advantages, old_values, returns = samples
+    clear = (((log_prob - old_log_prob).expm1().abs() - clip).abs() > 1e-3) & (advantages.abs() > 1e-3)
+    if value_clip is not None:
+        move = values - old_values
+        near = old_values + move.clamp(-value_clip, value_clip)
+        within = move.abs() < value_clip
+        apart = ((values - returns).square() - (near - returns).square()).abs() > 1e-3
+        clear &= ((move.abs() - value_clip).abs() > 1e-3) & (within | apart)
+    return [x[clear] for x in samples]
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss"),
     [
@@ -156,38 +188,40 @@ def test_without_a_warm_up_a_schedule_never_rises(kind, one, other):
     ],
 )
 def test_the_surrogate_is_pessimistic_about_moves_beyond_the_clip(ratio, advantage, loss):
-    found = clipped_surrogate(tensor([math.log(ratio)]), tensor([advantage]), 0.2)
-    torch.testing.assert_close(found, tensor([loss]))
+    torch.testing.assert_close(loss_of(math.log(ratio), advantage).policy, tensor(loss))
 
 
 @pytest.mark.parametrize(("ratio", "advantage", "moves"), [(1.5, 1.0, False), (0.5, -1.0, False), (0.5, 1.0, True)])
 def test_the_surrogate_has_no_gradient_where_it_is_clipped(ratio, advantage, moves):
-    log_ratio = tensor([math.log(ratio)], requires_grad=True)
-    clipped_surrogate(log_ratio, tensor([advantage]), 0.2).sum().backward()
-    assert bool(log_ratio.grad.abs() > 0) == moves
+    log_prob, zero = tensor([math.log(ratio)], requires_grad=True), torch.zeros(1)
+    data = (log_prob, zero, zero, zero, tensor([advantage]), zero, zero)
+    ppo_loss(*data, clip=0.2, value_clip=None, value_weight=1.0, entropy_weight=0.0).total.backward()
+    assert bool(log_prob.grad.abs() > 0) == moves
+    torch.testing.assert_close(log_prob.grad, tensor([-advantage * ratio * moves]))
 
 
 def test_the_divergence_estimate_is_the_one_worked_by_hand():
-    found = kl_estimate(tensor([0.0, math.log(2.0), -math.log(2.0)]))
+    found = torch.stack([divergence_of(log_ratio) for log_ratio in (0.0, math.log(2.0), -math.log(2.0))])
     torch.testing.assert_close(found, tensor([0.0, 1 - math.log(2.0), math.log(2.0) - 0.5]))
 
 
 @given(st.floats(-5, 5))
 def test_the_divergence_estimate_is_never_negative_but_for_rounding(log_ratio):
-    assert kl_estimate(tensor(log_ratio, dtype=torch.float64)) >= -abs(log_ratio) * 1e-15
+    assert divergence_of(log_ratio, torch.float64) >= -abs(log_ratio) * 1e-15
 
 
 @given(st.floats(1e-4, 1.0), st.sampled_from([-1, 1]))
 def test_the_divergence_estimate_of_a_small_move_is_not_lost_in_rounding(size, sign):
-    single = kl_estimate(tensor(size * sign, dtype=torch.float32))
-    double = kl_estimate(single.new_tensor(size * sign).double())
+    single = divergence_of(size * sign, torch.float32)
+    double = divergence_of(single.new_tensor(size * sign).item(), torch.float64)
     torch.testing.assert_close(single.double(), double, rtol=5e-3, atol=0)
 
 
 def test_the_divergence_estimate_is_right_on_average():
     old, new = tensor([0.2, 0.3, 0.5]), tensor([0.4, 0.4, 0.2])
     exact = (old * (old / new).log()).sum()
-    torch.testing.assert_close((old * kl_estimate((new / old).log())).sum(), exact)
+    found = torch.stack([divergence_of(log_ratio) for log_ratio in (new / old).log().tolist()])
+    torch.testing.assert_close((old * found).sum(), exact)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +235,64 @@ def test_the_divergence_estimate_is_right_on_average():
     ],
 )
 def test_the_value_loss_is_pessimistic_about_moves_beyond_the_clip(value, old, target, clip, loss):
-    assert clipped_value_loss(tensor([value]), tensor([old]), tensor([target]), clip).tolist() == [loss]
+    assert loss_of(value=value, old=old, target=target, value_clip=clip).value.item() == loss
+
+
+@pytest.mark.parametrize(("ratio", "counted"), [(1.0, 0), (1.19, 0), (1.21, 1), (0.81, 0), (0.79, 1)])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_a_sample_counts_as_clipped_whichever_way_it_moved_and_whatever_its_advantage(ratio, counted, advantage):
+    assert loss_of(math.log(ratio), advantage).clipped.item() == counted
+
+
+@given(st.integers(0, 2**32), st.integers(1, 300), st.floats(0.05, 0.5), st.none() | st.floats(0.05, 2.0))
+def test_the_loss_and_its_gradient_are_those_autograd_finds_for_the_textbooks_formula(seed, count, clip, value_clip):
+    samples, weights = random_samples(seed, count, clip, value_clip), (0.7, 0.03)
+
+    def differentiate(loss):
+        moving = [x.clone().requires_grad_() for x in samples[:3]]
+        found = loss(*moving, *samples[3:])
+        (found.total * 3.0).backward()  # times something, as a loss scale is
+        return found, [x.grad for x in moving]
+
+    ours, by_ours = differentiate(
+        lambda *x: ppo_loss(*x, clip=clip, value_clip=value_clip, value_weight=weights[0], entropy_weight=weights[1])
+    )
+    theirs, by_theirs = differentiate(lambda *x: textbook_loss(*x, clip, value_clip, weights))
+    for name in PPOLoss._fields:
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), rtol=1e-4, atol=1e-3)
+    for gradient, wanted in zip(by_ours, by_theirs, strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value_clip", [None, 0.2, 1.0])
+def test_the_gradient_of_the_loss_is_its_slope(value_clip):
+    samples = random_samples(0, 60, 0.2, value_clip, torch.float64)
+    assert len(samples[0]) > 40
+
+    def total(*moving):
+        settings = {"clip": 0.2, "value_clip": value_clip, "value_weight": 0.7, "entropy_weight": 0.03}
+        return ppo_loss(*moving, *samples[3:], **settings).total
+
+    assert torch.autograd.gradcheck(total, [x.clone().requires_grad_() for x in samples[:3]])
+
+
+def test_a_value_that_moved_within_the_clip_is_pulled_to_its_target_whatever_rounding_says():
+    # Old value plus move is not always the new value, to the last bit: the clipped error may be the larger one by that.
+    draw = torch.Generator().manual_seed(0)
+    values, old, returns = torch.randn(3, 1000, generator=draw)
+    assert (old + (values - old) != values).any()
+    values.requires_grad_()
+    zero = torch.zeros(1000)
+    data = (zero, zero, values, zero, zero, old, returns)
+    ppo_loss(*data, clip=0.2, value_clip=100.0, value_weight=1.0, entropy_weight=0.0).total.backward()
+    torch.testing.assert_close(values.grad, values.detach() - returns)
+
+
+def test_only_the_total_is_to_be_differentiated():
+    moving = [torch.zeros(4, requires_grad=True) for _ in range(3)]
+    data = [torch.ones(4) for _ in range(4)]
+    loss = ppo_loss(*moving, *data, clip=0.2, value_clip=None, value_weight=1.0, entropy_weight=0.0)
+    assert [name for name in PPOLoss._fields if getattr(loss, name).requires_grad] == ["total"]
 
 
 # -------------------------------------------------------------------------------------------------------------- moments

@@ -38,8 +38,9 @@ def run(tmp_path_factory):
         scores = iter(SCORES.values())
         result = {"return_std": 0.0, "episodes": 1.0}
         patch.setattr("lockstep.train.evaluate", lambda *_: {"return_mean": next(scores)} | result)
-        # A learning rate at which each iteration's policy differs from the others'.
-        recipe = tiny(tmp_path_factory.mktemp("runs"), eval_every=ITERATION)
+        # A learning rate at which each iteration's policy differs from the others', and a seed with which the best
+        # one does now this and now that.
+        recipe = tiny(tmp_path_factory.mktemp("runs"), eval_every=ITERATION, seed=4)
         return train(overlay(recipe, {"algo.learning_rate": 0.05})).path
 
 

@@ -1,5 +1,7 @@
 """The optimizer on one process: what it makes of its parameters before anything is reduced."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,10 @@ from torch import nn
 from lockstep.config import RunConfig
 from lockstep.protocols import Loss
 from lockstep.runtime import Optimizer, Runtime
+from lockstep.runtime.optimizer import LossScale
+
+both_modes = pytest.mark.parametrize("reduction", ["fast", "exact"])
+A_BUCKET_FOR_EACH = 1 / 2**20
 
 
 class OddNet(nn.Module):
@@ -22,17 +28,255 @@ class OddNet(nn.Module):
         return Loss(self.conv(batch["x"]).square().sum(), len(batch["x"]))
 
 
-@pytest.mark.parametrize("reduction", ["fast", "exact"])
-@pytest.mark.parametrize("bucket_bytes", [1, 2**20])
-def test_gradients_lie_in_one_buffer_whatever_the_strides_and_sizes_of_parameters(reduction, bucket_bytes):
+class Line(nn.Module):
+    """One weight that is to be what it is told."""
+
+    def __init__(self, weight=0.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([weight]))
+
+    def loss(self, batch):
+        return Loss((0.5 * (self.weight - batch["y"]).square()).sum(), len(batch["y"]))
+
+
+def line(run=None, kind=torch.optim.SGD, rate=1.0, weight=0.0, **options):
+    """A line with its optimizer, on one process and 8 lanes."""
+    net, runtime = Line(weight), Runtime.alone(run or RunConfig())
+    return net, Optimizer(runtime, kind(net.named_parameters(), lr=rate, fused=True), **options)
+
+
+def targets(*numbers):
+    """One sample for each of the 8 lanes."""
+    return {"y": torch.tensor(numbers or [1.0] * 8)}
+
+
+BAD = targets(*[1.0] * 5, math.nan, 1.0, 1.0)
+
+
+@both_modes
+@pytest.mark.parametrize("bucket_mb", [A_BUCKET_FOR_EACH, 1.0])
+def test_gradients_lie_in_one_buffer_whatever_the_strides_and_sizes_of_parameters(reduction, bucket_mb):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        net, batch = OddNet(), {"x": torch.randn(8, 5, 2, 4, 4)}
-    expected = torch.autograd.grad(net.loss({"x": batch["x"].flatten(0, 1)}).total / 40, net.conv.weight)[0]
-    runtime = Runtime.alone(RunConfig(reduction=reduction))
-    inner = torch.optim.SGD(net.named_parameters(), lr=0.1)
-    optimizer = Optimizer(runtime, inner, bucket_bytes=bucket_bytes)
+        net, batch = OddNet(), {"x": torch.randn(40, 2, 4, 4)}
+    expected = torch.autograd.grad(net.loss(batch).total / 40, net.conv.weight)[0]
+    runtime = Runtime.alone(RunConfig(reduction=reduction, bucket_mb=bucket_mb))
+    inner = torch.optim.SGD(net.named_parameters(), lr=0.1, fused=True)
+    optimizer = Optimizer(runtime, inner)
     before = net.conv.weight.detach().clone()
     optimizer.step(net.loss, batch)
     assert len(optimizer.gradient.flat) == sum(p.numel() for p in net.parameters())
     torch.testing.assert_close(before - 0.1 * expected, net.conv.weight.detach())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimizer_that_is_not_fused_is_refused_in_words(kind):
+    net, runtime = Line(), Runtime.alone(RunConfig())
+    for options in ({}, {"fused": False}, {"foreach": True}):
+        with pytest.raises(ValueError, match=rf"{kind.__name__} was not made with fused=True.\nUse one of torch's"):
+            Optimizer(runtime, kind(net.named_parameters(), lr=0.1, **options))
+    Optimizer(runtime, kind(net.named_parameters(), lr=0.1, fused=True))  # while this one is welcome
+
+
+def test_an_optimizer_that_cannot_be_fused_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"RMSprop was not made with fused=True.\n.*Adam, AdamW, SGD or Adagrad\."):
+        Optimizer(Runtime.alone(RunConfig()), torch.optim.RMSprop(Line().named_parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_a_step_is_the_one_plain_torch_takes_on_the_mean_and_clips(kind, limit):
+    net, plain = Line(3.0), Line(3.0)
+    optimizer = Optimizer(
+        Runtime.alone(RunConfig()), kind(net.named_parameters(), lr=0.1, fused=True), max_grad_norm=limit
+    )
+    theirs, batch = kind(plain.parameters(), lr=0.1), targets(*range(-4, 4))
+    for _ in range(4):
+        optimizer.step(net.loss, batch)
+        plain.zero_grad()
+        (plain.loss(batch).total / 8).backward()
+        if limit is not None:
+            nn.utils.clip_grad_norm_(plain.parameters(), limit)
+        theirs.step()
+        torch.testing.assert_close(net.weight, plain.weight)
+
+
+@both_modes
+def test_the_norm_that_is_told_is_that_of_the_mean_before_it_is_clipped(reduction):
+    net, optimizer = line(RunConfig(reduction=reduction), max_grad_norm=0.5)
+    metrics = optimizer.step(net.loss, targets(*[3.0] * 8))
+    assert metrics.latest("grad_norm") == pytest.approx(3.0)
+    assert net.weight.item() == pytest.approx(0.5, rel=1e-5)
+    assert metrics.latest("loss") == pytest.approx(4.5)
+
+
+@both_modes
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_micro_batches_add_up_to_the_batch(reduction, accumulate):
+    numbers = torch.arange(40.0)
+    whole, at_once = line(RunConfig(reduction=reduction))
+    parts, in_pieces = line(RunConfig(reduction=reduction), accumulate=accumulate)
+    seen = []
+
+    def loss(batch):
+        seen.append(len(batch["y"]))
+        return parts.loss(batch)
+
+    at_once.step(whole.loss, {"y": numbers})
+    in_pieces.step(loss, {"y": numbers})
+    torch.testing.assert_close(parts.weight, whole.weight)
+    assert max(seen) < 40 / accumulate * 1.5
+    assert sum(seen) == 40
+
+
+def test_micro_batches_hold_a_part_of_every_lane():
+    net, optimizer = line(accumulate=2)
+    seen = []
+
+    def loss(batch):
+        seen.append(batch["y"].tolist())
+        return net.loss(batch)
+
+    optimizer.step(loss, {"y": torch.arange(32.0)})  # lane 0 has 0 to 3, lane 1 has 4 to 7, ...
+    assert seen == [[4 * lane + n for lane in range(8) for n in half] for half in ((0, 1), (2, 3))]
+
+
+@both_modes
+def test_a_batch_that_lanes_cannot_share_is_refused_in_exact_mode_and_taken_as_it_is_in_fast(reduction):
+    net, optimizer = line(RunConfig(reduction=reduction))
+    batch = {"y": torch.ones(7)}
+    if reduction == "exact":
+        with pytest.raises(ValueError, match=r"a batch of 7 samples cannot be 8 lanes"):
+            optimizer.step(net.loss, batch)
+    else:
+        optimizer.step(net.loss, batch)
+        assert net.weight.item() == pytest.approx(1.0)
+
+
+def test_updates_of_two_optimizers_add_up_whatever_else_their_losses_tell():
+    actor, of_actor = line()
+    critic, of_critic = line()
+
+    def telling(batch):
+        return critic.loss(batch)._replace(sums={"error": batch["y"].sum()})
+
+    metrics = of_actor.step(actor.loss, targets(*[2.0] * 8))
+    metrics += of_critic.step(telling, targets(*[4.0] * 8))
+    assert {name: pair.tolist() for name, pair in metrics.agreed.items()} == {
+        "loss": [8 * 2.0 + 8 * 8.0, 16],
+        "error": [8 * 4.0, 8],
+        "grad_norm": [2.0 + 4.0, 2],
+        "skipped": [0, 2],
+    }
+
+
+# ------------------------------------------------------------------------------------------------- numbers that are bad
+
+
+def everything(net, optimizer):
+    """What an update changes, copied."""
+    state = optimizer.state() | {"weight": net.weight.detach()}
+    return {name: tensor.clone() for name, tensor in state.items() if name != "optimizer.updates"}
+
+
+@both_modes
+def test_a_bad_number_stops_the_run_at_once_and_changes_nothing(reduction):
+    net, optimizer = line(RunConfig(reduction=reduction), torch.optim.Adam)
+    optimizer.step(net.loss, targets())
+    before = everything(net, optimizer)
+    words = "on lane 5" if reduction == "exact" else "on one of lanes 0 to 7"
+    with pytest.raises(FloatingPointError, match=f"the gradient of update 2 is not finite: the loss .* {words}"):
+        optimizer.step(net.loss, BAD)
+    for name, tensor in everything(net, optimizer).items():
+        assert torch.equal(tensor, before[name]), name
+
+
+@both_modes
+def test_a_bad_number_that_may_be_skipped_changes_nothing(reduction):
+    net, optimizer = line(RunConfig(reduction=reduction, nonfinite="skip"), torch.optim.Adam)
+    optimizer.step(net.loss, targets())
+    before = everything(net, optimizer)
+    metrics = optimizer.step(net.loss, BAD)
+    assert metrics.latest("skipped") == 1.0
+    assert metrics.agreed["loss"].tolist() == metrics.agreed["grad_norm"].tolist() == [0.0, 0.0]
+    for name, tensor in everything(net, optimizer).items():
+        assert torch.equal(tensor, before[name]), name
+    assert optimizer.step(net.loss, targets()).latest("skipped") == 0.0
+    assert net.weight > before["weight"]
+
+
+def as_if_elsewhere(optimizer):
+    """The same as on a GPU, where nobody waits for the device to say how an update went; for want of one."""
+    optimizer._on_cpu = False
+
+
+@pytest.mark.parametrize("asked", ["step", "state", "confirm"])
+def test_on_a_device_a_bad_number_stops_the_run_when_next_it_is_asked_and_changes_nothing(asked):
+    net, optimizer = line(kind=torch.optim.Adam)
+    optimizer.step(net.loss, targets())
+    before = everything(net, optimizer)
+    as_if_elsewhere(optimizer)
+    optimizer.step(net.loss, BAD)  # no word yet
+    ask = {"step": lambda: optimizer.step(net.loss, targets()), "state": optimizer.state, "confirm": optimizer.confirm}
+    with pytest.raises(FloatingPointError, match="the gradient of update 2 is not finite"):
+        ask[asked]()
+    for name, tensor in everything(net, optimizer).items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_on_a_device_good_numbers_are_confirmed_without_a_word():
+    net, optimizer = line()
+    as_if_elsewhere(optimizer)
+    for _ in range(3):
+        optimizer.step(net.loss, targets())
+    optimizer.confirm()
+    optimizer.state()
+    assert int(optimizer.updates) == 3
+
+
+# ----------------------------------------------------------------------------------------------------------- loss scale
+
+
+def test_a_loss_scale_is_halved_by_an_overflow_and_doubled_after_a_long_calm():
+    scale = LossScale(True, torch.device("cpu"))
+    good, bad = torch.zeros(()), torch.ones(())
+    assert (scale.value.item(), scale.value.dtype) == (2.0**16, torch.float32)
+    assert (scale.good_steps.item(), scale.good_steps.dtype) == (0, torch.int32)
+    scale.update(bad)
+    assert scale.value == 2.0**15
+    for _ in range(1999):
+        scale.update(good)
+    assert (scale.value, scale.good_steps) == (2.0**15, 1999)
+    scale.update(good)
+    assert (scale.value, scale.good_steps) == (2.0**16, 0)
+    scale.update(good)
+    scale.update(bad)  # and the calm begins anew
+    assert (scale.value, scale.good_steps) == (2.0**15, 0)
+
+
+def test_a_loss_scale_never_falls_below_one():
+    scale = LossScale(True, torch.device("cpu"))
+    for _ in range(40):
+        scale.update(torch.ones(()))
+    assert scale.value == 1.0
+
+
+def test_a_loss_scale_is_for_a_mean_and_for_half_precision_alone():
+    assert LossScale(True, torch.device("cpu")).factor(64) == 2.0**10
+    idle = LossScale(False, torch.device("cpu"))
+    assert idle.factor(64) is None
+    idle.update(torch.ones(()))
+    assert idle.value == 2.0**16
+
+
+def test_a_loss_scale_is_in_the_state_and_leaves_no_trace_in_the_step():
+    run = RunConfig(precision="fp16")
+    net, optimizer = line(run)
+    optimizer.step(net.loss, targets())
+    assert net.weight.item() == pytest.approx(1.0)
+    assert optimizer.state()["optimizer.good_steps"] == 1
+    _, fresh = line(run)
+    fresh.load_state(optimizer.state())
+    assert fresh.state()["optimizer.good_steps"] == 1
+    assert "optimizer.loss_scale" in fresh.state()
+    assert "optimizer.loss_scale" not in line()[1].state()

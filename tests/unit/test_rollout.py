@@ -5,18 +5,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data.rollout import Episodes, Rollout, samples, take
+from lockstep.data.rollout import Episodes, Rollout, minibatches, samples
 from lockstep.trees import copy_into
 
 sizes = st.integers(1, 4)
 
 
 def filled(lanes=2, horizon=3, envs=4, trailing=(5,)):
-    """A rollout in which every number says where it belongs, and those numbers [L, T, E, ...]."""
+    """A rollout in which every number says where it belongs, and those numbers [T, B, ...]."""
     rollout = Rollout(lanes, horizon, envs)
-    wanted = torch.arange(lanes * horizon * envs * (torch.Size(trailing).numel())).view(lanes, horizon, envs, *trailing)
+    shape = (horizon, lanes * envs, *trailing)
+    wanted = torch.arange(torch.Size(shape).numel()).view(shape)
     for step in range(horizon):
-        rollout.write(step, obs=wanted[:, step])
+        rollout.write(step, {"obs": wanted[step]})
     return rollout, wanted
 
 
@@ -27,84 +28,105 @@ def filled(lanes=2, horizon=3, envs=4, trailing=(5,)):
 def test_what_is_written_is_read_whatever_the_sizes(lanes, horizon, envs, trailing):
     rollout, wanted = filled(lanes, horizon, envs, tuple(trailing))
     assert torch.equal(rollout["obs"], wanted)
-    assert rollout.tensor("obs").dtype == wanted.dtype
+    assert rollout["obs"].dtype == wanted.dtype
 
 
 def test_a_tree_is_written_leaf_by_leaf():
     rollout = Rollout(2, 3, 4)
     for step in range(3):
-        rollout.write(step, obs={"a": torch.full((2, 4), step), "b": {"c": torch.full((2, 4, 2), 10.0 * step)}})
-    assert rollout["obs"]["a"][:, 2].eq(2).all()
-    assert rollout["obs"]["b"]["c"][:, 1].eq(10).all()
-    assert rollout["obs"]["b"]["c"].shape == (2, 3, 4, 2)
+        obs = {"a": torch.full((8,), step), "b": {"c": torch.full((8, 2), 10.0 * step)}}
+        rollout.write(step, {"obs": obs, "done": torch.full((8,), step == 1)})
+    assert rollout["obs"]["a"][2].eq(2).all()
+    assert rollout["obs"]["b"]["c"][1].eq(10).all()
+    assert rollout["obs"]["b"]["c"].shape == (3, 8, 2)
+    assert rollout["done"].all(1).tolist() == [False, True, False]
+    assert rollout["done"].dtype == torch.bool
 
 
 def test_what_is_written_is_a_copy():
-    rollout, live = Rollout(2, 1, 4), torch.zeros(2, 4)
-    rollout.write(0, reward=live)
+    rollout, live = Rollout(2, 1, 4), torch.zeros(8)
+    rollout.write(0, {"reward": live})
     live += 1  # a task reuses its buffers at the next step
-    assert not rollout.tensor("reward").any()
+    assert not rollout["reward"].any()
 
 
 def test_buffers_are_made_once_and_written_again():
     rollout, _ = filled()
-    before = rollout.tensor("obs").data_ptr()
-    rollout.write(0, obs=torch.zeros(2, 4, 5, dtype=torch.int64))
-    assert rollout.tensor("obs").data_ptr() == before
-    assert not rollout.tensor("obs")[:, 0].any()
-    assert rollout.tensor("obs")[:, 1].all()
+    before = rollout["obs"].data_ptr()
+    rollout.write(0, {"obs": torch.zeros(8, 5, dtype=torch.int64)})
+    assert rollout["obs"].data_ptr() == before
+    assert not rollout["obs"][0].any()
+    assert rollout["obs"][1].all()
 
 
-def test_a_lane_is_one_contiguous_block():
+def test_a_step_without_one_of_its_names_is_refused():
+    rollout = Rollout(1, 2, 4)
+    rollout.write(0, {"reward": torch.zeros(4), "value": torch.zeros(4)})
+    with pytest.raises(RuntimeError):
+        rollout.write(1, {"reward": torch.zeros(4)})
+
+
+@given(sizes, sizes, sizes, st.lists(sizes, max_size=2))
+def test_a_lane_is_one_contiguous_block(lanes, horizon, envs, trailing):
+    rollout, wanted = filled(lanes, horizon, envs, tuple(trailing))
+    flat = samples(rollout["obs"], lanes)
+    assert flat.shape == (lanes * horizon * envs, *trailing)
+    for lane, block in enumerate(flat.chunk(lanes)):
+        assert block.is_contiguous()
+        assert torch.equal(block, wanted[:, lane * envs : (lane + 1) * envs].flatten(0, 1))
+
+
+def test_a_tree_becomes_samples_leaf_by_leaf():
     rollout, wanted = filled()
-    flat = samples(rollout["obs"])
-    for lane in range(2):
-        assert rollout.tensor("obs")[lane].is_contiguous()
-        assert flat[lane].is_contiguous()
-        assert torch.equal(flat[lane], wanted[lane].flatten(0, 1))
+    flat = samples({"obs": rollout["obs"], "inner": {"first": rollout["obs"][..., 0]}}, 2)
+    assert flat["obs"].shape == (24, 5)
+    assert torch.equal(flat["inner"]["first"], samples(wanted, 2)[:, 0])
 
 
-def test_samples_are_a_view_not_a_copy():
-    rollout, _ = filled()
-    flat = samples({"obs": rollout["obs"]})["obs"]
-    assert flat.shape == (2, 12, 5)
-    assert flat.data_ptr() == rollout.tensor("obs").data_ptr()
+def test_the_samples_of_a_lane_lie_the_same_whoever_hosts_it():
+    rollout, _ = filled(lanes=3)
+    alone = Rollout(1, 3, 4)
+    for step in range(3):
+        alone.write(step, {"obs": rollout["obs"][step, 4:8]})
+    assert torch.equal(samples(alone["obs"], 1), samples(rollout["obs"], 3)[12:24])
 
 
 @given(sizes, st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32))
-def test_taking_rows_is_indexing_lane_by_lane(lanes, count, wanted, seed):
+def test_cutting_minibatches_is_indexing_lane_by_lane(lanes, count, size, seed):
     draw = torch.Generator().manual_seed(seed)
     batch = {"a": torch.randn(lanes, count, 2, generator=draw), "b": torch.randn(lanes, count, generator=draw)}
-    rows = torch.randint(count, (lanes, wanted), generator=draw)
-    taken = take(batch, rows)
-    for name, part in taken.items():
-        assert part.is_contiguous()
-        assert torch.equal(part, torch.stack([batch[name][lane][rows[lane]] for lane in range(lanes)]))
+    flat = {name: part.flatten(0, 1) for name, part in batch.items()}
+    order = torch.stack([torch.randperm(count, generator=draw) for _ in range(lanes)])
+    for minibatch, rows in zip(minibatches(flat, order, size), order.split(size, dim=1), strict=True):
+        for name, part in minibatch.items():
+            assert part.is_contiguous()
+            assert torch.equal(part, torch.cat([batch[name][lane][rows[lane]] for lane in range(lanes)]))
 
 
 def test_a_permutation_cut_in_minibatches_takes_every_sample_once():
     rollout, _ = filled()
-    flat = samples(rollout["obs"])
+    flat = samples(rollout["obs"], 2)
     order = torch.stack([torch.randperm(12) for _ in range(2)])
-    parts = [take(flat, rows) for rows in order.split(4, dim=1)]
-    assert [part.shape for part in parts] == [(2, 4, 5)] * 3
+    parts = list(minibatches(flat, order, 4))
+    assert [part.shape for part in parts] == [(8, 5)] * 3
     for lane in range(2):
-        seen = torch.cat([part[lane] for part in parts])
-        assert sorted(seen[:, 0].tolist()) == sorted(flat[lane, :, 0].tolist())
+        seen = torch.cat([part.chunk(2)[lane] for part in parts])
+        assert sorted(seen[:, 0].tolist()) == sorted(flat.chunk(2)[lane][:, 0].tolist())
 
 
 # ------------------------------------------------------------------------------------------------------------- episodes
 
 
-def tally_slowly(rollouts):
+def tally_slowly(rollouts, lanes=2):
     """Returns and lengths of the episodes that ended, by rollout and lane: one environment after another."""
-    lanes, _, envs = rollouts[0][0].shape
+    envs = rollouts[0][0].shape[1] // lanes
     running = {(lane, env): [0.0, 0] for lane in range(lanes) for env in range(envs)}
     result = []
     for rewards, ended in rollouts:
         table = [[0.0, 0, 0] for _ in range(lanes)]
         for (lane, env), state in running.items():
-            for reward, end in zip(rewards[lane, :, env].tolist(), ended[lane, :, env].tolist(), strict=True):
+            column = lane * envs + env
+            for reward, end in zip(rewards[:, column].tolist(), ended[:, column].tolist(), strict=True):
                 state[0] += reward
                 state[1] += 1
                 if end:
@@ -118,7 +140,7 @@ def tally_slowly(rollouts):
 
 def play(seed, count, lanes=2, horizon=6, envs=3):
     draw = torch.Generator().manual_seed(seed)
-    shape = (lanes, horizon, envs)
+    shape = (horizon, lanes * envs)
     return [(torch.randn(shape, generator=draw), torch.rand(shape, generator=draw) < 0.3) for _ in range(count)]
 
 
@@ -137,8 +159,8 @@ def test_episodes_are_counted_once_also_when_they_reach_over_several_rollouts(se
 
 
 def test_two_episodes_of_one_environment_are_those_worked_by_hand():
-    rewards = torch.tensor([1.0, 2, 4, 8]).view(1, 4, 1)
-    ended = torch.tensor([False, True, True, False]).view(1, 4, 1)
+    rewards = torch.tensor([1.0, 2, 4, 8]).view(4, 1)
+    ended = torch.tensor([False, True, True, False]).view(4, 1)
     episodes = Episodes(range(1), 1)
     found = count(episodes, rewards, ended)
     assert found["ep_return_mean"].tolist() == [[3 + 4, 2]]
@@ -147,9 +169,9 @@ def test_two_episodes_of_one_environment_are_those_worked_by_hand():
 
 
 def test_what_a_task_counts_is_read_only_where_an_episode_ended():
-    ended = torch.tensor([False, True, True, False]).view(1, 4, 1)
-    apples = torch.tensor([99.0, 2, 3, 99]).view(1, 4, 1)
-    found = count(Episodes(range(1), 1), torch.zeros(1, 4, 1), ended, apples=apples)
+    ended = torch.tensor([False, True, True, False]).view(4, 1)
+    apples = torch.tensor([99.0, 2, 3, 99]).view(4, 1)
+    found = count(Episodes(range(1), 1), torch.zeros(4, 1), ended, apples=apples)
     assert found["ep_apples_mean"].tolist() == [[5, 2]]
 
 
@@ -167,7 +189,7 @@ def test_episodes_under_way_go_on_after_a_restore_on_other_lanes():
     moved = Episodes(range(1, 2), 3)
     copy_into(moved.state(1), {name: tensor.clone() for name, tensor in whole.state(1).items()}, "lane 1")
     wanted = count(whole, *second)
-    found = count(moved, second[0][1:], second[1][1:])
+    found = count(moved, second[0][:, 3:], second[1][:, 3:])
     for name, table in found.items():
         assert torch.equal(table, wanted[name][1:])
 

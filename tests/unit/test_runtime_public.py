@@ -54,7 +54,7 @@ def test_a_collective_is_welcome_outside_by_lane(call):
 @both_modes
 def test_a_collective_inside_by_lane_raises_even_with_one_process(call, reduction):
     alone = runtime(reduction)
-    for _ in alone.by_lane(torch.zeros(4, 3)):
+    for _ in alone.by_lane(torch.zeros(12)):
         with pytest.raises(RuntimeError, match="inside by_lane or a loss"):
             call(alone)
     call(alone)
@@ -64,53 +64,60 @@ def test_a_collective_inside_by_lane_raises_even_with_one_process(call, reductio
 def test_a_collective_inside_map_lanes_raises(reduction):
     alone = runtime(reduction)
     with pytest.raises(RuntimeError, match="Collect what is to be shared"):
-        alone.map_lanes(lambda part: alone.sum(part), torch.zeros(4, 3))
+        alone.map_lanes(lambda part: alone.sum(part), torch.zeros(12))
     alone.sum(torch.zeros(1))  # and the one that raised has left no trace
 
 
 @both_modes
 def test_a_loop_within_a_loop_does_not_open_the_outer_one_to_collectives(reduction):
     alone = runtime(reduction)
-    for part in alone.by_lane(torch.zeros(4, 3)):
-        alone.map_lanes(lambda inner: inner + 1, part.new_zeros(4, 2))
+    for part in alone.by_lane(torch.zeros(12)):
+        alone.map_lanes(lambda inner: inner + 1, part.new_zeros(8))
         with pytest.raises(RuntimeError, match="inside by_lane"):
             alone.sum(torch.zeros(1))
 
 
 def test_a_loop_that_was_left_early_is_left():
     alone = runtime("exact")
-    for _ in alone.by_lane(torch.zeros(4, 3)):
+    for _ in alone.by_lane(torch.zeros(12)):
         break
     alone.sum(torch.zeros(1))
 
 
 def test_fast_mode_yields_all_local_lanes_as_one_batch():
-    batch = {"obs": torch.arange(24).view(4, 3, 2), "reward": torch.arange(12).view(4, 3)}
+    batch = {"obs": torch.arange(24).view(12, 2), "reward": torch.arange(12)}
     (part,) = runtime("fast").by_lane(batch)
-    assert torch.equal(part["obs"], batch["obs"].view(12, 2))
-    assert torch.equal(part["reward"], batch["reward"].view(12))
+    assert part["obs"] is batch["obs"]  # as it is: neither cut nor copied
+    assert part["reward"] is batch["reward"]
 
 
 def test_exact_mode_yields_one_contiguous_lane_after_another():
-    across = torch.arange(24.0).view(3, 4, 2).transpose(0, 1)  # [L, N, D], a lane is strided
-    assert not across[0].is_contiguous()
+    across = torch.arange(24.0).view(2, 12).t()  # [L x N, D], a lane is strided
+    assert not across[:3].is_contiguous()
     parts = list(runtime("exact").by_lane({"obs": across}))
     assert len(parts) == 4
     for lane, part in enumerate(parts):
         assert part["obs"].is_contiguous()
-        assert torch.equal(part["obs"], across[lane])
+        assert torch.equal(part["obs"], across[3 * lane : 3 * (lane + 1)])
+
+
+def test_a_batch_that_lanes_cannot_share_evenly_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"a batch of 10 samples cannot be 4 lanes.*\nGive every lane as many samples"):
+        list(runtime("exact").by_lane(torch.zeros(10)))
+    with pytest.raises(ValueError, match="a batch of 10 samples"):
+        runtime("exact").map_lanes(lambda part: part, {"obs": torch.zeros(10, 2)})
 
 
 def test_exact_mode_yields_only_the_lanes_that_live_here():
-    batch = torch.arange(6).view(2, 3)
+    batch = torch.arange(6)
     parts = list(runtime("exact", lanes=8, hosting=range(3, 5)).by_lane(batch))
     assert [part.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5]]
 
 
 @given(st.sampled_from(MODES), st.integers(1, 5), st.integers(1, 4), st.integers(0, 2))
 def test_mapping_lanes_puts_everything_back_where_it_was(reduction, lanes, samples, features):
-    shape = (lanes, samples, *([3] * features))
-    batch = {"a": torch.randn(shape), "b": {"c": torch.arange(lanes * samples).view(lanes, samples)}}
+    shape = (lanes * samples, *([3] * features))
+    batch = {"a": torch.randn(shape), "b": {"c": torch.arange(lanes * samples)}}
     back = runtime(reduction, lanes).map_lanes(lambda part: part, batch)
     assert torch.equal(back["a"], batch["a"])
     assert torch.equal(back["b"]["c"], batch["b"]["c"])
@@ -118,12 +125,12 @@ def test_mapping_lanes_puts_everything_back_where_it_was(reduction, lanes, sampl
 
 @both_modes
 def test_mapping_lanes_applies_the_function_to_every_sample(reduction):
-    batch = torch.arange(12.0).view(4, 3)
+    batch = torch.arange(12.0)
     doubled = runtime(reduction).map_lanes(
         lambda part: {"twice": part * 2, "pair": torch.stack([part, part], -1)}, batch
     )
     assert torch.equal(doubled["twice"], batch * 2)
-    assert doubled["pair"].shape == (4, 3, 2)
+    assert doubled["pair"].shape == (12, 2)
 
 
 def test_pooling_adds_lanes_up_in_double_precision_and_leaves_other_lanes_at_nothing():
@@ -149,6 +156,17 @@ def test_metrics_are_reduced_to_sums_and_counts():
     metrics.agree("kl", torch.tensor(1.0), torch.tensor(4))
     assert runtime().reduce(metrics) == {"kl": (1.0, 4.0), "return": (0.0, 4.0)}
     assert runtime().reduce(Metrics()) == {}
+
+
+def test_updates_are_reduced_to_sums_over_samples_and_counts_of_what_was_taken():
+    metrics = Metrics()
+    for row in ([4.0, 10.0, 2.0, 0.5, 1.0], [0.0] * 5, [2.0, 3.0, 1.0, 0.25, 1.0]):  # the second was not taken
+        metrics.agree_update(("loss", "error"), torch.tensor(row, dtype=torch.float64))
+    means = {"loss": (13.0, 6.0), "error": (3.0, 6.0), "grad_norm": (0.75, 2.0), "skipped": (1.0, 3.0)}
+    assert runtime().reduce(metrics) == means
+    under = {f"actor/{name}": pair for name, pair in means.items()}
+    assert runtime().reduce(metrics.under("actor")) == under
+    assert metrics.latest("loss") == metrics.under("actor").latest("actor/loss") == 1.5
 
 
 def test_a_phase_inside_another_counts_for_itself_alone(monkeypatch):

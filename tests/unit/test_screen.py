@@ -13,7 +13,7 @@ from lockstep.recipes import find_recipe
 from lockstep.run.screen import RETURN, Lines, LiveScreen, Snapshot, duration, evaluation_words, open_screen, sparkline
 from lockstep.runtime import Runtime
 
-SPLIT = {"collect": 0.5, "learn": 0.25, "reduce": 0.15, "other": 0.1}
+SPLIT = {"env": 0.2, "act": 0.3, "learn": 0.25, "reduce": 0.15, "other": 0.1}
 SCORES = {"return_mean": 1.25, "return_std": 0.5, "length_mean": 7.0, "apples_mean": 3.0, "episodes": 8.0}
 
 
@@ -104,7 +104,7 @@ def test_lines_say_where_a_run_stands():
         "1,000/s",
         "return     2.50",
         "eta 60 s",
-        "collect 50% learn 25% reduce 15% other 10%",
+        "env 20% act 30% learn 25% reduce 15% other 10%",
         "one agent: in sync at update 64",
     ):
         assert part in line
@@ -181,7 +181,7 @@ def test_the_live_screen_shows_the_same_numbers():
         "1,000 steps/s · 60 s to go",
         "2.50  ▁ █",
         "return 1.25 ± 0.50, apples 3.00",
-        "collect 50%",
+        "env 20%",
         "in sync at update 64",
     ):
         assert part in page.getvalue()

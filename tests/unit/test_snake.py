@@ -356,6 +356,29 @@ def test_actions_that_are_none_are_refused_in_words(action):
         build(4).step(torch.tensor(action))
 
 
+@pytest.mark.parametrize("hunger", [3, 6])
+def test_a_step_says_without_being_asked_whether_any_game_was_cut_off(hunger):
+    env, told = build(4, size=5, hunger=hunger), []
+    for action in random_actions(3000, 4):
+        step = env.step(action)
+        assert step.cut is bool(step.truncated.any())
+        told.append(step.cut)
+    assert 50 < sum(told) < 2950  # both were seen
+
+
+@pytest.mark.parametrize("action", [[0, 1, 2, 4], [-1, 1, 2, 3], [0, 1, 2]])
+def test_actions_that_are_none_leave_every_board_as_it_was(action):
+    env, undisturbed = build(4), build(4)
+    for move in random_actions(7, 4):
+        env.step(move)
+        undisturbed.step(move)
+    with pytest.raises(ValueError, match="Give each of the 4 boards"):
+        env.step(torch.tensor(action))
+    assert_same(env.lane_state(0), undisturbed.lane_state(0))
+    assert torch.equal(env.observe(), undisturbed.observe())
+    assert_same(record(env, random_actions(20, 4, seed=1)), record(undisturbed, random_actions(20, 4, seed=1)))
+
+
 # --------------------------------------------------------------------------------------------------------- the promise
 
 

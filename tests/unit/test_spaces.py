@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
 from lockstep.streams import Stream
-from lockstep.tasks.spaces import allocate, policy_space, sample_action, store, stored_space
+from lockstep.tasks.observations import store, stored_space
+from lockstep.tasks.spaces import allocate, policy_space, sample_action
 from lockstep.trees import leaves
 
 OBSERVATIONS = [

@@ -20,6 +20,7 @@ keys = st.tuples(seeds, purposes, lanes)
 DRAWS = {
     "uniform": lambda stream, counter: stream.uniform(counter, 16),
     "normal": lambda stream, counter: stream.normal(counter, 16),
+    "gumbel": lambda stream, counter: stream.gumbel(counter, 16),
     "integers": lambda stream, counter: stream.integers(counter, 2**62, 16),
     "permutation": lambda stream, counter: stream.permutation(counter, 64),
 }
@@ -122,6 +123,25 @@ def test_uniform_draws_are_uniform_normal_ones_normal_and_a_permutation_has_ever
     assert normal.std().item() == pytest.approx(1, abs=0.02)
     assert set(stream.integers(0, 3, 100).tolist()) == {0, 1, 2}
     assert sorted(stream.permutation(0, 50).tolist()) == list(range(50))
+
+
+def test_gumbel_draws_are_gumbel_ones():
+    noise = Stream(0, "shape", 0).gumbel(0, 100_000)
+    assert noise.dtype == torch.float32
+    assert noise.isfinite().all()
+    assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
+    assert noise.std().item() == pytest.approx(np.pi / np.sqrt(6), abs=0.02)
+    for below in (-1.0, 0.0, 1.0, 3.0):
+        assert (noise < below).float().mean().item() == pytest.approx(np.exp(-np.exp(-below)), abs=0.006)
+
+
+def test_a_gumbel_draw_is_finite_even_where_what_it_is_made_of_is_nothing(monkeypatch):
+    class Nothing:
+        def standard_exponential(self, shape, dtype):
+            return np.zeros(shape, dtype)
+
+    monkeypatch.setattr(Stream, "generator", lambda self, counter: Nothing())
+    assert Stream(0, "noise").gumbel(0, 3).isfinite().all()
 
 
 @each_draw

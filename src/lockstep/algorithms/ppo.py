@@ -1,9 +1,10 @@
 """PPO: collect with the current policy, then a few epochs of clipped updates on what was collected.
 
-Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environments, N = T x E samples a lane,
-M samples a lane in a minibatch.
+Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environments, lane after lane; M samples a lane
+in a minibatch.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
-from lockstep.data.rollout import Episodes, Rollout, samples, take
+from lockstep.data.rollout import Episodes, Rollout, minibatches, samples
 from lockstep.functional import (
+    Scaling,
     Schedule,
-    clipped_surrogate,
-    clipped_value_loss,
+    batch_factor,
     generalized_advantages,
-    kl_estimate,
     moments,
+    ppo_loss,
     schedule,
 )
 from lockstep.nets.actions import Actions, build_actions
@@ -26,7 +27,7 @@ from lockstep.nets.actor_critic import ActorCritic
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
 from lockstep.nets.normalizer import ObservationNormalizer, RunningMoments
-from lockstep.protocols import Clock, Loss, Metrics, State, VecEnv
+from lockstep.protocols import Clock, Loss, Metrics, State, VecEnv, Work
 from lockstep.runtime import Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
 
@@ -41,6 +42,10 @@ class PPOConfig:
     """How the learning rate goes from its peak over the run."""
     warmup: float = 0.0
     """Part of the run over which the learning rate rises to its peak."""
+    lr_scaling: Scaling = "none"
+    """How the learning rate follows a batch larger than `reference_batch`; what is scaled gets a warm-up of 5 %."""
+    reference_batch: int | None = None
+    """Batch size that `learning_rate` is meant for; none takes the recipe's own."""
     horizon: int = 128
     """Steps each environment takes between updates."""
     batch_size: int = 2048
@@ -122,7 +127,8 @@ class PPO:
         self.discounted = torch.zeros(len(lanes), self.envs, device=runtime.device)  # [L, E], for reward scaling
         self.episodes = Episodes(lanes.local, self.envs)
         self.rollout = Rollout(len(lanes), config.horizon, self.envs)
-        self.cut_values = torch.zeros(self.rollout.shape, device=runtime.device)  # [L, T, E], read where truncated
+        self.outcomes = Rollout(len(lanes), config.horizon, self.envs)
+        self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
         self.clip = config.clip
 
     @property
@@ -134,111 +140,154 @@ class PPO:
     @torch.no_grad()
     def collect(self, clock: Clock) -> Metrics:
         """Take `horizon` steps in every environment."""
-        config, rollout = self.config, self.rollout
-        noise = self.actions.noise(self.noise, clock.iteration, config.horizon, self.envs).to(self.runtime.device)
-        obs = self._by_lane(self.task.observe())
-        for t in range(config.horizon):
-            acted = self.runtime.map_lanes(self._act, {"obs": obs, "noise": noise[:, t]})
-            rollout.write(t, obs=obs, **acted)
-            step = self.task.step(acted["action"].flatten(0, 1))
+        runtime, rollout, outcomes = self.runtime, self.rollout, self.outcomes
+        noise = self.actions.noise(self.noise, clock.iteration, self.config.horizon, self.envs)  # [L, T, E, ...]
+        noise = noise.transpose(0, 1).flatten(1, 2).to(runtime.device)  # [T, B, ...]
+        obs = self.task.observe()
+        for t, draws in enumerate(noise.unbind(0)):
+            with runtime.phase("act"):
+                acted = runtime.map_lanes(self._act, {"obs": obs, "noise": draws})
+                rollout.write(t, {"obs": obs, **acted})
+            with runtime.phase("env"):
+                step = self.task.step(acted["action"])
             outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
-            rollout.write(t, **self._by_lane(outcome | step.episode))
-            if step.truncated.any():
+            outcomes.write(t, {**outcome, **step.episode})
+            if step.cut:
                 # What was cut off goes on in value from its last observation, not from the next episode's first.
-                self.cut_values[:, t] = self.runtime.map_lanes(self._value, self._by_lane(step.final_obs))
-            obs = self._by_lane(step.obs)
-        self.last_value = self.runtime.map_lanes(self._value, obs)  # [L, E]
-        extras = {name: rollout.tensor(name) for name in step.episode}
-        ended = rollout.tensor("terminated") | rollout.tensor("truncated")
-        return self.episodes.count(rollout.tensor("reward"), ended, extras)
+                self.cut_values[t] = runtime.map_lanes(self._value, step.final_obs)
+            obs = step.obs
+        self.last_value = runtime.map_lanes(self._value, obs)  # [B]
+        ended = outcomes["terminated"] | outcomes["truncated"]
+        return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode})
 
     def _act(self, part: dict[str, Tensor]) -> Tree:
         with self.runtime.autocast():
             outputs, value = self.net(self.normalizer(part["obs"]))
-        action = self.actions.sample(outputs, part["noise"])
-        return {"action": action, "log_prob": self.actions.log_prob(outputs, action), "value": value}
+        return {"action": self.actions.sample(outputs, part["noise"]), "outputs": outputs, "value": value}
 
     def _value(self, obs: Tree) -> Tensor:
         with self.runtime.autocast():
             return self.net.value(self.normalizer(obs))
-
-    def _by_lane(self, tree: Any) -> Any:
-        return tree_map(lambda x: x.unflatten(0, (len(self.runtime.lanes), self.envs)), tree)  # [L, E, ...]
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def update(self, clock: Clock) -> Metrics:
         """Learn from the rollout just collected."""
         config = self.config
-        rate = schedule(config.schedule, config.learning_rate, clock.progress, config.warmup)
+        factor = batch_factor(config.lr_scaling, config.batch_size, config.reference_batch)
+        warmup = config.warmup or (0.05 if factor > 1.0 else 0.0)
+        rate = schedule(config.schedule, config.learning_rate * factor, clock.progress, warmup)
         self.clip = schedule(config.clip_schedule, config.clip, clock.progress)
         metrics = Metrics()
         batch = self._batch(metrics)
         per_lane = config.batch_size // self.runtime.lanes.count
         for epoch in range(config.epochs):
             order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, config.horizon * self.envs)
-            for rows in order.to(self.runtime.device).split(per_lane, dim=1):  # [L, M]
-                metrics += self.optimizer.step(self.loss, take(batch, rows), rate)
+            for minibatch in minibatches(batch, order.to(self.runtime.device), per_lane):
+                metrics += self.optimizer.step(self.loss, minibatch, rate)
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
                 break
         if config.normalize_obs:
             # Last, so that the first epoch sees the observations exactly as the acting policy saw them.
-            self.normalizer.merge(self.runtime.pool(self.normalizer.table(batch["obs"])))
+            seen = tree_map(lambda x: x.unflatten(0, (len(self.runtime.lanes), -1)), batch["obs"])
+            self.normalizer.merge(self.runtime.pool(self.normalizer.table(seen)))
         return metrics
 
     @torch.no_grad()
     def _batch(self, metrics: Metrics) -> dict[str, Any]:
-        """The rollout with its advantages and returns, as samples [L, N, ...]."""
-        config, rollout = self.config, self.rollout
-        values, terminated, truncated = (rollout.tensor(name) for name in ("value", "terminated", "truncated"))
-        following = torch.cat([values[:, 1:], self.last_value.unsqueeze(1)], dim=1)  # [L, T, E]
+        """The rollout with its advantages and returns, as samples [L x T x E, ...]."""
+        config, rollout, lanes = self.config, self.rollout, len(self.runtime.lanes)
+        values, terminated, truncated = rollout["value"], self.outcomes["terminated"], self.outcomes["truncated"]
+        following = torch.cat([values[1:], self.last_value.unsqueeze(0)])  # [T, B]
         following = torch.where(truncated, self.cut_values, following)
         ended = terminated | truncated
-        rewards = (
-            self._scaled(rollout.tensor("reward"), ended) if config.normalize_rewards else rollout.tensor("reward")
-        )
+        rewards = self._scaled(self.outcomes["reward"], ended) if config.normalize_rewards else self.outcomes["reward"]
         advantages = generalized_advantages(
-            rewards, values, following, terminated, ended, config.gamma, config.gae_lambda, time=1
+            rewards, values, following, terminated, ended, config.gamma, config.gae_lambda
         )
         returns = advantages + values
-        table = [advantages, advantages.square(), returns, returns.square(), (returns - values).square()]
-        sums = self.runtime.pool(_sums_by_lane([x.flatten(1) for x in table]))
+        batch = samples(rollout.buffers | {"advantage": advantages, "return": returns}, lanes)
+        advantages, returns = batch["advantage"], batch["return"]
+        columns = [advantages, advantages.square(), returns, returns.square(), (returns - batch["value"]).square()]
+        # Lane by lane, so that the bits of a lane's sums do not depend on who else lives here.
+        table = torch.stack(columns, dim=1).double().chunk(lanes)  # [T x E, 5] each
+        sums = self.runtime.pool(torch.stack([lane.sum(0) for lane in table]))
         count = torch.tensor(float(self.samples), dtype=torch.float64)
         mean, variance = moments(sums[0], sums[1], count)
-        advantages = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
+        batch["advantage"] = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
         _, spread = moments(sums[2], sums[3], count)
         metrics.agree("explained_variance", 1.0 - sums[4] / count / spread.clamp(min=1e-8), torch.ones(()))
-        names = ("obs", "action", "log_prob", "value")
-        batch = {name: rollout[name] for name in names} | {"advantage": advantages, "return": returns}
-        return dict(samples(batch))
+        # The acting policy's log probabilities: here all at once, not in every step of the rollout.
+        batch["log_prob"] = self.runtime.map_lanes(
+            lambda part: self.actions.judge(part["outputs"], part["action"])[0],
+            {name: batch[name] for name in ("outputs", "action")},
+        )
+        del batch["outputs"]
+        return dict(batch)
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """The PPO loss of a part of a minibatch, as sums over its samples."""
         config = self.config
         outputs, value = self.net(self.normalizer(batch["obs"]))
-        log_ratio = self.actions.log_prob(outputs, batch["action"]) - batch["log_prob"]
-        policy = clipped_surrogate(log_ratio, batch["advantage"], self.clip).sum()
-        error = clipped_value_loss(value, batch["value"], batch["return"], config.value_clip).sum()
-        entropy = self.actions.entropy(outputs).sum()
-        with torch.no_grad():
-            clipped = ((log_ratio.exp() - 1.0).abs() > self.clip).sum()
-            kl = kl_estimate(log_ratio).sum()
-        return Loss(
-            total=policy + config.value_weight * error - config.entropy_weight * entropy,
-            samples=len(value),
-            sums={"policy_loss": policy, "value_loss": error, "entropy": entropy, "kl": kl, "clip_fraction": clipped},
+        log_prob, entropy = self.actions.judge(outputs, batch["action"])
+        loss = ppo_loss(
+            log_prob,
+            entropy,
+            value,
+            *(batch[name] for name in ("log_prob", "advantage", "value", "return")),
+            clip=self.clip,
+            value_clip=config.value_clip,
+            value_weight=config.value_weight,
+            entropy_weight=config.entropy_weight,
         )
+        names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
+        return Loss(loss.total, samples=len(value), sums=dict(zip(names, loss[1:], strict=True)))
 
     def _scaled(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Rewards [L, T, E] over the running deviation of the discounted return, this rollout's included."""
+        """Rewards [T, B] over the running deviation of the discounted return, this rollout's included."""
         discounted = torch.empty_like(rewards)
-        for t in range(rewards.shape[1]):
-            self.discounted = self.discounted * self.config.gamma + rewards[:, t]
-            discounted[:, t] = self.discounted
-            self.discounted = self.discounted * ~ended[:, t]
-        table = RunningMoments.table(discounted.flatten(1).unsqueeze(-1))
+        running = self.discounted.flatten()
+        for t in range(len(rewards)):
+            running = running * self.config.gamma + rewards[t]
+            discounted[t] = running
+            running = running * ~ended[t]
+        self.discounted = running.view_as(self.discounted)
+        lanes = len(self.runtime.lanes)
+        table = RunningMoments.table(samples(discounted, lanes).view(lanes, -1, 1))
         self.return_moments.merge(self.runtime.pool(table))
         return (rewards / self.return_moments.mean_and_std()[1]).clamp(-10.0, 10.0)
+
+    def engine(self, fewer: int = 1) -> list[Work]:
+        """The environments, the network's forward, and its forward, backward and step, with nothing around them."""
+        config, net = self.config, copy.deepcopy(self.net)
+        rate = torch.optim.Adam(net.parameters(), eps=config.adam_epsilon, fused=True)
+        rows = config.batch_size // self.runtime.lanes.count * len(self.runtime.lanes) // fewer
+        seen = samples(self.rollout["obs"], len(self.runtime.lanes))
+        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (self.task.num_envs // fewer, rows))
+        actions = self.rollout["action"][0].cpu().numpy()
+
+        @torch.no_grad()
+        def act() -> None:
+            with self.runtime.autocast():
+                net(obs)
+
+        def learn() -> None:
+            with self.runtime.autocast():
+                outputs, value = net(minibatch)
+            rate.zero_grad()
+            (outputs.sum() + value.sum()).backward()
+            rate.step()
+
+        updates = config.epochs * self.samples // config.batch_size
+        works = [
+            Work("inference", self.task.num_envs // fewer, config.horizon, act, fewer),
+            Work("learning", rows, updates, learn, fewer),
+        ]
+        env = Work("env", self.task.num_envs, config.horizon, lambda: self.task.kernel(actions))
+        return [env, *works] if fewer == 1 else works
+
+    def buffers(self) -> Tree:
+        return {"rollout": self.rollout.buffers, "outcomes": self.outcomes.buffers, "cut_values": self.cut_values}
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -275,9 +324,3 @@ class PPOPolicy:
     @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         return self.actions.mode(self.net(self.normalizer(obs))[0]), memory
-
-
-def _sums_by_lane(columns: list[Tensor]) -> Tensor:
-    """Sums of columns [L, N] for each lane, [L, columns], lane by lane so that bits do not depend on L."""
-    lanes = zip(*(column.double() for column in columns), strict=True)
-    return torch.stack([torch.stack([column.sum() for column in lane]) for lane in lanes])

@@ -11,6 +11,8 @@ VERBS = {
     "eval": "score a run's policy over many episodes",
     "play": "watch a run's policy in the terminal or as a GIF",
     "ls": "list runs and where they stand",
+    "bench": "measure a recipe's speed beside the bare engine",
+    "plan": "predict what more GPUs would bring, before renting them",
     "prove": "show that any number of processes, killed or not, trains the same agent",
 }
 

@@ -31,6 +31,8 @@ class Start:
     """A yaml file with settings; flags beat it."""
     init_from: str | None = None
     """Start from the weights of another run: RUN or RUN@STEP."""
+    autoscale: Annotated[bool, tyro.conf.arg(aliases=["--max-utilization"])] = False
+    """Choose environments, horizon and batch by short probes of this machine; a larger batch is another experiment."""
     resume: str | None = None
     """Go on with this run instead (the same as `lockstep resume RUN`)."""
 
@@ -51,11 +53,19 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
         recipe = overlay(recipe, kind.presets[start.preset])
     if start.smoke:
         recipe = overlay(recipe, kind.smoke)
+    meant = recipe
     if start.config is not None:
         recipe = overlay(recipe, read_yaml(start.config))
     recipe = overlay(recipe, words.settings)
     recipe = tyro.cli(type(recipe), default=recipe, args=words.flags, prog=prog)
-    return settle(recipe, start.procs)
+    return settle(_with_reference(recipe, meant), start.procs)
+
+
+def _with_reference(recipe: Recipe, meant: Recipe) -> Recipe:
+    """The recipe, knowing for which batch its learning rate was meant, where it wants to know."""
+    if getattr(recipe.algo, "reference_batch", 0) is None:
+        return overlay(recipe, {"algo.reference_batch": meant.algo.batch_size})
+    return recipe
 
 
 def settle(recipe: Recipe, processes: int) -> Recipe:

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from lockstep.cli.options import choose_gpus, parse_recipe, parse_start
-from lockstep.config import ConfigError
+from lockstep.cli.options import choose_gpus, parse_recipe, parse_start, settle
+from lockstep.config import ConfigError, Recipe, overlay
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -27,12 +28,42 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--procs {procs} was given to one of {started} processes of torchrun.", "Leave --procs out.")
     recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
     say_notes(notes)
+    settings = _autoscaled(recipe, started, procs) if start.autoscale else {}
+    recipe = settle(overlay(recipe, settings), started or procs)
     if started or procs == 1:
         return run_worker(lambda: train(recipe, init_from=start.init_from))
     path = path_of(recipe)  # settled here, so that all processes mean the same directory
     refuse_taken(path)
     words = [*_without(arguments, "procs", "num-gpus", "world-size", "gpus"), f"run.name={path.name}"]
+    words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
+    words += [f"{name}={value}" for name, value in settings.items()]
     return launch_or_explain(["train", *words, f"run.lanes={recipe.run.lanes}"], procs)
+
+
+def _autoscaled(recipe: Recipe, started: int, procs: int) -> dict[str, Any]:
+    """What short probes of this machine chose, said with its reasons before anything starts."""
+    if started > 1:
+        raise ConfigError(
+            "--autoscale probes one machine before its processes start, and torchrun has started them already.",
+            "Let `lockstep train --autoscale --procs N` choose, and give torchrun the numbers it prints.",
+        )
+    import torch
+    from rich.console import Console
+
+    from lockstep.runtime.launch import cores_for, keep_freed_memory
+    from lockstep.speed.autoscale import autoscale
+
+    keep_freed_memory()
+    torch.set_num_threads(cores_for(procs))
+    console = Console(highlight=False)
+    with console.status("probing this machine") as status:
+        choice = autoscale(recipe, procs, status.update)
+    console.print("Scaled to this machine:")
+    for reason in choice.reasons:
+        console.print(f"  {reason}", markup=False)
+    words = " ".join(f"{name}={value}" for name, value in choice.settings.items())
+    console.print(f"  the same again, without probing: {words}", markup=False, soft_wrap=True)
+    return choice.settings
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:

@@ -1,9 +1,10 @@
-"""A rollout: what every local environment saw and did over a horizon, stored lane by lane.
+"""A rollout: what every local environment saw and did over a horizon.
 
-Shapes: L local lanes, T horizon, E environments a lane. Buffers are [L, T, E, ...], so that one lane is one contiguous
-block wherever it lives.
+Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environments, lane after lane. Buffers are
+[T, B, ...], so that a step is written as one block. The samples of a lane, T x E of them, are numbered by time first.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,47 +13,44 @@ from numba import njit
 from torch import Tensor
 
 from lockstep.protocols import Metrics, State
-from lockstep.trees import Tree, tree_map
+from lockstep.trees import Tree, tensors, tree_map
 
 
 class Rollout:
-    """Preallocated buffers by name, made when a name is first written."""
+    """Preallocated buffers by name, made when the first step is written."""
 
     def __init__(self, lanes: int, horizon: int, envs: int) -> None:
-        self.shape = (lanes, horizon, envs)
+        self.lanes, self.horizon, self.envs = lanes, horizon, envs
         self.buffers: dict[str, Tree] = {}
+        self._slots: list[list[Tensor]] = []
 
-    def write(self, step: int, **values: Tree) -> None:
-        """Store values [L, E, ...] of one time step."""
-        for name, value in values.items():
-            if name not in self.buffers:
-                self.buffers[name] = tree_map(lambda x: x.new_empty(*self.shape, *x.shape[2:]), value)
-            tree_map(lambda buffer, x: buffer[:, step].copy_(x), self.buffers[name], value)
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Store values [B, ...] of one time step; the same names, in the same order, every time."""
+        if not self._slots:
+            self.buffers = tree_map(lambda x: x.new_empty(self.horizon, *x.shape), values)
+            self._slots = [[buffer[t] for buffer in tensors(self.buffers)] for t in range(self.horizon)]
+        torch._foreach_copy_(self._slots[step], tensors(values))  # one call for all of them
 
-    def __getitem__(self, name: str) -> Tree:
+    def __getitem__(self, name: str) -> Any:
+        """A buffer, [T, B, ...]."""
         return self.buffers[name]
 
-    def tensor(self, name: str) -> Tensor:
-        """A buffer that is one tensor, [L, T, E, ...]."""
-        buffer = self.buffers[name]
-        assert isinstance(buffer, Tensor)
-        return buffer
+
+def samples(values: Tree, lanes: int) -> Any:
+    """What a rollout holds, [T, B, ...], as samples lane after lane and by time within one, [L x T x E, ...]."""
+    return tree_map(lambda x: x.unflatten(1, (lanes, -1)).transpose(0, 1).flatten(0, 2), values)
 
 
-def samples(buffer: Tree) -> Any:
-    """A view of [L, T, E, ...] as [L, T x E, ...]."""
-    return tree_map(lambda x: x.flatten(1, 2), buffer)
+def minibatches(batch: Tree, order: Tensor, size: int) -> Iterator[Any]:
+    """Samples [L x N, ...] in an order of each lane's own, [L, N], cut into minibatches with `size` of every lane.
 
-
-def take(batch: Tree, rows: Tensor) -> Tree:
-    """The samples `rows` [L, M] of a batch [L, N, ...], contiguous [L, M, ...]."""
-
-    def gather(x: Tensor) -> Tensor:
-        lanes, count = x.shape[:2]
-        offsets = torch.arange(lanes, device=rows.device).unsqueeze(1) * count
-        return x.flatten(0, 1).index_select(0, (rows + offsets).flatten()).unflatten(0, (lanes, -1))
-
-    return tree_map(gather, batch)
+    The samples are put in order once; minibatches are views, [L x size, ...], of which each is contiguous.
+    """
+    starts = torch.arange(len(order), device=order.device).unsqueeze(1) * order.shape[1]
+    rows = torch.cat([part.flatten() for part in (order + starts).split(size, dim=1)])
+    ordered = tree_map(lambda x: x.index_select(0, rows), batch)
+    for start in range(0, len(rows), size * len(order)):
+        yield tree_map(lambda x, s=start: x[s : s + size * len(order)], ordered)
 
 
 class Episodes:
@@ -64,17 +62,18 @@ class Episodes:
         self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64)  # [L, E]
 
     def count(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
-        """Follow a rollout's rewards and endings, [L, T, E]; what the episodes that ended in it amounted to."""
-        rewards, ended = rewards.cpu(), ended.cpu()
+        """Follow a rollout's rewards and endings, [T, B]; what the episodes that ended in it amounted to."""
+        ended = ended.cpu()
         tally = np.zeros((len(self.lanes), 3))
-        _tally(rewards.numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
+        _tally(rewards.cpu().numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
         total, length, episodes = torch.from_numpy(tally).unbind(1)
         metrics = Metrics()
         metrics.add("ep_return_mean", total, episodes)
         metrics.add("ep_length_mean", length, episodes)
         for name, values in extras.items():
-            # Lane by lane, so that the bits of a lane's sum do not depend on who else lives here.
-            sums = torch.stack([lane[done].sum() for lane, done in zip(values.cpu().double(), ended, strict=True)])
+            # Rows that did not end mean nothing; lane by lane, so that the bits do not depend on who else lives here.
+            last = torch.where(ended, values.cpu().double(), 0.0)
+            sums = torch.stack([lane.sum() for lane in samples(last, len(self.lanes)).chunk(len(self.lanes))])
             metrics.add(f"ep_{name}_mean", sums, episodes)
         return metrics
 
@@ -85,12 +84,13 @@ class Episodes:
 
 @njit(cache=True)
 def _tally(rewards: Any, ended: Any, returns: Any, lengths: Any, tally: Any) -> None:
-    for lane in range(rewards.shape[0]):
-        for step in range(rewards.shape[1]):
-            for env in range(rewards.shape[2]):
-                returns[lane, env] += rewards[lane, step, env]
+    lanes, envs = returns.shape
+    for step in range(rewards.shape[0]):
+        for lane in range(lanes):
+            for env in range(envs):
+                returns[lane, env] += rewards[step, lane * envs + env]
                 lengths[lane, env] += 1
-                if ended[lane, step, env]:
+                if ended[step, lane * envs + env]:
                     tally[lane, 0] += returns[lane, env]
                     tally[lane, 1] += lengths[lane, env]
                     tally[lane, 2] += 1

@@ -10,6 +10,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
+from lockstep import compiled
 from lockstep.config import ConfigError
 from lockstep.streams import LaneStreams
 
@@ -25,10 +26,14 @@ class Actions(Protocol):
     def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
         """What `sample` needs, [L, *shape, ...]."""
 
-    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor: ...
-    def mode(self, outputs: Tensor) -> Tensor: ...
-    def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor: ...
-    def entropy(self, outputs: Tensor) -> Tensor: ...
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The most likely action."""
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """An action drawn from the distribution."""
+
+    def judge(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """The log probability of an action, and the entropy of the distribution it came from."""
 
 
 class Categorical:
@@ -40,22 +45,22 @@ class Categorical:
         self.outputs = choices
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.uniform(counter, *shape)
-
-    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        # Inverse of the cumulative distribution. Rounding may leave the last sum below one, hence the clamp.
-        reached = outputs.float().softmax(-1).cumsum(-1) <= noise.unsqueeze(-1)
-        return reached.sum(-1).clamp(max=self.outputs - 1)
+        return streams.gumbel(counter, *shape, self.outputs)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
 
-    def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
-        return outputs.float().log_softmax(-1).gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        return (outputs + noise).argmax(-1)
 
-    def entropy(self, outputs: Tensor) -> Tensor:
-        logs = outputs.float().log_softmax(-1)
-        return -(logs.exp() * logs).sum(-1)
+    def judge(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, action = outputs.float(), action.long()
+        if compiled.fits(outputs):
+            return compiled.judge_choices(outputs, action)
+        logs = outputs.log_softmax(-1)
+        # A choice that is ruled out has log probability -inf and adds nothing: 0 x -inf must not become NaN.
+        spread = logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)
+        return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -spread.sum(-1)
 
 
 class MultiCategorical:
@@ -69,22 +74,18 @@ class MultiCategorical:
         self.outputs = sum(choices)
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.uniform(counter, *shape, len(self.parts))
-
-    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        pairs = zip(self.parts, outputs.split(self.sizes, -1), noise.unbind(-1), strict=True)
-        return torch.stack([part.sample(logits, draw) for part, logits, draw in pairs], dim=-1)  # [N, K]
+        return streams.gumbel(counter, *shape, self.outputs)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in outputs.split(self.sizes, -1)], dim=-1)
 
-    def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
-        pairs = zip(self.parts, outputs.split(self.sizes, -1), action.unbind(-1), strict=True)
-        return torch.stack([part.log_prob(logits, choice) for part, logits, choice in pairs]).sum(0)
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        return self.mode(outputs + noise)
 
-    def entropy(self, outputs: Tensor) -> Tensor:
-        pairs = zip(self.parts, outputs.split(self.sizes, -1), strict=True)
-        return torch.stack([part.entropy(logits) for part, logits in pairs]).sum(0)
+    def judge(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        pairs = zip(self.parts, outputs.split(self.sizes, -1), action.unbind(-1), strict=True)
+        log_probs, entropies = zip(*(part.judge(logits, choice) for part, logits, choice in pairs), strict=True)
+        return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
 
 class Gaussian:
@@ -96,21 +97,18 @@ class Gaussian:
     def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
         return streams.normal(counter, *shape, self.spread)
 
+    def mode(self, outputs: Tensor) -> Tensor:
+        return outputs.float().chunk(2, -1)[0]
+
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         mean, log_std = outputs.float().chunk(2, -1)
         return mean + log_std.exp() * noise
 
-    def mode(self, outputs: Tensor) -> Tensor:
-        return outputs.float().chunk(2, -1)[0]
-
-    def log_prob(self, outputs: Tensor, action: Tensor) -> Tensor:
+    def judge(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = outputs.float().chunk(2, -1)
         distance = (action - mean) * (-log_std).exp()
-        return (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-    def entropy(self, outputs: Tensor) -> Tensor:
-        log_std = outputs.float().chunk(2, -1)[1]
-        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+        log_prob = (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return log_prob, (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
 def build_actions(space: Space) -> Actions:

@@ -19,7 +19,8 @@ class ActorCritic(nn.Module):
     def __init__(self, observations: Space, actions: Actions, config: EncoderConfig) -> None:
         super().__init__()
         self.encoder = build_encoder(observations, config)
-        shared = any(isinstance(module, CNN) for module in self.encoder.modules())
+        pictures = any(isinstance(module, CNN) for module in self.encoder.modules())
+        shared = pictures if config.shared is None else config.shared
         self.critic_encoder = None if shared else build_encoder(observations, config)
         features = int(self.encoder.features)  # type: ignore[arg-type]
         self.policy_head = orthogonal(nn.Linear(features, actions.outputs), 0.01)

@@ -6,6 +6,7 @@ Shapes: N samples, C channels, H height, W width, D features.
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from lockstep.nets.init import orthogonal
 class EncoderConfig:
     """Shape of the network: an MLP for vectors, a CNN for images and boards."""
 
+    kind: Literal["auto", "mlp", "cnn"] = "auto"
+    """auto is a CNN for images and boards and an MLP for all else; mlp flattens images and boards."""
+    shared: bool | None = None
+    """Whether policy and value share the encoder; none shares a CNN, and gives each an MLP of its own."""
     width: tuple[int, ...] = (64,)
     """Units of each hidden layer, or channels of each convolution; the last number holds for all that follow."""
     depth: int = 2
@@ -99,7 +104,11 @@ def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:
     if isinstance(space, spaces.Dict):
         return DictEncoder(space, config)
     if isinstance(space, spaces.Box):
-        return CNN(space, config) if len(space.shape) == 3 else MLP(space, config)
+        if config.kind == "cnn" and len(space.shape) != 3:
+            raise ConfigError(
+                f"encoder.kind is cnn, and observations of shape {space.shape} are no images.", "Use auto or mlp."
+            )
+        return CNN(space, config) if len(space.shape) == 3 and config.kind != "mlp" else MLP(space, config)
     raise ConfigError(
         f"observations of {space} have no encoder.", "Use Box or Dict spaces, or build a network of your own."
     )

@@ -13,7 +13,7 @@ from lockstep.runtime import Runtime
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPLIT = ("collect", "learn", "reduce")
+SPLIT = ("env", "act", "learn", "reduce")
 """Phases that the time split names; the rest is `other`."""
 
 

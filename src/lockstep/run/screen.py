@@ -22,7 +22,7 @@ from lockstep.runtime import Runtime
 
 RETURN = "rollout/ep_return_mean"
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"collect": "cyan", "learn": "green", "reduce": "magenta", "other": "bright_black"}
+_COLOURS = {"env": "blue", "act": "cyan", "learn": "green", "reduce": "magenta", "other": "bright_black"}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Starting processes, and where one finds itself once started: place, device, backend, threads."""
 
+import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -77,7 +79,8 @@ def choose_backend(device: torch.device) -> str:
 
 
 def set_arithmetic(run: RunConfig, place: Place) -> None:
-    """Threads and determinism. One and two threads sum in different orders, so exact always takes one."""
+    """Threads, memory and determinism. One and two threads sum in different orders, so exact always takes one."""
+    keep_freed_memory()
     if run.reduction == "exact":
         torch.set_num_threads(1)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -87,6 +90,22 @@ def set_arithmetic(run: RunConfig, place: Place) -> None:
         torch.backends.cudnn.benchmark = False
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cores_for(place.local_size))
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep what is freed for the next use, where there is glibc.
+
+    It gives large buffers back to the system at once, and an update of a CNN then spends a quarter of its time on
+    having the same pages handed out and cleared again. The most a process ever held is unchanged.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_TOP_PAD, 2**26)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def cores_for(processes: int) -> int:

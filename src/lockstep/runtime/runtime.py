@@ -3,7 +3,7 @@
 Everything here is the identity when there is one process. Algorithms get it injected: they sum, agree and go lane by
 lane, and have no reason to know which process they are on.
 
-Shapes: L local lanes, N samples a lane, K columns of a table.
+Shapes: L local lanes, N samples a lane, K columns of a table. A batch is [L x N, ...], lane after lane.
 """
 
 import json
@@ -11,10 +11,11 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,9 @@ from torch import Tensor
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Metrics, State
-from lockstep.runtime import launch, sync
+from lockstep.runtime import launch, pooling, sync
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
-from lockstep.trees import Tree, tree_map
+from lockstep.trees import Tree, first_leaf, tree_map
 
 KILL_VARIABLE = "LOCKSTEP_KILL"
 """`PROCESS:PHASE:COUNT`: that process kills itself with SIGKILL on entering that phase for the COUNT-th time."""
@@ -48,6 +49,8 @@ class Runtime:
         self.exact = run.reduction == "exact"
         self.nonfinite = run.nonfinite
         self.half = half_precision(run.precision, device)
+        self.wire = torch.bfloat16 if run.wire == "bf16" else None
+        self.bucket_bytes = int(run.bucket_mb * 2**20)
         lanes = run.lanes or 0
         self.lanes = Lanes(lanes, hosting or deal(lanes, place.size)[place.rank], run.seed)
         self.interrupted = False
@@ -55,10 +58,13 @@ class Runtime:
         """Wall time by phase since somebody last emptied it; a phase inside another counts for itself alone."""
         self.passed: dict[str, int] = {}
         """How often this process came by each phase."""
+        self.sent: Counter[tuple[str, int]] = Counter()
+        """Reductions by name and bytes since somebody last emptied it; also on one process, where nothing is sent."""
         self._timeout = run.timeout
         self._store = store
         self._local_mailbox = LocalMailbox()
-        self._phases: list[tuple[str, float]] = []
+        self._phases: list[str] = []
+        self._since = 0.0
         self._kill = _read_kill_point(place.rank)
         self._inside_lane = False
         self._main_calls = 0
@@ -105,19 +111,27 @@ class Runtime:
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over processes, in place."""
-        self._all_reduce(tensor, dist.ReduceOp.SUM)
+        self._all_reduce("sum", tensor, dist.ReduceOp.SUM)
         return tensor
 
     def max(self, tensor: Tensor) -> Tensor:
         """The elementwise maximum over processes, in place."""
-        self._all_reduce(tensor, dist.ReduceOp.MAX)
+        self._all_reduce("max", tensor, dist.ReduceOp.MAX)
         return tensor
 
     def pool(self, table: Tensor) -> Tensor:
-        """The sum over all lanes of the run of a table [L, K]; the same bits on any number of processes."""
+        """The sum over all lanes of the run of a table [L, K], rounded once: the same bits however many processes."""
         self._forbid_inside_lane()
         with self.phase("reduce"):
-            return self._start_pooling(table)().sum(0)  # [K]
+            rows = table.detach().double().cpu().numpy()
+            if self.size == 1:
+                self.sent["pool", pooling.size(rows)] += 1
+                sums = pooling.sum_here(rows)
+            else:
+                limbs = torch.from_numpy(pooling.as_limbs(rows))
+                self._start_sum("pool", limbs).wait()
+                sums = pooling.from_limbs(limbs.numpy())
+            return torch.tensor(sums, dtype=torch.float64, device=table.device)  # [K]
 
     def agree(self, **flags: bool) -> dict[str, bool]:
         """Each flag, true if it is true on any process."""
@@ -181,6 +195,7 @@ class Runtime:
         """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if any differ."""
         self._forbid_inside_lane()
         if self.size == 1:
+            self.sent["max", sync.size(state)] += 1
             return
         with self.phase("check"):
             mine = sync.fingerprints(state)
@@ -190,16 +205,11 @@ class Runtime:
     # -- lane by lane --------------------------------------------------------------------------------------------------
 
     def by_lane(self, batch: Tree) -> Iterator[Tree]:
-        """Parts of a batch [L, N, ...] for a network: all lanes at once, [L x N, ...], or in exact mode one by one.
+        """Parts of a batch for a network: the whole of it, [L x N, ...], or in exact mode one lane after another.
 
         Processes may host different numbers of lanes: a collective inside the loop might be met by nobody; it raises.
         """
-        if self.exact:
-            # Contiguous, because a strided lane is summed in another order than a contiguous one.
-            parts = [tree_map(lambda x, i=i: x[i].contiguous(), batch) for i in range(len(self.lanes))]
-        else:
-            parts = [tree_map(lambda x: x.flatten(0, 1), batch)]
-        for part in parts:
+        for part in self._lane_parts(batch) if self.exact else (batch,):
             outer, self._inside_lane = self._inside_lane, True
             try:
                 yield part
@@ -207,31 +217,26 @@ class Runtime:
                 self._inside_lane = outer
 
     def map_lanes(self, function: Callable[[Any], Tree], batch: Tree) -> Any:
-        """Apply a function to the parts `by_lane` yields and put the results together again, [L, N, ...]."""
+        """Apply a function to the parts `by_lane` yields and put the results together again, [L x N, ...]."""
         outputs = [function(part) for part in self.by_lane(batch)]
-        if self.exact:
-            return tree_map(lambda *lanes: torch.stack(lanes), *outputs)
-        return tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), outputs[0])
+        return tree_map(lambda *lanes: torch.cat(lanes), *outputs) if self.exact else outputs[0]
+
+    def _lane_parts(self, batch: Tree) -> Iterator[Tree]:
+        samples, rest = divmod(len(first_leaf(batch)), len(self.lanes))
+        if rest:
+            raise ValueError(
+                f"a batch of {len(first_leaf(batch))} samples cannot be {len(self.lanes)} lanes, one after another.\n"
+                "Give every lane as many samples as the others."
+            )
+        for start in range(0, samples * len(self.lanes), samples):
+            # Contiguous, because a strided lane is summed in another order than a contiguous one.
+            yield tree_map(lambda x, s=start: x[s : s + samples].contiguous(), batch)
 
     # -- around the work -----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> "Phase":
         """Say what this process is doing: for the time split, and for scripted kills."""
-        self.pass_through(name)
-        now = time.perf_counter()
-        if self._phases:
-            outer, since = self._phases[-1]
-            self.seconds[outer] = self.seconds.get(outer, 0.0) + now - since
-        self._phases.append((name, now))
-        try:
-            yield
-        finally:
-            now = time.perf_counter()
-            _, since = self._phases.pop()
-            self.seconds[name] = self.seconds.get(name, 0.0) + now - since
-            if self._phases:
-                self._phases[-1] = (self._phases[-1][0], now)
+        return Phase(self, name)
 
     def pass_through(self, name: str) -> None:
         """Note that this process came by here; a scripted kill may strike."""
@@ -249,24 +254,21 @@ class Runtime:
         """A mailbox for the calling thread."""
         return self._local_mailbox if self._store is None else StoreMailbox(self._store.clone())  # type: ignore[attr-defined]
 
-    def _start_pooling(self, table: Tensor) -> Callable[[], Tensor]:
-        """Begin `pool`; the returned function waits for the rows of all lanes. The optimizer overlaps it."""
-        # Zero-filled, so that the reduction only ever adds zero to a row: exact in any order.
-        rows = torch.zeros(self.lanes.count, table.shape[1], dtype=torch.float64, device=table.device)
-        rows[self.lanes.local.start : self.lanes.local.stop] = table.detach().double()
-        if self.size == 1:
-            return lambda: rows
-        handle = dist.all_reduce(rows, async_op=True)
-        return lambda: (handle.wait(), rows)[1]
-
     def _interrupt(self, *_: object) -> None:
         """Ctrl-C: stop after this iteration, with a checkpoint; a second one stops at once."""
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True
 
-    def _all_reduce(self, tensor: Tensor, operation: Any) -> None:
+    def _start_sum(self, name: str, tensor: Tensor) -> "Waiting":
+        """Begin to sum a tensor over processes, in place; the optimizer's way to do so while backward runs."""
+        self.sent[name, tensor.nbytes] += 1
+        work: Waiting = dist.all_reduce(tensor, async_op=True) if self.size > 1 else Nothing()
+        return work
+
+    def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> None:
         self._forbid_inside_lane()
+        self.sent[name, tensor.nbytes] += 1
         if self.size > 1:
             with self.phase("reduce"):
                 dist.all_reduce(tensor, operation)
@@ -277,6 +279,45 @@ class Runtime:
                 "a collective was called inside by_lane or a loss, where processes may stand at different lanes.\n"
                 "Collect what is to be shared, and share it after the loop."
             )
+
+
+class Waiting(Protocol):
+    """A reduction under way; its tensor holds the sum after `wait`."""
+
+    def wait(self) -> Any: ...
+
+
+class Nothing:
+    """A reduction over one process: there is nothing to wait for."""
+
+    def wait(self) -> None: ...
+
+
+class Phase:
+    """A stretch of work under a name. A class, because a rollout enters hundreds: generators cost twice as much."""
+
+    __slots__ = ("_name", "_runtime")
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        self._runtime, self._name = runtime, name
+
+    def __enter__(self) -> None:
+        runtime = self._runtime
+        runtime.pass_through(self._name)
+        self._turn()
+        runtime._phases.append(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        self._turn()
+        self._runtime._phases.pop()
+
+    def _turn(self) -> None:
+        """Give the time since the last turn to the innermost phase."""
+        runtime, now = self._runtime, time.perf_counter()
+        if runtime._phases:
+            name = runtime._phases[-1]
+            runtime.seconds[name] = runtime.seconds.get(name, 0.0) + now - runtime._since
+        runtime._since = now
 
 
 def half_precision(precision: str, device: torch.device) -> torch.dtype | None:

@@ -38,6 +38,11 @@ def _weights(device: torch.device) -> Tensor:
     return torch.arange(1, 2**16 + 1, device=device) * -0x61C8864680B583EB | 1
 
 
+def size(state: State) -> int:
+    """Bytes that comparing a state sends."""
+    return 2 * 8 * len(state)
+
+
 def all_equal(mine: Tensor, maximum: Callable[[Tensor], Tensor]) -> bool:
     """Whether all processes hold the same numbers, by one reduction: the largest must be the smallest."""
     # -(x + 1) instead of -x: it has no overflow at the smallest integer.

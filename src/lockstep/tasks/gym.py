@@ -1,4 +1,4 @@
-"""Gymnasium: any registered environment, one after another in a plain loop, restored by replaying its actions.
+"""Gymnasium: any registered environment, in a plain loop or in worker processes, restored by replaying its actions.
 
 Every episode has a seed of its own, made from the run's seed, the environment's global index and the episode's number.
 So an environment that cannot hand out its state is saved as its episode's number and the actions taken in it.
@@ -9,6 +9,8 @@ Shapes: E environments a lane, B local environments.
 import difflib
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -16,21 +18,23 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import Env, Space
-from gymnasium.spaces import Discrete
+from gymnasium import Space
 from torch import Tensor
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.protocols import Clock, State, Step
 from lockstep.streams import Stream
-from lockstep.tasks.spaces import allocate, env_actions, policy_space, store, stored_space
+from lockstep.tasks.gym_pool import Pool
+from lockstep.tasks.gym_rows import Rows, Table
+from lockstep.tasks.observations import stored_space
+from lockstep.tasks.spaces import allocate, env_actions, policy_space, tensor_dtype
 from lockstep.trees import Tree, copy_into, leaves, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
 class GymConfig:
-    """Settings of a Gymnasium task. Every number is for the whole run, not for one process."""
+    """Settings of a Gymnasium task. Every number but `workers` is for the whole run, not for one process."""
 
     id: str = "CartPole-v1"
     """Id of the environment; `package:Name-v0` imports the package that registers it."""
@@ -40,6 +44,12 @@ class GymConfig:
     """Options of the environment, as `gymnasium.make` takes them."""
     replay_cap: int = 20_000
     """Longest episode, in steps, whose actions are kept to restore it; a longer one starts anew on resume."""
+    workers: int = 0
+    """Worker processes that step the environments of each process, for speed alone; pays if steps are slow (1 ms)."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"workers is {self.workers}, and there cannot be fewer than none.", "Use 0 or more.")
 
     def build(self, lanes: Lanes, device: torch.device) -> "GymEnvs":
         return GymEnvs(self, lanes, device)
@@ -52,57 +62,58 @@ class GymEnvs:
         self._config, self._lanes, self._device = config, lanes, device
         self._share = lanes.share(config.num_envs, "num_envs")
         self.num_envs = count = len(lanes) * self._share
-        self._envs, self._modes = _make(config, count)
-        self._obs_space, self._act_space = self._envs[0].observation_space, self._envs[0].action_space
+        with _explained(config.id):
+            options, self._modes, self._obs_space, self._act_space = _survey(config)
         self.observation_space, self.action_space = stored_space(self._obs_space), policy_space(self._act_space)
 
         # Keyed by the place in the whole run, so that it does not matter who hosts an environment.
-        first = lanes.local.start * self._share
-        self._streams = [Stream(lanes.seed, "gym", first + row) for row in range(count)]
+        places = range(lanes.local.start * self._share, lanes.local.stop * self._share)
+        self._streams = [Stream(lanes.seed, "gym", place) for place in places]
         self._episode = np.zeros(count, np.int64)
         self._steps = np.zeros(count, np.int64)
-        self._return = np.zeros(count)
         self._log = ActionLog(self._act_space, count, config.replay_cap)
         self._restarted = 0
 
-        self._pinned = device.type == "cuda"
-        self._host = Step(
-            obs=allocate(self.observation_space, count, self._pinned),
-            reward=torch.zeros(count, pin_memory=self._pinned),
-            terminated=torch.zeros(count, dtype=torch.bool, pin_memory=self._pinned),
-            truncated=torch.zeros(count, dtype=torch.bool, pin_memory=self._pinned),
-            final_obs=allocate(self.observation_space, count, self._pinned),
-            episode={},
-        )
-        self._arrays: Any = Step(*(_arrays(part) for part in self._host))  # the same memory
+        workers = min(config.workers, count) if count > 1 else 0  # one alone has nobody to be stepped beside
+        self._pinned = device.type == "cuda" and not workers  # memory that processes share is not pinned
+        own = _table(self.observation_space, self._act_space, count, self._pinned)
+        with _explained(config.id):
+            self._envs = Pool(config.id, options, own, workers, places) if workers else Rows(config.id, options, own)
+        self._table = self._envs.table
+        returned = {name: getattr(self._table, name) for name in Step._fields if name in Table._fields}
+        self._host: Any = tree_map(torch.from_numpy, returned)  # the same memory
 
     def reset(self) -> Tree:
         self._await_copies()
         for row in range(self.num_envs):
-            self._begin(row, episode=0)
+            self._enter(row, episode=0)
+        self._envs.begin({row: self._seed(row) for row in range(self.num_envs)})
         return self.observe()
 
     def step(self, action: Tensor) -> Step:
         self._tell_of_restarts()
+        if len(action) != self.num_envs:
+            raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
         actions = env_actions(self._act_space, action.cpu().numpy())
         self._log.append(actions, longest=int(self._steps.max()) + 1)
         self._await_copies()
-        now = self._arrays
-        for row, (env, move) in enumerate(zip(self._envs, _moves(self._act_space, actions), strict=True)):
-            obs, now.reward[row], now.terminated[row], now.truncated[row], _ = env.step(move)
-            store(self._obs_space, obs, now.obs, row)
+        now = self._table
+        now.action[:] = actions
+        self._envs.step()
         self._steps += 1
-        self._return += now.reward
         for row in np.flatnonzero(now.terminated | now.truncated).tolist():
-            for last, obs in zip(leaves(now.final_obs).values(), leaves(now.obs).values(), strict=True):
-                last[row] = obs[row]
-            self._begin(row, self._episode[row] + 1)
-        return Step(*(self._on_device(part) for part in self._host))
+            self._enter(row, self._episode[row] + 1)
+        return Step(**self._on_device(self._host), episode={}, cut=bool(now.truncated.any()))
+
+    def kernel(self, actions: np.ndarray) -> None:
+        """The environments alone, with nothing around them."""
+        self._table.action[:] = actions
+        self._envs.step()
 
     def observe(self) -> Tree:
         """The current observations, as the last reset, step or restore left them; [B, ...]."""
         self._tell_of_restarts()
-        return self._on_device(self._host.obs)
+        return self._on_device(self._host["obs"])
 
     def advance(self, clock: Clock) -> None:
         """A Gymnasium environment knows nothing of the run's time."""
@@ -127,7 +138,7 @@ class GymEnvs:
             "steps": torch.tensor(steps),
             "logged": torch.tensor(logged),
             "actions": torch.from_numpy(np.concatenate(actions)),
-        } | {name: obs[rows].clone() for name, obs in leaves(self._host.obs, "obs").items()}
+        } | {name: obs[rows].clone() for name, obs in leaves(self._host["obs"], "obs").items()}
 
     def load_lane_state(self, lane: int, state: State) -> None:
         """Replay every episode; where that does not lead to the saved observation, begin the next one."""
@@ -136,64 +147,56 @@ class GymEnvs:
         copy_into(saved, state, f"{self._config.id}, lane {lane}")  # for its checks of names and shapes
         episodes, steps, logged = (saved[name].tolist() for name in ("episode", "steps", "logged"))
         actions = saved["actions"].split(logged)
-        for place, row in enumerate(range(self.num_envs)[self._rows(lane)]):
-            self._begin(row, episodes[place])
-            complete = steps[place] == logged[place]
-            if not (complete and self._replay(row, actions[place].numpy()) and self._sees(row, saved, place)):
-                self._begin(row, episodes[place] + 1)
-                self._restarted += 1
+        rows = range(self.num_envs)[self._rows(lane)]
+        for row, episode in zip(rows, episodes, strict=True):
+            self._enter(row, episode)
+        self._envs.begin({row: self._seed(row) for row in rows})
+        complete = [place for place in range(self._share) if steps[place] == logged[place]]
+        through = self._envs.replay({rows[place]: actions[place].numpy() for place in complete})
+        lost = []
+        for place, row in enumerate(rows):
+            if row in through and self._sees(row, saved, place):
+                self._log.put(row, actions[place].numpy())
+                self._steps[row] = steps[place]
+            else:
+                self._enter(row, episodes[place] + 1)
+                lost.append(row)
+        self._envs.begin({row: self._seed(row) for row in lost})
+        self._restarted += len(lost)
 
     # What is shown
 
     def text(self, env: int) -> str:
         if "ansi" in self._modes:
-            # The mode was fixed when the environment was made, but those that draw text look at it here and only here.
-            drawn = self._envs[env].unwrapped
-            before, drawn.render_mode = drawn.render_mode, "ansi"
-            try:
-                return str(drawn.render())
-            finally:
-                drawn.render_mode = before
+            return self._envs.text(env)
         seen = "  ".join(
             f"{name} {np.array2string(obs[env].numpy(), precision=3, threshold=12)}"
-            for name, obs in leaves(self._host.obs, "obs").items()
+            for name, obs in leaves(self._host["obs"], "obs").items()
         )
-        return f"{self._config.id}  step {self._steps[env]}  return {self._return[env]:.1f}  {seen}"
+        return f"{self._config.id}  step {self._steps[env]}  return {self._table.total[env]:.1f}  {seen}"
 
     def frame(self, env: int) -> np.ndarray:
         if "rgb_array" not in self._modes:
             raise ConfigError(f"{self._config.id} cannot draw pictures.", "Watch it as text.")
-        try:
-            return np.asarray(self._envs[env].render(), np.uint8)  # [height, width, 3]
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"{self._config.id} needs a package to draw pictures.", str(error)) from error
+        return self._envs.frame(env)
 
     def close(self) -> None:
-        for env in self._envs:
-            env.close()
+        self._envs.close()
 
     # How it is done
 
-    def _begin(self, row: int, episode: int) -> None:
-        obs, _ = self._envs[row].reset(seed=self._streams[row].number(episode, bits=31))
-        self._episode[row], self._steps[row], self._return[row] = episode, 0, 0.0
-        store(self._obs_space, obs, self._arrays.obs, row)
+    def _enter(self, row: int, episode: int) -> None:
+        """Note that an environment is at the start of an episode, and have the seed of its next one ready."""
+        self._episode[row], self._steps[row] = episode, 0
+        self._table.seed[row] = self._seed(row, ahead=1)
 
-    def _replay(self, row: int, actions: np.ndarray) -> bool:
-        """Take the actions of an episode again; False if it ends on the way."""
-        self._log.put(row, actions)
-        for move in _moves(self._act_space, actions):
-            obs, reward, terminated, truncated, _ = self._envs[row].step(move)
-            store(self._obs_space, obs, self._arrays.obs, row)
-            self._steps[row] += 1
-            self._return[row] += np.float32(reward)
-            if terminated or truncated:
-                return False
-        return True
+    def _seed(self, row: int, ahead: int = 0) -> int:
+        """The seed of an environment's current episode, or of one that is still ahead."""
+        return self._streams[row].number(self._episode[row] + ahead, bits=31)
 
     def _sees(self, row: int, saved: State, place: int) -> bool:
         """Whether the current observation is the saved one, bit for bit (a NaN equals itself)."""
-        current = leaves(self._host.obs, "obs")
+        current = leaves(self._host["obs"], "obs")
         return all(obs[row].numpy().tobytes() == saved[name][place].numpy().tobytes() for name, obs in current.items())
 
     def _tell_of_restarts(self) -> None:
@@ -249,34 +252,49 @@ class ActionLog:
             step[row] = action
 
 
-def _arrays(tree: Any) -> Any:
-    """A tree of host tensors as numpy sees it."""
-    return {name: _arrays(part) for name, part in tree.items()} if isinstance(tree, dict) else tree.numpy()
+def _table(observations: Space[Any], actions: Space[Any], count: int, pinned: bool) -> Table:
+    """Zeros for `count` environments; what a step returns is pinned, so that a GPU can fetch it without waiting."""
+
+    def column(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(count, dtype=dtype, pin_memory=pinned)  # [B]
+
+    tensors = Table(
+        action=torch.zeros((count, *(actions.shape or ())), dtype=tensor_dtype(actions)),  # [B, ...]
+        seed=torch.zeros(count, dtype=torch.int64),
+        obs=allocate(observations, count, pinned),
+        reward=column(torch.float32),
+        terminated=column(torch.bool),
+        truncated=column(torch.bool),
+        final_obs=allocate(observations, count, pinned),
+        total=torch.zeros(count, dtype=torch.float64),
+    )
+    return Table(*(tree_map(Tensor.numpy, part) for part in tensors))  # the same memory
 
 
-def _moves(space: Space[Any], actions: np.ndarray) -> list[Any]:
-    """Actions one by one, as an environment takes them: a choice is a plain int, for some look it up in a dict."""
-    return actions.tolist() if isinstance(space, Discrete) else list(actions)
-
-
-def _make(config: GymConfig, count: int) -> tuple[list[Env], list[str]]:
-    """Equal environments, able to draw themselves where the id offers it, and the ways in which it can draw."""
+def _survey(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:
+    """How to make such environments, the ways in which they can draw, and their spaces of observations and actions."""
     options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
+    probe = gymnasium.make(config.id, **options)
+    probe.close()
+    modes = probe.metadata.get("render_modes") or []
+    drawing = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
+    if drawing:
+        options = {"render_mode": drawing, **options}  # costs nothing until a picture is asked for
+    return options, modes, probe.observation_space, probe.action_space
+
+
+@contextmanager
+def _explained(id: str) -> Iterator[None]:
+    """Turn what Gymnasium says when an environment cannot be made into what to do about it."""
     try:
-        probe = gymnasium.make(config.id, **options)
-        modes = probe.metadata.get("render_modes") or []
-        probe.close()
-        drawing = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
-        if drawing:
-            options = {"render_mode": drawing, **options}  # costs nothing until a picture is asked for
-        return [gymnasium.make(config.id, **options) for _ in range(count)], modes
+        yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise ConfigError(f"{config.id} needs a package that is not installed.", str(error)) from error
+        raise ConfigError(f"{id} needs a package that is not installed.", str(error)) from error
     except TypeError as error:
-        raise ConfigError(f"{config.id} cannot be made: {error}.", "Mend the kwargs of the task.") from error
+        raise ConfigError(f"{id} cannot be made: {error}.", "Mend the kwargs of the task.") from error
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(config.id, gymnasium.registry, n=2)
+        near = difflib.get_close_matches(id, gymnasium.registry, n=2)
         elsewhere = "Write the id of another package's environment with its module, as in ale_py:ALE/Pong-v5."
         raise ConfigError(
-            f"{config.id} is not a registered environment.", f"Did you mean {' or '.join(near)}?" if near else elsewhere
+            f"{id} is not a registered environment.", f"Did you mean {' or '.join(near)}?" if near else elsewhere
         ) from error

@@ -174,8 +174,12 @@ def _start_all(boards: Boards, size: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _step_all(boards: Boards, actions: np.ndarray, results: Results, rules: Rules) -> None:
-    """Step every board, and start the next episode where one ended."""
+def _step_all(boards: Boards, actions: np.ndarray, results: Results, rules: Rules) -> int:
+    """Step every board, and start the next episode where one ended; how many were cut off, or -1 for a bad action."""
+    for b in range(actions.size):
+        if not 0 <= actions[b] <= 3:
+            return -1
+    cut = 0
     for b in range(actions.size):
         board, body, planes = boards.state[b], boards.body[b], boards.planes[b]
         ate, died = _move(board, body, planes, actions[b], rules.size)
@@ -191,6 +195,8 @@ def _step_all(boards: Boards, actions: np.ndarray, results: Results, rules: Rule
             results.full[b] = full
             board.episode += 1
             _start(board, body, planes, rules.size)
+            cut += truncated
+    return cut
 
 
 class Snake:
@@ -237,16 +243,20 @@ class Snake:
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        if actions.shape != (self.num_envs,) or actions.min() < 0 or actions.max() > 3:
+        self._buffers.claim()
+        cut = self.kernel(actions) if actions.shape == (self.num_envs,) else -1
+        if cut < 0:
             raise ValueError(
                 f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
                 f"Give each of the {self.num_envs} boards 0 (left), 1 (right), 2 (up) or 3 (down)."
             )
-        self._buffers.claim()
-        _step_all(self._boards, actions, self._results, self._rules)
         out = self._buffers.publish()
         episode = {"apples": out["apples"], "full": out["full"]}
-        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode)
+        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
+
+    def kernel(self, actions: np.ndarray) -> int:
+        """The game alone, with nothing around it."""
+        return _step_all(self._boards, actions, self._results, self._rules)
 
     def advance(self, clock: Clock) -> None:
         """The game is the same throughout the run."""

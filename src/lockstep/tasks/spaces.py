@@ -1,7 +1,4 @@
-"""Spaces as tensors: the form in which observations and actions of any Gymnasium space travel, and random actions.
-
-An observation stays uint8 where it is uint8 (a picture) and is float32 everywhere else. A choice (Discrete,
-MultiDiscrete) is a one-hot vector, since its number means nothing to a network. Dict and Tuple are trees by name.
+"""Spaces as tensors: memory for observations, actions as environments and as policies take them, and random ones.
 
 Shapes: B environments.
 """
@@ -11,34 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lockstep.config import ConfigError
 from lockstep.streams import Stream
+from lockstep.tasks.observations import float_box
 from lockstep.trees import Tree
-
-
-def stored_space(space: Space[Any]) -> Space[Any]:
-    """The space of an environment's observations once they are stored: Box of uint8 or float32, or a Dict of such."""
-    match space:
-        case Box() if space.dtype == np.uint8:
-            return space
-        case Box():
-            return _float_box(space)
-        case Discrete():
-            return Box(0, 1, (int(space.n),), np.float32)
-        case MultiDiscrete():
-            return Box(0, 1, (int(space.nvec.sum()),), np.float32)
-        case MultiBinary():
-            return Box(0, 1, space.shape, np.float32)
-        case Dict() | Tuple():
-            # A list of pairs, because Dict would sort a mapping.
-            return Dict([(name, stored_space(part)) for name, part in _parts(space)])
-    raise ConfigError(
-        f"{space} cannot be stored as a tensor.",
-        "Register the environment with a wrapper whose observations are Box, Discrete, MultiDiscrete, MultiBinary, "
-        "or a Dict or Tuple of them.",
-    )
 
 
 def allocate(stored: Space[Any], count: int, pinned: bool) -> Tree:
@@ -46,26 +21,6 @@ def allocate(stored: Space[Any], count: int, pinned: bool) -> Tree:
     if isinstance(stored, Dict):
         return {name: allocate(part, count, pinned) for name, part in stored.items()}
     return torch.zeros((count, *(stored.shape or ())), dtype=tensor_dtype(stored), pin_memory=pinned)  # [B, ...]
-
-
-def store(space: Space[Any], value: Any, arrays: Any, row: int) -> None:
-    """Write one observation of `space` to a row of the arrays of its stored space."""
-    match space:
-        case Box() | MultiBinary():
-            arrays[row] = value
-        case Discrete():
-            arrays[row] = 0
-            arrays[row, value - space.start] = 1
-        case MultiDiscrete():
-            sizes = space.nvec.ravel()
-            arrays[row] = 0
-            arrays[row, np.cumsum(sizes) - sizes + np.ravel(value - space.start)] = 1
-        case Dict():
-            for name, part in space.items():
-                store(part, value[name], arrays[name], row)
-        case Tuple():
-            for (name, part), piece in zip(_parts(space), value, strict=True):
-                store(part, piece, arrays[name], row)
 
 
 def policy_space(space: Space[Any]) -> Space[Any]:
@@ -76,7 +31,7 @@ def policy_space(space: Space[Any]) -> Space[Any]:
         case MultiDiscrete():
             return MultiDiscrete(space.nvec)
         case Box() if np.issubdtype(space.dtype, np.floating):
-            return _float_box(space)
+            return float_box(space)
     raise ConfigError(
         f"{space} is not a space that policies act in.",
         "Register the environment with a wrapper whose actions are Discrete, MultiDiscrete or a Box of floats.",
@@ -111,14 +66,3 @@ def sample_action(space: Space[Any], stream: Stream, counter: int, count: int) -
 def tensor_dtype(space: Space[Any]) -> torch.dtype:
     """The dtype of a tensor that holds values of a space."""
     return torch.from_numpy(np.empty(0, space.dtype)).dtype
-
-
-def _float_box(space: Box) -> Box:
-    with np.errstate(over="ignore"):  # a bound beyond float32 is no bound
-        return Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
-
-
-def _parts(space: Dict | Tuple) -> list[tuple[str, Space[Any]]]:
-    if isinstance(space, Dict):
-        return list(space.items())
-    return [(str(place), part) for place, part in enumerate(space)]

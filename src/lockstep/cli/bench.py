@@ -1,0 +1,143 @@
+"""`lockstep bench RECIPE`: how fast a recipe is here, beside the bare engine, and what bounds it."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from lockstep.config import ConfigError, Recipe
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure a recipe's speed, its time split, and its ratio to the bare engine: the environments and networks alone.
+
+    Its own flags may follow, as with `train`. Nothing is trained for long, and no run is left behind.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """A recipe's name, or a Python file with a recipe of your own."""
+    procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
+    """Processes to measure with, on this machine."""
+    scaling: str | None = None
+    """Several numbers of processes at the same global batch, such as 1,2,4."""
+    seconds: float = 10.0
+    """About how long to measure, for each number of processes."""
+    preset: str | None = None
+    """One of the recipe's named variations."""
+    smoke: bool = False
+    """Take the recipe's smallest setting."""
+    json: bool = False
+    """Print one JSON object instead of a table."""
+    out: Path | None = None
+    """Also leave bench.json and bench.svg in this directory; a run directory shows them in its report."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    from lockstep.cli.options import Start, parse_recipe
+    from lockstep.cli.words import translate
+
+    words = translate(arguments, {})
+    command, rest = tyro.cli(Bench, args=words.flags, prog="lockstep bench", return_unknown_args=True)
+    rest += [f"{key}={value}" for key, value in words.settings.items()]
+    sizes = _sizes(command)
+
+    from lockstep.cli.launching import started_processes
+
+    start = Start(command.recipe, procs=max(sizes), smoke=command.smoke, preset=command.preset)
+    recipe = parse_recipe(start, rest, f"lockstep bench {command.recipe}")
+    if started_processes():
+        return _measure_here(recipe, command)
+    reports = [_measure(command, rest, recipe, processes) for processes in sizes]
+    _present(command, reports)
+    return 0
+
+
+def _sizes(command: Bench) -> list[int]:
+    if command.scaling is None:
+        return [command.procs]
+    sizes = [int(word) for word in command.scaling.split(",") if word.strip().isdigit()]
+    if not sizes or len(sizes) != len(command.scaling.split(",")):
+        raise ConfigError(f"--scaling is {command.scaling!r}.", "Give numbers of processes, such as --scaling 1,2,4.")
+    return sizes
+
+
+def _measure_here(recipe: Recipe, command: Bench) -> int:
+    """As one of the processes that are measured; the main one leaves the report."""
+    from lockstep.runtime import Runtime
+    from lockstep.speed.measure import measure
+
+    with Runtime.start(recipe.run) as runtime:
+        report = measure(recipe, runtime, command.seconds)
+        if runtime.main and command.out is not None:
+            (command.out / "bench.json").write_text(json.dumps(report))
+    return 0
+
+
+def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) -> dict[str, Any]:
+    """The report for one number of processes, each of them started afresh."""
+    from rich.console import Console
+
+    from lockstep.runtime.launch import launch
+
+    console = Console(stderr=True)
+    words = ["bench", command.recipe, *rest, "--seconds", str(command.seconds), f"run.lanes={recipe.run.lanes}"]
+    words += ["--preset", command.preset] if command.preset else []
+    words += ["--smoke"] if command.smoke else []
+    count = "1 process" if processes == 1 else f"{processes} processes"
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory,
+        console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
+    ):
+        cause = launch([*words, "--out", directory], processes, quiet=True)
+        if cause is not None:
+            raise ConfigError(f"{command.recipe} could not be measured on {count}: {cause}")
+        report: dict[str, Any] = json.loads((Path(directory) / "bench.json").read_text())
+    return report
+
+
+def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
+    from lockstep.speed.measure import verdict
+    from lockstep.speed.picture import draw
+
+    first = reports[0]
+    for report in reports:
+        report["verdict"] = verdict(report)
+        report["speedup"] = report["steps_per_second"] / first["steps_per_second"]
+    whole = first | ({"scaling": reports} if len(reports) > 1 else {})
+    if command.out is not None:
+        command.out.mkdir(parents=True, exist_ok=True)
+        (command.out / "bench.json").write_text(json.dumps(whole, indent=1) + "\n")
+        (command.out / "bench.svg").write_text(draw(reports))
+    if command.json:
+        sys.stdout.write(json.dumps(whole) + "\n")
+    else:
+        _print(command.recipe, reports)
+
+
+def _print(name: str, reports: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = reports[0]
+    console = Console(highlight=False)
+    table = Table(title=f"{name}: {first['parameters']:,} parameters, {first['precision']}", title_justify="left")
+    table.add_column("processes")
+    for report in reports:
+        table.add_column(str(report["processes"]), justify="right")
+    table.add_row("threads each", *(str(report["threads"]) for report in reports))
+    table.add_row("steps/s", *(f"{report['steps_per_second']:,.0f}" for report in reports))
+    table.add_row("speed-up", *(f"{report['speedup']:.2f}x" for report in reports))
+    for part in first["split"]:
+        table.add_row(f"  {part}", *(f"{report['split'][part]:.1%}" for report in reports))
+    table.add_row("ratio to bare", *(f"{report['ratio_to_bare']:.3f}" for report in reports))
+    console.print(table)
+    if len(reports) > 1:
+        console.print("The global batch is the same for every number of processes (strong scaling).")
+    for report in reports[-1:]:
+        console.print(report["verdict"], markup=False)

@@ -1,0 +1,213 @@
+"""`lockstep plan RECIPE --gpus 1 8 64`: before renting, what more GPUs would bring, where they stop paying, and why."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from lockstep.config import ConfigError, Recipe
+
+if TYPE_CHECKING:
+    from lockstep.speed.network import Network
+    from lockstep.speed.plan import Prediction, Shares
+
+ASSUMPTIONS = (
+    "Work is as measured on one process of this machine (or in --measured); a process's share of it costs a fixed time "
+    "and a time for each sample, fitted to its shares as one of 1, 2, 4, ... processes.",
+    "Buckets of the gradient travel during half of an update's work; everything else that is sent is waited for.",
+    "All processes are equally fast: environments that take longer on some of them are not in the model.",
+    "Memory is parameters, optimizer and gradient, the rollout, and what backward keeps; not torch itself.",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Predict steps/s, efficiency, hours and memory on many GPUs from a short measurement on this machine.
+
+    Its own flags may follow, as with `train`. Every assumption is printed.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """A recipe's name, or a Python file with a recipe of your own."""
+    gpus: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 8, 64, 512, 4096)
+    """Numbers of GPUs (processes) to plan for."""
+    network: str = "nvlink+ib"
+    """What joins them: nvlink+ib, nvlink+ethernet-100g, pcie+ethernet-100g, pcie+ethernet-25g, ethernet-25g,
+    ethernet-10g; here: this machine's own cores and loopback, measured; or a file that --time-network left."""
+    measured: Path | None = None
+    """Take the measurement in this file, saved on another machine (one with the GPU, say), instead of making one."""
+    save: Path | None = None
+    """Leave the measurement in this file."""
+    rounds: int = 3
+    """Iterations to time for each share."""
+    preset: str | None = None
+    """One of the recipe's named variations."""
+    smoke: bool = False
+    """Take the recipe's smallest setting."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+    time_network: Path | None = None
+    """Only time reductions between the processes that torchrun started, and leave them in this file for --network."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    from lockstep.cli.options import Start, parse_recipe
+    from lockstep.cli.words import translate
+
+    words = translate(arguments, {})
+    command, rest = tyro.cli(Plan, args=words.flags, prog="lockstep plan", return_unknown_args=True)
+    rest += [f"{key}={value}" for key, value in words.settings.items()]
+    start = Start(command.recipe, smoke=command.smoke, preset=command.preset)
+    recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
+    if command.time_network is not None:
+        return _time_network(recipe, command.time_network)
+
+    from lockstep.runtime.launch import cores_for
+    from lockstep.speed.network import find_network
+    from lockstep.speed.plan import as_json, predict
+
+    here = command.network == "here"
+    if here:
+        network = _measure_network(command, rest)
+    elif command.network.endswith(".json"):
+        network = _read_network(Path(command.network))
+    else:
+        network = find_network(command.network)
+    shares = _measured(command, recipe)
+    cores = cores_for(1) if here else None
+    budget = recipe.run.samples
+    fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
+    growing = [predict(shares, count, network, budget, grow=True, cores=cores) for count in sorted(command.gpus)]
+    if command.json:
+        sys.stdout.write(json.dumps(as_json(shares, network, fixed, growing)) + "\n")
+    else:
+        _print(command.recipe, shares, network, fixed, growing, cores)
+    return 0
+
+
+def _measured(command: Plan, recipe: Recipe) -> "Shares":
+    """The measurement in a file, or one made now; on one thread where processes are to share this machine."""
+    import torch
+    from rich.console import Console
+
+    from lockstep.runtime.launch import cores_for, keep_freed_memory
+    from lockstep.speed.plan import Line, Shares, measure_shares
+
+    if command.measured is not None:
+        try:
+            values: dict[str, Any] = json.loads(command.measured.read_text())["shares"]
+            lines = {name: Line(**values[name]) for name in ("rollout_step", "update", "rest")}
+            return Shares(**values | lines | {"sent": [tuple(row) for row in values["sent"]]})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{command.measured} holds no measurement: {error!r}.", "Make one: lockstep plan RECIPE --save FILE."
+            ) from None
+    keep_freed_memory()
+    torch.set_num_threads(1 if command.network == "here" else cores_for(1))
+    console = Console(stderr=True)
+    with console.status("measuring") as status:
+        shares = measure_shares(recipe, command.rounds, lambda words: status.update(words))
+    if command.save is not None:
+        from dataclasses import asdict
+
+        command.save.write_text(json.dumps({"recipe": recipe.name, "shares": asdict(shares)}, indent=1) + "\n")
+    return shares
+
+
+def _measure_network(command: Plan, rest: list[str]) -> "Network":
+    """This machine's loopback, by timing reductions of two processes."""
+    from rich.console import Console
+
+    from lockstep.runtime.launch import launch
+
+    words = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
+    words += ["--smoke"] if command.smoke else []
+    with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as directory, Console(stderr=True).status("the network"):
+        path = Path(directory) / "here.json"
+        cause = launch([*words, "--time-network", str(path)], 2, quiet=True)
+        if cause is not None:
+            raise ConfigError(f"reductions could not be timed on two processes: {cause}")
+        return _read_network(path)
+
+
+def _read_network(path: Path) -> "Network":
+    """A network of equal links that explains the times in a file."""
+    from lockstep.speed.network import Network, fit_link
+
+    try:
+        timed = json.loads(path.read_text())
+        link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise ConfigError(
+            f"{path} holds no times of reductions: {error!r}.",
+            f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
+        ) from None
+    return Network(path.stem, 2**20, link, link, launch=0.0)
+
+
+def _time_network(recipe: Recipe, path: Path) -> int:
+    from lockstep.runtime import Runtime
+    from lockstep.speed.measure import time_reductions
+
+    with Runtime.start(recipe.run) as runtime:
+        if runtime.size == 1:
+            raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
+        timed = time_reductions(runtime)
+        if runtime.main:
+            path.write_text(json.dumps({"processes": runtime.size, "seconds": timed}))
+    return 0
+
+
+def _print(
+    name: str,
+    shares: "Shares",
+    network: "Network",
+    fixed: list["Prediction"],
+    growing: list["Prediction"],
+    cores: int | None,
+) -> None:
+    from rich.console import Console
+
+    from lockstep.speed.plan import stops_paying
+
+    console = Console(highlight=False)
+    console.print(_table(f"{name}: the same global batch", fixed))
+    console.print(stops_paying(shares, fixed, cores), markup=False)
+    console.print()
+    console.print(_table(f"{name}: a batch that grows with the GPUs", growing))
+    console.print(
+        "Faster, and another experiment: a larger batch learns less from each sample, so hours are those to the same "
+        "number of samples, not to the same score. --algo.lr-scaling says how the learning rate follows."
+    )
+    console.print("\nAssumed:")
+    crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each.",)
+    for line in (network.describe(), *crowded, *ASSUMPTIONS):
+        console.print(f"  - {line}", markup=False, soft_wrap=True)
+
+
+def _table(title: str, rows: list["Prediction"]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in ("GPUs", "batch", "steps/s", "efficiency", "hours", "waiting", "memory", "way"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        if row.impossible:
+            table.add_row(f"{row.processes:,}", f"{row.batch:,}", "-", "-", "-", "-", "-", "")
+            continue
+        table.add_row(
+            f"{row.processes:,}",
+            f"{row.batch:,}",
+            f"{row.steps_per_second:,.0f}",
+            f"{row.efficiency:.0%}",
+            f"{row.hours:.3g}",
+            f"{row.waiting / (row.waiting + row.compute):.1%}",
+            f"{row.memory / 2**20:,.0f} MiB",
+            row.way,
+        )
+    return table

@@ -1,0 +1,121 @@
+"""Gradient: the gradient of some parameters in one flat buffer, and its reduction over lanes and processes.
+
+In fast mode the buffer is summed in buckets that leave while backward still runs; in exact mode lanes are summed as
+integers, which no order can change.
+
+Shapes: P parameters in one flat buffer, L local lanes.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lockstep.runtime.runtime import Runtime, Waiting
+
+
+class Gradient:
+    """The gradient of some parameters as one flat buffer, summed over the whole run."""
+
+    def __init__(self, parameters: list[Parameter], runtime: Runtime) -> None:
+        self.runtime = runtime
+        # Reversed, because backward makes the last layers' gradients first.
+        self.parameters = parameters[::-1]
+        size = sum(p.numel() for p in parameters)
+        self.flat = torch.zeros(size, device=parameters[0].device)  # [P]
+        self._lanes = torch.zeros(len(runtime.lanes), size, device=self.flat.device) if runtime.exact else None
+        self._bounds: list[tuple[int, int]] = []
+        self._bucket_of: dict[Parameter, int] = {}
+        self._expected: list[int] = []
+        """How many parameters each bucket waits for."""
+        self._missing: list[int] = []
+        self._travelling: list[tuple[Waiting, Tensor]] = []
+        self._overlapping = False
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """Give every parameter its place, and every bucket its bounds; the same on every process."""
+        start = offset = 0
+        for parameter in self.parameters:
+            parameter.grad = self.flat.as_strided(parameter.shape, parameter.stride(), offset)
+            if self.runtime.size > 1 and not self.runtime.exact:
+                parameter.register_post_accumulate_grad_hook(self._arrived)
+            self._bucket_of[parameter] = len(self._bounds)
+            offset += parameter.numel()
+            if (offset - start) * self.flat.element_size() >= self.runtime.bucket_bytes:
+                self._bounds.append((start, offset))
+                start = offset
+        if self._bucket_of[parameter] == len(self._bounds):  # the last bucket is still open
+            self._bounds.append((start, offset))
+        buckets = list(self._bucket_of.values())
+        self._expected = [buckets.count(bucket) for bucket in range(len(self._bounds))]
+
+    def clear(self) -> None:
+        """Start anew, at zero."""
+        self.flat.zero_()
+        if self._lanes is not None:
+            self._lanes.zero_()
+        self._travelling = []
+        self._missing = self._expected.copy()
+
+    def add(self, total: Tensor, lane: int, last: bool) -> None:
+        """Add the gradient of one part's loss; with the last one, buckets leave as soon as backward has filled them."""
+        if total.requires_grad:
+            self._overlapping = last
+            # `inputs` keeps the gradient off everybody else's parameters, such as a critic's in an actor's loss.
+            torch.autograd.backward(total, inputs=self.parameters)
+            self._overlapping = False
+        if self._lanes is not None:
+            self._lanes[lane] += self.flat
+            self.flat.zero_()
+
+    def finish(self) -> None:
+        """Wait until `flat` holds the sum over the whole run; not a number anywhere if it was not one somewhere."""
+        if self._lanes is not None:
+            self._sum_integers(self._lanes)
+        else:
+            # What backward did not fill (a head unused here, a loss that touches nothing) is zero, and joins now.
+            while len(self._travelling) < len(self._bounds):
+                self._launch_next()
+            for (handle, bucket), (start, stop) in zip(self._travelling, self._bounds, strict=True):
+                handle.wait()
+                if bucket.dtype != self.flat.dtype:
+                    self.flat[start:stop] = bucket
+
+    def _arrived(self, parameter: Tensor) -> None:
+        if not self._overlapping:
+            return  # an earlier micro-batch: what it brought is not yet all of it
+        self._missing[self._bucket_of[parameter]] -= 1  # type: ignore[index]
+        # In one fixed order on every process: two buckets of equal size would else be summed crosswise without a word.
+        while len(self._travelling) < len(self._bounds) and not self._missing[len(self._travelling)]:
+            self._launch_next()
+
+    def _launch_next(self) -> None:
+        start, stop = self._bounds[len(self._travelling)]
+        bucket = self.flat[start:stop]
+        if self.runtime.wire is not None:
+            bucket = bucket.to(self.runtime.wire)  # on one process, too: how many there are decides nothing
+        self._travelling.append((self.runtime._start_sum("gradient", bucket), bucket))
+
+    def _sum_integers(self, lanes: Tensor) -> None:
+        """Sum the lanes as 64-bit integers: no rounding, so no order, so the same bits on any number of processes."""
+        # NaN and infinity both make the largest number bad. A flag beside it, because a MAX reduction may lose a NaN.
+        largest = torch.linalg.vector_norm(lanes, torch.inf)
+        finite = largest.isfinite()
+        extremes = torch.stack([torch.where(finite, largest, 0.0).double(), (~finite).double()])
+        largest_of_all, bad = self.runtime.max(extremes).tolist()
+        if bad:
+            self.flat.fill_(torch.nan)
+            return
+        headroom = math.ceil(math.log2(self.runtime.lanes.count)) + 1
+        scale = 2.0 ** (62 - headroom - math.frexp(largest_of_all)[1]) if largest_of_all else 1.0
+        total = torch.zeros(lanes.shape[1], dtype=torch.int64, device=lanes.device)
+        for chunk, of_lanes in zip(total.split(_CHUNK), lanes.split(_CHUNK, dim=1), strict=True):
+            torch.sum((of_lanes.double() * scale).to(torch.int64), dim=0, out=chunk)
+        self.runtime.sum(total)
+        self.flat.copy_(total.double() / scale)
+
+
+_CHUNK = 2**15
+"""Columns converted to integers at a time, so that they stay in the cache."""

@@ -1,0 +1,1 @@
+"""How fast a run is, beside the bare engine, and what more processes would bring."""

@@ -1,0 +1,187 @@
+"""Measure a recipe's iterations beside their bare work: environments and networks with nothing around them.
+
+The two are taken in turns, so that a machine that slows down slows both. On a CPU with one thread, seconds are CPU
+seconds: a busy neighbour takes wall time, and says nothing about our overhead.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lockstep import __version__
+from lockstep.config import Recipe, as_dict
+from lockstep.protocols import Algorithm, Clock, VecEnv, Work
+from lockstep.runtime import Runtime
+
+PARTS = {"env": "env", "act": "inference", "learn": "learning", "reduce": "reduction"}
+"""Phases of the loop, and what the split calls them; whatever else there is, is the rest."""
+FEWER = 4
+"""Learning is also timed on a batch this many times smaller, to part fixed time from work."""
+
+
+class Meter:
+    """One process's share of a run, ready to be timed."""
+
+    def __init__(self, recipe: Recipe, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+        self.algorithm: Algorithm = recipe.algo.build(self.task, runtime)
+        self.clock = Clock(budget=2**62)
+        self.check_every = recipe.run.check_every
+        self.iterate()  # compiles kernels, makes buffers
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.algorithm.weights().values() if tensor.requires_grad)
+
+    def iterate(self) -> None:
+        """What the loop does in an iteration, but for logs, evaluations and checkpoints."""
+        before, runtime, algorithm = self.algorithm.updates, self.runtime, self.algorithm
+        self.task.advance(self.clock)
+        metrics = algorithm.collect(self.clock).under("rollout")
+        with runtime.phase("learn"):
+            metrics += algorithm.update(self.clock).under("train")
+        self.clock.advance(algorithm.samples)
+        self.clock.count(runtime.reduce(metrics))
+        self.clock.settle_metrics()
+        if algorithm.updates // self.check_every > before // self.check_every:
+            runtime.in_sync(algorithm.shared_state(), "while measuring")
+        runtime.agree(stop=False, save=False)
+
+    def seconds(self, work: Callable[[], object], times: int = 1) -> tuple[float, float]:
+        """Seconds to do something some times: as they count here, and on the wall."""
+        self._finish()
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(times):
+            work()
+        self._finish()
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        alone = self.runtime.size == 1 and torch.get_num_threads() == 1 and self.runtime.device.type == "cpu"
+        return (cpu if alone else wall), wall
+
+    def _finish(self) -> None:
+        if self.runtime.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int = 5) -> dict[str, Any]:
+    """Time iterations and their bare work in turns, at least `rounds` times and for about so many seconds."""
+    meter = Meter(recipe, runtime)
+    works = [*meter.algorithm.engine(), *meter.algorithm.engine(FEWER)]
+    for work in works:
+        work.run()
+    ours: list[tuple[float, float]] = []
+    bare: list[list[float]] = [[] for _ in works]
+    phases: dict[str, float] = {}
+    began, more = time.perf_counter(), True
+    while more:
+        runtime.seconds.clear()
+        ours.append(meter.seconds(meter.iterate))
+        for name, spent in runtime.seconds.items():
+            phases[name] = phases.get(name, 0.0) + spent
+        for times, work in zip(bare, works, strict=True):
+            times.append(meter.seconds(work.run, work.times)[0])
+        unfinished = len(ours) < rounds or time.perf_counter() - began < seconds
+        more = runtime.agree(more=unfinished)["more"]
+    pairs = list(zip(works, (statistics.median(times) for times in bare), strict=True))
+    return _report(meter, recipe, ours, phases, [pair for pair in pairs if pair[0].fewer == 1], pairs)
+
+
+def time_reductions(runtime: Runtime, times: int = 20) -> dict[str, float]:
+    """Median seconds of a sum over processes, by its bytes."""
+    seconds: dict[str, float] = {}
+    for numbers in (16, 2**14, 2**18, 2**20):
+        tensor = torch.zeros(numbers, device=runtime.device)
+        took = []
+        for _ in range(times):
+            began = time.perf_counter()
+            runtime.sum(tensor)
+            if runtime.device.type == "cuda":
+                torch.cuda.synchronize()
+            took.append(time.perf_counter() - began)
+        seconds[str(tensor.nbytes)] = statistics.median(took)
+    return seconds
+
+
+def saved_bytes(work: Callable[[], object]) -> int:
+    """Bytes that autograd keeps between a forward and its backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        work()
+    return sum(kept.values())
+
+
+def _report(
+    meter: Meter,
+    recipe: Recipe,
+    ours: list[tuple[float, float]],
+    phases: dict[str, float],
+    bare: list[tuple[Work, float]],
+    everything: list[tuple[Work, float]],
+) -> dict[str, Any]:
+    runtime, samples = meter.runtime, meter.algorithm.samples
+    iteration = statistics.median(counted for counted, _ in ours)
+    wall = statistics.median(wall for _, wall in ours)
+    total = sum(wall for _, wall in ours)
+    split = {words: phases.get(name, 0.0) / total for name, words in PARTS.items()}
+    split["rest"] = max(0.0, 1.0 - sum(split.values()))
+    fixed, per_sample = _fixed_time(everything)
+    return {
+        "recipe": recipe.name,
+        "lockstep": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+        "processes": runtime.size,
+        "threads": torch.get_num_threads(),
+        "precision": recipe.run.precision,
+        "parameters": meter.parameters,
+        "samples_per_iteration": samples,
+        "rounds": len(ours),
+        "steps_per_second": samples / wall,
+        "ratio_to_bare": sum(seconds for _, seconds in bare) / iteration,
+        "split": split,
+        "seconds": {"iteration": iteration, "wall": wall} | {work.part: seconds for work, seconds in bare},
+        "learning": {"fixed_seconds": fixed, "seconds_per_sample": per_sample},
+        "config": as_dict(recipe),
+    }
+
+
+def _fixed_time(works: list[tuple[Work, float]]) -> tuple[float, float]:
+    """A bare update's fixed time, and its time for each local sample, from two sizes of batch."""
+    full, fewer = ((work, s / work.times) for work, s in works if work.part == "learning")
+    per_sample = max(0.0, (full[1] - fewer[1]) / (full[0].samples - fewer[0].samples))
+    return max(0.0, full[1] - per_sample * full[0].samples), per_sample
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """What bounds the run, and what would help, in words."""
+    split = report["split"]
+    largest = max(("env", "inference", "learning", "reduction"), key=lambda part: split[part])
+    share = f"{split[largest]:.0%} of the time"
+    if split["rest"] > split[largest]:
+        return (
+            f"overhead-bound: {split['rest']:.0%} of the time is neither environments nor networks; try larger batches."
+        )
+    if largest == "learning":
+        fixed, work = report["learning"]["fixed_seconds"], report["learning"]["seconds_per_sample"]
+        local = report["config"]["algo"].get("batch_size", 0) / report["processes"]
+        until = max(1, round(report["processes"] * work * local / fixed)) if fixed > 0 else 4096
+        return (
+            f"learning-bound ({share}): more processes help until about {until}, where an update's fixed time "
+            f"({fixed * 1e3:.2g} ms) is as long as its work on {local * report['processes'] / until:,.0f} samples."
+        )
+    return {
+        "env": f"env-bound ({share}): more processes help while each has a core of its own; a faster GPU does not.",
+        "inference": f"inference-bound ({share}): more environments make better use of every call to the network.",
+        "reduction": f"reduction-bound ({share}): larger batches, or --run.wire bf16, send less for each sample.",
+    }[largest]

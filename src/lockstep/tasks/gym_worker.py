@@ -1,0 +1,97 @@
+"""A worker: the process, `python -m lockstep.tasks.gym_worker`, that steps some environments of a `Pool`."""
+
+import ctypes
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+import gymnasium
+
+from lockstep.config import ConfigError
+from lockstep.tasks.gym_rows import Rows, Table
+from lockstep.tasks.gym_wire import Answer, Message, Order, lay_out, pack, receive, send, unpack
+
+
+def main() -> int:
+    """Make environments and do what is asked, until nobody is left to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but a run that stops takes its last steps
+    faulthandler.enable()
+    channel, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    order = receive(channel)
+    if order is None:
+        return 0
+    try:
+        rows = _make(json.loads(order.body), memory, order.number)
+        send(channel, Message(Answer.DONE))
+        while (order := receive(channel)) is not None:
+            send(channel, _obey(order, rows))
+        rows.close()
+    except ConfigError as error:
+        return _leave(channel, Message(Answer.REFUSED, body=str(error).encode()))
+    except Exception:
+        return _leave(channel, Message(Answer.FAILED, body=traceback.format_exc().encode()))
+    return 0
+
+
+def _make(settings: dict[str, Any], memory: int, first: int) -> Rows:
+    if settings["die_with_parent"]:
+        _die_with_parent()
+    arrays = lay_out(settings["layout"], mmap.mmap(memory, 0))
+    os.close(memory)
+    id = settings["id"]
+    try:
+        return Rows(id, settings["options"], Table(**_every(arrays, first, settings["workers"])))
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ConfigError(
+            f"{id} is registered in the process that trains, but not in its workers, which are a Python of their own.",
+            "Write the id with the module that registers it, as in my_module:Name-v0, or use --task.workers 0.",
+        ) from error
+
+
+def _every(tree: Any, first: int, stride: int) -> Any:
+    """Every stride-th row of the arrays of a tree; the same memory."""
+    if isinstance(tree, dict):
+        return {name: _every(part, first, stride) for name, part in tree.items()}
+    return tree[first::stride]
+
+
+def _obey(order: Message, rows: Rows) -> Message:
+    match order.kind:
+        case Order.STEP:
+            rows.step()
+        case Order.BEGIN:
+            rows.begin(dict(unpack(order.body).tolist()))
+        case Order.REPLAY:
+            return Message(Answer.DONE, len(rows.replay({order.number: unpack(order.body)})))
+        case Order.TEXT:
+            return Message(Answer.DONE, body=rows.text(order.number).encode())
+        case Order.FRAME:
+            try:
+                return Message(Answer.DONE, body=pack(rows.frame(order.number)))
+            except ConfigError as error:  # no picture, and no harm done
+                return Message(Answer.REFUSED, body=str(error).encode())
+    return Message(Answer.DONE)
+
+
+def _leave(channel: socket.socket, words: Message) -> int:
+    with suppress(OSError):  # nobody may be left to hear it
+        send(channel, words)
+    return 1
+
+
+def _die_with_parent() -> None:
+    """Be killed when the parent dies, even in the middle of a step that never ends."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,345 @@
+"""Gymnasium environments in worker processes: the same bits as in place, and no worker left behind."""
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from gym_toys import Memory
+
+from lockstep.config import ConfigError, overlay
+from lockstep.lanes import Lanes
+from lockstep.recipes.gym_ppo import GymPPO
+from lockstep.run.checkpoints import find
+from lockstep.run.format import hash_checkpoint
+from lockstep.run.records import CHECKPOINTS
+from lockstep.streams import Stream
+from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.gym_pool import WorkerError
+from lockstep.tasks.spaces import sample_action
+from lockstep.train import train
+from lockstep.trees import leaves
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need Linux or macOS")
+
+HOUSE = "gym_toys:LockstepHouse-v0"
+TROUBLE = "gym_toys:LockstepTrouble-v0"
+
+
+@pytest.fixture
+def build():
+    """Builds environments on seven lanes, and closes them in the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(id, workers, lanes=range(7), **settings):
+            envs = construct(id, workers, lanes, **settings)
+            stack.callback(envs.close)
+            return envs
+
+        yield make
+
+
+@pytest.fixture(scope="module", params=["CartPole-v1", "Pendulum-v1", HOUSE])
+def crews(request):
+    """Fourteen environments each: in place, and shared by one worker, by two, and by three, who cannot do it evenly."""
+    crews = [construct(request.param, workers, num_envs=14) for workers in range(4)]
+    yield crews
+    for envs in crews:
+        envs.close()
+
+
+def construct(id, workers, lanes=range(7), **settings):
+    config = GymConfig(id=id, workers=workers, **{"num_envs": 7, **settings})
+    return config.build(Lanes(7, lanes, 5), torch.device("cpu"))
+
+
+def actions(envs, time):
+    return sample_action(envs.action_space, Stream(1, "actions"), time, envs.num_envs)
+
+
+def bits(tree):
+    return {name: (leaf.dtype, leaf.shape, leaf.numpy().tobytes()) for name, leaf in leaves(tree).items()}
+
+
+def play(envs, times):
+    """All that means something in a few steps, and how many episodes ended."""
+    course, ends = [], 0
+    for now in times:
+        step = envs.step(actions(envs, now))
+        ended = step.terminated | step.truncated
+        final = {name: leaf[ended] for name, leaf in leaves(step.final_obs, "final_obs").items()}
+        outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+        course.append(bits(leaves(step.obs, "obs") | outcome | final))
+        ends += int(ended.sum())
+    return course, ends
+
+
+def save(envs):
+    return {lane: envs.lane_state(lane) for lane in range(7)}
+
+
+def load(envs, saved):
+    for lane, state in saved.items():
+        envs.load_lane_state(lane, state)
+
+
+def same_states(one, other):
+    return one.keys() == other.keys() and all(bits(one[lane]) == bits(other[lane]) for lane in one)
+
+
+@pytest.fixture
+def workers():
+    """Lists the workers that were started since the test began; zombies too."""
+    before = psutil.Process().children()
+    return lambda: [child for child in psutil.Process().children() if child not in before]
+
+
+# The same bits
+
+
+def test_any_number_of_workers_plays_the_same_and_saves_the_same(crews):
+    first = [bits(envs.reset()) for envs in crews]
+    assert first == [first[0]] * 4
+    for times in (range(210), range(210, 300)):
+        (course, ends), *others = [play(envs, times) for envs in crews]
+        assert ends > 0 or times.start
+        assert others == [(course, ends)] * 3
+        states = [save(envs) for envs in crews]
+        assert all(same_states(states[0], other) for other in states[1:])
+    assert len({envs.text(3) for envs in crews}) == 1
+
+
+def test_a_state_saved_with_some_workers_goes_on_with_others(crews):
+    whole = crews[0]
+    whole.reset()
+    play(whole, range(33))
+    start = saved = save(whole)
+    whole_course = play(whole, range(33, 133))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for envs in (crews[3], crews[0], crews[2], crews[1]):  # each from the state of the one before
+            envs.reset()
+            play(envs, range(50, 60))  # something else, so that whatever loading forgets is wrong
+            load(envs, saved)
+            saved = save(envs)
+            assert same_states(saved, start)
+            assert play(envs, range(33, 133)) == whole_course
+
+
+def test_what_cannot_be_restored_begins_anew_with_the_same_words(build):
+    here, there = (build("CartPole-v1", workers, num_envs=14, replay_cap=15) for workers in (0, 2))
+    here.reset()
+    play(here, range(25))
+    saved, told = save(here), []
+    for envs in (here, there):
+        load(envs, saved)
+        with pytest.warns(UserWarning, match=r"of the 14 environments here could not be restored") as notes:
+            envs.observe()
+        told += [str(note.message) for note in notes]
+    assert told == [told[0]] * 2
+    assert same_states(save(here), save(there))
+    assert play(here, range(25, 60)) == play(there, range(25, 60))
+
+
+def test_some_lanes_in_workers_play_as_among_all(build):
+    whole, part = build("CartPole-v1", 0), build("CartPole-v1", 2, lanes=range(2, 7))
+    assert torch.equal(whole.reset()[2:], part.reset())
+    for now in range(60):
+        action = actions(whole, now)
+        assert torch.equal(whole.step(action).obs[2:], part.step(action[2:]).obs)
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_environment_may_keep_its_action(build, count):
+    envs = build("gym_toys:LockstepMemory-v0", count)
+    envs.reset()
+    given = [actions(envs, now) for now in range(5)]
+    seen = [envs.step(action).obs.clone() for action in given]
+    assert all(torch.equal(obs, action) for obs, action in zip(seen[1:], given, strict=False))
+
+
+def test_pictures_and_texts_come_from_the_workers(build):
+    pytest.importorskip("pygame")
+    here, there = build("FrozenLake-v1", 0), build("FrozenLake-v1", 2)
+    for envs in (here, there):
+        envs.reset()
+        play(envs, range(3))
+    assert "HFFG" in there.text(0)
+    assert [there.text(env) for env in range(7)] == [here.text(env) for env in range(7)]
+    assert np.array_equal(here.frame(4), there.frame(4))
+
+
+def test_a_run_is_the_same_run_with_workers_and_may_change_their_number_when_it_goes_on(tmp_path, workers):
+    run = {"dir": str(tmp_path), "samples": 512, "eval_every": 512, "eval_episodes": 4, "save_every": 128}
+    recipe = overlay(GymPPO(), {"algo": {"horizon": 16, "batch_size": 64, "epochs": 1}, "run": run})
+
+    def end(name, count, **how):
+        path = train(overlay(recipe, {"run.name": name, "task.workers": count}), **how).path / CHECKPOINTS
+        return hash_checkpoint(path / str(find(path)[0]))
+
+    expected = end("in place", 0)
+    assert end("workers", 3) == expected
+    assert end("workers", 0, resume=True, at=256) == expected
+    assert end("workers", 2, resume=True, at=256) == expected
+    gc.collect()
+    assert not workers()
+
+
+# Settings
+
+
+def test_a_negative_number_of_workers_is_refused():
+    with pytest.raises(ConfigError, match="workers is -1"):
+        GymConfig(workers=-1)
+
+
+def test_there_are_no_more_workers_than_environments_and_none_for_a_single_one(build, workers):
+    build("CartPole-v1", 9, lanes=range(2))
+    assert len(workers()) == 2
+    build("CartPole-v1", 9, lanes=range(1))
+    assert len(workers()) == 2
+
+
+def test_an_id_that_only_this_python_knows_is_answered_with_what_to_do(build, workers):
+    gymnasium.register("LockstepLocal-v0", Memory)
+    with pytest.raises(ConfigError, match="not in its workers") as error:
+        build("LockstepLocal-v0", 1)
+    assert "my_module:Name-v0, or use --task.workers 0" in str(error.value)
+    assert not workers()
+
+
+def test_a_picture_that_cannot_be_drawn_harms_nobody(build):
+    envs = build("gym_toys:LockstepBlind-v0", 1)
+    envs.reset()
+    with pytest.raises(ConfigError, match=r"needs a package to draw pictures.*\npip install eyes"):
+        envs.frame(1)
+    play(envs, range(3))
+
+
+# Trouble
+
+
+@pytest.mark.parametrize(
+    ("kind", "end", "words"),
+    [
+        ("error", "ended with exit code 1", "ZeroDivisionError: the moon is full"),
+        ("exit", "ended with exit code 7", "farewell"),
+        ("crash", "was ended by SIGSEGV", "gym_toys.py"),
+    ],
+)
+def test_a_worker_that_dies_is_named_with_its_environments_its_end_and_its_last_words(build, workers, kind, end, words):
+    envs = build(TROUBLE, 2, lanes=range(2, 7), kwargs={"kind": kind})
+    envs.reset()
+    play(envs, range(2))
+    with pytest.raises(WorkerError) as error:
+        play(envs, range(1))
+    assert f"Worker 0 of 2, with the environments 2, 4, 6 of {TROUBLE}, {end}. Its last words:" in str(error.value)
+    assert words in str(error.value)
+    assert not workers()
+    with pytest.raises(WorkerError, match="have ended"):
+        play(envs, range(1))
+
+
+def test_a_worker_killed_between_two_steps_is_named(build, workers):
+    envs = build("CartPole-v1", 2)
+    envs.reset()
+    workers()[1].kill()
+    with pytest.raises(WorkerError, match=r"Worker 1 of 2, with the environments 1, 3, 5 of CartPole-v1, .*SIGKILL\.$"):
+        play(envs, range(2))
+    assert not workers()
+
+
+@pytest.mark.parametrize("how", ["close", "forget"])
+def test_workers_leave_when_they_are_no_longer_needed(workers, how):
+    envs = construct("CartPole-v1", 1)
+    envs.reset()
+    assert len(workers()) == 1
+    if how == "close":
+        envs.close()
+        envs.close()
+    else:
+        del envs
+        gc.collect()
+    assert not workers()  # nor a zombie, which would still be listed
+
+
+def test_workers_outlive_the_thread_that_started_them(build):
+    made = []
+    thread = threading.Thread(target=lambda: made.append(build("CartPole-v1", 1)))
+    thread.start()
+    thread.join()
+    made[0].reset()
+    play(made[0], range(3))
+
+
+def test_the_shared_memory_has_no_name_under_which_it_could_be_left_behind(build):
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("no list of mappings here")
+    before = maps.read_text().count("/memfd:lockstep (deleted)")
+    build("CartPole-v1", 1)
+    assert maps.read_text().count("/memfd:lockstep (deleted)") == before + 1
+
+
+SCRIPT = """
+import psutil, torch
+from lockstep.lanes import Lanes
+from lockstep.tasks.gym import GymConfig
+
+config = GymConfig(id="gym_toys:LockstepTrouble-v0", workers=2, kwargs={"kind": "KIND"})
+envs = config.build(Lanes(8, range(8), 0), torch.device("cpu"))
+envs.reset()
+print(*(child.pid for child in psutil.Process().children()), flush=True)
+for _ in range(3):
+    envs.step(torch.zeros(8, dtype=torch.int64))
+input()
+"""
+
+
+@contextlib.contextmanager
+def parent(kind):
+    """A process with two workers, and these."""
+    script = SCRIPT.replace("KIND", kind)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, text=True, **pipes) as process:
+        try:
+            workers = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+            assert len(workers) == 2
+            time.sleep(0.5)  # until it waits
+            yield process, workers
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("kind", ["hang", "none"])
+def test_workers_die_with_their_parent_also_in_the_middle_of_a_step(kind):
+    if kind == "hang" and sys.platform != "linux":
+        pytest.skip("only Linux ends a process that does not listen")
+    with parent(kind) as (process, workers):
+        process.kill()
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
+
+
+def test_an_interrupt_ends_a_step_that_hangs_and_workers_leave_it_to_their_parent():
+    with parent("hang") as (process, workers):
+        for worker in workers:
+            worker.send_signal(signal.SIGINT)  # as a terminal does
+        time.sleep(0.2)
+        assert all(worker.is_running() for worker in workers)
+        process.send_signal(signal.SIGINT)
+        _, alive = psutil.wait_procs(workers, timeout=10)
+        assert not alive
+        assert "KeyboardInterrupt" in process.communicate(timeout=10)[1]

@@ -1,0 +1,177 @@
+"""What an all-reduce costs: numbers worked by hand, and what must hold for every network."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config import ConfigError
+from lockstep.speed.network import (
+    NETWORKS,
+    Link,
+    Network,
+    all_reduce,
+    find_network,
+    fit_link,
+    hierarchical,
+    ring,
+    tree,
+)
+
+NEAR, FAR = Link(latency=1.0, bandwidth=2.0), Link(latency=10.0, bandwidth=1.0)
+CLUSTER = Network("cluster", 3, NEAR, FAR, launch=100.0)
+sizes = st.floats(1, 1e12)
+processes = st.integers(1, 5000)
+networks = st.sampled_from(list(NETWORKS.values()))
+links = st.builds(Link, latency=st.floats(1e-6, 1e-3), bandwidth=st.floats(1e8, 1e12))
+
+
+# ---------------------------------------------------------------------------------------------------------------- ways
+
+
+def test_a_ring_costs_what_was_worked_by_hand():
+    # Twice around, but for oneself: 2 x 3 messages of a quarter, 12 / 4 = 3 bytes at 2 a second each.
+    assert ring(12, 4, NEAR) == 2 * 3 * 1.0 + 2 * 3 * 3 / 2
+
+
+@pytest.mark.parametrize(("count", "levels"), [(2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4)])
+def test_a_tree_costs_two_latencies_a_level_and_every_byte_twice(count, levels):
+    assert tree(12, count, NEAR) == 2 * levels * 1.0 + 2 * 12 / 2
+
+
+def test_machines_that_sum_within_before_they_meet_cost_what_was_worked_by_hand():
+    # Within: 2 messages of a third, 4 bytes, before and after. Across: a ring of two with a third of the bytes.
+    within, across = 2 * (1.0 + 4 / 2), 2 * 10.0 + 2 * 2 / 1
+    assert hierarchical(12, 2, 3, NEAR, FAR) == 2 * within + across == 36
+
+
+def test_across_many_machines_the_parts_meet_in_whichever_way_is_cheaper():
+    small = hierarchical(3, 64, 3, NEAR, FAR)
+    within = 2 * (2 * 1.0 + 2 / 3 * 3 / 2)
+    assert small == within + tree(1, 64, FAR) < within + ring(1, 64, FAR)
+    large = hierarchical(3e6, 64, 3, NEAR, FAR)
+    within = 2 * (2 * 1.0 + 2 / 3 * 3e6 / 2)
+    assert large == within + ring(1e6, 64, FAR) < within + tree(1e6, 64, FAR)
+
+
+@given(sizes, links, links, st.integers(1, 500))
+def test_machines_of_one_process_have_nothing_to_sum_within(size, inside, across, machines):
+    found = hierarchical(size, machines, 1, inside, across)
+    assert found == min(ring(size, machines, across), tree(size, machines, across))
+
+
+# ------------------------------------------------------------------------------------------------------------- the best
+
+
+def test_the_cheapest_way_is_taken_within_a_machine():
+    assert all_reduce(12, 3, CLUSTER) == (100 + ring(12, 3, NEAR), "ring")
+    wide = Network("wide", 64, NEAR, FAR, launch=0.0)
+    assert all_reduce(12, 64, wide) == (tree(12, 64, NEAR), "tree")
+
+
+def test_the_cheapest_way_is_taken_across_machines():
+    # A ring of six over the slow links is 100 + 20, a tree 60 + 24.
+    assert all_reduce(12, 6, CLUSTER) == (100 + 36.0, "hierarchical")
+
+
+def test_a_machine_that_is_not_full_counts_as_one():
+    assert all_reduce(12, 4, CLUSTER) == all_reduce(12, 6, CLUSTER)
+    assert all_reduce(12, 7, CLUSTER)[0] > all_reduce(12, 6, CLUSTER)[0]
+
+
+@given(sizes, networks)
+def test_one_process_waits_for_nobody(size, network):
+    assert all_reduce(size, 1, network) == (0.0, "nothing")
+    assert ring(size, 1, network.across) == tree(size, 1, network.across) == 0.0
+
+
+@given(sizes, sizes, st.integers(2, 5000), networks)
+def test_more_bytes_take_longer_and_none_at_all_still_take_a_start(one, other, count, network):
+    fewer, more = sorted((one, other))
+    assert network.launch < all_reduce(fewer, count, network)[0] <= all_reduce(more, count, network)[0]
+
+
+@given(sizes, processes, networks)
+def test_no_other_way_would_be_cheaper(size, count, network):
+    seconds, way = all_reduce(size, count, network)
+    if count == 1:
+        return
+    link = network.inside if count <= network.per_machine else network.across
+    assert seconds - network.launch <= ring(size, count, link) * (1 + 1e-9)
+    assert seconds - network.launch <= tree(size, count, link) * (1 + 1e-9)
+    assert way in ("ring", "tree", "hierarchical")
+    assert way != "hierarchical" or count > network.per_machine
+
+
+@pytest.mark.parametrize("name", [name for name, network in NETWORKS.items() if network.per_machine > 1])
+@pytest.mark.parametrize("count", [64, 512])
+def test_where_links_within_are_faster_large_gradients_are_summed_there_first(name, count):
+    network = NETWORKS[name]
+    seconds, way = all_reduce(100e6, count, network)
+    assert way == "hierarchical"
+    assert seconds < ring(100e6, count, network.across) / 2
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_machine_that_is_full_is_no_slower_than_one_process_more(name):
+    network = NETWORKS[name]
+    assert all_reduce(1e6, network.per_machine, network)[0] < all_reduce(1e6, network.per_machine + 1, network)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def test_every_network_has_the_name_it_is_found_by_and_says_what_it_assumes():
+    for name in NETWORKS:
+        network = find_network(name)
+        assert network.name == name
+        assert network.describe().startswith(f"{name}: {network.per_machine} processes a machine; inside ")
+    assert "across 5 us, 50 GB/s a process; 10 us to start a collective" in find_network("nvlink+ib").describe()
+
+
+def test_a_measured_network_says_so():
+    link = Link(2e-5, 1.5e9)
+    words = Network("mine", 2**20, link, link, launch=0.0).describe()
+    assert words == "mine: every link 20 us, 1.5 GB/s a process, as measured"
+
+
+def test_a_port_that_eight_share_gives_each_an_eighth():
+    assert find_network("pcie+ethernet-25g").across.bandwidth == 25e9 / 8 / 8
+    assert find_network("ethernet-25g").across.bandwidth == 25e9 / 8
+
+
+def test_an_unknown_network_is_refused_with_those_there_are():
+    with pytest.raises(ConfigError) as caught:
+        find_network("nvlnk")
+    problem, fix = str(caught.value).split("\n")
+    assert problem == "there is no network 'nvlnk'."
+    assert all(name in fix for name in [*NETWORKS, "here"])
+
+
+# ------------------------------------------------------------------------------------------------------------ measured
+
+
+@given(links, st.integers(2, 64))
+def test_exact_times_of_rings_give_the_link_back(link, count):
+    counts = [64, 65_536, 1_048_576, 64 * 2**20]
+    found = fit_link(counts, [ring(size, count, link) for size in counts], count)
+    assert found.latency == pytest.approx(link.latency, rel=1e-4)
+    assert found.bandwidth == pytest.approx(link.bandwidth, rel=1e-2)
+
+
+def test_small_reductions_say_as_much_as_large_ones():
+    # In relative error: an hour's noise on the largest must not drown the latency that the smallest show.
+    link = Link(1e-5, 1e9)
+    counts = [64, 640, 6_400, 64 * 2**20]
+    seconds = [ring(size, 2, link) for size in counts]
+    found = fit_link(counts, [*seconds[:-1], seconds[-1] * 1.2], 2)
+    assert found.latency == pytest.approx(link.latency, rel=0.05)
+
+
+@given(st.lists(st.floats(1e-7, 1.0), min_size=4, max_size=4), st.integers(2, 8))
+def test_a_link_that_was_fitted_to_anything_can_be_used(seconds, count):
+    found = fit_link([64, 65_536, 1_048_576, 4_194_304], seconds, count)
+    assert found.latency > 0
+    assert 0 < found.bandwidth < math.inf
+    assert 0 < ring(1e6, count, found) < math.inf
