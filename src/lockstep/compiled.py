@@ -57,7 +57,7 @@ def _judge(logs: Any, shares: Any, action: Any, log_prob: Any, entropy: Any) -> 
         log_prob[n], entropy[n] = logs[action[n], n], 0
     for k in range(len(logs)):
         for n in range(len(action)):
-            if shares[k, n] > 0:  # a choice that is ruled out adds nothing
+            if shares[k, n] != 0:  # a choice that is ruled out adds nothing; one that is no number spoils it all
                 entropy[n] -= shares[k, n] * logs[k, n]
 
 
@@ -69,7 +69,7 @@ def _judge_gradient(
     for n in range(len(action)):
         for k in range(len(logs)):
             pull = by_log_prob[n] + by_entropy[n] * (logs[k, n] + entropy[n])
-            gradient[n, k] = -shares[k, n] * pull if shares[k, n] > 0 else 0
+            gradient[n, k] = 0 if shares[k, n] == 0 else -shares[k, n] * pull
         gradient[n, action[n]] += by_log_prob[n]
 
 
@@ -154,9 +154,14 @@ def _ppo(
 
         guess = np.float64(values[n])  # all of it in double, or rounding would part what is equal
         miss, move = guess - returns[n], guess - old_values[n]
-        near = miss if abs(move) <= value_clip else old_values[n] + math.copysign(value_clip, move) - returns[n]
-        value += 0.5 * near * near if miss * miss < near * near else 0.5 * miss * miss
-        by_value[n] = 0.0 if miss * miss < near * near else miss
+        near = miss
+        if not abs(move) <= value_clip and value_clip < np.inf:
+            near = old_values[n] + math.copysign(value_clip, move) - returns[n]
+        worse = near * near
+        if np.isnan(worse):  # an old value that is no number comes through
+            miss = worse
+        value += 0.5 * max(miss * miss, worse)
+        by_value[n] = 0.0 if miss * miss < worse else miss
     sums[0], sums[1], sums[2], sums[3], sums[4] = policy, value, spread, divergence, clipped
 
 

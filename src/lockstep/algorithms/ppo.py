@@ -83,6 +83,8 @@ class PPOConfig:
 
     def check(self, task: Any, run: RunConfig) -> None:
         """Refuse numbers that do not divide, in words, before any process starts."""
+        if self.horizon < 1:
+            raise ConfigError(f"horizon is {self.horizon}.", "Take at least one step between updates.")
         rollout, lanes = task.num_envs * self.horizon, with_lanes(run, 1).lanes or 0
         if self.batch_size % lanes:
             below = max(lanes, self.batch_size - self.batch_size % lanes)

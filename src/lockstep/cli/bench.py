@@ -62,7 +62,7 @@ def _sizes(command: Bench) -> list[int]:
     if command.scaling is None:
         return [command.procs]
     sizes = [int(word) for word in command.scaling.split(",") if word.strip().isdigit()]
-    if not sizes or len(sizes) != len(command.scaling.split(",")):
+    if not sizes or min(sizes) < 1 or len(sizes) != len(command.scaling.split(",")):
         raise ConfigError(f"--scaling is {command.scaling!r}.", "Give numbers of processes, such as --scaling 1,2,4.")
     return sizes
 

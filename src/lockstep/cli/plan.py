@@ -62,6 +62,8 @@ def run(arguments: Sequence[str]) -> int:
     words = translate(arguments, {})
     command, rest = tyro.cli(Plan, args=words.flags, prog="lockstep plan", return_unknown_args=True)
     rest += [f"{key}={value}" for key, value in words.settings.items()]
+    if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
+        raise ConfigError("--gpus and --rounds count from 1.", "Give numbers such as --gpus 1 8 64 --rounds 3.")
     start = Start(command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
     if command.time_network is not None:

@@ -59,7 +59,7 @@ class Categorical:
             return compiled.judge_choices(outputs, action)
         logs = outputs.log_softmax(-1)
         # A choice that is ruled out has log probability -inf and adds nothing: 0 x -inf must not become NaN.
-        spread = logs.exp() * logs.clamp(min=torch.finfo(logs.dtype).min)
+        spread = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
         return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -spread.sum(-1)
 
 

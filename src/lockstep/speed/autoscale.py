@@ -5,6 +5,7 @@ experiment, so this is something a user asks for; what was chosen, and why, is p
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,9 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
         return _seconds(meter, ("learn",)) / work.samples, saved_bytes(work.run) / work.samples
 
     chosen_batch, why_batch = _double(max(recipe.algo.batch_size, chosen_envs), learning, processes)
-    horizon = max(8, minibatches * chosen_batch // chosen_envs)
+    step = chosen_batch // math.gcd(chosen_batch, chosen_envs)  # fewer would cut a minibatch
+    horizon = max(step, minibatches * chosen_batch // chosen_envs // step * step)
+    minibatches = horizon * chosen_envs // chosen_batch
     settings = {
         "task.num_envs": chosen_envs * processes,
         "algo.batch_size": chosen_batch * processes,
@@ -63,7 +66,7 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
     reasons = [
         f"{settings['task.num_envs']:,} environments: {why_envs}",
         f"batches of {settings['algo.batch_size']:,}: {why_batch}",
-        f"{horizon} steps between updates: {minibatches} minibatches a rollout, as in the recipe",
+        f"{horizon} steps between updates: {minibatches} minibatches a rollout",
     ]
     if processes > 1:
         reasons.append(f"measured on one process, and multiplied by {processes}")

@@ -112,6 +112,8 @@ def saved_bytes(work: Callable[[], object]) -> int:
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
+            return tensor  # a weight, kept anyway
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -175,7 +177,11 @@ def verdict(report: dict[str, Any]) -> str:
     if largest == "learning":
         fixed, work = report["learning"]["fixed_seconds"], report["learning"]["seconds_per_sample"]
         local = report["config"]["algo"].get("batch_size", 0) / report["processes"]
-        until = max(1, round(report["processes"] * work * local / fixed)) if fixed > 0 else 4096
+        if fixed <= 0.01 * work * local:
+            return (
+                f"learning-bound ({share}): more processes help, each with its share of the batch (now {local:,.0f})."
+            )
+        until = max(1, round(report["processes"] * work * local / fixed))
         return (
             f"learning-bound ({share}): more processes help until about {until}, where an update's fixed time "
             f"({fixed * 1e3:.2g} ms) is as long as its work on {local * report['processes'] / until:,.0f} samples."

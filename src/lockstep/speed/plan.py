@@ -212,6 +212,8 @@ def stops_paying(shares: Shares, rows: list[Prediction], cores: int | None = Non
                 why = f"waiting for the network ({row.waiting * 1e3:.3g} ms an iteration)"
             return f"{where}: what is left is {why}. A larger batch moves that point."
     last = rows[-1]
+    if not possible:
+        return f"It cannot be shared at all: {last.impossible}."
     if last.impossible:
         most = possible[-1].processes
         return f"It pays up to {most:,} processes, and then there is nothing left to share: {last.impossible}."

@@ -1,0 +1,32 @@
+"""What exact reduction costs: an iteration in exact mode against one in fast mode, in turns; Snake's CNN, 8 lanes.
+
+python benchmarks/exact_cost.py
+"""
+
+import statistics
+
+import torch
+from work import CNN, recipe
+
+from lockstep.runtime import Runtime
+from lockstep.runtime.launch import keep_freed_memory
+from lockstep.speed.measure import Meter
+
+
+def main(rounds=5):
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    meters = {}
+    for reduction in ("fast", "exact"):
+        chosen = recipe(CNN, run_reduction=reduction, run_lanes=8)
+        meters[reduction] = Meter(chosen, Runtime.alone(chosen.run))
+    seconds = {name: [] for name in meters}
+    for _ in range(rounds):
+        for name, meter in meters.items():
+            seconds[name].append(meter.seconds(meter.iterate)[0])
+    fast, exact = (statistics.median(seconds[name]) for name in ("fast", "exact"))
+    print(f"fast {fast:.2f} CPU s an iteration, exact {exact:.2f}: exact costs {exact / fast:.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Two processes of one thread each against one: the same global batch (strong), and a doubled one (weak).
+
+python benchmarks/scaling.py                   Snake's CNN
+python benchmarks/scaling.py --precision bf16
+
+Beside it, in the same processes and in turns, a bare loop with torch's DDP: the compiled boards, the network's forward,
+and DDP's forward, backward and step on as many samples. Everything is wall time between barriers.
+"""
+
+import argparse
+import copy
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from work import CNN, MLP, recipe
+
+from lockstep.runtime import Runtime
+from lockstep.runtime.launch import keep_freed_memory
+from lockstep.speed.measure import Meter
+
+
+def timed(work):
+    dist.barrier()
+    began = time.perf_counter()
+    work()
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def ddp_loop(meter):
+    """An iteration's bare work, with the learning through DDP."""
+    algorithm = meter.algorithm
+    env, inference, learning = algorithm.engine()
+    net = DistributedDataParallel(copy.deepcopy(algorithm.net), gradient_as_bucket_view=True)
+    rate = torch.optim.Adam(net.parameters(), fused=True)
+    obs = algorithm.rollout["obs"].flatten(0, 1)[: learning.samples].clone()
+
+    def iterate():
+        for _ in range(env.times):
+            inference.run()
+            env.run()
+        for _ in range(learning.times):
+            with meter.runtime.autocast():
+                outputs, value = net(obs)
+            rate.zero_grad()
+            (outputs.sum() + value.sum()).backward()
+            rate.step()
+
+    return iterate
+
+
+def bare_loop(meter):
+    works = meter.algorithm.engine()
+    return lambda: [work.run() for work in works for _ in range(work.times)]
+
+
+def work(arguments):
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    settings = MLP if arguments.mlp else CNN
+    one = recipe(settings, run_lanes=8, run_precision=arguments.precision, run_timeout=600.0)
+    twice = recipe(
+        settings | {"task.num_envs": 128, "algo.batch_size": 4096},
+        run_lanes=8,
+        run_precision=arguments.precision,
+        run_timeout=600.0,
+    )
+    with Runtime.start(one.run) as runtime:
+        alone = Meter(one, Runtime.alone(one.run))
+        strong, weak = Meter(one, runtime), Meter(twice, runtime)
+        contenders = {
+            "one": alone.iterate if runtime.main else lambda: None,
+            "both alone": alone.iterate,
+            "strong": strong.iterate,
+            "weak": weak.iterate,
+            "bare one": bare_loop(alone) if runtime.main else lambda: None,
+            "bare strong": ddp_loop(strong),
+        }
+        seconds = {name: [] for name in contenders}
+        for step in contenders.values():
+            timed(step)
+        for _ in range(arguments.rounds):
+            for name, step in contenders.items():
+                seconds[name].append(timed(step))
+        if runtime.main:
+            report(seconds, arguments)
+
+
+def report(seconds, arguments):
+    def ratio(top, bottom, factor=1.0):
+        found = [factor * a / b for a, b in zip(seconds[top], seconds[bottom], strict=True)]
+        return f"{statistics.median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
+
+    net = "MLP" if arguments.mlp else "CNN"
+    print(f"{net}, {arguments.precision}, {arguments.rounds} rounds, two processes of one thread each")
+    print(f"  two processes that share nothing {ratio('one', 'both alone', 2)}: what this machine allows")
+    print(f"  weak, batch doubled             {ratio('one', 'weak', 2)}")
+    print(f"  strong, same global batch       {ratio('one', 'strong')}")
+    print(f"  a bare DDP loop, strong         {ratio('bare one', 'bare strong')}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--mlp", action="store_true")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:
+        return work(arguments)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *sys.argv]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return subprocess.run(command, env=environment, check=True).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Measuring on several processes: one report from all of them, and the network between them."""
+
+import json
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.runtime import Runtime
+from lockstep.speed.measure import measure
+from processes import together
+from tiny import ITERATION, tiny
+
+pytestmark = pytest.mark.distributed
+
+
+def measured(directory):
+    recipe = tiny(directory)
+    with Runtime.start(recipe.run) as runtime:
+        return measure(recipe, runtime, seconds=0.0, rounds=2 if runtime.main else 5)
+
+
+def run_command(*words):
+    return main(list(words))
+
+
+def test_processes_measure_as_long_as_the_last_of_them_wants_to(tmp_path):
+    one, other = together(measured, 2, str(tmp_path))
+    assert one["rounds"] == other["rounds"] == 5
+    assert one["processes"] == other["processes"] == 2
+    assert one["samples_per_iteration"] == other["samples_per_iteration"] == ITERATION
+    assert one["split"]["reduction"] > 0
+
+
+def test_the_main_process_leaves_the_report(tmp_path):
+    words = ["bench", "snake-ppo", "--smoke", "--seconds", "0", "run.lanes=8", "--out", str(tmp_path)]
+    assert together(run_command, 2, *words) == [0, 0]
+    assert json.loads((tmp_path / "bench.json").read_text())["processes"] == 2
+
+
+def test_the_network_between_processes_is_timed_by_bytes(tmp_path):
+    path = tmp_path / "times.json"
+    assert together(run_command, 2, "plan", "snake-ppo", "--smoke", "--time-network", str(path)) == [0, 0]
+    timed = json.loads(path.read_text())
+    assert timed["processes"] == 2
+    assert list(timed["seconds"]) == ["64", "65536", "1048576", "4194304"]
+    assert all(seconds > 0 for seconds in timed["seconds"].values())

@@ -1,0 +1,401 @@
+"""Autoscale: doubling stops where it stops paying, learning rates follow the batch, and a run keeps what was chosen."""
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.cli import launching, main
+from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.config import overlay
+from lockstep.functional import batch_factor
+from lockstep.protocols import Clock, Work
+from lockstep.recipes import RECIPES, find_recipe
+from lockstep.runtime import Runtime, launch
+from lockstep.speed import autoscale as scaling
+from lockstep.speed.autoscale import MOST, Choice, autoscale
+from tiny import tiny
+
+PLENTY = 2.0**60
+PAYS_TO_THE_END = {}
+"""Seconds of a sample by the number that was probed; half of the last one's where nothing is said."""
+
+
+class Probe:
+    """What a meter looks like to autoscale, with costs that were made up."""
+
+    def __init__(self, envs, horizon, costs):
+        self.envs, self.horizon, self.costs = envs, horizon, costs
+        self.algorithm = self
+
+    def buffers(self):
+        return {"rollout": torch.empty(self.envs * self.horizon * self.costs.rollout_bytes, dtype=torch.uint8)}
+
+    def engine(self):
+        return [Work(part, self.envs * self.horizon, 1, lambda: self) for part in ("env", "inference", "learning")]
+
+
+@dataclass
+class Costs:
+    """Seconds of a sample by environments and by batch, and bytes."""
+
+    acting: dict
+    learning: dict
+    rollout_bytes: int = 0
+    activation_bytes: float = 0.0
+    free: float = PLENTY
+
+    def seconds(self, probe, phases):
+        count = probe.envs if phases == ("env", "act") else probe.envs * probe.horizon
+        assert phases in [("env", "act"), ("learn",)]
+        by_count = self.acting if phases == ("env", "act") else self.learning
+        return count * by_count.get(count, 1.0 / count)
+
+    def saved_bytes(self, run):
+        probe = run()
+        return self.activation_bytes * probe.envs * probe.horizon
+
+
+def choose(recipe, acting, learning, processes=1, **bytes_of):
+    """What autoscale makes of made-up costs."""
+    costs = Costs(acting, learning, **bytes_of)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "_meter", lambda recipe, envs, horizon: Probe(envs, horizon, costs))
+        patch.setattr(scaling, "_seconds", costs.seconds)
+        patch.setattr(scaling, "saved_bytes", costs.saved_bytes)
+        patch.setattr(scaling, "_free_memory", lambda processes: costs.free / processes)
+        return autoscale(recipe, processes)
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """16 environments x 8 steps in two minibatches of 64."""
+    return tiny(Path("nowhere"))
+
+
+# ------------------------------------------------------------------------------------------------------------- doubling
+
+
+def test_doubling_goes_on_while_a_sample_becomes_a_tenth_cheaper(recipe):
+    found = choose(
+        recipe,
+        acting={16: 1.0, 32: 0.9, 64: 0.7, 128: 0.64},  # a tenth, more, and less than a tenth
+        learning={64: 1.0, 128: 0.5, 256: 0.46},
+    )
+    assert found.settings["task.num_envs"] == 64
+    assert found.settings["algo.batch_size"] == 128
+    assert found.reasons[0] == "64 environments: with 128 on a process a sample would cost 9% less, not worth it"
+    assert found.reasons[1] == "batches of 128: with 256 on a process a sample would cost 8% less, not worth it"
+
+
+def test_what_becomes_dearer_is_left_as_it_is(recipe):
+    found = choose(recipe, acting={16: 1.0, 32: 2.0}, learning={64: 1.0, 128: 3.0})
+    assert found.settings == {"task.num_envs": 16, "algo.batch_size": 64, "algo.horizon": 8}
+    assert "a sample would cost 0% less" in found.reasons[0]
+
+
+def test_doubling_ends_at_the_most_that_is_tried(recipe):
+    found = choose(recipe, PAYS_TO_THE_END, PAYS_TO_THE_END)
+    assert found.settings["task.num_envs"] == MOST * 16
+    assert (
+        found.reasons[0] == f"{MOST * 16:,} environments: {MOST} times the recipe's own number, the most that is tried"
+    )
+    assert found.settings["algo.batch_size"] == MOST * MOST * 16  # from the environments on: no smaller batch has all
+
+
+def test_doubling_stops_before_memory_is_full(recipe):
+    gib = 2**30
+    # A byte a step: 8 for each environment. 32 would take 256 bytes, of 255.
+    found = choose(recipe, PAYS_TO_THE_END, {64: 1.0, 128: 1.0}, rollout_bytes=1, free=255)
+    assert found.settings["task.num_envs"] == 16
+    assert "16 environments: twice as many would need" in found.reasons[0]
+    found = choose(recipe, PAYS_TO_THE_END, {64: 1.0, 128: 1.0}, rollout_bytes=1, free=256)
+    assert found.settings["task.num_envs"] == 32
+    found = choose(recipe, {16: 1.0, 32: 1.0}, PAYS_TO_THE_END, activation_bytes=gib / 64, free=3 * gib)
+    assert found.settings["algo.batch_size"] == 128
+    assert found.reasons[1] == "batches of 128: twice as many would need 4 GiB of 3 free"
+
+
+def test_processes_of_one_machine_share_its_memory(recipe):
+    found = choose(recipe, PAYS_TO_THE_END, {64: 1.0, 128: 1.0}, processes=2, rollout_bytes=1, free=256)
+    assert found.settings["task.num_envs"] == 2 * 16
+
+
+def test_what_one_process_does_best_is_multiplied_by_the_processes(recipe):
+    costs = {"acting": {32: 1 / 32, 64: 1.0}, "learning": {128: 1 / 128, 256: 1.0}}
+    one, four = choose(recipe, **costs), choose(recipe, **costs, processes=4)
+    for name in ("task.num_envs", "algo.batch_size"):
+        assert four.settings[name] == 4 * one.settings[name]
+    assert four.settings["algo.horizon"] == one.settings["algo.horizon"]
+    assert "measured on one process, and multiplied by 4" in four.reasons
+    assert not any("multiplied" in reason for reason in one.reasons)
+
+
+@pytest.mark.parametrize("doublings", [0, 1, 2, 3])
+def test_a_rollout_stays_as_many_minibatches_as_the_recipe_makes_of_it(recipe, doublings):
+    batch = 64 * 2**doublings
+    found = choose(recipe, {16: 1.0, 32: 1.0}, {2 * batch: 10.0})
+    assert found.settings["algo.batch_size"] == batch
+    chosen = overlay(recipe, found.settings)
+    assert chosen.algo.iteration_samples(chosen.task) == 2 * batch
+    assert f"{found.settings['algo.horizon']} steps between updates: 2 minibatches a rollout" in found.reasons[2]
+
+
+def test_the_reasons_tell_how_many_minibatches_there_really_are(recipe):
+    # So many environments that two batches of all of them would be two steps: a rollout has eight at least.
+    found = choose(recipe, {512: 10.0}, {512: 1.0})
+    chosen = overlay(recipe, found.settings)
+    minibatches = chosen.algo.iteration_samples(chosen.task) // chosen.algo.batch_size
+    assert f"{minibatches} minibatches a rollout" in found.reasons[2]
+
+
+@given(
+    st.integers(1, 40), st.sampled_from([1, 2, 3, 4]), st.integers(0, 6), st.integers(0, 6), st.sampled_from([1, 2, 3])
+)
+def test_whatever_is_chosen_passes_the_recipes_own_check(recipe, horizon, minibatches, envs, batches, processes):
+    horizon *= minibatches
+    own = overlay(recipe, {"algo": {"horizon": horizon, "batch_size": 16 * horizon // minibatches}})
+    own.algo.check(own.task, own.run)
+    first = max(own.algo.batch_size, 16 * 2**envs)
+    rounded = -(-first // (16 * 2**envs)) * 16 * 2**envs  # probes have as many samples to each environment
+    stop = {rounded * 2 ** (batches + 1): 1e9, (first * 2 ** (batches + 1)): 1e9}
+    found = choose(own, {16 * 2 ** (envs + 1): 1e9}, stop, processes=processes)
+    chosen = overlay(own, found.settings)
+    assert chosen.task.num_envs % (16 * processes) == 0
+    chosen.algo.check(chosen.task, chosen.run)
+
+
+# -------------------------------------------------------------------------------------------------------- learning rate
+
+
+def test_the_learning_rate_follows_a_batch_that_grew(recipe):
+    found = choose(recipe, {16: 1.0, 32: 1.0}, {512: 10.0})
+    assert found.settings["algo.batch_size"] == 4 * 64
+    assert found.settings["algo.lr_scaling"] == "sqrt"
+    assert found.reasons[-1].startswith("learning rate times 2: the square root of the batch's growth")
+
+
+def test_the_learning_rate_of_a_batch_that_did_not_grow_is_left_alone(recipe):
+    found = choose(recipe, {16: 1.0, 32: 1.0}, {64: 1.0, 128: 1.0})
+    assert "algo.lr_scaling" not in found.settings
+    assert not any("learning rate" in reason for reason in found.reasons)
+
+
+def test_processes_alone_make_the_batch_grow_too(recipe):
+    found = choose(recipe, {16: 1.0, 32: 1.0}, {64: 1.0, 128: 1.0}, processes=4)
+    assert found.settings["algo.lr_scaling"] == "sqrt"
+
+
+def test_a_scaling_that_was_asked_for_stands(recipe):
+    linear = overlay(recipe, {"algo.lr_scaling": "linear"})
+    assert "algo.lr_scaling" not in choose(linear, {16: 1.0, 32: 1.0}, {512: 10.0}).settings
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "reference", "factor"),
+    [
+        ("none", 4096, 1024, 1.0),
+        ("sqrt", 4096, 1024, 2.0),
+        ("linear", 4096, 1024, 4.0),
+        ("sqrt", 1024, 1024, 1.0),
+        ("linear", 256, 1024, 1.0),  # a smaller batch is not slowed down
+        ("sqrt", 4096, None, 1.0),  # nobody said for which batch the rate is meant
+    ],
+)
+def test_the_factor_of_a_batch_is_the_one_worked_by_hand(rule, batch, reference, factor):
+    assert batch_factor(rule, batch, reference) == factor
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6))
+def test_the_factor_is_never_less_than_one_and_the_root_never_more_than_the_ratio(batch, reference):
+    root, ratio = (batch_factor(rule, batch, reference) for rule in ("sqrt", "linear"))
+    assert 1.0 <= root <= ratio
+    assert ratio == max(1.0, batch / reference)
+
+
+def rate_of(recipe, progress, **settings):
+    """The learning rate of an update at some progress of the run."""
+    recipe = overlay(recipe, {"algo": {"learning_rate": 0.01, **settings}})
+    runtime = Runtime.alone(recipe.run)
+    task = recipe.task.build(runtime.lanes, runtime.device)
+    algorithm = recipe.algo.build(task, runtime)
+    clock = Clock(budget=10_000, samples=round(10_000 * progress))
+    algorithm.collect(clock)
+    rates, step = set(), algorithm.optimizer.step
+
+    def watched(loss, batch, rate):
+        rates.add(rate)
+        return step(loss, batch, rate)
+
+    algorithm.optimizer.step = watched
+    algorithm.update(clock)
+    (rate,) = rates
+    return rate
+
+
+GROWN = {"lr_scaling": "sqrt", "reference_batch": 16}  # of a batch of 64: twice the rate
+
+
+@pytest.mark.parametrize(
+    ("progress", "settings", "rate"),
+    [
+        (0.0, {}, 0.01),
+        (0.5, GROWN, 0.02),
+        (0.05, GROWN, 0.02),  # warm
+        (0.025, GROWN, 0.01),  # half warm
+        (0.0, GROWN, 0.0),
+        (0.5, GROWN | {"lr_scaling": "linear"}, 0.04),
+        (0.025, GROWN | {"lr_scaling": "none"}, 0.01),
+        (0.025, GROWN | {"reference_batch": 64}, 0.01),  # nothing is scaled: nothing is warmed up
+        (0.025, GROWN | {"reference_batch": None}, 0.01),
+        (0.05, GROWN | {"warmup": 0.1}, 0.01),  # a warm-up that was asked for stands
+        (0.525, GROWN | {"schedule": "linear"}, 0.01),  # from 5 % on, in a line to nothing: half of it is left
+    ],
+)
+def test_ppos_learning_rate_is_the_one_worked_by_hand(recipe, progress, settings, rate):
+    assert rate_of(recipe, progress, **settings) == pytest.approx(rate)
+
+
+# -------------------------------------------------------------------------------------------------------------- options
+
+
+def ask(*words):
+    """The recipe that `lockstep train WORDS` would train."""
+    start, rest, _ = parse_start(words, "train", "Train.")
+    return parse_recipe(start, rest, "lockstep train")
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "reference"),
+    [
+        ([], 1024, 1024),
+        (["--algo.batch-size", "2048"], 2048, 1024),
+        (["algo.batch_size=2048"], 2048, 1024),
+        (["--batch-size", "512"], 512, 1024),
+        (["--preset", "large"], 8192, 8192),
+        (["--preset", "large", "--algo.batch-size", "16384"], 16384, 8192),
+        (["--smoke", "--algo.batch-size", "256"], 256, 128),
+        (["--algo.batch-size", "2048", "--algo.reference-batch", "512"], 2048, 512),
+        (["algo.reference_batch=512"], 1024, 512),
+    ],
+)
+def test_a_learning_rate_is_meant_for_the_recipes_own_batch_unless_somebody_says_otherwise(words, batch, reference):
+    algo = ask("snake-ppo", *words).algo
+    assert (algo.batch_size, algo.reference_batch) == (batch, reference)
+
+
+def test_a_yaml_files_batch_is_not_the_recipes_own(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("algo: {batch_size: 2048}\n")
+    assert ask("snake-ppo", "--config", str(path)).algo.reference_batch == 1024
+
+
+def test_a_learning_rate_does_not_follow_the_batch_unless_it_is_told_to():
+    assert ask("snake-ppo", "--algo.batch-size", "2048").algo.lr_scaling == "none"
+
+
+@pytest.mark.parametrize("flag", ["--autoscale", "--max-utilization"])
+def test_autoscale_is_asked_for_under_two_names(flag):
+    assert parse_start(["snake-ppo", flag], "train", "Train.")[0].autoscale
+    assert not parse_start(["snake-ppo"], "train", "Train.")[0].autoscale
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture
+def _one_thread(monkeypatch):
+    monkeypatch.setattr(launch, "cores_for", lambda processes: 1)
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_a_run_keeps_what_was_chosen_for_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(scaling, "MOST", 2)
+    words = ["--smoke", "--autoscale", f"run.dir={tmp_path}", "run.name=scaled", "run.samples=1", "run.eval_every=none"]
+    assert main(["train", "snake-ppo", *words]) == 0
+    told = capsys.readouterr().out
+    config = yaml.safe_load((tmp_path / "scaled" / "config.yaml").read_text())
+    task, algo = config["task"], config["algo"]
+    assert task["num_envs"] in (16, 32)
+    assert algo["batch_size"] in (128, 256)
+    assert task["num_envs"] * algo["horizon"] == 4 * algo["batch_size"]  # four minibatches, as before
+    assert algo["reference_batch"] == 128
+    assert algo["lr_scaling"] == ("sqrt" if algo["batch_size"] > 128 else "none")
+    assert "Scaled to this machine:" in told
+    again = told.split("the same again, without probing: ")[1].split("\n")[0]
+    assert overlay_of(again) == {"num_envs": task["num_envs"]} | {
+        name: algo[name] for name in ("batch_size", "horizon") + (("lr_scaling",) if "lr_scaling" in again else ())
+    }
+
+
+def overlay_of(words):
+    """Settings as a command line has them, by the last part of their names."""
+    pairs = (word.split("=") for word in words.split())
+    return {name.split(".")[1]: int(value) if value.isdigit() else value for name, value in pairs}
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_several_processes_are_started_with_the_numbers_that_were_chosen(tmp_path, monkeypatch):
+    started = []
+    chosen = {"task.num_envs": 64, "algo.batch_size": 512, "algo.horizon": 32, "algo.lr_scaling": "sqrt"}
+    monkeypatch.setattr(scaling, "autoscale", lambda recipe, procs, say: Choice(chosen, ["a reason"]))
+    monkeypatch.setattr(launching, "launch_or_explain", lambda words, procs: started.append((words, procs)) or 0)
+    line = ["snake-ppo", "--smoke", "--autoscale", "--procs", "2", f"run.dir={tmp_path}", "algo.batch_size=256"]
+    assert main(["train", *line]) == 0
+    ((words, procs),) = started
+    assert (words[0], procs) == ("train", 2)
+    assert "--autoscale" not in words
+    assert "--procs" not in words
+    recipe = ask(*words[1:])  # what each of them reads
+    assert recipe == overlay(recipe, chosen)
+    assert recipe.algo.reference_batch == 128
+
+
+@pytest.mark.usefixtures("_one_thread")
+def test_numbers_that_do_not_divide_are_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(scaling, "autoscale", lambda *_: Choice({"algo.horizon": 31}, []))
+    assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.dir={tmp_path}"]) == 2
+    assert "which minibatches of 128 do not divide" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_of_torchruns_processes_does_not_probe_for_all(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.dir={tmp_path}"]) == 2
+    told = capsys.readouterr().err
+    assert "--autoscale probes one machine before its processes start, and torchrun has started them already." in told
+    assert "lockstep train --autoscale --procs N" in told
+
+
+def test_what_collects_no_rollouts_is_left_alone(recipe):
+    @dataclass(frozen=True)
+    class Search:
+        population: int = 8
+
+    found = autoscale(replace(recipe, algo=Search()), 1)
+    assert found == Choice({}, ["snake-ppo collects no rollouts: there is nothing to scale."])
+
+
+def test_the_memory_of_a_machine_is_shared_by_its_processes():
+    assert not torch.cuda.is_available() or pytest.skip("a GPU has memory of its own")
+    assert 0 < scaling._free_memory(4) < scaling._free_memory(1) < math.inf
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_probed(name):
+    kind = find_recipe(name)
+    recipe = overlay(kind(), kind.smoke)
+    meter = scaling._meter(recipe, envs=recipe.task.num_envs, horizon=4)
+    try:
+        assert meter.task.num_envs == recipe.task.num_envs
+        assert meter.algorithm.samples == 4 * recipe.task.num_envs
+        assert scaling._seconds(meter, ("env", "act")) > 0
+        assert scaling._seconds(meter, ("learn",)) > 0
+    finally:
+        meter.task.close()

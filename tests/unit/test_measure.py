@@ -1,0 +1,330 @@
+"""Measuring: a report that adds up, bare work that leaves the agent alone, words for what bounds it, and a picture."""
+
+import itertools
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from lockstep.config import overlay
+from lockstep.recipes import RECIPES, find_recipe
+from lockstep.runtime import Runtime
+from lockstep.speed.measure import FEWER, Meter, measure, saved_bytes, time_reductions, verdict
+from lockstep.speed.picture import COLOURS, draw
+from tiny import ITERATION, SETTINGS, tiny
+
+PARTS = ["env", "inference", "learning", "reduction", "rest"]
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return tiny(Path("nowhere"))
+
+
+@pytest.fixture(scope="module")
+def report(recipe):
+    return measure(recipe, Runtime.alone(recipe.run), seconds=0.1, rounds=2)
+
+
+@pytest.fixture
+def meter(recipe):
+    return Meter(recipe, Runtime.alone(recipe.run))
+
+
+def state_of(meter):
+    return {name: tensor.detach().clone() for name, tensor in meter.algorithm.shared_state().items()}
+
+
+def boards_of(meter):
+    return [meter.task.lane_state(lane) for lane in meter.runtime.lanes.local]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --------------------------------------------------------------------------------------------------------------- report
+
+
+def test_a_report_says_what_was_measured(report, recipe):
+    assert report["recipe"] == "snake-ppo"
+    assert report["processes"] == 1
+    assert report["precision"] == "fp32"
+    assert report["samples_per_iteration"] == ITERATION
+    assert report["rounds"] >= 2
+    assert report["config"]["algo"]["batch_size"] == recipe.algo.batch_size
+
+
+def test_the_split_of_the_time_is_whole(report):
+    assert list(report["split"]) == PARTS
+    assert all(share >= 0 for share in report["split"].values())
+    assert sum(report["split"].values()) == pytest.approx(1.0)
+    assert all(report["split"][part] > 0 for part in ("env", "inference", "learning"))
+
+
+def test_speed_is_samples_over_seconds_and_the_ratio_is_bare_work_over_ours(report):
+    seconds = report["seconds"]
+    assert report["steps_per_second"] == ITERATION / seconds["wall"]
+    bare = seconds["env"] + seconds["inference"] + seconds["learning"]
+    assert report["ratio_to_bare"] == pytest.approx(bare / seconds["iteration"])
+
+
+def test_parameters_are_those_of_the_network(report, meter):
+    assert report["parameters"] == sum(parameter.numel() for parameter in meter.algorithm.net.parameters())
+
+
+def test_the_time_of_an_update_is_parted_into_fixed_time_and_work(report):
+    learning, updates = report["learning"], 2
+    assert learning["fixed_seconds"] >= 0
+    assert learning["seconds_per_sample"] >= 0
+    whole = learning["fixed_seconds"] + learning["seconds_per_sample"] * SETTINGS["algo"]["batch_size"]
+    assert whole == pytest.approx(report["seconds"]["learning"] / updates)
+
+
+def test_it_goes_on_for_as_many_rounds_as_it_was_asked_for(recipe):
+    assert measure(recipe, Runtime.alone(recipe.run), seconds=0.0, rounds=3)["rounds"] == 3
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_can_be_measured(name):
+    kind = find_recipe(name)
+    recipe = overlay(kind(), kind.smoke)
+    found = measure(recipe, Runtime.alone(recipe.run), seconds=0.0, rounds=1)
+    assert found["samples_per_iteration"] == recipe.algo.iteration_samples(recipe.task)
+    assert found["steps_per_second"] > 0
+    assert "-bound" in verdict(found)
+
+
+def test_measuring_with_a_share_of_the_lanes_is_measuring_that_share(recipe):
+    meter = Meter(recipe, Runtime.alone(recipe.run, hosting=range(2)))
+    works = {work.part: work for work in meter.algorithm.engine()}
+    assert meter.task.num_envs == works["env"].samples == works["inference"].samples == 16 * 2 // 8
+    assert works["learning"].samples == 64 * 2 // 8
+
+
+def test_reductions_are_timed_by_their_bytes(recipe):
+    timed = time_reductions(Runtime.alone(recipe.run), times=2)
+    assert list(timed) == ["64", "65536", "1048576", "4194304"]
+    assert all(seconds > 0 for seconds in timed.values())
+
+
+# --------------------------------------------------------------------------------------------------------------- engine
+
+
+def test_bare_work_is_that_of_one_iteration(meter):
+    works = meter.algorithm.engine()
+    assert [(work.part, work.samples, work.times, work.fewer) for work in works] == [
+        ("env", 16, 8, 1),
+        ("inference", 16, 8, 1),
+        ("learning", 64, 2, 1),
+    ]
+
+
+def test_bare_work_on_smaller_batches_is_that_many_times_smaller(meter):
+    works = meter.algorithm.engine(FEWER)
+    assert [(work.part, work.samples, work.fewer) for work in works] == [
+        ("inference", 16 // FEWER, FEWER),
+        ("learning", 64 // FEWER, FEWER),
+    ]
+
+
+def test_the_bare_environments_are_really_stepped(meter):
+    env = meter.algorithm.engine()[0]
+    before = boards_of(meter)
+    env.run()
+    for was, now in zip(before, boards_of(meter), strict=True):
+        moved = (was["planes"] != now["planes"]).flatten(1).any(1)
+        assert moved.all()  # a snake goes on, or starts anew in the middle
+
+
+def test_bare_learning_changes_neither_the_agent_nor_its_optimizer(meter):
+    before, gradient = state_of(meter), meter.algorithm.optimizer.gradient.flat.clone()
+    updates = meter.algorithm.updates
+    for work in [*meter.algorithm.engine(), *meter.algorithm.engine(FEWER)]:
+        work.run()
+        work.run()
+    assert same(state_of(meter), before)
+    assert torch.equal(meter.algorithm.optimizer.gradient.flat, gradient)
+    assert meter.algorithm.updates == updates
+
+
+def test_bare_learning_is_a_forward_a_backward_and_a_step(meter, monkeypatch):
+    (learning,) = (work for work in meter.algorithm.engine() if work.part == "learning")
+    stepped, step = [], torch.optim.Adam.step
+
+    def watched(self):
+        gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
+        stepped.append(sum(gradient.numel() for gradient in gradients if gradient.any()))
+        return step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    learning.run()
+    assert stepped == [meter.parameters]
+
+
+def test_after_bare_work_the_agent_goes_on_learning(meter):
+    for work in meter.algorithm.engine():
+        work.run()
+    before, updates = state_of(meter), meter.algorithm.updates
+    meter.iterate()
+    after = state_of(meter)
+    assert meter.algorithm.updates == updates + 2
+    assert not torch.equal(after["net.policy_head.weight"], before["net.policy_head.weight"])
+    assert all(tensor.isfinite().all() for tensor in after.values())
+
+
+def test_bare_learning_between_iterations_leaves_no_trace_in_what_is_learned(recipe):
+    def learned(disturbed):
+        meter = Meter(recipe, Runtime.alone(recipe.run))
+        for work in meter.algorithm.engine() if disturbed else ():
+            if work.part != "env":  # stepping the environments is another experience
+                work.run()
+        meter.iterate()
+        return state_of(meter)
+
+    assert same(learned(disturbed=True), learned(disturbed=False))
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def test_what_backward_keeps_is_what_it_needs():
+    second = torch.nn.Linear(5, 2, bias=False)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), second, torch.nn.Tanh())
+    obs = torch.ones(7, 3)
+    # The input, and the results of both activations, which serve the layers after them as well.
+    activations = 4 * 7 * (3 + 5 + 2)
+    assert saved_bytes(lambda: net(obs).sum().backward()) == activations
+
+
+def test_what_is_kept_grows_with_the_samples_and_is_counted_once():
+    def work(count):
+        x = torch.ones(count, 4, requires_grad=True)
+        return saved_bytes(lambda: (x.exp() * x.detach()).sum().backward())
+
+    # Of the same storage, however often it is kept: x.exp() keeps its result, the product its factors.
+    assert work(8) == 2 * 8 * 4 * 4
+    assert work(16) == 2 * work(8)
+
+
+def test_without_a_gradient_nothing_is_kept():
+    net = torch.nn.Linear(3, 5)
+    with torch.no_grad():
+        assert saved_bytes(lambda: net(torch.ones(7, 3))) == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- verdict
+
+
+def told(processes=1, batch=64, fixed=0.001, per_sample=0.001, **split):
+    shares = dict.fromkeys(PARTS, 0.0) | split
+    return verdict(
+        {
+            "split": shares,
+            "processes": processes,
+            "learning": {"fixed_seconds": fixed, "seconds_per_sample": per_sample},
+            "config": {"algo": {"batch_size": batch}},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "words"),
+    [
+        ({"env": 0.7, "rest": 0.3}, "env-bound (70% of the time): more processes help while each has a core"),
+        ({"inference": 0.6, "learning": 0.4}, "inference-bound (60% of the time): more environments"),
+        ({"reduction": 0.5, "learning": 0.3, "rest": 0.2}, "reduction-bound (50% of the time): larger batches"),
+        ({"rest": 0.4, "learning": 0.35, "env": 0.25}, "overhead-bound: 40% of the time is neither"),
+        ({"learning": 0.8, "env": 0.2}, "learning-bound (80% of the time): more processes help until about 64"),
+    ],
+)
+def test_what_bounds_a_run_is_said_in_words(split, words):
+    assert told(**split).startswith(words)
+
+
+def test_the_point_to_which_learning_scales_is_the_one_worked_by_hand():
+    # 2 ms fixed, 0.5 ms a sample: as long as the work on 4 samples, which 32 of 128 samples' processes have.
+    words = told(batch=128, fixed=0.002, per_sample=0.0005, learning=1.0)
+    assert "until about 32, where an update's fixed time (2 ms) is as long as its work on 4 samples" in words
+
+
+def test_that_point_is_the_same_whoever_measured_it():
+    numbers = {"batch": 128, "fixed": 0.002, "per_sample": 0.0005, "learning": 1.0}
+    assert told(processes=4, **numbers) == told(processes=1, **numbers)
+
+
+def test_an_update_that_is_all_fixed_time_is_not_helped_by_any_process():
+    assert "until about 1, " in told(per_sample=0.0, learning=1.0)
+
+
+def test_an_update_without_a_fixed_time_has_words_too():
+    assert told(fixed=0.0, learning=1.0).startswith("learning-bound (100% of the time)")
+
+
+def test_a_real_report_has_a_verdict(report):
+    assert verdict(report).split("-bound")[0] in ("env", "inference", "learning", "reduction", "overhead")
+
+
+# -------------------------------------------------------------------------------------------------------------- picture
+
+
+def picture_of(*reports):
+    return ElementTree.fromstring(draw(list(reports)))
+
+
+def bars_of(picture):
+    """Rectangles that say what they are, row by row: (name, left, width, colour)."""
+    rows = {}
+    for shape in picture.iter("{http://www.w3.org/2000/svg}rect"):
+        title = shape.find("{http://www.w3.org/2000/svg}title")
+        if title is not None:
+            bar = (title.text.split(":")[0], float(shape.get("x")), float(shape.get("width")), shape.get("fill"))
+            rows.setdefault(float(shape.get("y")), []).append(bar)
+    return [rows[y] for y in sorted(rows)]
+
+
+def sketch(processes, wall, ratio=0.5, recipe="snake-ppo", **split):
+    shares = split or {"env": 0.1, "inference": 0.2, "learning": 0.4, "reduction": 0.05, "rest": 0.25}
+    return {
+        "recipe": recipe,
+        "processes": processes,
+        "seconds": {"wall": wall},
+        "ratio_to_bare": ratio,
+        "split": shares,
+    }
+
+
+def test_every_part_has_a_bar_of_its_colour_and_bare_work_stands_below(report):
+    for rows in (bars_of(picture_of(report)), bars_of(picture_of(sketch(1, 0.2)))):
+        assert [name for name, *_ in rows[0]] == PARTS
+        assert [name for name, *_ in rows[1]] == ["bare"]
+        assert all(colour == COLOURS[name] for row in rows for name, _, _, colour in row)
+
+
+def test_bars_stand_end_to_end_and_their_widths_add_up():
+    ours, bare = bars_of(picture_of(sketch(1, 0.2, ratio=0.5)))
+    widths = {name: width for name, _, width, _ in ours}
+    assert sum(widths.values()) == pytest.approx(520, abs=0.3)  # the longest takes all the room there is
+    assert widths["learning"] == pytest.approx(0.4 * 520, abs=0.1)
+    assert bare[0][2] == pytest.approx(260, abs=0.1)
+    for (_, left, width, _), (_, following, _, _) in itertools.pairwise(ours):
+        assert following == pytest.approx(left + width, abs=0.15)
+
+
+def test_all_measurements_share_one_scale():
+    rows = bars_of(picture_of(sketch(1, 0.4), sketch(2, 0.1)))
+    lengths = [sum(width for _, _, width, _ in row) for row in rows]
+    assert lengths == pytest.approx([520, 260, 130, 65], abs=0.3)
+
+
+def test_bare_work_that_takes_longer_than_ours_still_fits():
+    rows = bars_of(picture_of(sketch(1, 0.4, ratio=2.0)))
+    assert [sum(width for _, _, width, _ in row) for row in rows] == pytest.approx([260, 520], abs=0.3)
+
+
+def test_a_picture_says_what_it_shows_whatever_the_recipe_is_called():
+    texts = list(picture_of(sketch(1, 0.4, recipe="mine & <yours>"), sketch(2, 0.1)).itertext())
+    assert "mine & <yours>: one iteration" in texts
+    assert {"1 process", "2 processes", "400 ms", "100 ms", "200 ms", "bare engine"} <= set(texts)
+    assert set(COLOURS) <= set(texts)  # the legend
