@@ -10,6 +10,7 @@ from lockstep.config import overlay
 from lockstep.protocols import Clock
 from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.runtime import Runtime
+from lockstep.runtime.launch import keep_freed_memory
 
 NETS = {
     "cnn": {"width": [32, 64], "depth": 3, "features": 256},
@@ -21,6 +22,7 @@ class Loop:
     """A recipe being trained in this process, an iteration at a time: the middle of lockstep/train.py."""
 
     def __init__(self, recipe):
+        keep_freed_memory()  # as every run of ours does when it starts
         self.config = recipe.run
         self.runtime = Runtime.alone(recipe.run)
         self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
