@@ -2,44 +2,71 @@
 
 python benchmarks/plan_check.py
 
-Processes share the machine's cores, and the plan knows it. All are taken in turns, round by round.
+The shares of one process and the iterations of all are taken in turns, round by round, because this machine's own speed
+moves more in a minute than what is to be checked. Processes share its cores, and the plan knows it.
 """
 
-import json
+import os
 import statistics
 import subprocess
 import sys
+import time
 
-SETTINGS = [
-    "--preset",
-    "small",
-    "task.num_envs=64",
-    "algo.horizon=128",
-    "algo.batch_size=2048",
-    "algo.epochs=1",
-    "run.precision=bf16",
-]
+import torch
+import torch.distributed as dist
+from work import CNN, recipe
 
+from lockstep.runtime import Runtime
+from lockstep.runtime.launch import cores_for, keep_freed_memory
+from lockstep.speed.measure import Meter, time_reductions
+from lockstep.speed.network import Network, fit_link
+from lockstep.speed.plan import measure_shares, predict
 
-def lockstep(*words):
-    command = [sys.executable, "-m", "lockstep", *words]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+ROUNDS = 7
 
 
-def main(rounds=3):
-    predicted, measured = {1: [], 2: [], 4: []}, {1: [], 2: [], 4: []}
-    for number in range(rounds):
-        plan = lockstep("plan", "snake-ppo", *SETTINGS, "--gpus", "1", "2", "4", "--network", "here", "--json")
-        for row in plan["fixed_batch"]:
-            predicted[row["processes"]].append(row["steps_per_second"])
-        bench = lockstep("bench", "snake-ppo", *SETTINGS, "--scaling", "1,2,4", "--seconds", "12", "--json")
-        for report in bench["scaling"]:
-            measured[report["processes"]].append(report["steps_per_second"])
-        print(f"round {number + 1} of {rounds}", flush=True)
-    for processes in predicted:
-        said, done = statistics.median(predicted[processes]), statistics.median(measured[processes])
-        print(f"{processes} processes: predicted {said:,.0f} steps/s, measured {done:,.0f}: {said / done - 1:+.0%}")
+def work():
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    chosen = recipe(CNN, algo_epochs=1, run_precision="bf16", run_lanes=8, run_timeout=600.0)
+    with Runtime.start(chosen.run) as runtime:
+        timed = time_reductions(runtime)
+        link = fit_link([int(size) for size in timed], list(timed.values()), runtime.size)
+        meter, seconds = Meter(chosen, runtime), []
+
+        def all_together():
+            dist.barrier()
+            began = time.perf_counter()
+            meter.iterate()
+            dist.barrier()
+            seconds.append(time.perf_counter() - began)
+
+        if not runtime.main:
+            for _ in range(ROUNDS):
+                all_together()
+            return
+        shares = measure_shares(chosen, ROUNDS, between=all_together)
+        network = Network("here", 2**20, link, link, launch=0.0)
+        said = predict(shares, runtime.size, network, 1, cores=cores_for(1))
+        alone = predict(shares, 1, network, 1, cores=cores_for(1))
+        done = meter.algorithm.samples / statistics.median(seconds)
+        print(
+            f"{runtime.size} processes on {cores_for(1)} cores: predicted {said.steps_per_second:,.0f} steps/s "
+            f"({said.steps_per_second / alone.steps_per_second:.2f}x of one), measured {done:,.0f}: "
+            f"{said.steps_per_second / done - 1:+.0%}",
+            flush=True,
+        )
+
+
+def main():
+    if "RANK" in os.environ:
+        return work()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    for processes in (2, 4):
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        subprocess.run([sys.executable, *launcher, *sys.argv], env=environment, check=True)
+    return None
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

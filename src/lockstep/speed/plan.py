@@ -83,24 +83,39 @@ class Prediction:
     """Why so many processes cannot host the run."""
 
 
-def measure_shares(recipe: Recipe, rounds: int = 3, say: Callable[[str], None] = lambda _: None) -> Shares:
-    """Time one process's share of the run as if it were one of 1, 2, 4, ... processes, up to one lane."""
+def measure_shares(
+    recipe: Recipe,
+    rounds: int = 3,
+    say: Callable[[str], None] = lambda _: None,
+    between: Callable[[], None] = lambda: None,
+) -> Shares:
+    """Time one process's share of the run as if it were one of 1, 2, 4, ... processes, up to one lane.
+
+    `between` is called after each round, by whoever has something else to time in turns with it.
+    """
     lanes = recipe.run.lanes or 8
-    points: list[tuple[int, dict[str, float]]] = []
-    facts: dict[str, Any] = {}
-    for count in [2**power for power in range(int(math.log2(lanes)) + 1)]:
-        say(f"measuring the share of one of {count} processes" if count > 1 else "measuring the whole on one process")
-        meter = Meter(recipe, Runtime.alone(recipe.run, hosting=deal(lanes, count)[0]))
-        meter.runtime.sent.clear()
-        rows = []
-        for _ in range(rounds):
+    counts = [2**power for power in range(int(math.log2(lanes)) + 1)]
+    meters = {}
+    for count in counts:
+        say(f"preparing the share of one of {count} processes")
+        meters[count] = Meter(recipe, Runtime.alone(recipe.run, hosting=deal(lanes, count)[0]))
+        meters[count].runtime.sent.clear()
+    times: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    for number in range(rounds):
+        # In turns, so that a machine that slows down slows all of them.
+        say(f"measuring shares, round {number + 1} of {rounds}")
+        for count, meter in meters.items():
             meter.runtime.seconds.clear()
             total = meter.seconds(meter.iterate)[1]
             phases = meter.runtime.seconds
             collect, learn = phases["env"] + phases["act"], phases["learn"]
-            rows.append({"collect": collect, "learn": learn, "rest": total - collect - learn})
-        points.append((count, {name: statistics.median(row[name] for row in rows) for name in rows[0]}))
-        facts = facts or _facts(meter, rounds)
+            times[count].append({"collect": collect, "learn": learn, "rest": total - collect - learn})
+        between()
+    points = [
+        (count, {name: statistics.median(row[name] for row in rows) for name in rows[0]})
+        for count, rows in times.items()
+    ]
+    facts = _facts(meters[1], rounds)
 
     def fit(whole: int, name: str, times: int) -> Line:
         return _fit([whole / count for count, _ in points], [seconds[name] / times for _, seconds in points])
