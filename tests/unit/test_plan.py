@@ -283,10 +283,8 @@ def test_a_measurement_knows_the_numbers_of_the_run(measured):
 
 
 def test_the_share_of_one_of_1_2_4_and_8_processes_is_measured(measured, said):
-    assert said == [
-        "measuring the whole on one process",
-        *(f"measuring the share of one of {count} processes" for count in (2, 4, 8)),
-    ]
+    shares = [f"preparing the share of one of {count} processes" for count in (1, 2, 4, 8)]
+    assert said == [*shares, "measuring shares, round 1 of 2", "measuring shares, round 2 of 2"]
 
 
 def test_what_would_be_sent_is_named_with_its_bytes(measured, meter):
