@@ -8,16 +8,14 @@ neighbours is reported, with the quarter below and above it.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from work import start_again, started
 
 from lockstep.config import RunConfig
 from lockstep.nets.encoder import CNN, EncoderConfig
@@ -133,12 +131,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--buckets", action="store_true")
     arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        return work(arguments)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *sys.argv]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return subprocess.run(command, env=environment, check=True).returncode
+    if started():
+        work(arguments)
+    else:
+        start_again(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

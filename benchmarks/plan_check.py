@@ -6,15 +6,12 @@ The shares of one process and the iterations of all are taken in turns, round by
 moves more in a minute than what is to be checked. Processes share its cores, and the plan knows it.
 """
 
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import torch
 import torch.distributed as dist
-from work import CNN, recipe
+from work import CNN, recipe, start_again, started
 
 from lockstep.runtime import Runtime
 from lockstep.runtime.launch import cores_for, keep_freed_memory
@@ -59,14 +56,12 @@ def work():
 
 
 def main():
-    if "RANK" in os.environ:
-        return work()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if started():
+        work()
+        return
     for processes in (2, 4):
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        subprocess.run([sys.executable, *launcher, *sys.argv], env=environment, check=True)
-    return None
+        start_again(processes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

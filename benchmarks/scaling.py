@@ -9,16 +9,13 @@ and DDP's forward, backward and step on as many samples. Everything is wall time
 
 import argparse
 import copy
-import os
 import statistics
-import subprocess
-import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from work import CNN, MLP, recipe
+from work import CNN, MLP, recipe, start_again, started
 
 from lockstep.runtime import Runtime
 from lockstep.runtime.launch import keep_freed_memory
@@ -111,12 +108,11 @@ def main():
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--mlp", action="store_true")
     arguments = parser.parse_args()
-    if "RANK" in os.environ:
-        return work(arguments)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *sys.argv]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return subprocess.run(command, env=environment, check=True).returncode
+    if started():
+        work(arguments)
+    else:
+        start_again(2)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -11,6 +11,7 @@ from lockstep.protocols import Clock
 from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.runtime import Runtime
 from lockstep.runtime.launch import keep_freed_memory
+from lockstep.train import iterate
 
 NETS = {
     "cnn": {"width": [32, 64], "depth": 3, "features": 256},
@@ -19,7 +20,7 @@ NETS = {
 
 
 class Loop:
-    """A recipe being trained in this process, an iteration at a time: the middle of lockstep/train.py."""
+    """A recipe being trained in this process, an iteration at a time."""
 
     def __init__(self, recipe):
         keep_freed_memory()  # as every run of ours does when it starts
@@ -30,17 +31,7 @@ class Loop:
         self.clock = Clock(budget=recipe.run.samples)
 
     def iterate(self):
-        algorithm, runtime, clock = self.algorithm, self.runtime, self.clock
-        before = algorithm.updates
-        self.task.advance(clock)
-        with runtime.phase("collect"):
-            metrics = algorithm.collect(clock).under("rollout")
-        with runtime.phase("learn"):
-            metrics += algorithm.update(clock).under("train")
-        clock.advance(algorithm.samples)
-        clock.count(runtime.reduce(metrics))
-        if algorithm.updates // self.config.check_every > before // self.config.check_every:
-            runtime.in_sync(algorithm.shared_state(), f"update {algorithm.updates}")
+        iterate(self.task, self.algorithm, self.clock, self.runtime, self.config.check_every)
 
 
 def recipe(net, precision):

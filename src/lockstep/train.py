@@ -28,17 +28,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
 
         stop = False
         while not clock.done and not stop:
-            before = algorithm.updates
-            task.advance(clock)  # difficulty, curriculum: time and agreed results only
-            with runtime.phase("collect"):
-                metrics = algorithm.collect(clock).under("rollout")
-            with runtime.phase("learn"):
-                metrics += algorithm.update(clock).under("train")
-            clock.advance(algorithm.samples)  # global samples
-            clock.count(runtime.reduce(metrics))  # pooled over all lanes
-
-            if algorithm.updates // config.check_every > before // config.check_every:
-                runtime.in_sync(algorithm.shared_state(), f"update {algorithm.updates}")
+            iterate(task, algorithm, clock, runtime, config.check_every)
             run.log.tick(clock, algorithm.updates)
             if clock.every(config.log_every) or clock.done:
                 run.log.write(clock, clock.settle_metrics())
@@ -58,3 +48,17 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         run.checkpoints.save(algorithm, task, clock)
         run.checkpoints.wait()
         return Result(run.path, clock)
+
+
+def iterate(task: VecEnv, algorithm: Algorithm, clock: Clock, runtime: Runtime, check_every: int) -> None:
+    """Collect, learn, and compare the processes; the same for a run that trains and for one that is measured."""
+    before = algorithm.updates
+    task.advance(clock)  # difficulty, curriculum: time and agreed results only
+    with runtime.phase("collect"):
+        metrics = algorithm.collect(clock).under("rollout")
+    with runtime.phase("learn"):
+        metrics += algorithm.update(clock).under("train")
+    clock.advance(algorithm.samples)  # global samples
+    clock.count(runtime.reduce(metrics))  # pooled over all lanes
+    if algorithm.updates // check_every > before // check_every:
+        runtime.in_sync(algorithm.shared_state(), f"update {algorithm.updates}")

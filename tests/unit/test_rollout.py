@@ -13,7 +13,7 @@ sizes = st.integers(1, 4)
 
 def filled(lanes=2, horizon=3, envs=4, trailing=(5,)):
     """A rollout in which every number says where it belongs, and those numbers [T, B, ...]."""
-    rollout = Rollout(lanes, horizon, envs)
+    rollout = Rollout(horizon)
     shape = (horizon, lanes * envs, *trailing)
     wanted = torch.arange(torch.Size(shape).numel()).view(shape)
     for step in range(horizon):
@@ -32,7 +32,7 @@ def test_what_is_written_is_read_whatever_the_sizes(lanes, horizon, envs, traili
 
 
 def test_a_tree_is_written_leaf_by_leaf():
-    rollout = Rollout(2, 3, 4)
+    rollout = Rollout(3)
     for step in range(3):
         obs = {"a": torch.full((8,), step), "b": {"c": torch.full((8, 2), 10.0 * step)}}
         rollout.write(step, {"obs": obs, "done": torch.full((8,), step == 1)})
@@ -44,7 +44,7 @@ def test_a_tree_is_written_leaf_by_leaf():
 
 
 def test_what_is_written_is_a_copy():
-    rollout, live = Rollout(2, 1, 4), torch.zeros(8)
+    rollout, live = Rollout(1), torch.zeros(8)
     rollout.write(0, {"reward": live})
     live += 1  # a task reuses its buffers at the next step
     assert not rollout["reward"].any()
@@ -60,7 +60,7 @@ def test_buffers_are_made_once_and_written_again():
 
 
 def test_a_step_without_one_of_its_names_is_refused():
-    rollout = Rollout(1, 2, 4)
+    rollout = Rollout(2)
     rollout.write(0, {"reward": torch.zeros(4), "value": torch.zeros(4)})
     with pytest.raises(RuntimeError):
         rollout.write(1, {"reward": torch.zeros(4)})
@@ -85,7 +85,7 @@ def test_a_tree_becomes_samples_leaf_by_leaf():
 
 def test_the_samples_of_a_lane_lie_the_same_whoever_hosts_it():
     rollout, _ = filled(lanes=3)
-    alone = Rollout(1, 3, 4)
+    alone = Rollout(3)
     for step in range(3):
         alone.write(step, {"obs": rollout["obs"][step, 4:8]})
     assert torch.equal(samples(alone["obs"], 1), samples(rollout["obs"], 3)[12:24])

@@ -128,8 +128,7 @@ class PPO:
         self.return_moments = RunningMoments(1, runtime.device)
         self.discounted = torch.zeros(len(lanes), self.envs, device=runtime.device)  # [L, E], for reward scaling
         self.episodes = Episodes(lanes.local, self.envs)
-        self.rollout = Rollout(len(lanes), config.horizon, self.envs)
-        self.outcomes = Rollout(len(lanes), config.horizon, self.envs)
+        self.rollout, self.outcomes = Rollout(config.horizon), Rollout(config.horizon)
         self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
         self.clip = config.clip
 

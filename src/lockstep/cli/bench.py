@@ -39,12 +39,9 @@ class Bench:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe
-    from lockstep.cli.words import translate
+    from lockstep.cli.options import Start, parse_recipe, parse_verb
 
-    words = translate(arguments, {})
-    command, rest = tyro.cli(Bench, args=words.flags, prog="lockstep bench", return_unknown_args=True)
-    rest += [f"{key}={value}" for key, value in words.settings.items()]
+    command, rest = parse_verb(Bench, arguments, "bench")
     sizes = _sizes(command)
 
     from lockstep.cli.launching import started_processes
@@ -139,5 +136,4 @@ def _print(name: str, reports: list[dict[str, Any]]) -> None:
     console.print(table)
     if len(reports) > 1:
         console.print("The global batch is the same for every number of processes (strong scaling).")
-    for report in reports[-1:]:
-        console.print(report["verdict"], markup=False)
+    console.print(reports[-1]["verdict"], markup=False)

@@ -5,12 +5,14 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import tyro
 
 from lockstep.cli.words import translate
 from lockstep.config import ConfigError, Recipe, overlay, read_yaml, with_lanes
+
+Command = TypeVar("Command")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,13 @@ def _with_reference(recipe: Recipe, meant: Recipe) -> Recipe:
     if getattr(recipe.algo, "reference_batch", 0) is None:
         return overlay(recipe, {"algo.reference_batch": meant.algo.batch_size})
     return recipe
+
+
+def parse_verb(kind: type[Command], arguments: Sequence[str], verb: str) -> tuple[Command, list[str]]:
+    """A verb's own flags, and the words left for the recipe it is about."""
+    words = translate(arguments, {})
+    command, rest = tyro.cli(kind, args=words.flags, prog=f"lockstep {verb}", return_unknown_args=True)
+    return command, rest + [f"{key}={value}" for key, value in words.settings.items()]
 
 
 def settle(recipe: Recipe, processes: int) -> Recipe:

@@ -56,12 +56,9 @@ class Plan:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe
-    from lockstep.cli.words import translate
+    from lockstep.cli.options import Start, parse_recipe, parse_verb
 
-    words = translate(arguments, {})
-    command, rest = tyro.cli(Plan, args=words.flags, prog="lockstep plan", return_unknown_args=True)
-    rest += [f"{key}={value}" for key, value in words.settings.items()]
+    command, rest = parse_verb(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds count from 1.", "Give numbers such as --gpus 1 8 64 --rounds 3.")
     start = Start(command.recipe, smoke=command.smoke, preset=command.preset)
@@ -94,10 +91,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _measured(command: Plan, recipe: Recipe) -> "Shares":
     """The measurement in a file, or one made now; on one thread where processes are to share this machine."""
-    import torch
     from rich.console import Console
 
-    from lockstep.runtime.launch import cores_for, keep_freed_memory
+    from lockstep.runtime.launch import Place, cores_for, set_arithmetic
     from lockstep.speed.plan import Line, Shares, measure_shares
 
     if command.measured is not None:
@@ -109,8 +105,7 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
             raise ConfigError(
                 f"{command.measured} holds no measurement: {error!r}.", "Make one: lockstep plan RECIPE --save FILE."
             ) from None
-    keep_freed_memory()
-    torch.set_num_threads(1 if command.network == "here" else cores_for(1))
+    set_arithmetic(recipe.run, Place(local_size=cores_for(1) if command.network == "here" else 1))
     console = Console(stderr=True)
     with console.status("measuring") as status:
         shares = measure_shares(recipe, command.rounds, lambda words: status.update(words))

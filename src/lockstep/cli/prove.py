@@ -127,12 +127,9 @@ class Proof:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe
-    from lockstep.cli.words import translate
+    from lockstep.cli.options import Start, parse_recipe, parse_verb
 
-    words = translate(arguments, {})
-    command, rest = tyro.cli(Prove, args=words.flags, prog="lockstep prove", return_unknown_args=True)
-    rest += [f"{key}={value}" for key, value in words.settings.items()]
+    command, rest = parse_verb(Prove, arguments, "prove")
     start = Start(recipe=command.recipe, procs=max(command.procs), smoke=not command.full, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep prove {command.recipe}")
     samples = recipe.run.samples

@@ -47,14 +47,12 @@ def _autoscaled(recipe: Recipe, started: int, procs: int) -> dict[str, Any]:
             "--autoscale probes one machine before its processes start, and torchrun has started them already.",
             "Let `lockstep train --autoscale --procs N` choose, and give torchrun the numbers it prints.",
         )
-    import torch
     from rich.console import Console
 
-    from lockstep.runtime.launch import cores_for, keep_freed_memory
+    from lockstep.runtime.launch import Place, set_arithmetic
     from lockstep.speed.autoscale import autoscale
 
-    keep_freed_memory()
-    torch.set_num_threads(cores_for(procs))
+    set_arithmetic(recipe.run, Place(local_size=procs))
     console = Console(highlight=False)
     with console.status("probing this machine") as status:
         choice = autoscale(recipe, procs, status.update)

@@ -19,8 +19,8 @@ from lockstep.trees import Tree, tensors, tree_map
 class Rollout:
     """Preallocated buffers by name, made when the first step is written."""
 
-    def __init__(self, lanes: int, horizon: int, envs: int) -> None:
-        self.lanes, self.horizon, self.envs = lanes, horizon, envs
+    def __init__(self, horizon: int) -> None:
+        self.horizon = horizon
         self.buffers: dict[str, Tree] = {}
         self._slots: list[list[Tensor]] = []
 

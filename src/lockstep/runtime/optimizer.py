@@ -149,7 +149,10 @@ class Optimizer:
                     result = loss(part)
                 names = ("loss", *result.sums)
                 row = _row(result.samples, result.total, *result.sums.values())
-                rows[lane:] = [rows[lane] + row if number else row, *rows[lane + 1 :]]
+                if number == 0:
+                    rows.append(row)
+                else:
+                    rows[lane] = rows[lane] + row
                 if last and not runtime.exact:
                     # Launched before backward, so that it travels while backward runs, and first on every process.
                     totals = rows[0].clone() if runtime.size > 1 else rows[0]

@@ -13,8 +13,7 @@ import psutil
 import torch
 
 from lockstep.config import Recipe, overlay
-from lockstep.runtime import Runtime
-from lockstep.speed.measure import Meter, saved_bytes
+from lockstep.speed.measure import Meter, alone, saved_bytes
 from lockstep.trees import tensors
 
 WORTH = 0.9
@@ -95,8 +94,7 @@ def _double(start: int, cost: Callable[[int], tuple[float, float]], processes: i
 def _meter(recipe: Recipe, envs: int, horizon: int) -> Meter:
     """One process with so many environments, and one update an iteration."""
     small = {"task.num_envs": envs, "algo.horizon": horizon, "algo.batch_size": envs * horizon, "algo.epochs": 1}
-    runtime = Runtime.alone(recipe.run, device="cuda" if torch.cuda.is_available() else "cpu")
-    return Meter(overlay(recipe, small), runtime)
+    return Meter(overlay(recipe, small), alone(recipe.run))
 
 
 def _seconds(meter: Meter, phases: tuple[str, ...]) -> float:

@@ -13,14 +13,21 @@ from typing import Any
 import torch
 
 from lockstep import __version__
-from lockstep.config import Recipe, as_dict
+from lockstep.config import Recipe, RunConfig, as_dict
 from lockstep.protocols import Algorithm, Clock, VecEnv, Work
 from lockstep.runtime import Runtime
+from lockstep.runtime.launch import Place, choose_device
+from lockstep.train import iterate
 
 PARTS = {"env": "env", "act": "inference", "learn": "learning", "reduce": "reduction"}
 """Phases of the loop, and what the split calls them; whatever else there is, is the rest."""
 FEWER = 4
 """Learning is also timed on a batch this many times smaller, to part fixed time from work."""
+
+
+def alone(run: RunConfig, hosting: range | None = None) -> Runtime:
+    """One process that nobody else is with, on the device that a run would take here."""
+    return Runtime.alone(run, str(choose_device(run.device, Place())), hosting)
 
 
 class Meter:
@@ -40,17 +47,9 @@ class Meter:
 
     def iterate(self) -> None:
         """What the loop does in an iteration, but for logs, evaluations and checkpoints."""
-        before, runtime, algorithm = self.algorithm.updates, self.runtime, self.algorithm
-        self.task.advance(self.clock)
-        metrics = algorithm.collect(self.clock).under("rollout")
-        with runtime.phase("learn"):
-            metrics += algorithm.update(self.clock).under("train")
-        self.clock.advance(algorithm.samples)
-        self.clock.count(runtime.reduce(metrics))
+        iterate(self.task, self.algorithm, self.clock, self.runtime, self.check_every)
         self.clock.settle_metrics()
-        if algorithm.updates // self.check_every > before // self.check_every:
-            runtime.in_sync(algorithm.shared_state(), "while measuring")
-        runtime.agree(stop=False, save=False)
+        self.runtime.agree(stop=False, save=False)
 
     def seconds(self, work: Callable[[], object], times: int = 1) -> tuple[float, float]:
         """Seconds to do something some times: as they count here, and on the wall."""

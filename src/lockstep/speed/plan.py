@@ -13,8 +13,7 @@ from typing import Any
 
 from lockstep.config import Recipe
 from lockstep.lanes import deal
-from lockstep.runtime import Runtime
-from lockstep.speed.measure import Meter, saved_bytes
+from lockstep.speed.measure import Meter, alone, saved_bytes
 from lockstep.speed.network import Network, all_reduce
 from lockstep.trees import tensors
 
@@ -98,7 +97,7 @@ def measure_shares(
     meters = {}
     for count in counts:
         say(f"preparing the share of one of {count} processes")
-        meters[count] = Meter(recipe, Runtime.alone(recipe.run, hosting=deal(lanes, count)[0]))
+        meters[count] = Meter(recipe, alone(recipe.run, deal(lanes, count)[0]))
         meters[count].runtime.sent.clear()
     times: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     for number in range(rounds):
