@@ -2,9 +2,11 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from lockstep.config import overlay
 from lockstep.recipes.gym_ppo import GymPPO
+from lockstep.run.checkpoints import Checkpoints
 from lockstep.train import train
 from processes import Outcome, outcomes
 
@@ -26,6 +28,26 @@ SETTINGS = {
 def trial(directory: str, name: str, extra: dict[str, Any], resume: bool) -> None:
     """Train, as one of the processes of a group."""
     train(overlay(GymPPO(), SETTINGS | extra | {"run.dir": directory, "run.name": name}), resume=resume)
+
+
+def trial_that_finishes_each_save(*arguments: Any) -> None:
+    """The same, with every checkpoint on disk before the next iteration: what a kill finds there is then certain."""
+    save = Checkpoints.save
+
+    def save_and_wait(self: Checkpoints, *args: Any, **settings: Any) -> None:
+        save(self, *args, **settings)
+        self.wait()
+
+    with patch.object(Checkpoints, "save", save_and_wait):
+        trial(*arguments)
+
+
+def run_killed(directory: Path, name: str, processes: int, kill: str) -> str:
+    """Train until one process kills itself, with every save before that on disk; the errors."""
+    environment = {"LOCKSTEP_KILL": kill}
+    return errors(
+        outcomes(trial_that_finishes_each_save, processes, str(directory), name, {}, False, environment=environment)
+    )
 
 
 def run(directory: Path, name: str, processes: int, resume: bool = False, kill: str | None = None) -> list[Outcome]:

@@ -1,7 +1,7 @@
 """A run that was killed and resumed is the run that was not, wherever the kill struck. Kills are real: SIGKILL."""
 
 import pytest
-from runs import SAMPLES, errors, run
+from runs import SAMPLES, errors, run, run_killed
 
 from lockstep.run.lineage import lineage
 from lockstep.runtime.launch import launch
@@ -55,7 +55,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path):
 
 
 def test_what_an_outdated_start_publishes_late_is_on_nobodys_line(tmp_path):
-    run(tmp_path, "run", 1, kill="0:learn:4")
+    run_killed(tmp_path, "run", 1, kill="0:learn:4")
     checkpoints = tmp_path / "run" / "checkpoints"
     old = lineage(checkpoints)[0]
     assert not errors(run(tmp_path, "run", 1, resume=True))
