@@ -6,6 +6,7 @@ from lockstep.config import Recipe
 from lockstep.evaluate import evaluate
 from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run.checkpoints import load_weights
+from lockstep.run.inspection import inspecting
 from lockstep.run.rundir import Result, RunDir
 from lockstep.runtime import Runtime
 
@@ -28,7 +29,8 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
 
         stop = False
         while not clock.done and not stop:
-            iterate(task, algorithm, clock, runtime, config.check_every)
+            with inspecting(run.path, algorithm, task, clock, runtime):  # bad numbers: what led to them is kept
+                iterate(task, algorithm, clock, runtime, config.check_every)
             run.log.tick(clock, algorithm.updates)
             if clock.every(config.log_every) or clock.done:
                 run.log.write(clock, clock.settle_metrics())
