@@ -7,6 +7,9 @@ place and leave what led to it on disk, or they leave the number out and stay on
 import json
 import math
 import re
+import time
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,10 +19,11 @@ from safetensors.torch import load_file
 from lockstep.algorithms.ppo import PPO
 from lockstep.lanes import deal
 from lockstep.protocols import Loss
+from lockstep.run import format as form
 from lockstep.run.checkpoints import find
-from lockstep.run.format import _lanes_in, read_shared
+from lockstep.runtime import BadNumbers
 from lockstep.tasks.gym import GymEnvs
-from processes import outcomes
+from processes import outcomes, together
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
@@ -120,9 +124,9 @@ def host_of_the_lane(processes):
 def kept(path):
     """What was kept for inspection: the agent, the tensors of the process with the bad lane, its first row in them."""
     (directory,) = (path / "inspect").iterdir()
-    files = [file for file in directory.glob("lanes-*") if LANE in _lanes_in(file.name)]
-    lanes = _lanes_in(files[0].name)
-    return read_shared(directory), load_file(files[0]), lanes.index(LANE), len(lanes)
+    files = [file for file in directory.glob("lanes-*") if LANE in form._lanes_in(file.name)]
+    lanes = form._lanes_in(files[0].name)
+    return form.read_shared(directory), load_file(files[0]), lanes.index(LANE), len(lanes)
 
 
 WORDS = {
@@ -153,7 +157,7 @@ def test_a_bad_number_on_one_process_ends_all_with_one_sentence_and_keeps_what_l
     assert f"kept in {tmp_path / 'run' / 'inspect' / str(SAMPLES)}:" in sentence
     report = (tmp_path / "run" / "inspect" / str(SAMPLES) / "report.txt").read_text()
     assert sentence.partition("What led")[0].removeprefix("BadNumbers: ") in report
-    before = read_shared(tmp_path / "run" / "checkpoints" / str(find(tmp_path / "run" / "checkpoints")[0]))
+    before = form.read_shared(tmp_path / "run" / "checkpoints" / str(find(tmp_path / "run" / "checkpoints")[0]))
     assert agent.keys() == before.keys()
     changed = {name for name in agent if not torch.equal(agent[name], before[name])}
     assert changed == (BEGUN if cause in ("loss", "gradient") else set())
@@ -183,7 +187,7 @@ def test_a_bad_number_that_is_skipped_leaves_one_run_on_any_number_of_processes(
     assert [row["train/skipped"] for row in rows] == [0.5 if cause in ("observation", "reward") else 0.25, 0.0]
     assert all(math.isfinite(value) for row in rows for value in row.values())
     last = tmp_path / "1" / "run" / "checkpoints"
-    assert all(tensor.isfinite().all() for tensor in read_shared(last / str(find(last)[0])).values())
+    assert all(tensor.isfinite().all() for tensor in form.read_shared(last / str(find(last)[0])).values())
 
 
 def test_a_run_that_skipped_a_bad_number_and_was_killed_is_the_run_that_was_not(tmp_path):
@@ -201,3 +205,21 @@ def test_a_directory_that_refuses_the_evidence_does_not_hide_the_sentence(tmp_pa
     assert len({outcome.error for outcome in ended}) == 1
     assert "reward is nan" in ended[0].error
     assert "What led to it could not be kept" in ended[0].error
+
+
+def found_on_leaving(directory):
+    """What of the evidence each process finds on disk when it is about to leave, where one of them writes slowly."""
+    write = form.write_tensors
+
+    def slowly(path, tensors):
+        time.sleep(1.0 if path.parent.parent.name == "inspect" and LANE in form._lanes_in(path.name) else 0.0)
+        return write(path, tensors)
+
+    with patch.object(form, "write_tensors", slowly), pytest.raises(BadNumbers):
+        planted(directory, "run", "reward", {})
+    return sorted(file.name for file in (Path(directory) / "run" / "inspect" / str(SAMPLES)).iterdir())
+
+
+def test_nobody_leaves_before_everybodys_evidence_is_on_disk(tmp_path):
+    lanes = [form.lane_file(share) for share in deal(8, 2)]
+    assert together(found_on_leaving, 2, str(tmp_path)) == [[*lanes, "report.txt", "shared.safetensors"]] * 2

@@ -53,5 +53,5 @@ class Tolerance:
             raise BadNumbers(f"{sentence}\n{so_far}\n{advice}", leaves(evidence))
         self._left_out += 1
         if self._left_out.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ... time, so that nobody is drowned in words
-            times = "" if self._left_out == 1 else f" (for the {self._left_out}th time since the start)"
+            times = "" if self._left_out == 1 else f" ({self._left_out} times since the start)"
             self.runtime.notes.append(f"Left out{times}: {sentence}")
