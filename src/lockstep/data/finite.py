@@ -22,13 +22,15 @@ def extent(tree: Tree) -> Tensor:
 
 def bad_places(named: Any, lanes: range) -> list[str]:
     """In words, where numbers [T, B, ...] are not finite: the first one of each environment and tensor, by step."""
-    found: dict[tuple[str, int], tuple[int, str]] = {}
+    found = []
     for name, x in leaves(named).items():
-        for step, row, *rest in (~x.isfinite()).nonzero().tolist():
+        bad = ~x.isfinite().reshape(*x.shape[:2], -1)  # [T, B, numbers of one observation]
+        for row in bad.any(2).any(0).nonzero().flatten().tolist():
+            step, number = bad[:, row].nonzero()[0].tolist()
             lane, env = divmod(row, x.shape[1] // len(lanes))
             words = f"lane {lanes[lane]}, environment {env} of the lane, step {step} of the rollout: {name}"
-            place = str(rest) if rest else ""
-            found.setdefault((name, row), (step, f"{words}{place} is {x[step, row][tuple(rest)].item()}"))
-    ordered = [words for _, words in sorted(found.values(), key=lambda entry: entry[0])]
+            place = [int(index) for index in torch.unravel_index(torch.tensor(number), x.shape[2:])]
+            found.append((step, f"{words}{place or ''} is {x[step, row].flatten()[number].item()}"))
+    ordered = [words for _, words in sorted(found, key=lambda entry: entry[0])]
     more = f"lanes {lanes.start} to {lanes.stop - 1}: {len(ordered) - _SHOWN} more places"
     return [*ordered[:_SHOWN], *([more] if len(ordered) > _SHOWN else [])]
