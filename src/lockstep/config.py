@@ -45,7 +45,7 @@ class RunConfig:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """When a gradient is not finite: stop the run, or skip that update on every process."""
+    """What bad numbers (NaN, inf) do: stop the run, or have the update or iteration that met them skipped by all."""
     log_every: int = 10_000
     """Global samples between log lines."""
     eval_every: int | None = 100_000

@@ -100,14 +100,13 @@ class Checkpoints:
         """Seconds between saves: so many that saving takes a hundredth of the time."""
         return FIRST_SAVE if self._cost is None else min(max(self._cost / SHARE, LEAST), MOST)
 
-    def news(self) -> list[str]:
-        """What to tell about the cadence, whenever it has changed much."""
-        if self.run.save_every is not None or self._cost is None or not self.runtime.main:
-            return []
-        if 0.5 < self.interval / max(self._said_interval, 1e-9) < 2.0:
-            return []
-        self._said_interval = self.interval
-        return [f"Saving every {self.interval:.0f} s: a save takes {self._cost:.2f} s of work."]
+    def _tell_cadence(self, cost: float) -> None:
+        """Say how often saves come, whenever that has changed much."""
+        self._cost = cost
+        known = 0.5 < self.interval / max(self._said_interval, 1e-9) < 2.0
+        if self.run.save_every is None and self.runtime.main and not known:
+            self._said_interval = self.interval
+            self.runtime.notes.append(f"Saving every {self.interval:.0f} s: a save takes {cost:.2f} s of work.")
 
     def superseded(self) -> bool:
         """Whether somebody has claimed a newer generation of this run; asked on the main process."""
@@ -170,7 +169,7 @@ class Checkpoints:
             self._write_files(name, lanes, shared, values, keep, best)
         except BaseException as error:
             self._error = error
-        self._cost = copying + time.thread_time()  # of this thread, which wrote this one checkpoint
+        self._tell_cadence(copying + time.thread_time())  # of this thread, which wrote this one checkpoint
         watchdog = self.runtime.watchdog
         watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - began)
 

@@ -56,6 +56,8 @@ class Log:
         """An iteration is over."""
         self._checked = updates - updates % self._check_every
         self.screen.tick(clock)
+        while self.runtime.notes:
+            self.note(self.runtime.notes.pop(0))
 
     def write(self, clock: Clock, metrics: dict[str, float]) -> None:
         """Write pooled metrics, with the speed and the time split since the last ones."""

@@ -72,11 +72,6 @@ class RunDir:
         if not self.checkpoints.superseded():
             self.log.write(clock, metrics)
 
-    def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
-        self.checkpoints.save(algorithm, task, clock)
-        for sentence in self.checkpoints.news():
-            self.log.note(sentence)
-
     def finish(self, algorithm: Algorithm, task: VecEnv, clock: Clock, preempted: bool) -> Result:
         """Save a last time and say how the run ended, when every process knows that the checkpoint is whole."""
         self.checkpoints.save(algorithm, task, clock)
