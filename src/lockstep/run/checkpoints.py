@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.config import ConfigError, RunConfig
 from lockstep.lanes import deal
 from lockstep.protocols import Algorithm, Clock, State, VecEnv
+from lockstep.reading import Unreadable, read_text
 from lockstep.run import format as form
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import Name, claim, lineage, newest_generation, parent_of, published
@@ -44,8 +45,12 @@ class Checkpoints:
         if chosen is None:
             return
         path = self.directory / chosen
+        with form.said_in_words(path):
+            self._put(path, algorithm, task, clock)
+
+    def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
         files = form.read_json(path / form.MANIFEST)["files"]
-        values = form.read_json(path / form.VALUES)
+        values = form.read_values(path)
         if values["lanes"] != self.runtime.lanes.count:
             raise ConfigError(
                 f"{path} was written with {values['lanes']} lanes and the config says {self.runtime.lanes.count}.",
@@ -66,9 +71,14 @@ class Checkpoints:
 
     def _choose(self, at: int | None) -> tuple[str | None, int, list[str]]:
         """On the main process: the checkpoint to go on from, and the generation claimed with it as parent."""
-        self.directory.mkdir(exist_ok=True)
-        chosen, notes = find(self.directory, at)
-        generation = claim(self.directory, chosen)
+        try:
+            self.directory.mkdir(exist_ok=True)
+            chosen, notes = find(self.directory, at)
+            generation = claim(self.directory, chosen)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
+            ) from None
         for leftover in self.directory.glob(".*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
         return (str(chosen) if chosen else None), generation, notes
@@ -181,7 +191,7 @@ def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]
         try:
             form.verify(directory / str(name))
             return name, [f"{note} Using the one before it." for note in notes]
-        except Damaged as damage:
+        except (Damaged, OSError) as damage:
             notes.append(f"Checkpoint {name} is damaged: {damage}.")
     if notes and at is not None:
         raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
@@ -192,8 +202,10 @@ def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]
 
 def best_of(directory: Path) -> Name | None:
     """The checkpoint with the best evaluation, if the run as it is now has one."""
-    pointer = directory / "best"
-    name = Name.parse(pointer.read_text().strip()) if pointer.exists() else None
+    try:
+        name = Name.parse(read_text(directory / "best", 100).strip())
+    except (FileNotFoundError, Unreadable):
+        return None
     return name if name in lineage(directory) else None
 
 
@@ -208,8 +220,11 @@ def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
     """Start an agent from the weights of another run, `RUN` or `RUN@STEP`; everything else stays fresh."""
     run, _, step = source.partition("@")
     directory = Path(run) / CHECKPOINTS
+    if step and not step.isdecimal():
+        raise ConfigError(f"{source} asks for the checkpoint at {step!r}.", "Give RUN@STEP with a number of samples.")
     name = runtime.from_main(lambda: str(find(directory, int(step) if step else None)[0] or ""))
     if not name:
         raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")
-    saved, weights = form.split(form.read_shared(directory / name), "algorithm"), algorithm.weights()
-    copy_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")
+    with form.said_in_words(directory / name):
+        saved, weights = form.split(form.read_shared(directory / name), "algorithm"), algorithm.weights()
+        copy_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")

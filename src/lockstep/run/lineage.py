@@ -12,7 +12,8 @@ from pathlib import Path
 
 from lockstep.run.format import Damaged, read_json
 
-_NAME = re.compile(r"(\d+)-g(\d+)")
+_NAME = re.compile(r"(\d{1,18})-g(\d{1,9})", re.ASCII)
+_GENERATION = re.compile(r"generation-(\d{1,9})\.json", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -37,8 +38,12 @@ def _generation_file(directory: Path, generation: int) -> Path:
 
 def newest_generation(directory: Path) -> int:
     """The newest claimed generation; 0 where there is none."""
-    claimed = (path.stem.removeprefix("generation-") for path in directory.glob("generation-*.json"))
-    return max((int(number) for number in claimed if number.isdigit()), default=0)
+    return max(_claimed(directory), default=0)
+
+
+def _claimed(directory: Path) -> list[int]:
+    matches = (_GENERATION.fullmatch(path.name) for path in directory.glob("generation-*.json"))
+    return [int(match[1]) for match in matches if match]
 
 
 def claim(directory: Path, parent: Name | None) -> int:
@@ -66,7 +71,7 @@ def parent_of(directory: Path, generation: int) -> Name | None:
 
 def published(directory: Path) -> list[Name]:
     """All checkpoints there are, newest first, whoever wrote them."""
-    names = (Name.parse(path.name) for path in directory.iterdir() if path.is_dir())
+    names = (Name.parse(path.name) for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
     return sorted((name for name in names if name), reverse=True)
 
 
@@ -82,7 +87,8 @@ def lineage(directory: Path) -> list[Name]:
         except Damaged:
             if line:
                 break
-            generation -= 1  # a kill cut the claim short, so nothing was published under it
+            # A kill cut the claim short, so nothing was published under it.
+            generation = max((older for older in _claimed(directory) if older < generation), default=0)
             continue
         if limit is None or limit.generation >= generation:
             break

@@ -1,5 +1,6 @@
 """The run directory: one for a run, however many processes it has."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,7 +68,9 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
     """On the main process: make the directory and write the config; refuse one that already holds a run."""
     run = replace(recipe.run, lanes=runtime.lanes.count)
     path = path_of(recipe)
-    if not resume:
+    if resume:
+        _refuse_links(path)
+    else:
         refuse_taken(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -91,6 +94,17 @@ def refuse_taken(path: Path) -> None:
         )
 
 
+def _refuse_links(path: Path) -> None:
+    """A run writes and deletes in its own directory: one from a stranger must not lead it anywhere else."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if (Path(folder) / name).is_symlink():
+                raise ConfigError(
+                    f"{Path(folder) / name} is a link, and a run writes nowhere but in its own directory.",
+                    "Put what it leads to in its place, or remove it.",
+                )
+
+
 def describe(recipe: Recipe) -> str:
     """The resolved config as the yaml a run directory keeps."""
     head = {"lockstep": __version__, "recipe": recipe.name}
@@ -106,6 +120,8 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     values = read_yaml(path / CONFIG)
     values.pop("lockstep", None)
     name = str(values.pop("recipe", ""))
+    if not isinstance(values.get("run", {}), dict):
+        raise ConfigError(f"{path / CONFIG} has no settings of the run under 'run'.", "Mend it, or train anew.")
     # The directory may have been moved or copied: where it stands now is its place.
-    values.setdefault("run", {}).update({"dir": str(path.resolve().parent), "name": path.resolve().name})
-    return name, values
+    place = {"dir": str(path.resolve().parent), "name": path.resolve().name}
+    return name, values | {"run": values.get("run", {}) | place}
