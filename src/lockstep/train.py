@@ -46,7 +46,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
                 run.checkpoints.save(algorithm, task, clock)
 
         run.checkpoints.save(algorithm, task, clock)
-        run.checkpoints.wait()
+        run.checkpoints.finish()
         return Result(run.path, clock)
 
 

@@ -321,7 +321,7 @@ def test_lines_of_a_log_that_are_none_are_passed_over(run, line, capsys):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 BOUND, HEADER_BOUND = 256, 512
-"""Mebibytes that may be taken by small files, as `lockstep.reading` says, and by what a file of tensors says of them."""
+"""Mebibytes that may be taken by small files, as `lockstep.reading` says, and by what tensors are said to be."""
 
 
 def appetite(directory):

@@ -1,8 +1,10 @@
 """Checkpoints: the whole run, written in the background, published by one rename, restored on any world size."""
 
 import json
+import logging
 import os
 import shutil
+import socket
 import threading
 import time
 from dataclasses import asdict
@@ -22,6 +24,9 @@ from lockstep.trees import copy_into
 
 SAVE_SECONDS = 120.0
 """How often the main process asks for a save when the config leaves it open."""
+SLOW_SECONDS = 1.0
+"""A wait for the save before that is worth a word."""
+_LOGGER = logging.getLogger("lockstep")
 
 
 class Checkpoints:
@@ -33,7 +38,11 @@ class Checkpoints:
         self.notes: list[str] = []
         """What the user should know about the restore, in sentences."""
         self._last: Name | None = None
+        self._whole: Name | None = None
+        """The newest checkpoint that is known to stand."""
         self._thread: threading.Thread | None = None
+        self._problem = ""
+        """Why the last save was given up, the same words on every process; empty where it was published."""
         self._error: BaseException | None = None
         self._saved_at = time.monotonic()
 
@@ -44,7 +53,7 @@ class Checkpoints:
         chosen, self.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
         if chosen is None:
             return
-        path = self.directory / chosen
+        path, self._whole = self.directory / chosen, Name.parse(chosen)
         with form.said_in_words(path):
             self._put(path, algorithm, task, clock)
 
@@ -93,12 +102,18 @@ class Checkpoints:
     def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock, *, best: bool = False) -> None:
         """Copy everything to host memory now; write and publish it in the background."""
         with self.runtime.phase("copy"):
-            self.wait()
+            waited = self.wait()
+            if waited > SLOW_SECONDS and self.runtime.main:
+                _LOGGER.warning(
+                    "Training waited %.0f s for the save before this one: the disk is slow. Save less often, with "
+                    "--run.save-every.",
+                    waited,
+                )
             name = Name(clock.samples, self.generation)
             if name == self._last:
                 # Known here, not read from disk: processes may find the directory at different stages of its writing.
                 if best and self.runtime.main:
-                    self._point("best", name)
+                    self._tidy(name, best)
                 return
             self._last = name
             lanes = lanes_copy(algorithm, task, self.runtime.lanes.local)
@@ -109,13 +124,47 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._write, args=(name, lanes, shared, values, keep, best), daemon=True)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Until the save under way, if any, is on disk as far as this process has a part in it."""
+    def wait(self) -> float:
+        """Until the save under way, if any, is published or given up, on every process alike; the seconds it took.
+
+        A save that a disk did not take is given up with a warning, and the next one tries again.
+        """
+        began = time.monotonic()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            if self._error is None:
+                self._settle_last()
         if self._error is not None:
             raise RuntimeError(f"the checkpoint could not be written: {self._error}") from self._error
+        return time.monotonic() - began
+
+    def finish(self) -> None:
+        """Wait for the last save of a run; without it, the run is not over."""
+        self.wait()
+        if self._problem:
+            raise ConfigError(
+                f"the last checkpoint could not be written: {self._problem}.",
+                f"{_stands(self._whole)}. Mend that, then go on: lockstep resume {self.directory.parent}",
+            )
+
+    def _settle_last(self) -> None:
+        """Take note of how the last save ended."""
+        # Nobody goes on, perhaps to leave and take the store along, before everybody has heard how it ended.
+        self.runtime.agree(heard=True)
+        if self.runtime.main:
+            self.runtime.mailbox().forget([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
+        if not self._problem:
+            self._whole = self._last
+            return
+        if self.runtime.main:
+            _LOGGER.warning(
+                "The checkpoint %s could not be written: %s. %s; training goes on, and the next save tries again.",
+                self._last,
+                self._problem,
+                _stands(self._whole),
+            )
+        self._last = self._whole
 
     def _write(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
         try:
@@ -124,31 +173,70 @@ class Checkpoints:
             self._error = error
 
     def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
-        partial = self.directory / f".{name}.partial"
-        partial.mkdir(exist_ok=True)
-        mine, word = form.lane_file(self.runtime.lanes.local), f"save/{name}/{self.runtime.rank}"
-        with heartbeat(self.runtime.mailbox(), f"{word}/beat", self.run.timeout):
-            files = {mine: form.write_tensors(partial / mine, lanes)}
-        self.runtime.pass_through("save")
-        mailbox = self.runtime.mailbox()
-        mailbox.post(word, json.dumps(files))
-        if not self.runtime.main:
+        partial, me = self.directory / f".{name}.partial", self.runtime.rank
+        mailbox, mine = self.runtime.mailbox(), form.lane_file(self.runtime.lanes.local)
+        with heartbeat(self.runtime.mailbox(), f"save/{name}/{me}/beat", self.run.timeout):
+            problem, files = "", {}
+            try:
+                partial.mkdir(exist_ok=True)
+                files[mine] = form.write_tensors(partial / mine, lanes)
+            except OSError as error:
+                problem = self._describe(error)
+            self.runtime.pass_through("save")
+            mailbox.post(f"save/{name}/{me}", json.dumps({"files": files, "problem": problem}))
+            if self.runtime.main:
+                self._problem = self._collect(name, partial, shared, values, keep)
+                mailbox.post(f"save/{name}/verdict", json.dumps(self._problem))
+        if self.runtime.main:
+            if not self._problem:
+                self._tidy(name, best)
             return
-        files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
-        files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+        silence = f"the main process has said nothing for {self.run.timeout:.0f} s"
+        verdict = wait_while_beating(mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", self.run.timeout, silence)
+        self._problem = json.loads(verdict)
+
+    def _collect(self, name: Name, partial: Path, shared: State, values: object, keep: bool) -> str:
+        """On the main process: write the rest, hear from everybody, and publish; or what kept it from being whole."""
+        files, problems = {}, []
+        try:
+            files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
+            files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+        except OSError as error:
+            problems.append(self._describe(error))
+        mailbox = self.runtime.mailbox()
         words = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, word in words.items():
             # However long it takes, as long as that process is at work; no collective would tell of its end here.
             silence = f"process {rank} has said nothing for {self.run.timeout:.0f} s"
-            files |= json.loads(wait_while_beating(mailbox, word, f"{word}/beat", self.run.timeout, silence))
-        mailbox.forget([*words.values(), *(f"{word}/beat" for word in words.values())])
-        form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
-        self.runtime.pass_through("publish")
-        os.rename(partial, self.directory / str(name))
-        self._point("latest", name)
-        if best:
-            self._point("best", name)
-        self._rotate()
+            answer = json.loads(wait_while_beating(mailbox, word, f"{word}/beat", self.run.timeout, silence))
+            files |= answer["files"]
+            problems += [answer["problem"]] if answer["problem"] else []
+        mailbox.forget([*words.values(), *(f"{words[rank]}/beat" for rank in words if rank)])
+        if not problems:
+            try:
+                form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
+                form.settle_directory(partial)
+                self.runtime.pass_through("publish")
+                os.rename(partial, self.directory / str(name))
+                form.settle_directory(self.directory)
+            except OSError as error:
+                problems.append(self._describe(error))
+        if problems:
+            shutil.rmtree(partial, ignore_errors=True)  # nobody writes there any more: all have said so
+        return "; ".join(dict.fromkeys(problems))
+
+    def _tidy(self, name: Name, best: bool) -> None:
+        """Point to a new checkpoint and delete old ones; what fails here takes nothing from the run."""
+        try:
+            self._point("latest", name)
+            if best:
+                self._point("best", name)
+            self._rotate()
+        except (OSError, Damaged) as error:
+            _LOGGER.warning("Checkpoint %s stands, but around it %s.", name, self._describe(error))
+
+    def _describe(self, error: Exception) -> str:
+        return f"process {self.runtime.rank} on {socket.gethostname()}: {error}"
 
     def _point(self, pointer: str, name: Name) -> None:
         form.replace_text(self.directory / pointer, str(name))
@@ -207,6 +295,10 @@ def best_of(directory: Path) -> Name | None:
     except (FileNotFoundError, Unreadable):
         return None
     return name if name in lineage(directory) else None
+
+
+def _stands(name: Name | None) -> str:
+    return f"The checkpoint at {name.samples:,} samples stands" if name else "There is no checkpoint yet"
 
 
 def _deal_sentence(lanes: int, now: int, before: int) -> str:

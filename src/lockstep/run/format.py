@@ -27,7 +27,7 @@ from lockstep.protocols import Clock, State
 
 MANIFEST, VALUES, SHARED = "manifest.json", "state.json", "shared.safetensors"
 HEADER_BYTES = 16 * 2**20
-"""What a file of tensors may say about them: enough for 100,000. All of it about empty ones still takes under 512 MiB."""
+"""What a file of tensors may say about them: enough for 100,000. Nothing but empty ones takes under 512 MiB."""
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LANE_FILE = re.compile(r"lanes-(\d{1,9})-(\d{1,9})\.safetensors", re.ASCII)
 
@@ -47,7 +47,10 @@ def lane_prefix(lane: int) -> str:
 
 def write_tensors(path: Path, tensors: State) -> str:
     """Write named tensors durably; return the SHA-256 of the file."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except safetensors.SafetensorError as error:  # how it tells of a full disk
+        raise OSError(f"{path}: {error}") from None
     return _settle(path)
 
 
@@ -65,6 +68,15 @@ def replace_text(path: Path, text: str) -> None:
         file.write(text)
     _settle(beside)
     os.replace(beside, path)
+
+
+def settle_directory(path: Path) -> None:
+    """Wait until the names in a directory are on disk, as `_settle` does for what is in a file."""
+    directory = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _settle(path: Path) -> str:

@@ -6,11 +6,12 @@ that parent, and so on; what an outdated process publishes late is on no such li
 """
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.run.format import Damaged, read_json
+from lockstep.run.format import Damaged, read_json, settle_directory
 
 _NAME = re.compile(r"(\d{1,18})-g(\d{1,9})", re.ASCII)
 _GENERATION = re.compile(r"generation-(\d{1,9})\.json", re.ASCII)
@@ -53,6 +54,9 @@ def claim(directory: Path, parent: Name | None) -> int:
         try:
             with _generation_file(directory, generation).open("x") as file:
                 json.dump({"parent": str(parent) if parent else None}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            settle_directory(directory)  # before anything is published that only this claim makes part of the run
             return generation
         except FileExistsError:
             continue
