@@ -88,8 +88,7 @@ class Checkpoints:
             raise ConfigError(
                 f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
             ) from None
-        for leftover in self.directory.glob(".*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._clear_partials()
         return (str(chosen) if chosen else None), generation, notes
 
     # -- saving --------------------------------------------------------------------------------------------------------
@@ -241,10 +240,16 @@ class Checkpoints:
     def _point(self, pointer: str, name: Name) -> None:
         form.replace_text(self.directory / pointer, str(name))
 
+    def _clear_partials(self) -> None:
+        """Delete what saves left that were killed or given up."""
+        for leftover in self.directory.glob(".*.partial"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
     def _rotate(self) -> None:
         """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
         if newest_generation(self.directory) != self.generation:
             return  # somebody started this run anew: it is theirs to tidy
+        self._clear_partials()
         line = lineage(self.directory)
         spared = {*line[: self.run.keep], parent_of(self.directory, self.generation), best_of(self.directory)}
         for name in published(self.directory):

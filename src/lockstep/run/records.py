@@ -1,6 +1,8 @@
 """Lines of json that a run leaves behind, and how to read them: no torch needed."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,13 @@ CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Add a line, all of it or nothing: a disk that fills up may take a part, which would spoil the next one."""
+    text = (json.dumps(line) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        if file.write(text) < len(text):
+            file.truncate(before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """The run directory: one for a run, however many processes it has."""
 
 import os
+import socket
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,6 +42,7 @@ class RunDir:
     def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
         """Make a fresh run directory, or go into the one that is to be resumed; the same one on every process."""
         path = Path(runtime.from_main(lambda: str(_prepare(recipe, runtime, resume))))
+        _refuse_unshared(path, runtime)
         log = open_log(path, recipe, runtime)
         try:
             yield cls(path, recipe, runtime, log)
@@ -78,6 +81,31 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
     return path
+
+
+def _refuse_unshared(path: Path, runtime: Runtime) -> None:
+    """Every process writes there: the main one leaves a file, and stops all if anybody does not see it."""
+    if runtime.size == 1:
+        return
+    token = path / str(runtime.from_main(lambda: _leave_token(path)))
+    seen = runtime.gather([token.exists(), socket.gethostname()])
+    if runtime.main:
+        token.unlink(missing_ok=True)
+    for process, (sees, host) in enumerate(seen):
+        if not sees:
+            raise ConfigError(
+                f"process {process} on host {host} does not see {path.absolute()}.",
+                "The run directory must be on storage that all hosts share: name such a place with --run.dir.",
+            )
+
+
+def _leave_token(path: Path) -> str:
+    """The name of a new file, one that nobody has looked for yet: a network's disk may remember that it was not there."""
+    for left in path.glob(".token-*"):
+        left.unlink(missing_ok=True)
+    name = f".token-{uuid.uuid4().hex}"
+    (path / name).touch()
+    return name
 
 
 def path_of(recipe: Recipe) -> Path:
