@@ -243,7 +243,10 @@ class Checkpoints:
     def _clear_partials(self) -> None:
         """Delete what saves left that were killed or given up."""
         for leftover in self.directory.glob(".*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
 
     def _rotate(self) -> None:
         """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""

@@ -62,7 +62,7 @@ def write_json(path: Path, value: Any) -> str:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a small file in one step: a reader sees the old text or the new one, never half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     beside.unlink(missing_ok=True)  # a kill may have left it, or a stranger a link to somewhere else
     with beside.open("x") as file:
         file.write(text)

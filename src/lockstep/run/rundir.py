@@ -100,7 +100,7 @@ def _refuse_unshared(path: Path, runtime: Runtime) -> None:
 
 
 def _leave_token(path: Path) -> str:
-    """The name of a new file, one that nobody has looked for yet: a network's disk may remember that it was not there."""
+    """The name of a new file that nobody has looked for yet: a network's disk may remember that it was not there."""
     for left in path.glob(".token-*"):
         left.unlink(missing_ok=True)
     name = f".token-{uuid.uuid4().hex}"
