@@ -66,8 +66,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """The value of a yaml text, read with the safe loader; ValueError for whatever is wrong with it."""
-    loader = yaml.SafeLoader(text)
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -78,8 +78,6 @@ def parse_yaml(text: str) -> Any:
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
         # The safe loader runs nothing, but stumbles over values such as `!!int ""` in its own words.
         raise ValueError(str(error) or type(error).__name__) from None
-    finally:
-        loader.dispose()
 
 
 def _measure(node: Any, depth: int, parts: list[int]) -> None:

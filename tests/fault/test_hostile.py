@@ -18,11 +18,13 @@ from safetensors.torch import load_file, save_file
 
 from lockstep.cli import main
 from lockstep.config import ConfigError, read_yaml
+from lockstep.lanes import Lanes
 from lockstep.loading import load, recipe_of
 from lockstep.run import format as form
 from lockstep.run.checkpoints import best_of, find
 from lockstep.run.lineage import lineage
 from lockstep.run.records import CHECKPOINTS, cut_lines, last_values
+from lockstep.tasks.gym import GymConfig
 from lockstep.train import train
 from processes import together
 from tiny import ITERATION, checkpoints_of, hash_of, tiny
@@ -247,6 +249,32 @@ def test_a_whole_checkpoint_that_is_none_of_this_runs_is_refused(run, damage, se
     with pytest.raises(ConfigError) as refused:
         train(recipe_of(run), resume=True)
     assert sentence in str(refused.value)
+
+
+GYM = {
+    "an action that is none": ({"actions": torch.tensor([7, 0])}, "are none that Discrete"),
+    "another kind of action": ({"actions": torch.tensor([0.0, 1.0])}, "are none that Discrete"),
+    "another shape of action": ({"actions": torch.zeros(2, 9, dtype=torch.int64)}, "are none that Discrete"),
+    "fewer actions than steps": ({"actions": torch.tensor([0])}, "do not fit together"),
+    "steps below zero": ({"steps": torch.tensor([-1])}, "do not fit together"),
+    "actions below zero": ({"logged": torch.tensor([-2])}, "do not fit together"),
+    "more actions than there is memory": ({"logged": torch.tensor([2**60])}, "do not fit together"),
+    "an episode beyond count": ({"episode": torch.tensor([2**63 - 1])}, "do not fit together"),
+}
+
+
+@pytest.mark.parametrize(("changed", "sentence"), GYM.values(), ids=GYM)
+def test_actions_that_nobody_took_are_not_replayed(changed, sentence):
+    task = GymConfig(id="CartPole-v1", num_envs=1).build(Lanes(1, range(1), 0), torch.device("cpu"))
+    task.reset()
+    for action in (0, 1):
+        task.step(torch.tensor([action]))
+    state = task.lane_state(0)
+    with pytest.raises(ValueError, match="CartPole-v1, lane 0: the saved") as refused:
+        task.load_lane_state(0, state | changed)
+    assert sentence in str(refused.value)
+    task.load_lane_state(0, state)
+    task.close()
 
 
 # -- files that changed places -----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ CONFIGS = {
     "an int of nothing": ('run: {seed: !!int ""}', "is not yaml"),
     "a day that is none": ("run: {seed: 2001-99-99}", "is not yaml"),
     "bytes": ("\udcff\udcfe", "cannot be read"),
+    "a zero byte": ("a: \0", "is not yaml"),
     "a megabyte": ("# " + "x" * 2**20, "more than the 262,144 it may"),
     "a key that is a list": ("? [a]\n: 1", "is not yaml"),
     "a key that is a number": ("1: 2", "'1' is not a setting"),
