@@ -12,6 +12,7 @@ import shutil
 import struct
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -126,7 +127,7 @@ DAMAGED = {
         "holds 1,073,741,824 bytes, more than the 4,194,304 it may",
     ),
     "values of a gigabyte": (huge(form.VALUES, 2**30), "is not what was written"),
-    "tensors of eight terabytes": (huge(form.SHARED, 2**43), "bytes of free memory"),
+    "tensors beyond any memory": (huge(form.SHARED, 32 * psutil.virtual_memory().total), "bytes of memory"),
     "a manifest that is a pipe": (instead(form.MANIFEST, os.mkfifo), "is not a file"),
     "tensors that are a pipe": (instead(form.SHARED, os.mkfifo), "is missing"),
     "a manifest that is a directory": (instead(form.MANIFEST, os.mkdir), "is not a file"),
@@ -255,6 +256,8 @@ GYM = {
     "an action that is none": ({"actions": torch.tensor([7, 0])}, "are none that Discrete"),
     "another kind of action": ({"actions": torch.tensor([0.0, 1.0])}, "are none that Discrete"),
     "another shape of action": ({"actions": torch.zeros(2, 9, dtype=torch.int64)}, "are none that Discrete"),
+    "a single number for actions": ({"actions": torch.tensor(0)}, "more than the"),
+    "more actions than an episode has": ({"actions": torch.zeros(10**6, dtype=torch.int64)}, "more than the"),
     "fewer actions than steps": ({"actions": torch.tensor([0])}, "do not fit together"),
     "steps below zero": ({"steps": torch.tensor([-1])}, "do not fit together"),
     "actions below zero": ({"logged": torch.tensor([-2])}, "do not fit together"),

@@ -1,10 +1,11 @@
 """A checkpoint on disk: a directory of safetensors, a json of plain values, and a manifest with the hash of each file.
 
 Nothing here can run code: tensors are safetensors, the rest is json, and a file name that leads out of the directory is
-refused. Nor does anything here take memory because a file says so: small files have bounds, tensors are as large as the
-file that holds them, and a file that this machine's free memory cannot hold is not read.
+refused. Nor does anything here take memory because a file says so: small files have bounds, and tensors are mapped from
+their file, to be copied into those of a run that have the same shape and kind.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,8 @@ from lockstep.protocols import Clock, State
 MANIFEST, VALUES, SHARED = "manifest.json", "state.json", "shared.safetensors"
 HEADER_BYTES = 16 * 2**20
 """What a file of tensors may say about them: enough for 100,000. Nothing but empty ones takes under 512 MiB."""
+MEMORIES = 16
+"""How many times this machine's memory a file may hold: a larger machine may have written it for several of these."""
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LANE_FILE = re.compile(r"lanes-(\d{1,9})-(\d{1,9})\.safetensors", re.ASCII)
 
@@ -72,9 +75,14 @@ def replace_text(path: Path, text: str) -> None:
 
 def settle_directory(path: Path) -> None:
     """Wait until the names in a directory are on disk, as `_settle` does for what is in a file."""
-    directory = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+    if os.name == "nt":
+        return  # Windows opens no directories, and keeps its names in a journal
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk of the network's that does not know how
+            raise
     finally:
         os.close(directory)
 
@@ -107,10 +115,10 @@ def verify(directory: Path) -> Any:
 
 
 def refuse_too_large(path: Path) -> None:
-    """A file of tensors becomes memory; one that cannot is refused before a byte of it is read."""
-    size, free = path.stat().st_size, psutil.virtual_memory().available
-    if size > free:
-        raise Damaged(f"{path} holds {size:,} bytes, and this machine has {free:,} bytes of free memory")
+    """A checkpoint was memory once: a file far beyond what a host has is refused before a byte of it is read."""
+    size, memory = path.stat().st_size, psutil.virtual_memory().total
+    if size > MEMORIES * memory:
+        raise Damaged(f"{path} holds {size:,} bytes, and this machine has {memory:,} bytes of memory")
 
 
 def _digest(path: Path) -> str:
@@ -200,7 +208,10 @@ def said_in_words(path: Path) -> Iterator[None]:
         ) from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be used here: {words[:1000]}") from error
+        raise ConfigError(f"{path} cannot be used here: {words[:1000]}", _REMOVE.format(path)) from error
+
+
+_REMOVE = "To go on from the checkpoint before it, remove {}."
 
 
 def read_shared(directory: Path) -> State:

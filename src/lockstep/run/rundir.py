@@ -88,7 +88,7 @@ def _refuse_unshared(path: Path, runtime: Runtime) -> None:
     if runtime.size == 1:
         return
     token = path / str(runtime.from_main(lambda: _leave_token(path)))
-    seen = runtime.gather([token.exists(), socket.gethostname()])
+    seen = runtime.gather([_appears(token), socket.gethostname()])
     if runtime.main:
         token.unlink(missing_ok=True)
     for process, (sees, host) in enumerate(seen):
@@ -97,6 +97,15 @@ def _refuse_unshared(path: Path, runtime: Runtime) -> None:
                 f"process {process} on host {host} does not see {path.absolute()}.",
                 "The run directory must be on storage that all hosts share: name such a place with --run.dir.",
             )
+
+
+def _appears(token: Path) -> bool:
+    """Whether a file is there, or comes to be seen within a few seconds."""
+    for _ in range(50):
+        if token.exists():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def _leave_token(path: Path) -> str:

@@ -144,7 +144,10 @@ class GymEnvs:
         """Replay every episode; where that does not lead to the saved observation, begin the next one."""
         self._await_copies()
         who, saved = f"{self._config.id}, lane {lane}", self.lane_state(lane)
-        saved["actions"] = state.get("actions", saved["actions"]).clone()
+        taken = state.get("actions", saved["actions"])
+        if taken.dim() == 0 or len(taken) > self._share * self._config.replay_cap:
+            raise ValueError(f"{who}: the saved actions are more than the {self._config.replay_cap:,} of an episode.")
+        saved["actions"] = taken.clone()
         copy_into(saved, state, who)  # for its checks of names and shapes
         episodes, steps, logged = (saved[name].tolist() for name in ("episode", "steps", "logged"))
         if min(episodes + steps + logged) < 0 or sum(logged) != len(saved["actions"]) or max(episodes) >= 2**62:
