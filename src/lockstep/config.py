@@ -186,7 +186,7 @@ def _whole(value: Any) -> int:
         number = int(float(value))
         if number != float(value):
             raise ValueError(f"{value} is not whole")
-    if number.bit_length() > 64:
+    if number.bit_length() > 256:
         raise ValueError("no setting is that large")
     return number
 
