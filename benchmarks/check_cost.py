@@ -22,8 +22,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for index, (name, words) in enumerate(RUNS.items()):
             place = [f"run.dir={directory}", f"run.name={index}", "run.eval_every=none"]
-            problem = launch(["train", *words, *place], 2, quiet=True)
-            assert problem is None, problem
+            problem = launch(["train", *words, *place], 2, quiet=True).cause
+            assert not problem, problem
             lines = [line for line in read_lines(Path(directory) / str(index) / METRICS) if "time/global_fps" in line]
             # The first interval compiles kernels and warms caches.
             shares = [line.get("time/check", 0.0) for line in lines[1:]]

@@ -96,7 +96,7 @@ def compare(contenders, times, rounds):
 
 
 def work(arguments):
-    from lockstep.runtime.launch import keep_freed_memory
+    from lockstep.runtime.place import keep_freed_memory
 
     keep_freed_memory()
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from work import CNN, recipe
 
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import keep_freed_memory
+from lockstep.runtime.place import keep_freed_memory
 from lockstep.speed.measure import Meter
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from work import CNN, recipe, start_again, started
 
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import cores_for, keep_freed_memory
+from lockstep.runtime.place import cores_for, keep_freed_memory
 from lockstep.speed.measure import Meter, time_reductions
 from lockstep.speed.network import Network, fit_link
 from lockstep.speed.plan import measure_shares, predict

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from work import CNN, MLP, recipe, start_again, started
 
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import keep_freed_memory
+from lockstep.runtime.place import keep_freed_memory
 from lockstep.speed.measure import Meter
 
 

@@ -10,7 +10,7 @@ from lockstep.config import overlay
 from lockstep.protocols import Clock
 from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import keep_freed_memory
+from lockstep.runtime.place import keep_freed_memory
 from lockstep.train import iterate
 
 NETS = {

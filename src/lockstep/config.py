@@ -62,6 +62,8 @@ class RunConfig:
     """Updates between comparisons of all processes' parameters, optimizers and normalisers."""
     timeout: float = 60.0
     """Seconds a process waits for the others before it gives up."""
+    max_hours: float | None = None
+    """Save and stop after so many hours, with exit code 75: what a preempted run does."""
     digests: bool = False
     """Log a digest of every tensor at every iteration (what `prove` reads)."""
 

@@ -16,8 +16,10 @@ from lockstep.streams import digest
 from lockstep.trees import tree_map, tree_where
 
 
-def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float]:
+def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:
     """Play episodes on environments and streams of their own; the same numbers on every process.
+
+    None on all of them when a request to stop reached one of them meanwhile.
 
     Environment i plays episodes i, i + n, i + 2n, ... to their ends, so short episodes count no more than long ones.
     """
@@ -29,6 +31,8 @@ def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) 
         played = _play(policy, env, lanes, runtime, envs, episodes)
     finally:
         env.close()
+    if runtime.agree(cut=played is None)["cut"]:
+        return None
     everybody = sorted(tuple(row) for rows in runtime.gather(played) for row in rows)
     names = sorted({name for _, result in everybody for name in result})
     results = {name: [result[name] for _, result in everybody] for name in names}
@@ -37,8 +41,8 @@ def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) 
     return summary | {"return_std": math.sqrt(spread), "episodes": float(len(everybody))}
 
 
-def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any]:
-    """Play the local share; a list of (episode number, what it came to)."""
+def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any] | None:
+    """Play the local share; a list of (episode number, what it came to), None when asked to stop before its end."""
     per_lane = envs // lanes.count
     first = lanes.local.start * per_lane
     next_episode = [first + index for index in range(env.num_envs)]
@@ -52,6 +56,8 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         return {"action": action, "memory": after}
 
     while any(episode < episodes for episode in next_episode):
+        if runtime.interrupted:
+            return None
         acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
         step = env.step(acted["action"])
         obs, ended = step.obs, step.terminated | step.truncated

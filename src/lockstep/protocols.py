@@ -161,6 +161,8 @@ class Clock:
     """The last agreed evaluation."""
     best: float | None = None
     """The best evaluation score so far."""
+    owes_evaluation: bool = False
+    """Whether an evaluation is due that has not been made: a request to stop may come in the middle of one."""
     metrics: dict[str, float] = field(default_factory=dict)
     """The last pooled metrics, means over the time between two log entries."""
     pending: dict[str, list[float]] = field(default_factory=dict)
@@ -186,7 +188,7 @@ class Clock:
 
     def note_evaluation(self, evaluation: dict[str, float]) -> bool:
         """Keep an agreed evaluation; whether it is the best so far, which a score that is not a number never is."""
-        self.evaluation, score = evaluation, evaluation["return_mean"]
+        self.evaluation, self.owes_evaluation, score = evaluation, False, evaluation["return_mean"]
         better = not math.isnan(score) and (self.best is None or score > self.best)
         self.best = score if better else self.best
         return better

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from lockstep.config import Recipe
 from lockstep.evaluate import evaluate
 from lockstep.protocols import Algorithm, Clock, VecEnv
-from lockstep.run.checkpoints import load_weights
+from lockstep.run.checkpoints import Outdated, load_weights
 from lockstep.run.rundir import Result, RunDir
 from lockstep.runtime import Runtime
 
@@ -27,32 +27,37 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
             run.record_digests(clock, algorithm, task)  # what came back, before anything is done with it
 
         stop = False
-        while not clock.done and not stop:
-            iterate(task, algorithm, clock, runtime, config.check_every)
-            run.log.tick(clock, algorithm.updates)
-            if clock.every(config.log_every) or clock.done:
-                run.log.write(clock, clock.settle_metrics())
-            if clock.every(config.eval_every) or (clock.done and config.eval_every):
+        while not stop and (clock.owes_evaluation or not clock.done):
+            if not clock.owes_evaluation:
+                iterate(task, algorithm, clock, runtime, config.check_every)
+                run.log.tick(clock, algorithm.updates)
+                if clock.every(config.log_every) or clock.done:
+                    run.write_log(clock)
+                clock.owes_evaluation = clock.every(config.eval_every) or (clock.done and bool(config.eval_every))
+            if clock.owes_evaluation:
                 with runtime.phase("evaluate"):
                     scores = evaluate(algorithm.policy(), recipe.task, runtime, config.eval_episodes)
-                run.keep_best(clock, scores, algorithm, task)
+                if scores is not None:  # else a request to stop cut it short: whoever goes on begins with it
+                    run.keep_best(clock, scores, algorithm, task)
             if config.digests:
                 run.record_digests(clock, algorithm, task)
 
             # One small agreement an iteration carries everything that one process may know before the others.
-            agreed = runtime.agree(stop=runtime.interrupted, save=run.checkpoints.due())
+            agreed = runtime.agree(
+                stop=runtime.interrupted, save=run.checkpoints.due(), outdated=run.checkpoints.look_for_newer()
+            )
+            if agreed["outdated"]:
+                raise Outdated(run.checkpoints.outdated or "the main process found that this run was started anew.")
             stop = agreed["stop"]
             if agreed["save"] or clock.every(config.save_every) or clock.every(config.keep_every):
-                run.checkpoints.save(algorithm, task, clock)
+                run.save(algorithm, task, clock)
 
-        run.checkpoints.save(algorithm, task, clock)
-        run.checkpoints.wait()
-        return Result(run.path, clock)
+        return run.finish(algorithm, task, clock, preempted=clock.owes_evaluation or not clock.done)
 
 
 def iterate(task: VecEnv, algorithm: Algorithm, clock: Clock, runtime: Runtime, check_every: int) -> None:
     """Collect, learn, and compare the processes; the same for a run that trains and for one that is measured."""
-    before = algorithm.updates
+    before = runtime.update = algorithm.updates
     task.advance(clock)  # difficulty, curriculum: time and agreed results only
     with runtime.phase("collect"):
         metrics = algorithm.collect(clock).under("rollout")

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lockstep.config import RunConfig, overlay
 from lockstep.recipes import find_recipe
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import Place
+from lockstep.runtime.place import Place
 from lockstep.speed.measure import Meter
 from processes import together
 

@@ -11,8 +11,8 @@ from lockstep.runtime.launch import launch
 
 def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
     """Train with the command line's own words; the last value of everything that was logged."""
-    problem = launch(["train", *words, f"run.dir={directory}", "run.name=run"], processes, quiet=True)
-    assert problem is None, problem
+    problem = launch(["train", *words, f"run.dir={directory}", "run.name=run"], processes, quiet=True).cause
+    assert not problem, problem
     return last_values(directory / "run" / METRICS)
 
 

@@ -11,6 +11,7 @@ import pytest
 from lockstep import __version__
 from lockstep.cli import VERBS, main
 from lockstep.cli import train as train_verb
+from lockstep.runtime.launch import Outcome
 from lockstep.train import train
 from tiny import ITERATION, tiny
 
@@ -149,7 +150,12 @@ def test_what_cannot_be_done_is_said_in_words_without_a_traceback(capsys, line, 
 def launched(monkeypatch):
     """Instead of starting processes, keep what they would have been started with."""
     calls = []
-    monkeypatch.setattr("lockstep.cli.launching.launch", lambda words, count: calls.append((words, count)))
+
+    def launch(words, fleet):
+        calls.append((words, fleet.processes))
+        return Outcome(0)
+
+    monkeypatch.setattr("lockstep.runtime.launch.launch", launch)
     return calls
 
 

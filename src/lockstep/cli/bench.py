@@ -46,7 +46,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.cli.launching import started_processes
 
-    start = Start(command.recipe, procs=max(sizes), smoke=command.smoke, preset=command.preset)
+    start = Start(recipe=command.recipe, procs=max(sizes), smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep bench {command.recipe}")
     if started_processes():
         return _measure_here(recipe, command)
@@ -91,8 +91,8 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
         tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory,
         console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
     ):
-        cause = launch([*words, "--out", directory], processes, quiet=True)
-        if cause is not None:
+        cause = launch([*words, "--out", directory], processes, quiet=True).cause
+        if cause:
             raise ConfigError(f"{command.recipe} could not be measured on {count}: {cause}")
         report: dict[str, Any] = json.loads((Path(directory) / "bench.json").read_text())
     return report

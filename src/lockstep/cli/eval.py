@@ -44,6 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     console = Console()
     with console.status(f"playing {command.episodes} episodes") if not command.json else nullcontext():
         scores = evaluate(loaded.policy, loaded.recipe.task, runtime, command.episodes)
+    assert scores is not None  # nobody asks this runtime to stop
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True, highlight=False)
         return 0

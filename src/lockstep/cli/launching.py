@@ -3,10 +3,15 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
+from lockstep.run.checkpoints import Outdated
 from lockstep.run.rundir import Result
-from lockstep.runtime.launch import LAUNCHED, Place, launch, record_failure
+from lockstep.runtime.place import LAUNCHED, OUTCOME, PREEMPTED, Place, launch_directory, record_failure
+
+if TYPE_CHECKING:
+    from lockstep.runtime.launch import Fleet
 
 
 def started_processes() -> int:
@@ -37,23 +42,37 @@ def run_worker(work: Callable[[], Result]) -> int:
     except ConfigError as error:
         record_failure(error)
         return 2 if LAUNCHED in os.environ else fail(str(error))
+    except Outdated as error:
+        return _end_in_order("outdated", 1, str(error))
     except Exception as error:
         record_failure(error)
         if LAUNCHED in os.environ:
             return 1
         raise
-    done = result.clock.done
+    done = not result.preempted
     say(f"{'Done' if done else 'Stopped'} at {result.clock.samples:,} steps: {result.path}")
     say(f"  watch it   lockstep play {result.path}")
     say(f"  score it   lockstep eval {result.path}")
     say(f"  go on      lockstep resume {result.path}" + (" --samples N" if done else ""))
-    return 0
+    return 0 if done else _end_in_order("preempted", PREEMPTED)
 
 
-def launch_or_explain(arguments: Sequence[str], processes: int) -> int:
+def _end_in_order(kind: str, code: int, sentence: str = "") -> int:
+    """Leave word of how the run ended for our launcher. Whoever started this process would take any code but 0 for a
+    failure and start it again, which is wrong for both kinds; a process that nobody started says it by its code."""
+    place, shared = Place.from_environment(), launch_directory()
+    if shared is not None and place.local_rank == 0:
+        (shared / OUTCOME).write_text(f"{kind}\n{sentence}")
+    elif sentence and shared is None:
+        sys.stderr.write(f"lockstep: {sentence}\n")
+    return 0 if place.started else code
+
+
+def launch_or_explain(arguments: Sequence[str], fleet: "Fleet") -> int:
     """Start processes; when they fail, say which was first and why."""
-    cause = launch(arguments, processes)
-    if cause is None:
-        return 0
-    sys.stderr.write(f"lockstep: {cause}\n")
-    return 1
+    from lockstep.runtime.launch import launch
+
+    outcome = launch(arguments, fleet)
+    if outcome.cause:
+        sys.stderr.write(f"lockstep: {outcome.cause}\n")
+    return outcome.code

@@ -5,26 +5,59 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
 
 from lockstep.cli.words import translate
 from lockstep.config import ConfigError, Recipe, overlay, read_yaml, with_lanes
 
+if TYPE_CHECKING:
+    from lockstep.runtime.launch import Fleet
+
 Command = TypeVar("Command")
 
 
-@dataclass(frozen=True)
-class Start:
-    """How to start a recipe; what to train is in the recipe's own settings, listed by `--help` after its name."""
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """Where processes run, and what happens when one of them dies."""
 
-    recipe: tyro.conf.Positional[str]
-    """A recipe's name (see the list above), or a Python file with a recipe of your own."""
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Processes to start on this machine."""
     gpus: str | None = None
     """GPUs to use, such as 2,3; one process each unless --procs says otherwise."""
+    max_restarts: int = 3
+    """How often all processes start again from the last checkpoint when one is killed, hangs or loses its host."""
+    nnodes: str = "1"
+    """Hosts the run is spread over: 2, or 1:4 for any number from one to four, which may come and go."""
+    rdzv_endpoint: str | None = None
+    """HOST:PORT on the first host, the same on every host, where several hosts meet."""
+    rdzv_id: str | None = None
+    """What several hosts call this job; a run directory that it began is gone on with, not refused."""
+
+    def fleet(self, procs: int) -> "Fleet":
+        """The same in the launcher's words."""
+        from lockstep.runtime.launch import Fleet, parse_nodes
+
+        nodes = parse_nodes(self.nnodes)
+        if nodes[1] > 1 and (self.rdzv_endpoint is None or self.rdzv_id is None):
+            raise ConfigError(
+                f"--nnodes {self.nnodes} needs a place to meet and a name for the job.",
+                "Add, the same on every host: --rdzv-endpoint FIRST_HOST:29500 --rdzv-id NAME",
+            )
+        return Fleet(procs, self.max_restarts, nodes, self.rdzv_endpoint, self.rdzv_id)
+
+
+LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nnodes", "rdzv-endpoint", "rdzv-id")
+"""Flags that are for the launcher alone, with the words of earlier tools."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start(Machines):
+    """How to start a recipe; what to train is in the recipe's own settings, listed by `--help` after its name."""
+
+    recipe: tyro.conf.Positional[str]
+    """A recipe's name (see the list above), or a Python file with a recipe of your own."""
     smoke: bool = False
     """Take the recipe's smallest setting: a few seconds, to see that everything works."""
     preset: str | None = None

@@ -61,12 +61,12 @@ def run(arguments: Sequence[str]) -> int:
     command, rest = parse_verb(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds count from 1.", "Give numbers such as --gpus 1 8 64 --rounds 3.")
-    start = Start(command.recipe, smoke=command.smoke, preset=command.preset)
+    start = Start(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
     if command.time_network is not None:
         return _time_network(recipe, command.time_network)
 
-    from lockstep.runtime.launch import cores_for
+    from lockstep.runtime.place import cores_for
     from lockstep.speed.network import find_network
     from lockstep.speed.plan import as_json, predict
 
@@ -93,7 +93,7 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
     """The measurement in a file, or one made now; on one thread where processes are to share this machine."""
     from rich.console import Console
 
-    from lockstep.runtime.launch import Place, cores_for, set_arithmetic
+    from lockstep.runtime.place import Place, cores_for, set_arithmetic
     from lockstep.speed.plan import Line, Shares, measure_shares
 
     if command.measured is not None:
@@ -126,8 +126,8 @@ def _measure_network(command: Plan, rest: list[str]) -> "Network":
     words += ["--smoke"] if command.smoke else []
     with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as directory, Console(stderr=True).status("the network"):
         path = Path(directory) / "here.json"
-        cause = launch([*words, "--time-network", str(path)], 2, quiet=True)
-        if cause is not None:
+        cause = launch([*words, "--time-network", str(path)], 2, quiet=True).cause
+        if cause:
             raise ConfigError(f"reductions could not be timed on two processes: {cause}")
         return _read_network(path)
 

@@ -75,7 +75,7 @@ class Proof:
 
     def killed(self, processes: int, resumed_on: int, phase: str) -> None:
         """A run that loses a process to SIGKILL in a phase, and goes on with another number of processes."""
-        from lockstep.runtime.runtime import KILL_VARIABLE
+        from lockstep.runtime.strike import VARIABLE
         from lockstep.streams import Stream
 
         victim = Stream(self.seed, f"prove.victim.{phase}").number(0) % processes
@@ -84,7 +84,7 @@ class Proof:
         where = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
         event = f"process {victim} killed {where}"
         with self.console.status(f"training on {_processes(processes)}, {event}"):
-            cause = self._train(path, processes, {KILL_VARIABLE: f"{victim}:{phase}:{count}"})
+            cause = self._train(path, processes, {VARIABLE: f"{victim}:{phase}:{count}"})
         problem = "" if cause and "SIGKILL" in cause else f"the kill did not strike: {cause or 'the run ended well'}"
         if not problem:
             with self.console.status(f"resuming on {_processes(resumed_on)}"):
@@ -98,7 +98,7 @@ class Proof:
     def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
         from lockstep.runtime.launch import launch
 
-        return launch(arguments, processes, CHECKED | (environment or {}), quiet=True) or ""
+        return launch(arguments, processes, CHECKED | (environment or {}), quiet=True).cause
 
     def _moment(self, processes: int, phase: str) -> int:
         """When to strike: the second save, or some reduction of an iteration in the middle of the undisturbed run."""

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
-from lockstep.cli.options import choose_gpus, settle
+from lockstep.cli.options import Machines, choose_gpus, settle
 from lockstep.cli.words import translate
 from lockstep.config import ConfigError, overlay
 
@@ -21,20 +20,17 @@ CHANGEABLE = (
     "keep_every",
     "check_every",
     "timeout",
+    "max_hours",
 )
 """Settings of the run that may change when it goes on without making it another run."""
 
 
-@dataclass(frozen=True)
-class Resume:
+@dataclass(frozen=True, kw_only=True)
+class Resume(Machines):
     """Go on with a run from its newest whole checkpoint, on the same or another number of processes."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
-    procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
-    """Processes to start on this machine."""
-    gpus: str | None = None
-    """GPUs to use, such as 2,3."""
     at: int | None = None
     """Go on from the checkpoint at this many samples instead of the newest."""
     samples: int | None = None
@@ -66,12 +62,13 @@ def run(arguments: Sequence[str]) -> int:
         recipe = overlay(recipe, {"run.samples": command.samples})
     recipe = settle(recipe, procs)
     say_notes(words.notes)
-    if started_processes() or procs == 1:
+    fleet = command.fleet(procs)
+    if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
         return run_worker(lambda: train(recipe, resume=True, at=command.at))
     extra = [f"run.{key}={value}" for key, value in changes.items()]
     extra += ["--samples", str(command.samples)] if command.samples is not None else []
     extra += ["--at", str(command.at)] if command.at is not None else []
-    return launch_or_explain(["resume", str(command.run), *extra], procs)
+    return launch_or_explain(["resume", str(command.run), *extra], fleet)
 
 
 def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

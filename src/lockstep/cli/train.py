@@ -1,10 +1,10 @@
 """`lockstep train RECIPE`: train on one process, on several here, or as one of those that torchrun started."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from lockstep.cli.options import choose_gpus, parse_recipe, parse_start, settle
+from lockstep.cli.options import LAUNCHER_FLAGS, Machines, choose_gpus, parse_recipe, parse_start, settle
 from lockstep.config import ConfigError, Recipe, overlay
 
 
@@ -15,8 +15,10 @@ def run(arguments: Sequence[str]) -> int:
     if start.resume is not None:
         from lockstep.cli.resume import run as resume
 
-        gpus = [] if start.gpus is None else ["--gpus", start.gpus]
-        return resume([start.resume, "--procs", str(start.procs), *gpus, *rest])
+        given = {field.name: getattr(start, field.name) for field in fields(Machines)}
+        changed = {name: value for name, value in given.items() if value != getattr(Machines(), name)}
+        flags = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
+        return resume([start.resume, *flags, *rest])
     procs = choose_gpus(start.gpus, start.procs)
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
@@ -30,14 +32,18 @@ def run(arguments: Sequence[str]) -> int:
     say_notes(notes)
     settings = _autoscaled(recipe, started, procs) if start.autoscale else {}
     recipe = settle(overlay(recipe, settings), started or procs)
-    if started or procs == 1:
+    fleet = start.fleet(procs)
+    hosts = fleet.nodes[1]
+    if started or (procs == 1 and hosts == 1):
         return run_worker(lambda: train(recipe, init_from=start.init_from))
-    path = path_of(recipe)  # settled here, so that all processes mean the same directory
-    refuse_taken(path)
-    words = [*_without(arguments, "procs", "num-gpus", "world-size", "gpus"), f"run.name={path.name}"]
+    words = [*_without(arguments, *LAUNCHER_FLAGS)]
     words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
     words += [f"{name}={value}" for name, value in settings.items()]
-    return launch_or_explain(["train", *words, f"run.lanes={recipe.run.lanes}"], procs)
+    if hosts == 1:
+        path = path_of(recipe)  # settled here, so that a name already taken is refused before anything starts
+        refuse_taken(path)
+        words += [f"run.name={path.name}", f"run.lanes={recipe.run.lanes}"]
+    return launch_or_explain(["train", *words], fleet)
 
 
 def _autoscaled(recipe: Recipe, started: int, procs: int) -> dict[str, Any]:
@@ -49,7 +55,7 @@ def _autoscaled(recipe: Recipe, started: int, procs: int) -> dict[str, Any]:
         )
     from rich.console import Console
 
-    from lockstep.runtime.launch import Place, set_arithmetic
+    from lockstep.runtime.place import Place, set_arithmetic
     from lockstep.speed.autoscale import autoscale
 
     set_arithmetic(recipe.run, Place(local_size=procs))

@@ -13,14 +13,20 @@ from lockstep.lanes import deal
 from lockstep.protocols import Algorithm, Clock, State, VecEnv
 from lockstep.run import format as form
 from lockstep.run.format import Damaged
-from lockstep.run.lineage import Name, claim, lineage, newest_generation, parent_of, published
+from lockstep.run.lineage import Name, claim, claimant, lineage, newest_generation, parent_of, published
 from lockstep.run.records import CHECKPOINTS
 from lockstep.runtime import Runtime
 from lockstep.runtime.store import heartbeat, wait_while_beating
 from lockstep.trees import copy_into
 
-SAVE_SECONDS = 120.0
-"""How often the main process asks for a save when the config leaves it open."""
+FIRST_SAVE, LEAST, MOST = 20.0, 10.0, 600.0
+"""Seconds to the first save when the config leaves it open, and between two of them at least and at most."""
+SHARE = 0.01
+"""How much of the time saves may take."""
+
+
+class Outdated(RuntimeError):
+    """Somebody started this run anew: what this process still does belongs to no run."""
 
 
 class Checkpoints:
@@ -35,6 +41,12 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._saved_at = time.monotonic()
+        self._cost: float | None = None
+        """Seconds of work that the last save took."""
+        self._said_interval = 0.0
+        self._looked_at = 0.0
+        self.outdated = ""
+        """Why this process may publish nothing more, in a sentence; empty as long as it may."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
@@ -67,8 +79,11 @@ class Checkpoints:
     def _choose(self, at: int | None) -> tuple[str | None, int, list[str]]:
         """On the main process: the checkpoint to go on from, and the generation claimed with it as parent."""
         self.directory.mkdir(exist_ok=True)
+        job = self.runtime.job
+        if job and claimant(self.directory, newest_generation(self.directory)).get("job") == job:
+            at = None  # this job went on from there once already, and came further
         chosen, notes = find(self.directory, at)
-        generation = claim(self.directory, chosen)
+        generation = claim(self.directory, chosen, job)
         for leftover in self.directory.glob(".*.partial"):
             shutil.rmtree(leftover, ignore_errors=True)
         return (str(chosen) if chosen else None), generation, notes
@@ -78,10 +93,43 @@ class Checkpoints:
     def due(self) -> bool:
         """Whether the main process finds it time to save; others hear of it through the loop's agreement."""
         automatic = self.run.save_every is None and self.runtime.main
-        return automatic and time.monotonic() - self._saved_at > SAVE_SECONDS
+        return automatic and time.monotonic() - self._saved_at > self.interval
+
+    @property
+    def interval(self) -> float:
+        """Seconds between saves: so many that saving takes a hundredth of the time."""
+        return FIRST_SAVE if self._cost is None else min(max(self._cost / SHARE, LEAST), MOST)
+
+    def news(self) -> list[str]:
+        """What to tell about the cadence, whenever it has changed much."""
+        if self.run.save_every is not None or self._cost is None or not self.runtime.main:
+            return []
+        if 0.5 < self.interval / max(self._said_interval, 1e-9) < 2.0:
+            return []
+        self._said_interval = self.interval
+        return [f"Saving every {self.interval:.0f} s: a save takes {self._cost:.2f} s of work."]
+
+    def superseded(self) -> bool:
+        """Whether somebody has claimed a newer generation of this run; asked on the main process."""
+        if not self.outdated and self.runtime.main and newest_generation(self.directory) > self.generation:
+            newest = newest_generation(self.directory)
+            by = claimant(self.directory, newest)
+            self.outdated = (
+                f"this run was started anew (generation {newest}, by pid {by.get('pid', '?')} on"
+                f" {by.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
+            )
+        return bool(self.outdated)
+
+    def look_for_newer(self) -> bool:
+        """The same, at most once a second."""
+        if time.monotonic() - self._looked_at > 1.0:
+            self._looked_at = time.monotonic()
+            self.superseded()
+        return bool(self.outdated)
 
     def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock, *, best: bool = False) -> None:
         """Copy everything to host memory now; write and publish it in the background."""
+        began = time.perf_counter()
         with self.runtime.phase("copy"):
             self.wait()
             name = Name(clock.samples, self.generation)
@@ -96,8 +144,15 @@ class Checkpoints:
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
             keep = clock.every(self.run.keep_every)
         self._saved_at = time.monotonic()
-        self._thread = threading.Thread(target=self._write, args=(name, lanes, shared, values, keep, best), daemon=True)
+        copying = time.perf_counter() - began
+        arguments = (name, lanes, shared, values, keep, best, copying)
+        self._thread = self.runtime.watchdog.saving = threading.Thread(target=self._write, args=arguments, daemon=True)
         self._thread.start()
+
+    def leave(self) -> None:
+        """On the way out after a failure: a save that has all it needs is let finish."""
+        if self._thread is not None:
+            self._thread.join(3.0)
 
     def wait(self) -> None:
         """Until the save under way, if any, is on disk as far as this process has a part in it."""
@@ -107,11 +162,17 @@ class Checkpoints:
         if self._error is not None:
             raise RuntimeError(f"the checkpoint could not be written: {self._error}") from self._error
 
-    def _write(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
+    def _write(
+        self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool, copying: float
+    ) -> None:
+        began = time.monotonic()
         try:
             self._write_files(name, lanes, shared, values, keep, best)
         except BaseException as error:
             self._error = error
+        self._cost = copying + time.thread_time()  # of this thread, which wrote this one checkpoint
+        watchdog = self.runtime.watchdog
+        watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - began)
 
     def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
         partial = self.directory / f".{name}.partial"
@@ -134,6 +195,9 @@ class Checkpoints:
         mailbox.forget([*words.values(), *(f"{word}/beat" for word in words.values())])
         form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
         self.runtime.pass_through("publish")
+        if self.superseded():
+            shutil.rmtree(partial, ignore_errors=True)
+            return
         os.rename(partial, self.directory / str(name))
         self._point("latest", name)
         if best:

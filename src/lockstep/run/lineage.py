@@ -6,9 +6,12 @@ that parent, and so on; what an outdated process publishes late is on no such li
 """
 
 import json
+import os
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.run.format import Damaged, read_json
 
@@ -41,16 +44,26 @@ def newest_generation(directory: Path) -> int:
     return max((int(number) for number in claimed if number.isdigit()), default=0)
 
 
-def claim(directory: Path, parent: Name | None) -> int:
+def claim(directory: Path, parent: Name | None, job: str = "") -> int:
     """Claim the next generation, going on from a checkpoint; nobody else can hold the same one."""
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "job": job}
     while True:
         generation = newest_generation(directory) + 1
         try:
             with _generation_file(directory, generation).open("x") as file:
-                json.dump({"parent": str(parent) if parent else None}, file)
+                json.dump({"parent": str(parent) if parent else None, **who}, file)
             return generation
         except FileExistsError:
             continue
+
+
+def claimant(directory: Path, generation: int) -> dict[str, Any]:
+    """Who claimed a generation: host, pid, job; nothing where it is not known."""
+    try:
+        claimed = read_json(_generation_file(directory, generation))
+    except (Damaged, OSError):
+        return {}
+    return claimed if isinstance(claimed, dict) else {}
 
 
 def parent_of(directory: Path, generation: int) -> Name | None:

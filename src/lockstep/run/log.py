@@ -68,7 +68,7 @@ class Log:
         self._put(clock, metrics | times)
         self._since, self._samples = time.perf_counter(), clock.samples
         self.runtime.seconds.clear()
-        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked))
+        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, self.runtime.watchdog.slow_process()))
 
     def evaluation(self, clock: Clock) -> None:
         self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
+STATUS, PRESENCE = "status.json", "presence"
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:

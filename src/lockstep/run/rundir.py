@@ -1,6 +1,9 @@
 """The run directory: one for a run, however many processes it has."""
 
+import json
+import shutil
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,11 +14,12 @@ import yaml
 
 from lockstep import __version__
 from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
+from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Algorithm, Clock, VecEnv
-from lockstep.run.checkpoints import Checkpoints, lanes_copy, shared_copy
+from lockstep.run.checkpoints import Checkpoints, Outdated, lanes_copy, shared_copy
 from lockstep.run.format import digest_tensor, replace_text
 from lockstep.run.log import Log, NullLog, open_log
-from lockstep.run.records import CHECKPOINTS, CONFIG
+from lockstep.run.records import CHECKPOINTS, CONFIG, PRESENCE, STATUS
 from lockstep.runtime import Runtime
 
 
@@ -25,25 +29,63 @@ class Result:
 
     path: Path
     clock: Clock
+    preempted: bool = False
+    """Whether it was asked to stop before its end; it can go on from its last checkpoint."""
 
 
 class RunDir:
     """Where a run writes: its config, its log, its checkpoints."""
 
     def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: Log | NullLog) -> None:
-        self.path, self.log = path, log
+        self.path, self.log, self.runtime = path, log, runtime
         self.checkpoints = Checkpoints(path / CHECKPOINTS, recipe.run, runtime)
 
     @classmethod
     @contextmanager
     def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
         """Make a fresh run directory, or go into the one that is to be resumed; the same one on every process."""
-        path = Path(runtime.from_main(lambda: str(_prepare(recipe, runtime, resume))))
+        place, lanes, presence = runtime.from_main(lambda: _prepare(recipe, runtime, resume))
+        path = Path(place)
+        runtime.lanes = Lanes(lanes, deal(lanes, runtime.size)[runtime.rank], recipe.run.seed)
+        runtime.watchdog.look_at(path / PRESENCE / presence)
         log = open_log(path, recipe, runtime)
+        run = cls(path, recipe, runtime, log)
         try:
-            yield cls(path, recipe, runtime, log)
+            yield run
+        except BaseException as error:
+            run.checkpoints.leave()
+            run.note_status("outdated" if isinstance(error, Outdated) else "failed", f"{type(error).__name__}: {error}")
+            raise
         finally:
             log.close()
+
+    def note_status(self, state: str, why: str = "") -> None:
+        """Write down how the run stands, for people and schedulers; the run that is now tells, nobody before it."""
+        if self.runtime.main and (state == "outdated" or not self.checkpoints.superseded()):
+            path = self.path / (STATUS if state != "outdated" else f"outdated-{self.checkpoints.generation:04d}.json")
+            status = {"state": state, "job": self.runtime.job, "processes": self.runtime.size, "why": why}
+            replace_text(path, json.dumps(status, indent=2))
+
+    def write_log(self, clock: Clock) -> None:
+        """Write what was counted since the last entry, unless somebody else writes for this run now."""
+        metrics = clock.settle_metrics()
+        if not self.checkpoints.superseded():
+            self.log.write(clock, metrics)
+
+    def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
+        self.checkpoints.save(algorithm, task, clock)
+        for sentence in self.checkpoints.news():
+            self.log.note(sentence)
+
+    def finish(self, algorithm: Algorithm, task: VecEnv, clock: Clock, preempted: bool) -> Result:
+        """Save a last time and say how the run ended, when every process knows that the checkpoint is whole."""
+        self.checkpoints.save(algorithm, task, clock)
+        self.checkpoints.wait()
+        self.runtime.agree(saved=True)
+        self.note_status("preempted" if preempted else "finished")
+        if self.runtime.main:
+            shutil.rmtree(self.path / PRESENCE, ignore_errors=True)
+        return Result(self.path, clock, preempted)
 
     def keep_best(self, clock: Clock, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv) -> None:
         """Note an evaluation; if it is the best so far, keep the agent that earned it."""
@@ -63,18 +105,45 @@ class RunDir:
         self.log.digests(clock, everybody)
 
 
-def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> Path:
-    """On the main process: make the directory and write the config; refuse one that already holds a run."""
-    run = replace(recipe.run, lanes=runtime.lanes.count)
-    path = path_of(recipe)
-    if not resume:
+def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, str]:
+    """On the main process: the directory with the config in it, its lanes, and where processes say how they are.
+
+    A directory that holds a run is refused, unless this very job began it: then a host came or went, or a scheduler
+    started the job again, and the run goes on.
+    """
+    path = _begun_by(recipe, runtime.job) or path_of(recipe)
+    lanes = runtime.lanes.count
+    if (path / CONFIG).exists() and runtime.job and _status(path).get("job") == runtime.job:
+        lanes = read_config(path)[1]["run"].get("lanes") or lanes  # a run keeps the number it began with
+    elif not resume:
         refuse_taken(path)
+    run = replace(recipe.run, lanes=lanes)
+    presence = uuid.uuid4().hex[:8]
     try:
         path.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path / PRESENCE, ignore_errors=True)
+        (path / PRESENCE / presence).mkdir(parents=True)
+        replace_text(path / STATUS, json.dumps({"state": "running", "job": runtime.job, "processes": runtime.size}))
         replace_text(path / CONFIG, describe(replace(recipe, run=replace(run, name=path.name))))  # type: ignore[type-var]
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
-    return path
+    return str(path), lanes, presence
+
+
+def _status(path: Path) -> dict[str, Any]:
+    try:
+        status = json.loads((path / STATUS).read_text())
+    except (OSError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}
+
+
+def _begun_by(recipe: Recipe, job: str) -> Path | None:
+    """The run that a job began under a name of its own choosing, so that its restarts find it again."""
+    if recipe.run.name or not job:
+        return None
+    there = Path(recipe.run.dir)
+    return next((path.parent for path in there.glob(f"*/{STATUS}") if _status(path.parent).get("job") == job), None)
 
 
 def path_of(recipe: Recipe) -> Path:

@@ -34,6 +34,8 @@ class Snapshot:
     split: dict[str, float]
     checked: int
     """The update at which the processes were last compared."""
+    slow: str = ""
+    """Which process the others wait for, if it is steadily the same."""
 
 
 class Screen(Protocol):
@@ -74,7 +76,8 @@ class Lines:
         line = (
             f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         )
-        self.console.print(line + _sync_words(self.processes, snapshot.checked), markup=False)
+        slow = f"  slow: {snapshot.slow}" if snapshot.slow else ""
+        self.console.print(line + _sync_words(self.processes, snapshot.checked) + slow, markup=False)
 
     def evaluation(self, clock: Clock) -> None:
         self.console.print(f"{clock.samples:>12,} {evaluation_words(clock)}", markup=False)
@@ -146,6 +149,8 @@ class LiveScreen:
             table.add_row("time", _split_bar(snapshot.split))
             if self.processes > 1 and snapshot.checked:
                 table.add_row("one agent", Text(f"in sync at update {snapshot.checked:,}", style="green"))
+            if snapshot.slow:
+                table.add_row("slow", Text(snapshot.slow, style="yellow"))
         bar = ProgressBar(total=clock.budget, completed=min(clock.samples, clock.budget))
         return Panel(
             Group(Padding(bar, 0), table),

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lockstep.runtime.runtime import Runtime, Waiting
+from lockstep.runtime.handles import Waiting
+from lockstep.runtime.runtime import Runtime
 
 
 class Gradient:

@@ -1,185 +1,326 @@
-"""Starting processes, and where one finds itself once started: place, device, backend, threads."""
+"""Starting processes on this machine, alone or as one host of several: torch's own elastic agent, with our manners.
 
-import contextlib
-import ctypes
+The agent restarts all processes when one dies. What it does not do by itself is here: passing a signal on as a request
+to save and stop, saying who failed first and why, not waiting half a minute for processes that are beyond help, not
+retrying what would fail the same way again, and telling that apart from a run that was asked to stop.
+"""
+
 import logging
 import os
 import signal
 import sys
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lockstep.config import ConfigError, RunConfig
+from lockstep.config import ConfigError
+from lockstep.runtime.hosts import Host, here, several
+from lockstep.runtime.place import LAUNCHED, LEFT, ONE_REQUEST, OUTCOME, PEER_FAILED, PREEMPTED, cores_for, crash_file
 
-LAUNCHED = "LOCKSTEP_LAUNCHED"
-"""Set in the processes our own launcher starts: it tells the user of their failures, so they need not."""
+_GRACE = 8.0
+"""Seconds that processes get to leave when another one has failed."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which process this is, as the launcher says; alone when there was no launcher."""
+class Fleet:
+    """How many processes, on how many hosts, and how often they may be started again."""
 
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    restarts: int = 0
-    started: bool = False
-    """Whether a launcher started this process."""
-
-    @classmethod
-    def from_environment(cls) -> "Place":
-        if "RANK" not in os.environ:
-            return cls()
-        read = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
-        return cls(**read, started=True)
+    processes: int = 1
+    """On this host."""
+    max_restarts: int = 0
+    nodes: tuple[int, int] = (1, 1)
+    """The fewest and the most hosts."""
+    endpoint: str | None = None
+    """HOST:PORT where several hosts meet."""
+    job: str | None = None
+    """What several hosts call this job; a run directory begun by a job is gone on with by the same job."""
 
 
-_ENVIRONMENT = {
-    "rank": ("RANK", "0"),
-    "size": ("WORLD_SIZE", "1"),
-    "local_rank": ("LOCAL_RANK", "0"),
-    "local_size": ("LOCAL_WORLD_SIZE", "1"),
-    "restarts": ("TORCHELASTIC_RESTART_COUNT", "0"),
-}
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended."""
 
-
-def choose_device(wanted: str, place: Place) -> torch.device:
-    """The device of this process: its own GPU where there are GPUs, else what the machine has."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    if wanted == "cuda":
-        if not torch.cuda.is_available():
-            raise ConfigError("--run.device is cuda, and torch sees no CUDA device.", "Use --run.device cpu or auto.")
-        if place.local_size > torch.cuda.device_count():
-            raise ConfigError(
-                f"{place.local_size} processes were started on {torch.cuda.device_count()} visible GPUs.",
-                f"Start --procs {torch.cuda.device_count()}, or make more GPUs visible with --gpus.",
-            )
-        torch.cuda.set_device(place.local_rank)
-        return torch.device("cuda", place.local_rank)
-    if wanted == "mps" and place.size > 1:
-        logging.getLogger("lockstep").warning(
-            "%d processes share one MPS device: nothing is gained over --procs 1.", place.size
-        )
-    if wanted not in ("cpu", "mps"):
-        raise ConfigError(f"--run.device is {wanted!r}.", "Use auto, cpu, cuda or mps.")
-    return torch.device(wanted)
-
-
-def choose_backend(device: torch.device) -> str:
-    """NCCL for CUDA tensors where it exists (Linux); gloo for everything on the host."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-
-
-def set_arithmetic(run: RunConfig, place: Place) -> None:
-    """Threads, memory and determinism. One and two threads sum in different orders, so exact always takes one."""
-    keep_freed_memory()
-    if run.reduction == "exact":
-        torch.set_num_threads(1)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.benchmark = False
-    elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cores_for(place.local_size))
-
-
-def keep_freed_memory() -> None:
-    """Make glibc keep what is freed for the next use, where there is glibc.
-
-    It gives large buffers back to the system at once, and an update of a CNN then spends a quarter of its time on
-    having the same pages handed out and cleared again. The most a process ever held is unchanged.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_M_MMAP_MAX, 0)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(_M_TOP_PAD, 2**26)
-
-
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
-
-
-def cores_for(processes: int) -> int:
-    """Threads for each of some processes on this machine."""
-    return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
+    code: int
+    cause: str = ""
+    """Why, where that is to be told."""
 
 
 def launch(
-    arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None, quiet: bool = False
-) -> str | None:
-    """Run `lockstep ARGUMENTS` on several processes of this machine; None, or why the first one failed.
-
-    This is torch's own elastic launcher, run inside the calling process so that it can say who failed first and why.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
+    arguments: Sequence[str],
+    fleet: Fleet | int,
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> Outcome:
+    """Run `lockstep ARGUMENTS` on several processes until they end; signals meanwhile are passed on to them."""
+    fleet = Fleet(fleet) if isinstance(fleet, int) else fleet
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    settings = {
-        # Restarted workers read stale addresses from a store that is shared with the rendezvous.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        LAUNCHED: "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_for(processes))),
-        **(environment or {}),
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as shared:
+        host = here(Path(shared)) if fleet.endpoint is None else several(fleet.endpoint)
+        for warning in host.warnings:
+            say(warning)
+        settings = {
+            # Restarted workers read stale addresses from a store that is shared with the rendezvous.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            # What every collective was, for the report about one that hangs.
+            "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "200"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_for(fleet.processes))),
+            LAUNCHED: shared,
+            **host.environment,
+            **(environment or {}),
+        }
+        with _Environment(settings):
+            return _Launch(arguments, fleet, host, Path(shared), quiet).run()
+
+
+class _Launch:
+    """One launch: the agent in a thread of its own, so that this one is free to hear signals."""
+
+    def __init__(self, arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path, quiet: bool) -> None:
+        self.fleet, self.shared = fleet, shared
+        self.agent = _make_agent(arguments, fleet, host, shared, quiet)
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        self._asked: float | None = None
+        self._at_once = False
+
+    def run(self) -> Outcome:
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {s: signal.signal(s, self._hear) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        thread = threading.Thread(target=self._work, name="agent")
+        try:
+            thread.start()
+            while thread.is_alive():
+                thread.join(0.5)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._outcome()
+
+    def _hear(self, number: int, _: object) -> None:
+        """Pass a request to stop on to the processes; the second one, after a while, ends them."""
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = now
+            self.agent.ask_to_stop()
+        elif now - self._asked > ONE_REQUEST and not self._at_once:
+            self._at_once = True
+            say(f"{signal.Signals(number).name} again: leaving at once; what was saved before stands.")
+            self.agent.kill()
+
+    def _work(self) -> None:
+        # Processes are born with these two blocked, and open their ears when they can act on what they hear.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGUSR1])
+        try:
+            self._result = self.agent.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.agent.close_rendezvous()
+
+    def _outcome(self) -> Outcome:
+        if self._at_once:
+            return Outcome(130, "ended at once, as asked; what was saved before stands.")
+        if self._error is not None:
+            return Outcome(1, f"the processes could not be started or brought together: {self._error}")
+        if self._result is None or self._result.is_failed():
+            return Outcome(1, self.agent.cause or "the processes failed.")
+        word = self.shared / OUTCOME
+        kind, _, sentence = word.read_text().partition("\n") if word.exists() else ("", "", "")
+        if kind == "outdated":
+            return Outcome(1, sentence)
+        return Outcome(PREEMPTED if kind == "preempted" else 0)
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent, which tells processes why they must leave, and the user why they left."""
+
+    def __init__(self, shared: Path, fleet: Fleet, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._shared, self._mark, self._fleet = shared, shared / PEER_FAILED, fleet
+        self.cause = ""
+        self._stopping = False
+
+    def ask_to_stop(self) -> None:
+        """Ask every process to save and leave at the end of its iteration; they agree on which one that is."""
+        self._stopping = True
+        for process in self._processes():
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        self._remaining_restarts = 0
+        for process in self._processes():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def close_rendezvous(self) -> None:
+        self._worker_group.spec.rdzv_handler.shutdown()
+
+    def _processes(self) -> list[Any]:
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        return [handler.proc for handler in handlers.values()]
+
+    def _start_workers(self, worker_group: WorkerGroup) -> Any:
+        self._mark.unlink(missing_ok=True)
+        started = super()._start_workers(worker_group)
+        if self._stopping:  # the request came while nobody was there to hear it
+            self.ask_to_stop()
+        return started
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._dismiss()
+        super()._stop_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if any(process.poll() for process in self._processes()):
+            self._dismiss()  # before torch does so, which would give a stopped process half a minute
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            self._explain(result.failures, worker_group)
+        return result
+
+    def _dismiss(self) -> None:
+        """Have all processes leave: those that can, by themselves."""
+        self._mark.touch()
+        alive = [process for process in self._processes() if process.poll() is None]
+        for process in alive:
+            os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for process in alive:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
+        """Say who failed first and why, and whether all start again."""
+        size = worker_group.workers[0].world_size
+        self.cause, machine = explain(failures, size, self._shared)
+        if not machine or self._stopping:
+            self._remaining_restarts = 0  # it would fail in the same way again; or nobody wants it to go on
+        if self._remaining_restarts:
+            left = f"{self._remaining_restarts} of {self._fleet.max_restarts} restarts left"
+            say(f"{self.cause}\nStarting again from the last checkpoint ({left}).")
+
+
+def _make_agent(arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path, quiet: bool) -> _Agent:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    job = fleet.job or uuid.uuid4().hex
+    few, many = fleet.nodes
+    meeting = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    spec = WorkerSpec(
+        role="lockstep",
+        local_world_size=fleet.processes,
+        entrypoint=sys.executable,
+        args=("-m", "lockstep", *arguments),
+        rdzv_handler=get_rendezvous_handler(meeting),
+        max_restarts=fleet.max_restarts,
+        monitor_interval=0.1,
+        local_addr=host.address,
+    )
+    logs = shared / "logs"
+    logs.mkdir()
+    output = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL if quiet else Std.NONE)
+    return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
+
+
+def say(sentence: str) -> None:
+    sys.stderr.write(f"lockstep: {sentence}\n")
+    sys.stderr.flush()
+
+
+_COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "LostPeer")
+"""What the failures of those look like whose connection to the failed one broke."""
+
+
+def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) -> tuple[str, bool]:
+    """Who failed first and why, and whether the machine is to blame, so that a new start may well succeed.
+
+    `shared` is where processes that crash in native code leave their stacks.
+    """
+    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+    independent = {
+        rank: failure
+        for rank, failure in failures.items()
+        if failure.exitcode not in (LEFT, -signal.SIGTERM)
+        and not any(words in str(failure.message) for words in _COLLATERAL)
     }
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as logs:
-            config = LaunchConfig(
-                min_nodes=1,
-                max_nodes=1,
-                nproc_per_node=processes,
-                run_id=uuid.uuid4().hex,
-                rdzv_backend="c10d",
-                rdzv_endpoint="127.0.0.1:0",
-                local_addr="127.0.0.1",
-                max_restarts=0,
-                logs_specs=DefaultLogsSpecs(log_dir=logs, redirects=Std.ALL if quiet else Std.NONE),
-            )
-            elastic_launch(config, sys.executable)("-m", "lockstep", *arguments)
-    except ChildFailedError as error:
-        return _explain(error.failures, processes)
-    finally:
-        for name, value in before.items():
+    rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
+    who = f"process {rank} of {size} failed first"
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        stack = _crash_stack(shared / crash_file(rank)) if shared else ""
+        if not stack:
+            return f"{who}: it was ended by {name}.", True
+        hint = _ABORT if name == "SIGABRT" else ""
+        return f"{who}: it crashed in native code ({name}), at (innermost first):\n{stack}{hint}", False
+    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
+    if not isinstance(details, dict) or "message" not in details:
+        return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == LEFT
+    kind, _, words = str(details["message"]).partition(": ")
+    if kind == "ConfigError":
+        return words, False
+    if kind == "Hang":
+        return words, True
+    stack = details.get("extraInfo", {}).get("py_callstack", "")
+    return f"{who}: {kind}: {words}\n{stack}".rstrip(), rank not in independent
+
+
+_ABORT = """
+gloo aborts a process that meets the others in another collective than theirs: if the line above is one, look for a
+branch around it that only some processes take, and agree on it first."""
+
+
+def _crash_stack(path: Path) -> str:
+    """The Python stack of the thread that did the work, from what the fault handler wrote."""
+    threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
+    stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
+    longest: list[str] = max(stacks, key=len, default=[])
+    plumbing = f"{os.sep}lockstep{os.sep}runtime{os.sep}"
+    while longest and (plumbing in longest[0] or f"{os.sep}torch{os.sep}" in longest[0]):
+        longest.pop(0)
+    return "\n".join(f"    {line}" for line in longest[:8])
+
+
+class _Environment:
+    """Settings that stand while processes are started from here, and not afterwards."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._settings}
+        os.environ.update(self._settings)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-    return None
 
 
-def record_failure(error: BaseException) -> None:
-    """Leave an exception where the launcher that started this process looks for it."""
-    from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
-
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        ErrorHandler().record_exception(error)
-
-
-def _explain(failures: dict[int, Any], processes: int) -> str:
-    """Who failed first, and why. A process that was killed comes before those whose connection to it then broke."""
-    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-    independent = {r: f for r, f in failures.items() if "onnection closed by peer" not in str(f.message)}
-    rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
-    who = f"process {rank} of {processes} failed first"
-    if failure.exitcode < 0:
-        return f"{who}: it was ended by {signal.Signals(-failure.exitcode).name}."
-    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
-    if not isinstance(details, dict) or "message" not in details:
-        return f"{who}, with exit code {failure.exitcode}."
-    kind, _, words = str(details["message"]).partition(": ")
-    if kind == "ConfigError":
-        return words
-    return f"{who}: {kind}: {words}\n{details.get('extraInfo', {}).get('py_callstack', '')}".rstrip()
+def parse_nodes(text: str) -> tuple[int, int]:
+    """`2`, or `1:4` for any number from one to four."""
+    few, _, many = text.partition(":")
+    try:
+        nodes = int(few), int(many or few)
+    except ValueError:
+        nodes = 0, 0
+    if not 1 <= nodes[0] <= nodes[1]:
+        raise ConfigError(f"--nnodes is {text!r}.", "Give a number of hosts, such as 2, or a range, such as 1:4.")
+    return nodes

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lockstep.protocols import LossFunction, Metrics, State
 from lockstep.runtime.gradient import Gradient
-from lockstep.runtime.runtime import Nothing, Runtime, Waiting
+from lockstep.runtime.handles import Nothing, Waiting
+from lockstep.runtime.runtime import Runtime
 from lockstep.trees import Tree, copy_into, first_leaf, tree_map
 
 
@@ -63,6 +64,7 @@ class Optimizer:
         with self.runtime.phase("reduce"):
             self.gradient.finish()
         self.updates += 1
+        self.runtime.update += 1
         # The one place where a gradient is divided: by the global count, and by what clipping asks for.
         settle = self._settle_on_host if self._on_cpu else self._settle_on_device
         divisor, finite, row = settle(totals, scale)

@@ -8,14 +8,12 @@ Shapes: L local lanes, N samples a lane, K columns of a table. A batch is [L x N
 
 import json
 import os
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,12 +22,14 @@ from torch import Tensor
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Metrics, State
-from lockstep.runtime import launch, pooling, sync
+from lockstep.runtime import place as places
+from lockstep.runtime import pooling, strike, sync
+from lockstep.runtime.handles import Ledger, Noted, Nothing, Waiting
+from lockstep.runtime.hosts import listen_here
+from lockstep.runtime.place import Place
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
+from lockstep.runtime.watchdog import Watchdog
 from lockstep.trees import Tree, first_leaf, tree_map
-
-KILL_VARIABLE = "LOCKSTEP_KILL"
-"""`PROCESS:PHASE:COUNT`: that process kills itself with SIGKILL on entering that phase for the COUNT-th time."""
 
 
 class Runtime:
@@ -38,13 +38,13 @@ class Runtime:
     def __init__(
         self,
         run: RunConfig,
-        place: launch.Place,
+        place: Place,
         device: torch.device,
         store: dist.Store | None = None,
         hosting: range | None = None,
     ) -> None:
         """`run.lanes` must be settled; `hosting` are the lanes that live here, by default this process's share."""
-        self.rank, self.size = place.rank, place.size
+        self.rank, self.size, self.job = place.rank, place.size, place.job
         self.device = device
         self.exact = run.reduction == "exact"
         self.nonfinite = run.nonfinite
@@ -54,6 +54,11 @@ class Runtime:
         lanes = run.lanes or 0
         self.lanes = Lanes(lanes, hosting or deal(lanes, place.size)[place.rank], run.seed)
         self.interrupted = False
+        """Whether this process knows of a request to stop; the loop agrees on it at the end of an iteration."""
+        self.ledger = Ledger()
+        self.update = 0
+        """The update this process is at."""
+        self.started = time.monotonic()
         self.seconds: dict[str, float] = {}
         """Wall time by phase since somebody last emptied it; a phase inside another counts for itself alone."""
         self.passed: dict[str, int] = {}
@@ -65,42 +70,44 @@ class Runtime:
         self._local_mailbox = LocalMailbox()
         self._phases: list[str] = []
         self._since = 0.0
-        self._kill = _read_kill_point(place.rank)
+        self._strike = strike.read(place)
         self._inside_lane = False
         self._main_calls = 0
+        self.watchdog = Watchdog(self, run.timeout, run.max_hours)
 
     @classmethod
     @contextmanager
     def start(cls, run: RunConfig) -> Iterator["Runtime"]:
         """Join the other processes of this run; leave them when the block ends."""
-        place = launch.Place.from_environment()
-        device = launch.choose_device(run.device, place)
-        launch.set_arithmetic(run, place)
+        place = Place.from_environment()
+        if place.started:
+            places.die_with_parent()
+            places.leave_stack_on_crash(place)
+        device = places.choose_device(run.device, place)
+        places.set_arithmetic(run, place)
         run = with_lanes(run, place.size)
         store = None
         if place.size > 1:
-            timeout = timedelta(seconds=run.timeout)
-            store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=timedelta(minutes=5)))
-            store = dist.PrefixStore(f"lockstep/{place.restarts}", store)
+            # The watchdog ends a run at the timeout, with a report; the backend's own comes only if that fails.
+            timeout = timedelta(seconds=run.timeout + 15.0)
+            store = dist.PrefixStore(f"lockstep/{place.restarts}", _join_store(place))
             bound = device if device.type == "cuda" else None
-            backend = launch.choose_backend(device)
+            backend = places.choose_backend(device)
             dist.init_process_group(
                 backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
             )
         runtime = cls(run, place, device, store)
-        before = signal.signal(signal.SIGINT, runtime._interrupt) if _in_main_thread() else None
         try:
-            yield runtime
+            with runtime.watchdog.watching():
+                yield runtime
         finally:
-            if before is not None:
-                signal.signal(signal.SIGINT, before)
             if place.size > 1:
                 dist.destroy_process_group()
 
     @classmethod
     def alone(cls, run: RunConfig, device: str = "cpu", hosting: range | None = None) -> "Runtime":
         """A runtime for plain Python: one process, no process group, whatever the environment says."""
-        return cls(with_lanes(run, 1), launch.Place(), torch.device(device), hosting=hosting)
+        return cls(with_lanes(run, 1), Place(), torch.device(device), hosting=hosting)
 
     @property
     def main(self) -> bool:
@@ -135,6 +142,7 @@ class Runtime:
 
     def agree(self, **flags: bool) -> dict[str, bool]:
         """Each flag, true if it is true on any process."""
+        self.watchdog.note_agreement()
         votes = torch.tensor([int(flag) for flag in flags.values()])
         return dict(zip(flags, self.max(votes).bool().tolist(), strict=True))
 
@@ -150,7 +158,7 @@ class Runtime:
         mine = torch.zeros(width, dtype=torch.uint8)
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         everybody = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(everybody, mine)
+        self.ledger.wait(self.ledger.begin("gather"), "gather", lambda: dist.all_gather(everybody, mine))
         pairs = zip(everybody, lengths.tolist(), strict=True)
         return [json.loads(bytes(text[:length].tolist())) for text, length in pairs]
 
@@ -163,6 +171,7 @@ class Runtime:
         if self.size == 1:
             return json.loads(json.dumps(work()))
         self._main_calls += 1
+        number = self.ledger.begin("from_main")
         key, beat = f"main/{self._main_calls}", f"main/{self._main_calls}/beat"
         if self.main:
             with heartbeat(self.mailbox(), beat, self._timeout):
@@ -174,7 +183,10 @@ class Runtime:
             self.mailbox().post(key, text)
             return json.loads(text)["result"]  # as the others read it: tuples are lists now, and keys are words
         silence = f"the main process has said nothing for {self._timeout:.0f} s while it worked alone"
-        answer = json.loads(wait_while_beating(self.mailbox(), key, beat, self._timeout, silence))
+        text = self.ledger.wait(
+            number, "from_main", lambda: wait_while_beating(self.mailbox(), key, beat, self._timeout, silence)
+        )
+        answer = json.loads(text)
         if "error" in answer:
             kinds = {kind.__name__: kind for kind in (ConfigError, FileExistsError, FileNotFoundError, ValueError)}
             raise kinds.get(answer["kind"], RuntimeError)(answer["error"])
@@ -241,8 +253,8 @@ class Runtime:
     def pass_through(self, name: str) -> None:
         """Note that this process came by here; a scripted kill may strike."""
         self.passed[name] = self.passed.get(name, 0) + 1
-        if self._kill == (name, self.passed[name]):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._strike is not None:
+            self._strike.at(name, self.passed[name])
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision of the run's networks."""
@@ -254,24 +266,17 @@ class Runtime:
         """A mailbox for the calling thread."""
         return self._local_mailbox if self._store is None else StoreMailbox(self._store.clone())  # type: ignore[attr-defined]
 
-    def _interrupt(self, *_: object) -> None:
-        """Ctrl-C: stop after this iteration, with a checkpoint; a second one stops at once."""
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-
-    def _start_sum(self, name: str, tensor: Tensor) -> "Waiting":
+    def _start_sum(self, name: str, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Waiting:
         """Begin to sum a tensor over processes, in place; the optimizer's way to do so while backward runs."""
         self.sent[name, tensor.nbytes] += 1
-        work: Waiting = dist.all_reduce(tensor, async_op=True) if self.size > 1 else Nothing()
-        return work
+        if self.size == 1:
+            return Nothing()
+        return Noted(self.ledger, name, dist.all_reduce(tensor, operation, async_op=True))
 
     def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> None:
         self._forbid_inside_lane()
-        self.sent[name, tensor.nbytes] += 1
-        if self.size > 1:
-            with self.phase("reduce"):
-                dist.all_reduce(tensor, operation)
+        with self.phase("reduce"):
+            self._start_sum(name, tensor, operation).wait()
 
     def _forbid_inside_lane(self) -> None:
         if self._inside_lane:
@@ -279,18 +284,6 @@ class Runtime:
                 "a collective was called inside by_lane or a loss, where processes may stand at different lanes.\n"
                 "Collect what is to be shared, and share it after the loop."
             )
-
-
-class Waiting(Protocol):
-    """A reduction under way; its tensor holds the sum after `wait`."""
-
-    def wait(self) -> Any: ...
-
-
-class Nothing:
-    """A reduction over one process: there is nothing to wait for."""
-
-    def wait(self) -> None: ...
 
 
 class Phase:
@@ -328,13 +321,14 @@ def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _read_kill_point(rank: int) -> tuple[str, int] | None:
-    script = os.environ.get(KILL_VARIABLE)
-    if not script:
-        return None
-    process, phase, count = script.split(":")
-    return (phase, int(count)) if int(process) == rank else None
+def _join_store(place: Place) -> dist.Store:
+    """The store of a run. On one host that our launcher started, it can be reached from this host alone."""
+    patience = timedelta(minutes=5)
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size:
+        port = int(os.environ["MASTER_PORT"])
+        listener = listen_here(port) if place.rank == 0 else None
+        return dist.TCPStore(
+            "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
+        )
+    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=patience))
+    return store  # type: ignore[no-any-return]

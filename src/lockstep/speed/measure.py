@@ -16,7 +16,7 @@ from lockstep import __version__
 from lockstep.config import Recipe, RunConfig, as_dict
 from lockstep.protocols import Algorithm, Clock, VecEnv, Work
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import Place, choose_device
+from lockstep.runtime.place import Place, choose_device
 from lockstep.train import iterate
 
 PARTS = {"env": "env", "act": "inference", "learn": "learning", "reduce": "reduction"}

@@ -1,0 +1,98 @@
+"""How the processes of a run find each other: over loopback on one host, over an address and interface on several."""
+
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.config import ConfigError
+
+
+@dataclass(frozen=True)
+class Host:
+    """This host, as the others reach it."""
+
+    endpoint: str
+    """Where launchers meet: a file on one host, HOST:PORT on several."""
+    address: str
+    rendezvous: dict[str, Any]
+    """Settings of the meeting, in torch's words."""
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def here(shared: Path) -> Host:
+    """One host alone: nothing of the run can be reached from beyond it."""
+    name = "GLOO_SOCKET_IFNAME"
+    environment = {name: os.environ.get(name, "lo")} if Path("/sys/class/net/lo").exists() else {}
+    return Host(str(shared / "rendezvous"), "127.0.0.1", {"store_type": "file"}, environment)
+
+
+def several(endpoint: str) -> Host:
+    """One host of several that meet at an endpoint: the address and interface that lead there."""
+    name, _, port = endpoint.rpartition(":")
+    if not name or not port.isdigit():
+        raise ConfigError(f"--rdzv-endpoint is {endpoint!r}.", "Give the first host and a free port: 10.0.0.1:29500")
+    try:
+        target = socket.gethostbyname(name)
+    except OSError:
+        raise ConfigError(
+            f"the host {name!r} of --rdzv-endpoint has no address here.",
+            "Give its IP address, or mend the name service.",
+        ) from None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((target, int(port)))  # sends nothing: it asks the kernel for the way
+        except OSError as error:
+            raise ConfigError(f"there is no way from here to {endpoint}: {error}.", "Look at `ip route`.") from None
+        address = str(probe.getsockname()[0])
+    addresses = interfaces()
+    interface = next((name for name, its in addresses.items() if its == address), None)
+    environment = {}
+    if interface:
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        environment = {name: os.environ.get(name, interface) for name in names}
+    warnings = []
+    if not address.startswith("127."):
+        warnings.append(
+            f"the processes of this run can be reached at {address} (torch's store and gloo know no password): "
+            "use a private network, and a firewall against everybody else."
+        )
+    # A host that says nothing for ten seconds is gone; one second is too little, and a job came apart over it.
+    settings = {
+        "is_host": target in addresses.values(),
+        "keep_alive_interval": 2,
+        "keep_alive_max_attempt": 5,
+        "last_call_timeout": 5,
+        "join_timeout": 600,
+    }
+    return Host(endpoint, address, settings, environment, warnings)
+
+
+def interfaces() -> dict[str, str]:
+    """The address of every interface of this machine that has one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has no address
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+_SIOCGIFADDR = 0x8915
+
+
+def listen_here(port: int) -> int:
+    """A socket for torch's store that only this machine can reach; by itself it would listen on every interface."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(1024)
+    return listener.detach()

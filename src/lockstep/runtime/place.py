@@ -1,0 +1,164 @@
+"""Where a process finds itself once started: its place among the others, its device, backend, threads and memory."""
+
+import contextlib
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from lockstep.config import ConfigError, RunConfig
+
+LAUNCHED = "LOCKSTEP_LAUNCHED"
+"""Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
+PEER_FAILED, OUTCOME = "peer-failed", "outcome"
+"""Files in that directory: a process failed, so leave at once; and how a run ended that ended in good order."""
+
+PREEMPTED = 75
+"""The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
+ONE_REQUEST = 3.0
+"""Signals within so many seconds count as one; a later one means at once."""
+LEFT = 128 + signal.SIGTERM
+"""The exit code of a process that left because another one had failed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which process this is, as the launcher says; alone when there was no launcher."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    restarts: int = 0
+    started: bool = False
+    """Whether a launcher started this process."""
+    job: str = ""
+    """What the launcher calls its job: the same after a restart, and on every host."""
+
+    @classmethod
+    def from_environment(cls) -> "Place":
+        if "RANK" not in os.environ:
+            return cls()
+        read = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
+        job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        # torchrun without a rendezvous calls every job "none"; its own process tells them apart.
+        job = f"{host_name()}:{os.getppid()}" if job == "none" else job
+        return cls(**read, started=True, job=job)
+
+
+_ENVIRONMENT = {
+    "rank": ("RANK", "0"),
+    "size": ("WORLD_SIZE", "1"),
+    "local_rank": ("LOCAL_RANK", "0"),
+    "local_size": ("LOCAL_WORLD_SIZE", "1"),
+    "restarts": ("TORCHELASTIC_RESTART_COUNT", "0"),
+}
+
+
+def choose_device(wanted: str, place: Place) -> torch.device:
+    """The device of this process: its own GPU where there are GPUs, else what the machine has."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("--run.device is cuda, and torch sees no CUDA device.", "Use --run.device cpu or auto.")
+        if place.local_size > torch.cuda.device_count():
+            raise ConfigError(
+                f"{place.local_size} processes were started on {torch.cuda.device_count()} visible GPUs.",
+                f"Start --procs {torch.cuda.device_count()}, or make more GPUs visible with --gpus.",
+            )
+        torch.cuda.set_device(place.local_rank)
+        return torch.device("cuda", place.local_rank)
+    if wanted == "mps" and place.size > 1:
+        logging.getLogger("lockstep").warning(
+            "%d processes share one MPS device: nothing is gained over --procs 1.", place.size
+        )
+    if wanted not in ("cpu", "mps"):
+        raise ConfigError(f"--run.device is {wanted!r}.", "Use auto, cpu, cuda or mps.")
+    return torch.device(wanted)
+
+
+def choose_backend(device: torch.device) -> str:
+    """NCCL for CUDA tensors where it exists (Linux); gloo for everything on the host."""
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+def set_arithmetic(run: RunConfig, place: Place) -> None:
+    """Threads, memory and determinism. One and two threads sum in different orders, so exact always takes one."""
+    keep_freed_memory()
+    if run.reduction == "exact":
+        torch.set_num_threads(1)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores_for(place.local_size))
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep what is freed for the next use, where there is glibc.
+
+    It gives large buffers back to the system at once, and an update of a CNN then spends a quarter of its time on
+    having the same pages handed out and cleared again. The most a process ever held is unchanged.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_TOP_PAD, 2**26)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def cores_for(processes: int) -> int:
+    """Threads for each of some processes on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies: nobody trains on without a launcher."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def leave_stack_on_crash(place: Place) -> None:
+    """Have a process that crashes in native code leave its Python stack where our launcher finds it."""
+    shared = launch_directory()
+    if shared is not None and not faulthandler.is_enabled():
+        # Left open for good: it is written to when nothing else can be done any more.
+        faulthandler.enable((shared / crash_file(place.rank)).open("w"))
+
+
+def crash_file(rank: int) -> str:
+    return f"crash-{rank}.txt"
+
+
+def launch_directory() -> Path | None:
+    """The directory that our launcher shares with this process, where it was started by one."""
+    return Path(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
+
+
+def host_name() -> str:
+    """What people call this machine."""
+    return socket.gethostname()
+
+
+def record_failure(error: BaseException) -> None:
+    """Leave an exception where the launcher that started this process looks for it."""
+    from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
+
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        ErrorHandler().record_exception(error)

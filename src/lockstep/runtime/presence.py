@@ -1,0 +1,148 @@
+"""Where every process of a run is, as each one last wrote it down, and what that says when somebody is missing.
+
+Each process keeps one small file in a directory that all of them see. Files, not the store or a collective: they can
+be read when the main process, which holds the store, is the one that is stuck or stopped.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from types import FrameType
+
+
+@dataclass(frozen=True)
+class Presence:
+    """One process at one moment."""
+
+    process: int
+    host: str
+    pid: int
+    beat: int
+    """Grows while the process runs; one that stays the same belongs to a process that is stopped or gone."""
+    phase: str
+    update: int
+    collective: int
+    """How many collectives it has begun."""
+    name: str
+    """The last of them."""
+    waits: float | None
+    """Seconds it has been waiting in that one; None when it does something else."""
+    busy: float
+    """Seconds since it started in which it waited for nobody."""
+    stack: list[str] = field(default_factory=list)
+    """Its main thread, innermost last."""
+
+    @property
+    def line(self) -> str:
+        return self.stack[-1] if self.stack else "an unknown line"
+
+    @property
+    def who(self) -> str:
+        return f"process {self.process} on {self.host} (pid {self.pid})"
+
+
+def write(directory: Path, presence: Presence) -> None:
+    """Leave word; a disk that cannot take it must not disturb the work."""
+    try:
+        beside = directory / f".{presence.process}"
+        beside.write_text(json.dumps(asdict(presence)))
+        beside.replace(directory / f"{presence.process}.json")
+    except OSError:
+        return
+
+
+def read(directory: Path) -> dict[int, Presence]:
+    """Everybody's last word; one that cannot be read is left out."""
+    everybody = {}
+    for path in directory.glob("*.json"):
+        try:
+            presence = Presence(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue
+        everybody[presence.process] = presence
+    return everybody
+
+
+def silent(before: Mapping[int, Presence], now: Mapping[int, Presence]) -> set[int]:
+    """Who has written nothing since then: stopped, or gone."""
+    return {process for process, p in before.items() if process in now and now[process].beat == p.beat}
+
+
+def describe_hang(before: Mapping[int, Presence], now: Mapping[int, Presence], size: int, me: Presence) -> str:
+    """Who has not arrived at the collective that `me` waits in, where that process is, and who waits for it.
+
+    `before` is what the same processes wrote some seconds earlier: who has written nothing since is stopped or gone.
+    """
+    others = [now.get(process) for process in range(size)]
+    quiet = silent(before, now) - {me.process}
+    gone = [p for p in others if p and p.process in quiet]
+    unknown = [process for process in range(size) if process not in now]
+    missing = [p for p in others if p and p not in gone and (p.collective < me.collective or p.waits is None)]
+    waiting = [p for p in others if p and p not in gone and p not in missing]
+    lines = [
+        f"{_names(waiting)} waited {me.waits or 0:.0f} s at collective {me.collective}"
+        f" ('{me.name}', phase {me.phase}, update {me.update}) for:"
+    ]
+    for p in gone:
+        lines.append(
+            f"  {p.who}: it has said nothing for some seconds (stopped, or its host is gone);"
+            f" last seen in phase {p.phase} at {p.line}"
+        )
+    for p in missing:
+        lines.append(f"  {p.who}: it is in phase {p.phase}, after collective {p.collective} ('{p.name}'), at {p.line}")
+        lines += [f"      {frame}" for frame in p.stack[-8:]]
+    lines += [f"  process {process}: it has never said where it is" for process in unknown]
+    if not gone and not missing and not unknown:
+        lines = describe_mismatch(waiting, me)
+    return "\n".join(lines)
+
+
+def describe_mismatch(waiting: Sequence[Presence], me: Presence) -> list[str]:
+    """Everybody waits, but not for the same thing: some process took a branch that others did not."""
+    places: dict[tuple[str, str], list[Presence]] = {}
+    for p in waiting:
+        places.setdefault((p.name, p.line), []).append(p)
+    lines = [f"all processes wait at collective {me.collective} (update {me.update}), and not at the same one:"]
+    for (name, line), there in sorted(places.items(), key=lambda item: len(item[1])):
+        lines.append(f"  {_names(there)}: '{name}' (phase {there[0].phase}), at {line}")
+        lines += [f"      {frame}" for frame in there[0].stack[-8:]]
+    if len(places) > 1:
+        lines.append("  A branch around a collective was taken by some of them only: agree on it first.")
+    return lines
+
+
+def _names(there: Sequence[Presence]) -> str:
+    if len(there) == 1:
+        return there[0].who
+    numbers = ", ".join(str(p.process) for p in there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
+    return f"processes {numbers}"
+
+
+def slowest(before: Mapping[int, Presence], now: Mapping[int, Presence]) -> tuple[Presence, float] | None:
+    """The process that the others wait for, and how many times longer its work takes; None when they are even."""
+    worked = {p: now[p].busy - before[p].busy for p in now if p in before}
+    if len(worked) < 2:
+        return None
+    process = max(worked, key=lambda p: worked[p])
+    usual = median(seconds for p, seconds in worked.items() if p != process)
+    ratio = worked[process] / usual if usual > 0 else 1.0
+    return (now[process], ratio) if ratio > 1.25 else None
+
+
+_OWN = f"{os.sep}lockstep{os.sep}runtime{os.sep}"
+
+
+def stack_of(frame: FrameType | None) -> list[str]:
+    """The lines a thread is at, outermost first; our own plumbing at the end is not what anybody looks for."""
+    lines: list[tuple[bool, str]] = []
+    while frame is not None and len(lines) < 40:
+        code = frame.f_code
+        own = _OWN in code.co_filename or f"{os.sep}torch{os.sep}" in code.co_filename
+        lines.append((own, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
+        frame = frame.f_back
+    while len(lines) > 1 and lines[0][0]:
+        lines.pop(0)
+    return [line for _, line in reversed(lines[:12])]

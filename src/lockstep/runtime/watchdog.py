@@ -1,0 +1,246 @@
+"""A thread beside the work: it hears signals, writes down where the process is, and notices who is missing.
+
+It runs while the main thread is deep in a kernel or waits in a collective that will never end, when no Python handler
+of the main thread would.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.runtime import presence
+from lockstep.runtime.place import (
+    LEFT,
+    ONE_REQUEST,
+    PEER_FAILED,
+    host_name,
+    launch_directory,
+    record_failure,
+)
+from lockstep.runtime.presence import Presence
+
+if TYPE_CHECKING:
+    from lockstep.runtime.runtime import Runtime
+
+PATIENCE = 5.0
+"""Seconds after which somebody who has not arrived is named."""
+TICK = 1.0
+"""Seconds between two looks; more where there are many processes to write down."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Hang(RuntimeError):
+    """Processes waited for others that did not come within the run's timeout."""
+
+
+class Watchdog:
+    """Watches one process from inside."""
+
+    def __init__(self, runtime: "Runtime", timeout: float, max_hours: float | None) -> None:
+        self.runtime, self.timeout = runtime, timeout
+        self.saving: threading.Thread | None = None
+        """A save under way, which whoever leaves at once lets finish."""
+        self.longest_save = 0.0
+        self._longest_iteration, self._agreed_at = 0.0, time.monotonic()
+        self._deadline = time.monotonic() + max_hours * 3600 if max_hours is not None else None
+        self._directory: Path | None = None
+        self._asked: float | None = None
+        self._told = False
+        self._beat = 0
+        self._thread = threading.get_ident()
+        self._read = self._write = -1
+        self._tick = max(TICK, runtime.size / 256)
+        self._reported = -1
+        self._earlier: dict[int, Presence] = {}
+        self._asked_before: dict[int, Presence] = {}
+        self._slow: int | None = None
+        self._earlier_at = 0.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the block runs."""
+        before, wakeup = {}, -1
+        self._read, self._write = os.pipe()
+        if threading.current_thread() is threading.main_thread():
+            os.set_blocking(self._write, False)
+            wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            before = {number: signal.signal(number, _hear) for number in _SIGNALS}
+            for number in _SIGNALS:
+                signal.siginterrupt(number, False)
+            # Our launcher starts processes with these blocked, so that none is lost or deadly before this moment.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            if before:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                signal.set_wakeup_fd(wakeup)
+            os.write(self._write, b"\0")
+            thread.join()
+            os.close(self._write)
+            os.close(self._read)
+
+    def look_at(self, directory: Path) -> None:
+        """From now on write where this process is into a directory that all processes of the run see."""
+        self._directory = directory
+
+    def slow_process(self) -> str:
+        """The process that the others have steadily waited for since this was last asked, in words."""
+        if self._directory is None or self.runtime.size == 1:
+            return ""
+        now = presence.read(self._directory)
+        slow = presence.slowest(self._asked_before, now)
+        steady = slow is not None and slow[0].process == self._slow
+        self._asked_before, self._slow = now, slow[0].process if slow else None
+        return f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
+
+    def note_agreement(self) -> None:
+        """The processes agree now, which is where a run may stop: remember how long that took of late."""
+        now = time.monotonic()
+        self._longest_iteration = max(0.8 * self._longest_iteration, now - self._agreed_at)
+        self._agreed_at = now
+
+    def _ask_to_stop(self, reason: str | None) -> None:
+        """Have the loop stop at the end of this iteration, with a checkpoint."""
+        self._asked = time.monotonic()
+        self.runtime.interrupted = True
+        if reason is not None:
+            # Half as much again for a busy moment, and a second for a first save, which nobody has timed.
+            bound = 1.5 * self._longest_iteration + max(1.0, 1.5 * self.longest_save)
+            _print(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
+
+    def _run(self) -> None:
+        while True:
+            ready, _, _ = select.select([self._read], [], [], self._tick)
+            for number in os.read(self._read, 64) if ready else b"":
+                if number == 0:
+                    return
+                self._hear(number)
+            self._look()
+
+    def _hear(self, number: int) -> None:
+        name, shared = signal.Signals(number).name, launch_directory()
+        if number == signal.SIGTERM and shared is not None and (shared / PEER_FAILED).exists():
+            self._leave(LEFT)  # our launcher says that another process has failed
+        elif self._asked is None:
+            # Our launcher passes one request on to every process: one of them is enough to tell of it.
+            passed_on = number == signal.SIGUSR1 and shared is not None and not self.runtime.main
+            who = f"process {self.runtime.rank} on {host_name()}"
+            self._ask_to_stop(None if passed_on else f"{name} came to {who}")
+        elif time.monotonic() - self._asked > ONE_REQUEST:
+            self._leave(128 + number)
+
+    def _leave(self, code: int) -> None:
+        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+        if self.saving is not None:
+            self.saving.join(3.0)
+        os._exit(code)
+
+    def _look(self) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
+            self._ask_to_stop("run.max_hours is over")
+        if self._directory is None or self.runtime.size == 1:
+            return
+        me = self._sample()
+        presence.write(self._directory, me)
+        self._share_request(self._directory)
+        if me.waits is not None and me.waits > PATIENCE / 2:
+            self._miss(self._directory, me)
+
+    def _share_request(self, directory: Path) -> None:
+        """Let a request that one process heard be known to all before they meet: an evaluation may take minutes."""
+        word = directory / "stop"
+        try:
+            if self._asked is not None and not self._told:
+                self._told = True
+                word.touch()
+            elif self._asked is None and word.exists():
+                self._told = True
+                self._ask_to_stop(None)
+        except OSError:
+            return
+
+    def _sample(self) -> Presence:
+        self._beat += 1
+        runtime, ledger = self.runtime, self.runtime.ledger
+        waiting = ledger.now
+        frame = sys._current_frames().get(self._thread)
+        now = time.monotonic()
+        waits = None if waiting is None else now - waiting.since
+        return Presence(
+            process=runtime.rank,
+            host=host_name(),
+            pid=os.getpid(),
+            beat=self._beat,
+            phase=runtime._phases[-1] if runtime._phases else "between phases",
+            update=runtime.update,
+            collective=ledger.begun if waiting is None else waiting.number,
+            name=ledger.last if waiting is None else waiting.name,
+            waits=waits,
+            busy=now - runtime.started - ledger.waited - (waits or 0.0),
+            stack=presence.stack_of(frame),
+        )
+
+    def _miss(self, directory: Path, me: Presence) -> None:
+        """Somebody is missing: name them once; at the timeout, end with what is known."""
+        now = presence.read(directory)
+        if not self._earlier:
+            self._earlier, self._earlier_at = now, time.monotonic()
+        waits = me.waits or 0.0
+        over = waits > self.timeout
+        if waits < PATIENCE or (time.monotonic() - self._earlier_at < 2.0 * self._tick and not over):
+            return  # too soon to tell who is silent
+        if me.collective != self._reported or over:
+            report = presence.describe_hang(self._earlier, now, self.runtime.size, me)
+            silent = presence.silent(self._earlier, now)
+            waiting = (p.process for p in now.values() if p.waits is not None and p.process not in silent)
+            first = min(waiting, default=me.process)
+            if first == me.process and me.collective != self._reported:
+                _print(report)
+            self._reported = me.collective
+            if over:
+                self._end(directory, report, first == me.process)
+        self._earlier, self._earlier_at = now, time.monotonic()
+
+    def _end(self, directory: Path, report: str, writes: bool) -> None:
+        words = f"{report}\nNobody came within {self.timeout:.0f} s (run.timeout), so the run ends here."
+        if writes:
+            path = directory.parent.parent / "hang.txt"
+            try:
+                path.write_text(f"{words}\n\n{_flight_record()}\n")
+                words += f"\nThis report is in {path}."
+            except OSError as error:
+                words += f"\n(The report could not be written: {error}.)"
+            _print(words)
+        record_failure(Hang(words))
+        self._leave(1)
+
+
+def _hear(*_: object) -> None:
+    """Nothing: the watchdog reads the signal's number from a pipe, even while this thread cannot run Python."""
+
+
+def _print(words: str) -> None:
+    sys.stderr.write(f"lockstep: {words}\n")
+    sys.stderr.flush()
+
+
+def _flight_record() -> str:
+    """What torch remembers of its collectives, where it does."""
+    try:
+        import torch._C._distributed_c10d as c10d
+
+        record: bytes = c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+        return f"torch's flight recorder:\n{record.decode()[:100_000]}"
+    except Exception as error:
+        return f"torch's flight recorder had nothing to say ({error})."

@@ -1,0 +1,177 @@
+"""Whoever keeps the others waiting is named, with what it does and where, whatever the cause."""
+
+import os
+import queue
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from runs import trial
+from test_preemption import LOCKSTEP, words
+
+from lockstep.algorithms.ppo import PPO
+from lockstep.runtime import presence
+from lockstep.runtime.presence import Presence
+from lockstep.tasks.gym import GymEnvs
+from processes import command, outcomes
+
+pytestmark = pytest.mark.distributed
+
+TIMEOUT = 9.0
+"""Seconds a planted hang lasts: longer than the watchdog's patience, so that it names somebody before the end."""
+
+
+def sleep_in_the_environment(self, action):
+    time.sleep(3600)
+
+
+def wait_for_a_loader_that_is_dead(self, clock):
+    queue.Queue().get()
+
+
+PLANTS = {
+    sleep_in_the_environment: (GymEnvs, "step", "env"),
+    wait_for_a_loader_that_is_dead: (PPO, "collect", "collect"),
+}
+
+
+def hang(directory: str, process: int, plant: str) -> None:
+    """Train, with a fault in the second iteration of one process."""
+    fault = globals()[plant]
+    owner, method, _ = PLANTS[fault]
+    whole, calls = getattr(owner, method), [0]
+
+    def planted(self, argument):
+        calls[0] += 1
+        if calls[0] == (20 if method == "step" else 2):
+            fault(self, argument)
+        return whole(self, argument)
+
+    if int(os.environ["RANK"]) == process:
+        setattr(owner, method, planted)
+    trial(directory, "run", {"run.timeout": TIMEOUT}, False)
+
+
+@pytest.mark.parametrize(
+    ("plant", "process"),
+    [("sleep_in_the_environment", 0), ("sleep_in_the_environment", 1), ("wait_for_a_loader_that_is_dead", 2)],
+)
+def test_a_process_that_hangs_is_named_with_its_phase_and_line(tmp_path, plant, process):
+    phase = PLANTS[globals()[plant]][2]
+    ended = outcomes(watched, 3, str(tmp_path), process, plant)
+    report = (tmp_path / "run" / "hang.txt").read_text()
+    assert f"process {process} on " in report
+    assert plant in report  # the function it stands in
+    assert f"{Path(__file__).name}:" in report
+    assert f"phase {phase}" in report
+    assert f"within {TIMEOUT:.0f} s (run.timeout)" in report
+    assert "flight recorder" in report
+    told = "\n".join(outcome.output for outcome in ended)
+    assert told.index("waited ") < told.index("so the run ends here")  # said while there was hope, and again at the end
+
+
+def watched(directory: str, process: int, plant: str) -> None:
+    """The same, with an end for the one that hangs: what the others report is looked at."""
+
+    def follow() -> None:
+        while not (Path(directory) / "run" / "hang.txt").exists():
+            time.sleep(0.2)
+        time.sleep(2.0)
+        os._exit(0)
+
+    threading.Thread(target=follow, daemon=True).start()
+    hang(directory, process, plant)
+
+
+BRANCH = """
+import os
+import lockstep.recipes.gym_ppo as base
+from lockstep.algorithms.ppo import PPO
+
+class Alone(base.GymPPO): ...
+
+whole = PPO.update
+
+def take_a_branch_alone(self, clock):
+    if os.environ["RANK"] == "1" and clock.iteration == 1:
+        self.runtime.agree(a=True, b=False, c=True)
+    return whole(self, clock)
+
+PPO.update = take_a_branch_alone
+"""
+
+
+def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
+    recipe = tmp_path / "alone.py"
+    recipe.write_text(BRANCH)
+    line = [*LOCKSTEP, "train", recipe, "--smoke", "--procs", "3", f"run.dir={tmp_path}", "run.timeout=9"]
+    ended = command(line, environment={"PYTHONFAULTHANDLER": ""}, seconds=90)
+    assert ended.code == 1
+    # gloo aborts the process, or everybody waits: it depends on who comes first.
+    assert "process 1 of 3 failed first" in ended.output or "process 1 on" in ended.output, ended.output
+    assert "in take_a_branch_alone" in ended.output, ended.output
+    assert "ranch around" in ended.output
+    assert "Starting again" not in ended.output
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes_on_without_it(tmp_path, process):
+    line = [*LOCKSTEP, *words(tmp_path, "run.timeout=9", "run.samples=4096"), "--procs", "2", "--max-restarts", "1"]
+    ended = command(line, environment={"LOCKSTEP_KILL": f"{process}:learn:20:SIGSTOP"}, seconds=90)
+    assert ended.code == 0, ended.output
+    report = (tmp_path / "run" / "hang.txt").read_text()
+    assert f"process {process} on " in report
+    assert "it has said nothing for some seconds (stopped, or its host is gone); last seen in phase" in report
+    assert ".py:" in report.partition("last seen in phase")[2].partition("\n")[0]
+    assert "Starting again from the last checkpoint" in ended.output
+
+
+# -- the words -------------------------------------------------------------------------------------------------------
+
+
+def at(process: int, collective: int, waits: float | None, beat: int = 1, **more: object) -> Presence:
+    values = {"phase": "learn", "update": 7, "name": "gradient", "busy": 1.0, "stack": ["a.py:1 in f"]} | more
+    return Presence(
+        process=process, host="h", pid=10 + process, beat=beat, collective=collective, waits=waits, **values
+    )
+
+
+def test_who_has_not_arrived_is_told_apart_from_who_waits():
+    before = {p: at(p, 5, 1.0) for p in range(3)}
+    now = {0: at(0, 5, 6.0, 2), 1: at(1, 4, None, 2, phase="env", stack=["env.py:9 in step"]), 2: at(2, 5, 6.0, 2)}
+    text = presence.describe_hang(before, now, 3, now[0])
+    assert text.startswith("processes 0, 2 waited 6 s at collective 5 ('gradient', phase learn, update 7) for:")
+    assert "process 1 on h (pid 11): it is in phase env, after collective 4 ('gradient'), at env.py:9 in step" in text
+
+
+def test_who_says_nothing_is_stopped_or_gone():
+    before = {p: at(p, 5, 1.0) for p in range(3)}
+    now = {0: at(0, 5, 6.0, 2), 1: at(1, 5, 6.0, 2)}
+    text = presence.describe_hang(before, now | {2: before[2]}, 3, now[0])
+    assert "process 2 on h (pid 12): it has said nothing for some seconds" in text
+    assert "process 2: it has never said where it is" in presence.describe_hang({}, now, 3, now[0])
+
+
+def test_a_branch_of_one_process_alone_is_called_that():
+    now = {0: at(0, 5, 6.0), 1: at(1, 5, 6.0, name="max", stack=["b.py:2 in g"])}
+    text = presence.describe_hang({}, now, 2, now[0])
+    assert "not at the same one" in text
+    assert "process 1 on h (pid 11): 'max' (phase learn), at b.py:2 in g" in text
+    assert "agree on it first" in text
+
+
+def test_a_process_that_works_longer_than_the_others_is_named():
+    before = {p: at(p, 5, None, busy=10.0) for p in range(3)}
+    now = {p: at(p, 9, None, busy=20.0 if p != 1 else 30.0) for p in range(3)}
+    assert presence.slowest(before, now) == (now[1], 2.0)
+    even = {p: at(p, 9, None, busy=20.0 + p) for p in range(3)}
+    assert presence.slowest(before, even) is None
+    assert presence.slowest({}, now) is None
+
+
+def test_a_word_that_is_half_written_is_passed_over(tmp_path):
+    presence.write(tmp_path, at(0, 1, None))
+    (tmp_path / "1.json").write_text('{"process": 1,')
+    assert list(presence.read(tmp_path)) == [0]
+    presence.write(tmp_path / "nowhere", at(0, 1, None))  # a disk that takes nothing disturbs nobody

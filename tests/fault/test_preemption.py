@@ -1,0 +1,159 @@
+"""Asked to stop, at any moment and by anybody, a run saves, says so, and goes on later as if nobody had asked."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from runs import SETTINGS, errors, run, trial
+
+from lockstep.run.checkpoints import find
+from lockstep.run.records import CHECKPOINTS, STATUS
+from lockstep.runtime.place import PREEMPTED
+from lockstep.tasks.gym import GymEnvs
+from processes import command, outcomes
+from tiny import hash_of
+
+pytestmark = pytest.mark.distributed
+
+
+def status(directory: Path) -> str:
+    return str(json.loads((directory / "run" / STATUS).read_text())["state"])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert not errors(run(directory, "run", 1))
+    assert status(directory) == "finished"
+    return hash_of(directory / "run")
+
+
+@pytest.mark.parametrize(
+    ("request_at", "processes", "resumed_on"),
+    [
+        ("1:collect:2:SIGTERM", 2, 1),
+        ("0:learn:3:SIGUSR1", 2, 3),
+        ("0:evaluate:1:SIGTERM", 2, 2),
+        ("0:evaluate:2:SIGINT", 3, 1),  # the last evaluation, when all samples have been taken
+        ("1:save:1:SIGTERM", 2, 1),
+        ("0:publish:2:SIGTERM", 1, 2),
+        ("0:collect:1:SIGTERM", 1, 2),
+    ],
+)
+def test_a_run_that_was_asked_to_stop_goes_on_as_if_nobody_had(
+    tmp_path, undisturbed, request_at, processes, resumed_on
+):
+    assert not errors(run(tmp_path, "run", processes, kill=request_at))
+    assert status(tmp_path) == "preempted"
+    assert not errors(run(tmp_path, "run", resumed_on, resume=True))
+    assert status(tmp_path) == "finished"
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
+    assert not errors(run(tmp_path, "run", 2, kill="1:evaluate:1:SIGTERM"))
+    checkpoints = tmp_path / "run" / CHECKPOINTS
+    values = json.loads((checkpoints / str(find(checkpoints)[0]) / "state.json").read_text())
+    assert values["clock"]["owes_evaluation"]
+    assert not values["clock"]["evaluation"]
+
+
+def slow_trial(directory, sent):
+    """A run whose steps take half a second, and which is asked to stop again while it still works."""
+    step = GymEnvs.step
+
+    def slowly(self, action):
+        time.sleep(0.5)
+        return step(self, action)
+
+    GymEnvs.step = slowly
+
+    def ask() -> None:
+        for seconds in sent:
+            time.sleep(seconds)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    import threading
+
+    threading.Thread(target=ask, daemon=True).start()
+    trial(directory, "run", {}, False)
+
+
+def test_requests_within_a_moment_count_as_one(tmp_path):
+    (ended,) = outcomes(slow_trial, 1, str(tmp_path), [1.0, 1.0, 0.5])
+    assert not ended.error
+    assert status(tmp_path) == "preempted"
+
+
+def test_a_second_request_after_a_while_ends_a_process_at_once(tmp_path):
+    (ended,) = outcomes(slow_trial, 1, str(tmp_path), [1.0, 3.5])
+    assert ended.error == f"ended by exit code {128 + signal.SIGTERM}"
+
+
+# -- the command line ------------------------------------------------------------------------------------------------
+
+
+def words(directory: Path, *more: str) -> list[str]:
+    flat = {"task.id": SETTINGS["task.id"], "run.dir": directory, "run.name": "run"}
+    for group in ("algo", "algo.encoder", "run"):
+        flat |= {f"{group}.{name}": value for name, value in SETTINGS[group].items()}
+    flat |= {name: value for name, value in SETTINGS.items() if name.startswith("run.")}
+    return ["train", "gym-ppo", *(f"{name}={value}" for name, value in flat.items()), *more]
+
+
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+
+
+@pytest.mark.parametrize(
+    "request_at",
+    ["1:collect:2:SIGTERM:launcher", "1:evaluate:1:SIGINT:launcher", "0:save:2:SIGUSR1:launcher", "1:learn:2:SIGTERM"],
+)
+def test_the_command_leaves_with_75_and_its_resume_ends_as_if_nobody_had_asked(tmp_path, undisturbed, request_at):
+    ended = command([*LOCKSTEP, *words(tmp_path), "--procs", "2"], environment={"LOCKSTEP_KILL": request_at})
+    assert ended.code == PREEMPTED, ended.output
+    assert "saving at the end of this iteration, within about" in ended.output
+    assert f"go on      lockstep resume {tmp_path / 'run'}" in ended.output
+    assert status(tmp_path) == "preempted"
+    resumed = command([*LOCKSTEP, "resume", tmp_path / "run"])
+    assert resumed.code == 0, resumed.output
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_a_time_limit_takes_the_same_path(tmp_path, undisturbed):
+    ended = command([*LOCKSTEP, *words(tmp_path), "run.max_hours=0.0"])
+    assert ended.code == PREEMPTED, ended.output
+    assert "run.max_hours is over" in ended.output
+    resumed = command([*LOCKSTEP, "resume", tmp_path / "run", "run.max_hours=1"])
+    assert resumed.code == 0, resumed.output
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize("request_at", ["1:learn:2:SIGTERM", "0:collect:2:SIGTERM:launcher"])
+def test_under_torchrun_the_status_file_tells(tmp_path, undisturbed, request_at):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lockstep"]
+    command([*torchrun, *words(tmp_path)], environment={"LOCKSTEP_KILL": request_at})
+    assert status(tmp_path) == "preempted"
+    assert not errors(run(tmp_path, "run", 1, resume=True))
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_processes_die_with_their_launcher(tmp_path):
+    line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
+    launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "run" / CHECKPOINTS).glob("0*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        workers = psutil.Process(launcher.pid).children(recursive=True)
+        assert len(workers) >= 2
+    finally:
+        launcher.kill()
+        launcher.wait()
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert not alive
