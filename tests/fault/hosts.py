@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +52,8 @@ class Job:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.host.signal(signal.SIGABRT)
-            time.sleep(2)
+            _signal_all(self.host.namespace, signal.SIGABRT)
+            time.sleep(2)  # while they write their stacks
             raise Hung(f"not over after {seconds:.0f} s on {self.host.name}\n{self.output}") from None
 
 
@@ -101,16 +101,12 @@ class Host:
         _ip("-n", _SWITCH, "link", "set", self.name, "up")
 
     def processes(self) -> list[int]:
-        """All that run on this host, those among them that lost their parent included."""
-        return [int(word) for word in _ip("netns", "pids", self.namespace).split()]
+        """All that run on this host, those that lost their parent included."""
+        return _processes(self.namespace)
 
-    def signal(self, number: int) -> None:
-        """Send a signal to every process of this host; SIGKILL is a power cut."""
-        for pid in self.processes():
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                continue
+    def power_off(self) -> None:
+        """End everything on this host at once."""
+        _end_all(self.namespace)
 
 
 @contextmanager
@@ -164,16 +160,29 @@ def _clear() -> None:
         name = line.split()[0]
         if not name.startswith(_PREFIX):
             continue
-        deadline = time.monotonic() + 10
-        while (pids := _ip("netns", "pids", name).split()) and time.monotonic() < deadline:
-            for pid in map(int, pids):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            time.sleep(0.05)
+        _end_all(name)
         _ip("netns", "delete", name)
         shutil.rmtree(_NAMES / name, ignore_errors=True)
+
+
+def _end_all(namespace: str) -> None:
+    """Until nobody is left: a process may have started another one meanwhile."""
+    deadline = time.monotonic() + 10
+    while _signal_all(namespace, signal.SIGKILL) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _signal_all(namespace: str, number: int) -> int:
+    """Send a signal to every process in a namespace; how many there were."""
+    pids = _processes(namespace)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return len(pids)
+
+
+def _processes(namespace: str) -> list[int]:
+    return [int(word) for word in _ip("netns", "pids", namespace).split()]
 
 
 def _refuse(error: Exception) -> None:

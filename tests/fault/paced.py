@@ -10,10 +10,17 @@ from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
 from lockstep.lanes import Lanes
 from lockstep.nets.encoder import EncoderConfig
+from lockstep.run.lineage import published
 from lockstep.tasks.gym import GymConfig, GymEnvs
 
 ITERATION = 128
 """Samples of an iteration: as many as lie between two checkpoints."""
+
+
+def samples_of(run: Path) -> int:
+    """How far a run has come, by its newest checkpoint, whoever wrote it."""
+    checkpoints = run / "checkpoints"
+    return max((name.samples for name in published(checkpoints)), default=0) if checkpoints.is_dir() else 0
 
 
 @dataclass(frozen=True, kw_only=True)
