@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-import yaml
+from lockstep.reading import YAML_BYTES, Unreadable, parse_yaml, read_text
 
 
 class ConfigError(ValueError):
@@ -45,7 +45,7 @@ class RunConfig:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     nonfinite: Literal["stop", "skip"] = "stop"
-    """When a gradient is not finite: stop the run, or skip that update on every process."""
+    """What bad numbers (NaN, inf) do: stop the run, or have the update or iteration that met them skipped by all."""
     log_every: int = 10_000
     """Global samples between log lines."""
     eval_every: int | None = 100_000
@@ -116,7 +116,7 @@ def _replace(config: Any, path: list[str], value: Any, full: str) -> Any:
         changed = _replace(current, rest, value, full)
     elif dataclasses.is_dataclass(current):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"'{full}' is a group of settings, not {value!r}.", "Give its fields one by one.")
+            raise ConfigError(f"'{full}' is a group of settings, not {_shown(value)}.", "Give its fields one by one.")
         changed = current
         for key, part in value.items():
             changed = _replace(changed, str(key).split("."), part, f"{full}.{key}")
@@ -164,27 +164,42 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
     wanted = " or ".join(map(str, arguments)) if origin is Literal else getattr(kind, "__name__", str(kind))
-    raise ConfigError(f"'{name}' is {value!r}, which is not {wanted}.", f"Give {wanted}.")
+    raise ConfigError(f"'{name}' is {_shown(value)}, which is not {wanted}.", f"Give {wanted}.")
+
+
+def _shown(value: Any) -> str:
+    """A value as an error shows it: a stranger's may be as long as its file."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not write out a number of more than 4,300 digits
+        return "a number too long to show"
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
 
 
 def _whole(value: Any) -> int:
     """A whole number, also one written `1e6`; by way of a float only then, because large ones lose digits there."""
+    number: int | None = None
     if isinstance(value, int | str):
         with contextlib.suppress(ValueError):
-            return int(value)
-    number = float(value)
-    if number != int(number):
-        raise ValueError(f"{value} is not whole")
-    return int(number)
+            number = int(value)
+    if number is None:
+        number = int(float(value))
+        if number != float(value):
+            raise ValueError(f"{value} is not whole")
+    if number.bit_length() > 256:
+        raise ValueError("no setting is that large")
+    return number
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a yaml file, read with the safe loader."""
     try:
-        values = yaml.safe_load(path.read_text())
+        values = parse_yaml(read_text(path, YAML_BYTES))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.", "Give the path of a yaml file.") from None
-    except yaml.YAMLError as error:
+    except Unreadable as error:
+        raise ConfigError(f"{error}.", "Give the path of a yaml file.") from None
+    except ValueError as error:
         raise ConfigError(f"{path} is not yaml: {error}", "Mend the line it names.") from None
     if values is None:
         return {}
@@ -192,7 +207,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} holds {type(values).__name__}, not settings.", "Write lines such as 'task: {size: 8}'."
         )
-    return values
+    return {str(key): value for key, value in values.items()}
 
 
 def as_dict(config: Any) -> dict[str, Any]:

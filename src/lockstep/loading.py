@@ -13,7 +13,7 @@ from lockstep.protocols import Policy, VecEnv
 from lockstep.run import format as form
 from lockstep.run.checkpoints import best_of, find
 from lockstep.run.lineage import Name
-from lockstep.run.records import CHECKPOINTS
+from lockstep.run.records import CHECKPOINTS, CONFIG
 from lockstep.run.rundir import read_config
 from lockstep.runtime import Runtime
 from lockstep.trees import Tree, first_leaf, tree_where
@@ -61,6 +61,12 @@ def recipe_of(run: Path) -> Recipe:
         raise ConfigError(
             f"the recipe of {run} is a file inside it, {name}.", "Move the file to where you keep your code."
         )
+    if name.endswith(".py") and Path(name) != Path(name).resolve():
+        # As we write it, it says where the file is; what depends on the current directory may find another one.
+        raise ConfigError(
+            f"the recipe of {run} is {name}, which is not the whole path of a file.",
+            f"If you know the file, write its whole path into {run / CONFIG}.",
+        )
     return overlay(find_recipe(name)(), values)
 
 
@@ -75,7 +81,8 @@ def _restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None)
     task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
     try:
         algorithm = recipe.algo.build(task, runtime)
-        algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
+        with form.said_in_words(directory / str(name)):
+            algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
     finally:
         task.close()
     policy: Policy = algorithm.policy()

@@ -6,6 +6,7 @@ from lockstep.config import Recipe
 from lockstep.evaluate import evaluate
 from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run.checkpoints import Outdated, load_weights
+from lockstep.run.inspection import inspecting
 from lockstep.run.rundir import Result, RunDir
 from lockstep.runtime import Runtime
 
@@ -29,7 +30,8 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         stop = False
         while not stop and (clock.owes_evaluation or not clock.done):
             if not clock.owes_evaluation:
-                iterate(task, algorithm, clock, runtime, config.check_every)
+                with inspecting(run.path, algorithm, task, clock, runtime):  # bad numbers: what led to them is kept
+                    iterate(task, algorithm, clock, runtime, config.check_every)
                 run.log.tick(clock, algorithm.updates)
                 if clock.every(config.log_every) or clock.done:
                     run.write_log(clock)
@@ -50,7 +52,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
                 raise Outdated(run.checkpoints.outdated or "the main process found that this run was started anew.")
             stop = agreed["stop"]
             if agreed["save"] or clock.every(config.save_every) or clock.every(config.keep_every):
-                run.save(algorithm, task, clock)
+                run.checkpoints.save(algorithm, task, clock)
 
         return run.finish(algorithm, task, clock, preempted=clock.owes_evaluation or not clock.done)
 

@@ -89,33 +89,3 @@ def test_with_no_whole_checkpoint_left_the_run_refuses_on_every_process(tmp_path
     for outcome in run(tmp_path, "run", 2, resume=True):
         assert outcome.error.startswith("ConfigError: Checkpoint")
         assert "No whole checkpoint is left" in outcome.error
-
-
-def test_a_number_that_is_not_finite_on_one_lane_stops_every_process_and_names_the_lane(tmp_path):
-    for processes in (1, 2):
-        for outcome in poisoned(tmp_path / str(processes), processes):
-            assert outcome.error.startswith("FloatingPointError: the gradient of update 1 is not finite")
-            assert "lane 5" in outcome.error
-
-
-def poisoned(directory, processes):
-    from processes import outcomes
-
-    return outcomes(train_with_a_bad_reward_on_lane_five, processes, str(directory))
-
-
-def train_with_a_bad_reward_on_lane_five(directory):
-    from runs import trial
-
-    from lockstep.tasks.gym import GymEnvs
-
-    step = GymEnvs.step
-
-    def bad(self, action):
-        result = step(self, action)
-        if 5 in self._lanes.local:
-            result.reward[self._lanes.local.index(5)] = float("nan")
-        return result
-
-    GymEnvs.step = bad
-    return trial(directory, "run", {"algo.normalize_rewards": False, "algo.value_weight": 0.5}, False)

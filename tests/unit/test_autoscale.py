@@ -228,9 +228,9 @@ def rate_of(recipe, progress, **settings):
     algorithm.collect(clock)
     rates, step = set(), algorithm.optimizer.step
 
-    def watched(loss, batch, rate):
+    def watched(loss, batch, rate, where):
         rates.add(rate)
-        return step(loss, batch, rate)
+        return step(loss, batch, rate, where)
 
     algorithm.optimizer.step = watched
     algorithm.update(clock)

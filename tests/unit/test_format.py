@@ -1,6 +1,7 @@
 """A checkpoint on disk: every change is noticed, nothing leads out of it, and its hash sees what matters alone."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.lanes import deal
+from lockstep.protocols import Clock
 from lockstep.run import format as form
 from lockstep.run.format import Damaged, digest_tensor, hash_checkpoint, verify
 
 LANES = 4
-CLOCK = {"samples": 512, "iteration": 2, "best": 1.5, "evaluation": {"return_mean": 1.5}}
+CLOCK = asdict(Clock(budget=1024, samples=512, iteration=2, step=256, evaluation={"return_mean": 1.5}, best=1.5))
 each_file = pytest.mark.parametrize("name", [form.SHARED, form.VALUES, "lanes-0000-0001.safetensors"])
 
 

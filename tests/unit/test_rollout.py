@@ -1,5 +1,7 @@
 """The rollout buffer gives back what was written, lane by lane; the tally counts each episode once."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -166,6 +168,15 @@ def test_two_episodes_of_one_environment_are_those_worked_by_hand():
     assert found["ep_return_mean"].tolist() == [[3 + 4, 2]]
     assert found["ep_length_mean"].tolist() == [[2 + 1, 2]]
     assert (episodes.returns.item(), episodes.lengths.item()) == (8, 1)  # the one under way
+
+
+def test_a_return_that_is_not_finite_does_not_hide_the_others():
+    rewards = torch.tensor([math.nan, 2, 4, math.inf, 8]).view(5, 1)
+    ended = torch.tensor([False, True, True, True, True]).view(5, 1)
+    found = count(Episodes(range(1), 1), rewards, ended, apples=torch.ones(5, 1))
+    assert found["ep_return_mean"].tolist() == [[4 + 8, 2]]
+    assert found["ep_length_mean"].tolist() == [[2 + 1 + 1 + 1, 4]]
+    assert found["ep_apples_mean"].tolist() == [[4, 4]]
 
 
 def test_what_a_task_counts_is_read_only_where_an_episode_ended():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
+from lockstep.data.finite import bad_places, extent
 from lockstep.data.rollout import Episodes, Rollout, minibatches, samples
 from lockstep.functional import (
     Scaling,
@@ -181,13 +182,17 @@ class PPO:
         self.clip = schedule(config.clip_schedule, config.clip, clock.progress)
         metrics = Metrics()
         batch = self._batch(metrics)
+        if not batch:
+            return self._leave_out(clock)
         per_lane = config.batch_size // self.runtime.lanes.count
         for epoch in range(config.epochs):
             order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, config.horizon * self.envs)
-            for minibatch in minibatches(batch, order.to(self.runtime.device), per_lane):
-                metrics += self.optimizer.step(self.loss, minibatch, rate)
+            for number, minibatch in enumerate(minibatches(batch, order.to(self.runtime.device), per_lane), 1):
+                where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number}"
+                metrics += self.optimizer.step(self.loss, minibatch, rate, where)
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
                 break
+        self.optimizer.confirm()  # before anything else of the agent changes
         if config.normalize_obs:
             # Last, so that the first epoch sees the observations exactly as the acting policy saw them.
             seen = tree_map(lambda x: x.unflatten(0, (len(self.runtime.lanes), -1)), batch["obs"])
@@ -196,7 +201,8 @@ class PPO:
 
     @torch.no_grad()
     def _batch(self, metrics: Metrics) -> dict[str, Any]:
-        """The rollout with its advantages and returns, as samples [L x T x E, ...]."""
+        """The rollout with its advantages and returns, as samples [L x T x E, ...]; nothing if it has bad numbers."""
+        before = self.return_moments.sums.clone(), self.discounted
         config, rollout, lanes = self.config, self.rollout, len(self.runtime.lanes)
         values, terminated, truncated = rollout["value"], self.outcomes["terminated"], self.outcomes["truncated"]
         following = torch.cat([values[1:], self.last_value.unsqueeze(0)])  # [T, B]
@@ -212,7 +218,13 @@ class PPO:
         columns = [advantages, advantages.square(), returns, returns.square(), (returns - batch["value"]).square()]
         # Lane by lane, so that the bits of a lane's sums do not depend on who else lives here.
         table = torch.stack(columns, dim=1).double().chunk(lanes)  # [T x E, 5] each
-        sums = self.runtime.pool(torch.stack([lane.sum(0) for lane in table]))
+        # The observations' extent goes along: sums are finite only if all they are made of is, here and elsewhere.
+        seen = extent(rollout["obs"]).to(self.runtime.device).expand(lanes, 1)
+        sums = self.runtime.pool(torch.cat([torch.stack([lane.sum(0) for lane in table]), seen], dim=1))
+        if not sums.isfinite().all():
+            self.return_moments.sums.copy_(before[0])
+            self.discounted = before[1]
+            return {}
         count = torch.tensor(float(self.samples), dtype=torch.float64)
         mean, variance = moments(sums[0], sums[1], count)
         batch["advantage"] = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
@@ -225,6 +237,24 @@ class PPO:
         )
         del batch["outputs"]
         return dict(batch)
+
+    def _leave_out(self, clock: Clock) -> Metrics:
+        """Stop at a rollout with bad numbers, or learn nothing from all of it: of the agent nothing changes."""
+        outcomes, lanes = self.outcomes, self.runtime.lanes.local
+        # With what followed the last step, whose value belongs to this rollout.
+        obs = tree_map(lambda past, now: torch.cat([past, now.unsqueeze(0)]), self.rollout["obs"], self.task.observe())
+        values = torch.cat([self.rollout["value"], self.last_value.unsqueeze(0)])
+        cut = torch.where(outcomes["truncated"], self.cut_values, 0.0)
+        given, made = {"observation": obs, "reward": outcomes["reward"]}, {"value": values, "value at a cut": cut}
+        self.optimizer.tolerance.meet(
+            f"iteration {clock.iteration + 1}, before update {self.updates + 1}, has a rollout that is not finite:",
+            bad_places(given, lanes) or bad_places(made, lanes),
+            "Mend the environment, or use --run.nonfinite skip to leave such iterations out.",
+            {"rollout": self.rollout.buffers | self.outcomes.buffers | {"last_obs": self.task.observe()}},
+        )
+        metrics, updates = Metrics(), torch.tensor(self.config.epochs * self.samples // self.config.batch_size)
+        metrics.agree("skipped", updates, updates)
+        return metrics
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """The PPO loss of a part of a minibatch, as sums over its samples."""

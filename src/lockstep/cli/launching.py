@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli import fail
 from lockstep.run.checkpoints import Outdated
 from lockstep.run.rundir import Result
+from lockstep.runtime import BadNumbers
 from lockstep.runtime.place import LAUNCHED, OUTCOME, PREEMPTED, Place, launch_directory, record_failure
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run_worker(work: Callable[[], Result]) -> int:
 
     try:
         result = work()
-    except ConfigError as error:
+    except (ConfigError, BadNumbers) as error:
         record_failure(error)
         return 2 if LAUNCHED in os.environ else fail(str(error))
     except Outdated as error:

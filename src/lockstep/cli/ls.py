@@ -18,11 +18,11 @@ class List:
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(List, args=list(arguments), prog="lockstep ls")
 
-    import yaml
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from lockstep.config import read_yaml
+    from lockstep.config import ConfigError, read_yaml
     from lockstep.run.records import CONFIG, METRICS, last_values
 
     console = Console()
@@ -39,16 +39,15 @@ def run(arguments: Sequence[str]) -> int:
     for path in paths:
         try:
             config = read_yaml(path / CONFIG)
-        except (ValueError, yaml.YAMLError):
-            table.add_row(path.name, "config.yaml cannot be read")
+        except ConfigError:
+            table.add_row(escape(path.name), "config.yaml cannot be read")
             continue
-        values = last_values(path / METRICS)
-        budget = config.get("run", {}).get("samples", 0)
+        values, run = last_values(path / METRICS), config.get("run")
         table.add_row(
-            path.name,
-            Path(str(config.get("recipe", "?"))).stem,
-            f"{values.get('samples', 0):,.0f}",
-            f"{budget:,}",
+            escape(path.name),
+            escape(_printable(Path(str(config.get("recipe", "?"))).stem)),
+            _number(values.get("samples", 0), ",.0f"),
+            _number(run.get("samples") if isinstance(run, dict) else None, ",.0f"),
             _number(values.get("time/global_fps"), ",.0f"),
             _number(values.get("rollout/ep_return_mean"), ".2f"),
             _number(values.get("eval/return_mean"), ".2f"),
@@ -57,5 +56,14 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _number(value: object, form: str) -> str:
+    """A number of a run's files as it is shown; what is none, or has hundreds of digits, is not."""
+    try:
+        return format(float(value), form) if isinstance(value, int | float) else "-"
+    except OverflowError:
+        return "-"
+
+
+def _printable(text: str) -> str:
+    """A word of a stranger's as it may be put on a terminal: short, and without what moves the cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:60])

@@ -1,6 +1,7 @@
 """`lockstep plan RECIPE --gpus 1 8 64`: before renting, what more GPUs would bring, where they stop paying, and why."""
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError, Recipe
+from lockstep.reading import Unreadable, read_json
 
 if TYPE_CHECKING:
     from lockstep.speed.network import Network
@@ -94,16 +96,14 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
     from rich.console import Console
 
     from lockstep.runtime.place import Place, cores_for, set_arithmetic
-    from lockstep.speed.plan import Line, Shares, measure_shares
+    from lockstep.speed.plan import measure_shares, shares_from
 
     if command.measured is not None:
         try:
-            values: dict[str, Any] = json.loads(command.measured.read_text())["shares"]
-            lines = {name: Line(**values[name]) for name in ("rollout_step", "update", "rest")}
-            return Shares(**values | lines | {"sent": [tuple(row) for row in values["sent"]]})
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return shares_from(read_json(command.measured)["shares"])
+        except (OSError, Unreadable, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
-                f"{command.measured} holds no measurement: {error!r}.", "Make one: lockstep plan RECIPE --save FILE."
+                f"{command.measured} holds no measurement: {error}.", "Make one: lockstep plan RECIPE --save FILE."
             ) from None
     set_arithmetic(recipe.run, Place(local_size=cores_for(1) if command.network == "here" else 1))
     console = Console(stderr=True)
@@ -137,9 +137,11 @@ def _read_network(path: Path) -> "Network":
     from lockstep.speed.network import Network, fit_link
 
     try:
-        timed = json.loads(path.read_text())
+        timed = read_json(path)
         link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        if not all(map(math.isfinite, (link.latency, link.bandwidth))):
+            raise ValueError("its times are no numbers")
+    except (OSError, Unreadable, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
             f"{path} holds no times of reductions: {error!r}.",
             f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",

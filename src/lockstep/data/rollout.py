@@ -64,11 +64,11 @@ class Episodes:
     def count(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
         """Follow a rollout's rewards and endings, [T, B]; what the episodes that ended in it amounted to."""
         ended = ended.cpu()
-        tally = np.zeros((len(self.lanes), 3))
+        tally = np.zeros((len(self.lanes), 4))
         _tally(rewards.cpu().numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
-        total, length, episodes = torch.from_numpy(tally).unbind(1)
+        total, summed, length, episodes = torch.from_numpy(tally).unbind(1)
         metrics = Metrics()
-        metrics.add("ep_return_mean", total, episodes)
+        metrics.add("ep_return_mean", total, summed)
         metrics.add("ep_length_mean", length, episodes)
         for name, values in extras.items():
             # Rows that did not end mean nothing; lane by lane, so that the bits do not depend on who else lives here.
@@ -91,8 +91,10 @@ def _tally(rewards: Any, ended: Any, returns: Any, lengths: Any, tally: Any) -> 
                 returns[lane, env] += rewards[step, lane * envs + env]
                 lengths[lane, env] += 1
                 if ended[step, lane * envs + env]:
-                    tally[lane, 0] += returns[lane, env]
-                    tally[lane, 1] += lengths[lane, env]
-                    tally[lane, 2] += 1
+                    if np.isfinite(returns[lane, env]):  # one that is not would hide all others
+                        tally[lane, 0] += returns[lane, env]
+                        tally[lane, 1] += 1
+                    tally[lane, 2] += lengths[lane, env]
+                    tally[lane, 3] += 1
                     returns[lane, env] = 0.0
                     lengths[lane, env] = 0

@@ -1,8 +1,10 @@
 """Checkpoints: the whole run, written in the background, published by one rename, restored on any world size."""
 
 import json
+import logging
 import os
 import shutil
+import socket
 import threading
 import time
 from dataclasses import asdict
@@ -11,7 +13,9 @@ from pathlib import Path
 from lockstep.config import ConfigError, RunConfig
 from lockstep.lanes import deal
 from lockstep.protocols import Algorithm, Clock, State, VecEnv
+from lockstep.reading import Unreadable, read_text
 from lockstep.run import format as form
+from lockstep.run.cadence import Cadence
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import Name, claim, claimant, lineage, newest_generation, parent_of, published
 from lockstep.run.records import CHECKPOINTS
@@ -19,10 +23,9 @@ from lockstep.runtime import Runtime
 from lockstep.runtime.store import heartbeat, wait_while_beating
 from lockstep.trees import copy_into
 
-FIRST_SAVE, LEAST, MOST = 20.0, 10.0, 600.0
-"""Seconds to the first save when the config leaves it open, and between two of them at least and at most."""
-SHARE = 0.01
-"""How much of the time saves may take."""
+SLOW_SECONDS = 1.0
+"""A wait for the save before that is worth a word."""
+_LOGGER = logging.getLogger("lockstep")
 
 
 class Outdated(RuntimeError):
@@ -38,12 +41,13 @@ class Checkpoints:
         self.notes: list[str] = []
         """What the user should know about the restore, in sentences."""
         self._last: Name | None = None
+        self._whole: Name | None = None
+        """The newest checkpoint that is known to stand."""
         self._thread: threading.Thread | None = None
+        self._problem = ""
+        """Why the last save was given up, the same words on every process; empty where it was published."""
         self._error: BaseException | None = None
-        self._saved_at = time.monotonic()
-        self._cost: float | None = None
-        """Seconds of work that the last save took."""
-        self._said_interval = 0.0
+        self._cadence = Cadence()
         self._looked_at = 0.0
         self.outdated = ""
         """Why this process may publish nothing more, in a sentence; empty as long as it may."""
@@ -55,9 +59,13 @@ class Checkpoints:
         chosen, self.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
         if chosen is None:
             return
-        path = self.directory / chosen
+        path, self._whole = self.directory / chosen, Name.parse(chosen)
+        with form.said_in_words(path):
+            self._put(path, algorithm, task, clock)
+
+    def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
         files = form.read_json(path / form.MANIFEST)["files"]
-        values = form.read_json(path / form.VALUES)
+        values = form.read_values(path)
         if values["lanes"] != self.runtime.lanes.count:
             raise ConfigError(
                 f"{path} was written with {values['lanes']} lanes and the config says {self.runtime.lanes.count}.",
@@ -78,14 +86,18 @@ class Checkpoints:
 
     def _choose(self, at: int | None) -> tuple[str | None, int, list[str]]:
         """On the main process: the checkpoint to go on from, and the generation claimed with it as parent."""
-        self.directory.mkdir(exist_ok=True)
-        job = self.runtime.job
-        if job and claimant(self.directory, newest_generation(self.directory)).get("job") == job:
-            at = None  # this job went on from there once already, and came further
-        chosen, notes = find(self.directory, at)
-        generation = claim(self.directory, chosen, job)
-        for leftover in self.directory.glob(".*.partial"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        try:
+            self.directory.mkdir(exist_ok=True)
+            job = self.runtime.job
+            if job and claimant(self.directory, newest_generation(self.directory)).get("job") == job:
+                at = None  # this job went on from there once already, and came further
+            chosen, notes = find(self.directory, at)
+            generation = claim(self.directory, chosen, job)
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
+            ) from None
+        self._clear_partials()
         return (str(chosen) if chosen else None), generation, notes
 
     # -- saving --------------------------------------------------------------------------------------------------------
@@ -93,26 +105,17 @@ class Checkpoints:
     def due(self) -> bool:
         """Whether the main process finds it time to save; others hear of it through the loop's agreement."""
         automatic = self.run.save_every is None and self.runtime.main
-        return automatic and time.monotonic() - self._saved_at > self.interval
-
-    @property
-    def interval(self) -> float:
-        """Seconds between saves: so many that saving takes a hundredth of the time."""
-        return FIRST_SAVE if self._cost is None else min(max(self._cost / SHARE, LEAST), MOST)
-
-    def news(self) -> list[str]:
-        """What to tell about the cadence, whenever it has changed much."""
-        if self.run.save_every is not None or self._cost is None or not self.runtime.main:
-            return []
-        if 0.5 < self.interval / max(self._said_interval, 1e-9) < 2.0:
-            return []
-        self._said_interval = self.interval
-        return [f"Saving every {self.interval:.0f} s: a save takes {self._cost:.2f} s of work."]
+        return automatic and self._cadence.due
 
     def superseded(self) -> bool:
         """Whether somebody has claimed a newer generation of this run; asked on the main process."""
-        if not self.outdated and self.runtime.main and newest_generation(self.directory) > self.generation:
+        if self.outdated or not self.runtime.main:
+            return bool(self.outdated)
+        try:
             newest = newest_generation(self.directory)
+        except OSError:
+            return False  # it cannot be looked into just now, nor written to
+        if newest > self.generation:
             by = claimant(self.directory, newest)
             self.outdated = (
                 f"this run was started anew (generation {newest}, by pid {by.get('pid', '?')} on"
@@ -131,19 +134,25 @@ class Checkpoints:
         """Copy everything to host memory now; write and publish it in the background."""
         began = time.perf_counter()
         with self.runtime.phase("copy"):
-            self.wait()
+            waited = self.wait()
+            if waited > SLOW_SECONDS and self.runtime.main:
+                _LOGGER.warning(
+                    "Training waited %.0f s for the save before this one: the disk is slow. Save less often, with "
+                    "--run.save-every.",
+                    waited,
+                )
             name = Name(clock.samples, self.generation)
             if name == self._last:
                 # Known here, not read from disk: processes may find the directory at different stages of its writing.
                 if best and self.runtime.main:
-                    self._point("best", name)
+                    self._tidy(name, best)
                 return
             self._last = name
             lanes = lanes_copy(algorithm, task, self.runtime.lanes.local)
             shared = shared_copy(algorithm, task) if self.runtime.main else {}
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
             keep = clock.every(self.run.keep_every)
-        self._saved_at = time.monotonic()
+        self._cadence.begin()
         copying = time.perf_counter() - began
         arguments = (name, lanes, shared, values, keep, best, copying)
         self._thread = self.runtime.watchdog.saving = threading.Thread(target=self._write, args=arguments, daemon=True)
@@ -154,13 +163,49 @@ class Checkpoints:
         if self._thread is not None:
             self._thread.join(3.0)
 
-    def wait(self) -> None:
-        """Until the save under way, if any, is on disk as far as this process has a part in it."""
+    def wait(self) -> float:
+        """Until the save under way, if any, is published or given up, on every process alike; the seconds it took.
+
+        A save that a disk did not take is given up with a warning, and the next one tries again.
+        """
+        began = time.monotonic()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+            if self._error is None:
+                self._settle_last()
         if self._error is not None:
             raise RuntimeError(f"the checkpoint could not be written: {self._error}") from self._error
+        return time.monotonic() - began
+
+    def finish(self) -> None:
+        """Wait for the last save of a run; without it, the run is not over."""
+        self.wait()
+        if self.runtime.agree(outdated=bool(self.outdated))["outdated"]:
+            raise Outdated(self.outdated or self._problem)
+        if self._problem:
+            raise ConfigError(
+                f"the last checkpoint could not be written: {self._problem}.",
+                f"{_stands(self._whole)}. Mend that, then go on: lockstep resume {self.directory.parent}",
+            )
+
+    def _settle_last(self) -> None:
+        """Take note of how the last save ended."""
+        # Nobody goes on, perhaps to leave and take the store along, before everybody has heard how it ended.
+        self.runtime.agree(heard=True)
+        if self.runtime.main:
+            self.runtime.mailbox().forget([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
+        if not self._problem:
+            self._whole = self._last
+            return
+        if self.runtime.main:
+            _LOGGER.warning(
+                "The checkpoint %s could not be written: %s. %s; training goes on, and the next save tries again.",
+                self._last,
+                self._problem,
+                _stands(self._whole),
+            )
+        self._last = self._whole
 
     def _write(
         self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool, copying: float
@@ -170,47 +215,96 @@ class Checkpoints:
             self._write_files(name, lanes, shared, values, keep, best)
         except BaseException as error:
             self._error = error
-        self._cost = copying + time.thread_time()  # of this thread, which wrote this one checkpoint
+        told = self._cadence.learn(copying + time.thread_time())  # of this thread, which wrote this one checkpoint
+        if told and self.run.save_every is None and self.runtime.main:
+            self.runtime.notes.append(told)
         watchdog = self.runtime.watchdog
         watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - began)
 
     def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
-        partial = self.directory / f".{name}.partial"
-        partial.mkdir(exist_ok=True)
-        mine, word = form.lane_file(self.runtime.lanes.local), f"save/{name}/{self.runtime.rank}"
-        with heartbeat(self.runtime.mailbox(), f"{word}/beat", self.run.timeout):
-            files = {mine: form.write_tensors(partial / mine, lanes)}
-        self.runtime.pass_through("save")
-        mailbox = self.runtime.mailbox()
-        mailbox.post(word, json.dumps(files))
-        if not self.runtime.main:
+        partial, me = self.directory / f".{name}.partial", self.runtime.rank
+        mailbox, mine = self.runtime.mailbox(), form.lane_file(self.runtime.lanes.local)
+        with heartbeat(self.runtime.mailbox(), f"save/{name}/{me}/beat", self.run.timeout):
+            problem, files = "", {}
+            try:
+                partial.mkdir(exist_ok=True)
+                files[mine] = form.write_tensors(partial / mine, lanes)
+            except OSError as error:
+                problem = self._describe(error)
+            self.runtime.pass_through("save")
+            mailbox.post(f"save/{name}/{me}", json.dumps({"files": files, "problem": problem}))
+            if self.runtime.main:
+                self._problem = self._collect(name, partial, shared, values, keep)
+                mailbox.post(f"save/{name}/verdict", json.dumps(self._problem))
+        if self.runtime.main:
+            if not self._problem:
+                self._tidy(name, best)
             return
-        files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
-        files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+        silence = f"the main process has said nothing for {self.run.timeout:.0f} s"
+        verdict = wait_while_beating(mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", self.run.timeout, silence)
+        self._problem = json.loads(verdict)
+
+    def _collect(self, name: Name, partial: Path, shared: State, values: object, keep: bool) -> str:
+        """On the main process: write the rest, hear from everybody, and publish; or what kept it from being whole."""
+        files, problems = {}, []
+        try:
+            files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
+            files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+        except OSError as error:
+            problems.append(self._describe(error))
+        mailbox = self.runtime.mailbox()
         words = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, word in words.items():
             # However long it takes, as long as that process is at work; no collective would tell of its end here.
             silence = f"process {rank} has said nothing for {self.run.timeout:.0f} s"
-            files |= json.loads(wait_while_beating(mailbox, word, f"{word}/beat", self.run.timeout, silence))
-        mailbox.forget([*words.values(), *(f"{word}/beat" for word in words.values())])
-        form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
-        self.runtime.pass_through("publish")
-        if self.superseded():
-            shutil.rmtree(partial, ignore_errors=True)
-            return
-        os.rename(partial, self.directory / str(name))
-        self._point("latest", name)
-        if best:
-            self._point("best", name)
-        self._rotate()
+            answer = json.loads(wait_while_beating(mailbox, word, f"{word}/beat", self.run.timeout, silence))
+            files |= answer["files"]
+            problems += [answer["problem"]] if answer["problem"] else []
+        mailbox.forget([*words.values(), *(f"{words[rank]}/beat" for rank in words if rank)])
+        if not problems:
+            try:
+                form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
+                form.settle_directory(partial)
+                self.runtime.pass_through("publish")
+                if self.superseded():
+                    raise OSError(self.outdated)
+                os.rename(partial, self.directory / str(name))
+                form.settle_directory(self.directory)
+            except OSError as error:
+                problems.append(self._describe(error))
+        if problems:
+            shutil.rmtree(partial, ignore_errors=True)  # nobody writes there any more: all have said so
+        return "; ".join(dict.fromkeys(problems))
+
+    def _tidy(self, name: Name, best: bool) -> None:
+        """Point to a new checkpoint and delete old ones; what fails here takes nothing from the run."""
+        try:
+            self._point("latest", name)
+            if best:
+                self._point("best", name)
+            self._rotate()
+        except (OSError, Damaged) as error:
+            _LOGGER.warning("Checkpoint %s stands, but around it %s.", name, self._describe(error))
+
+    def _describe(self, error: Exception) -> str:
+        return f"process {self.runtime.rank} on {socket.gethostname()}: {error}"
 
     def _point(self, pointer: str, name: Name) -> None:
         form.replace_text(self.directory / pointer, str(name))
+
+    def _clear_partials(self) -> None:
+        """Delete what saves left that were killed or given up."""
+        for leftover in self.directory.glob(".*.partial"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
 
     def _rotate(self) -> None:
         """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
         if newest_generation(self.directory) != self.generation:
             return  # somebody started this run anew: it is theirs to tidy
+        self._clear_partials()
         line = lineage(self.directory)
         spared = {*line[: self.run.keep], parent_of(self.directory, self.generation), best_of(self.directory)}
         for name in published(self.directory):
@@ -245,7 +339,7 @@ def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]
         try:
             form.verify(directory / str(name))
             return name, [f"{note} Using the one before it." for note in notes]
-        except Damaged as damage:
+        except (Damaged, OSError) as damage:
             notes.append(f"Checkpoint {name} is damaged: {damage}.")
     if notes and at is not None:
         raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
@@ -256,9 +350,15 @@ def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]
 
 def best_of(directory: Path) -> Name | None:
     """The checkpoint with the best evaluation, if the run as it is now has one."""
-    pointer = directory / "best"
-    name = Name.parse(pointer.read_text().strip()) if pointer.exists() else None
+    try:
+        name = Name.parse(read_text(directory / "best", 100).strip())
+    except (FileNotFoundError, Unreadable):
+        return None
     return name if name in lineage(directory) else None
+
+
+def _stands(name: Name | None) -> str:
+    return f"The checkpoint at {name.samples:,} samples stands" if name else "There is no checkpoint yet"
 
 
 def _deal_sentence(lanes: int, now: int, before: int) -> str:
@@ -272,8 +372,11 @@ def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
     """Start an agent from the weights of another run, `RUN` or `RUN@STEP`; everything else stays fresh."""
     run, _, step = source.partition("@")
     directory = Path(run) / CHECKPOINTS
+    if step and not step.isdecimal():
+        raise ConfigError(f"{source} asks for the checkpoint at {step!r}.", "Give RUN@STEP with a number of samples.")
     name = runtime.from_main(lambda: str(find(directory, int(step) if step else None)[0] or ""))
     if not name:
         raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")
-    saved, weights = form.split(form.read_shared(directory / name), "algorithm"), algorithm.weights()
-    copy_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")
+    with form.said_in_words(directory / name):
+        saved, weights = form.split(form.read_shared(directory / name), "algorithm"), algorithm.weights()
+        copy_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")

@@ -1,26 +1,38 @@
 """A checkpoint on disk: a directory of safetensors, a json of plain values, and a manifest with the hash of each file.
 
 Nothing here can run code: tensors are safetensors, the rest is json, and a file name that leads out of the directory is
-refused.
+refused. Nor does anything here take memory because a file says so: small files have bounds, and tensors are mapped from
+their file, to be copied into those of a run that have the same shape and kind.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
+import psutil
 import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lockstep.protocols import State
+from lockstep import reading
+from lockstep.config import ConfigError
+from lockstep.protocols import Clock, State
 
 MANIFEST, VALUES, SHARED = "manifest.json", "state.json", "shared.safetensors"
-_LANE_FILE = re.compile(r"lanes-(\d+)-(\d+)\.safetensors")
+HEADER_BYTES = 16 * 2**20
+"""What a file of tensors may say about them: enough for 100,000. Nothing but empty ones takes under 512 MiB."""
+MEMORIES = 16
+"""How many times this machine's memory a file may hold: a larger machine may have written it for several of these."""
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_LANE_FILE = re.compile(r"lanes-(\d{1,9})-(\d{1,9})\.safetensors", re.ASCII)
 
 
 class Damaged(Exception):
@@ -38,7 +50,10 @@ def lane_prefix(lane: int) -> str:
 
 def write_tensors(path: Path, tensors: State) -> str:
     """Write named tensors durably; return the SHA-256 of the file."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    except safetensors.SafetensorError as error:  # how it tells of a full disk
+        raise OSError(f"{path}: {error}") from None
     return _settle(path)
 
 
@@ -50,10 +65,26 @@ def write_json(path: Path, value: Any) -> str:
 
 def replace_text(path: Path, text: str) -> None:
     """Replace a small file in one step: a reader sees the old text or the new one, never half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    beside.unlink(missing_ok=True)  # a kill may have left it, or a stranger a link to somewhere else
+    with beside.open("x") as file:
+        file.write(text)
     _settle(beside)
     os.replace(beside, path)
+
+
+def settle_directory(path: Path) -> None:
+    """Wait until the names in a directory are on disk, as `_settle` does for what is in a file."""
+    if os.name == "nt":
+        return  # Windows opens no directories, and keeps its names in a journal
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk of the network's that does not know how
+            raise
+    finally:
+        os.close(directory)
 
 
 def _settle(path: Path) -> str:
@@ -72,15 +103,30 @@ def verify(directory: Path) -> Any:
         path = inside(directory, name)
         if not path.is_file():
             raise Damaged(f"{path} is missing")
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise Damaged(f"{path} is not what was written (its SHA-256 differs)")
+        refuse_too_large(path)
+        if _digest(path) != digest:
+            raise Damaged(f"{path} is not what was written (its SHA-256 differs)")
     held = 0  # lanes from the first one on
     for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
         held = lanes.stop if lanes.start == held else held
-    if held < read_json(directory / VALUES)["lanes"]:
+    if held < read_values(directory)["lanes"]:
         raise Damaged(f"{directory / MANIFEST} lists no file for lane {held}")
     return manifest
+
+
+def refuse_too_large(path: Path) -> None:
+    """A checkpoint was memory once: a file far beyond what a host has is refused before a byte of it is read."""
+    size, memory = path.stat().st_size, psutil.virtual_memory().total
+    if size > MEMORIES * memory:
+        raise Damaged(f"{path} holds {size:,} bytes, and this machine has {memory:,} bytes of memory")
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read: {error}") from None
 
 
 def is_milestone(directory: Path) -> bool:
@@ -94,18 +140,78 @@ def is_milestone(directory: Path) -> bool:
 def inside(directory: Path, name: str) -> Path:
     """The path of a file a manifest names, which must be a plain file of its directory."""
     path = directory / name
-    if Path(name).name != name or name in ("", ".", "..") or path.is_symlink():
-        raise Damaged(f"{directory / MANIFEST} names {name!r}, which leads out of the checkpoint")
+    if not _FILE.fullmatch(name) or path.is_symlink():
+        raise Damaged(f"{directory / MANIFEST} names {name[:100]!r}, which leads out of the checkpoint")
     return path
 
 
 def read_json(path: Path) -> Any:
+    if path.is_symlink():
+        raise Damaged(f"{path} is a link, which leads out of the checkpoint")
     try:
-        return json.loads(path.read_text())
+        return reading.read_json(path)
     except FileNotFoundError:
         raise Damaged(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from None
+    except reading.Unreadable as error:
+        raise Damaged(str(error)) from None
+
+
+def read_values(directory: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes`, each of the right kind."""
+    path = directory / VALUES
+    values = read_json(path)
+    clock = values.get("clock") if isinstance(values, dict) else None
+    if not isinstance(clock, dict):
+        raise Damaged(f"{path} holds no clock")
+    for name in ("lanes", "processes"):
+        if not _is_count(values.get(name)) or values[name] < 1:
+            raise Damaged(f"{path} does not say how many {name} there were")
+    kinds = get_type_hints(Clock)
+    for field in fields(Clock):
+        if field.name not in clock or not _fits(clock[field.name], kinds[field.name]):
+            raise Damaged(f"{path} does not say the clock's {field.name}")
+    if unknown := sorted(clock.keys() - kinds.keys()):
+        raise Damaged(f"{path} says the clock's {unknown[0][:100]!r}, and a clock has none")
+    if any(len(pair) != 2 for pair in clock["pending"].values()):
+        raise Damaged(f"{path} does not say the clock's pending")
+    return dict(values)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a plain value is of the kind a field of the clock declares."""
+    parts = get_args(kind)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(_fits(part, parts[1]) for part in value.values())
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(part, parts[0]) for part in value)
+    if parts:
+        return any(_fits(value, part) for part in parts)
+    if kind is float:
+        return isinstance(value, float) or (_is_count(abs(value)) if isinstance(value, int) else False)
+    return _is_count(value) if kind is int else isinstance(value, kind)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+@contextmanager
+def said_in_words(path: Path) -> Iterator[None]:
+    """While a checkpoint is put to use: it may be whole and still be none of this run's, or made to do harm."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Damaged as damage:
+        raise ConfigError(
+            f"{damage}.", "Start again: an older checkpoint is used where the newest is damaged."
+        ) from None
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} cannot be used here: {words[:1000]}", _REMOVE.format(path)) from error
+
+
+_REMOVE = "To go on from the checkpoint before it, remove {}."
 
 
 def read_shared(directory: Path) -> State:
@@ -129,11 +235,16 @@ def _lanes_in(name: str) -> range:
 
 def _read(path: Path, prefix: str | None) -> State:
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if prefix is None or name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix or ""): file.get_tensor(name) for name in names}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from None
+        refuse_too_large(path)
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > HEADER_BYTES:
+            raise ValueError(f"it says {header:,} bytes about its tensors, more than the {HEADER_BYTES:,} it may")
+        with safetensors.safe_open(path, framework="pt") as tensors:
+            names = [name for name in tensors.keys() if prefix is None or name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix or ""): tensors.get_tensor(name) for name in names}
+    except (OSError, safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
+        raise Damaged(f"{path} cannot be read: {str(error).partition(chr(10))[0][:300]}") from None
 
 
 def split(state: State, owner: str) -> State:
@@ -169,5 +280,5 @@ def hash_checkpoint(directory: Path) -> str:
     whole = hashlib.sha256()
     for name in sorted(digests):
         whole.update(digests[name].encode())
-    whole.update(json.dumps(read_json(directory / VALUES)["clock"], sort_keys=True).encode())
+    whole.update(json.dumps(read_values(directory)["clock"], sort_keys=True).encode())
     return whole.hexdigest()

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run.format import Damaged, read_json
+from lockstep.run.format import Damaged, read_json, settle_directory
 
-_NAME = re.compile(r"(\d+)-g(\d+)")
+_NAME = re.compile(r"(\d{1,18})-g(\d{1,9})", re.ASCII)
+_GENERATION = re.compile(r"generation-(\d{1,9})\.json", re.ASCII)
 
 
 @dataclass(frozen=True, order=True)
@@ -40,8 +41,12 @@ def _generation_file(directory: Path, generation: int) -> Path:
 
 def newest_generation(directory: Path) -> int:
     """The newest claimed generation; 0 where there is none."""
-    claimed = (path.stem.removeprefix("generation-") for path in directory.glob("generation-*.json"))
-    return max((int(number) for number in claimed if number.isdigit()), default=0)
+    return max(_claimed(directory), default=0)
+
+
+def _claimed(directory: Path) -> list[int]:
+    matches = (_GENERATION.fullmatch(path.name) for path in directory.glob("generation-*.json"))
+    return [int(match[1]) for match in matches if match]
 
 
 def claim(directory: Path, parent: Name | None, job: str = "") -> int:
@@ -52,6 +57,9 @@ def claim(directory: Path, parent: Name | None, job: str = "") -> int:
         try:
             with _generation_file(directory, generation).open("x") as file:
                 json.dump({"parent": str(parent) if parent else None, **who}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            settle_directory(directory)  # before anything is published that only this claim makes part of the run
             return generation
         except FileExistsError:
             continue
@@ -79,7 +87,7 @@ def parent_of(directory: Path, generation: int) -> Name | None:
 
 def published(directory: Path) -> list[Name]:
     """All checkpoints there are, newest first, whoever wrote them."""
-    names = (Name.parse(path.name) for path in directory.iterdir() if path.is_dir())
+    names = (Name.parse(path.name) for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
     return sorted((name for name in names if name), reverse=True)
 
 
@@ -95,7 +103,8 @@ def lineage(directory: Path) -> list[Name]:
         except Damaged:
             if line:
                 break
-            generation -= 1  # a kill cut the claim short, so nothing was published under it
+            # A kill cut the claim short, so nothing was published under it.
+            generation = max((older for older in _claimed(directory) if older < generation), default=0)
             continue
         if limit is None or limit.generation >= generation:
             break

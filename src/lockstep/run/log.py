@@ -1,8 +1,9 @@
 """The log of a run: metrics.jsonl and TensorBoard on disk, and a screen to watch. Only the main process has one."""
 
+import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lockstep.config import Recipe
 from lockstep.protocols import Clock
@@ -56,6 +57,8 @@ class Log:
         """An iteration is over."""
         self._checked = updates - updates % self._check_every
         self.screen.tick(clock)
+        while self.runtime.notes:
+            self.note(self.runtime.notes.pop(0))
 
     def write(self, clock: Clock, metrics: dict[str, float]) -> None:
         """Write pooled metrics, with the speed and the time split since the last ones."""
@@ -75,8 +78,8 @@ class Log:
         self.screen.evaluation(clock)
 
     def digests(self, clock: Clock, digests: dict[str, str]) -> None:
-        append_line(
-            self.path / DIGESTS,
+        self._append(
+            DIGESTS,
             {"samples": clock.samples, "iteration": clock.iteration, "digests": digests, "passed": self.runtime.passed},
         )
 
@@ -86,13 +89,26 @@ class Log:
     def close(self) -> None:
         self.screen.stop()
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):  # a disk that is full now; whoever trains has been told
+                self._board.close()
 
     def _put(self, clock: Clock, values: dict[str, float]) -> None:
-        append_line(self.path / METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
-        assert self._board is not None
-        for name, value in values.items():
-            self._board.add_scalar(name, value, clock.samples)
+        self._append(METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
+        if self._board is None:
+            return
+        try:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, clock.samples)
+        except OSError as error:  # its thread has ended
+            self._board = None
+            self.note(f"TensorBoard's file ends here: {error}. {METRICS} goes on.")
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        """A log that misses a line is no reason to end a run."""
+        try:
+            append_line(self.path / name, line)
+        except OSError as error:
+            self.note(f"{name} misses the line of {line['samples']:,} samples: {error}.")
 
 
 def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> Log | NullLog:

@@ -1,42 +1,70 @@
 """Lines of json that a run leaves behind, and how to read them: no torch needed."""
 
+import errno
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from lockstep.reading import JSON_BYTES, parse_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 STATUS, PRESENCE = "status.json", "presence"
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Add a line, all of it or nothing: a disk that fills up may take a part, which would spoil the next one."""
+    text = (json.dumps(line) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        before = file.tell()
+        if file.write(text) < len(text):
+            file.truncate(before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a jsonl file; one that a kill cut in half is passed over."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
-    return lines
+    """The lines of a jsonl file; one that a kill cut in half, or that is none of ours, is passed over."""
+    return list(_lines(path))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The same, one at a time: the log of a long run need not fit into memory, and nor need a stranger's line."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        while text := file.readline(JSON_BYTES):
+            try:
+                line = parse_json(text.decode())
+            except ValueError:
+                continue
+            if isinstance(line, dict) and isinstance(line.get("samples", 0), int | float):
+                yield line
 
 
 def last_values(path: Path) -> dict[str, Any]:
     """The newest value of everything that was logged."""
     values: dict[str, Any] = {}
-    for line in read_lines(path):
+    for line in _lines(path):
         values |= line
     return values
 
 
 def cut_lines(path: Path, samples: int) -> None:
     """Drop the lines beyond a number of samples: what a killed run wrote after its last checkpoint."""
-    lines = read_lines(path)
-    kept = [line for line in lines if line.get("samples", 0) <= samples]
-    if path.exists() and (len(kept) < len(lines) or not path.read_text().endswith("\n")):
-        beside = path.with_name(f".{path.name}.partial")
-        beside.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        beside.replace(path)  # in one step: a kill must not take the lines that are to stay
+    if not path.exists():
+        return
+    beyond = any(line.get("samples", 0) > samples for line in _lines(path))
+    if not beyond and _ends_with_a_line(path):
+        return
+    beside = path.with_name(f".{path.name}.partial")
+    beside.unlink(missing_ok=True)  # a kill may have left it
+    with beside.open("x") as file:
+        file.writelines(json.dumps(line) + "\n" for line in _lines(path) if line.get("samples", 0) <= samples)
+    beside.replace(path)  # in one step: a kill must not take the lines that are to stay
+
+
+def _ends_with_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read(1) == b"\n"

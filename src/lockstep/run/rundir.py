@@ -1,11 +1,13 @@
 """The run directory: one for a run, however many processes it has."""
 
 import json
+import os
 import shutil
+import socket
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,7 @@ class RunDir:
         """Make a fresh run directory, or go into the one that is to be resumed; the same one on every process."""
         place, lanes, presence = runtime.from_main(lambda: _prepare(recipe, runtime, resume))
         path = Path(place)
+        _refuse_unshared(path / PRESENCE / presence, runtime)
         runtime.lanes = Lanes(lanes, deal(lanes, runtime.size)[runtime.rank], recipe.run.seed)
         runtime.watchdog.look_at(path / PRESENCE / presence)
         log = open_log(path, recipe, runtime)
@@ -64,7 +67,8 @@ class RunDir:
         if self.runtime.main and (state == "outdated" or not self.checkpoints.superseded()):
             path = self.path / (STATUS if state != "outdated" else f"outdated-{self.checkpoints.generation:04d}.json")
             status = {"state": state, "job": self.runtime.job, "processes": self.runtime.size, "why": why}
-            replace_text(path, json.dumps(status, indent=2))
+            with suppress(OSError):  # a bad disk is told of where it costs a checkpoint
+                replace_text(path, json.dumps(status, indent=2))
 
     def write_log(self, clock: Clock) -> None:
         """Write what was counted since the last entry, unless somebody else writes for this run now."""
@@ -72,16 +76,10 @@ class RunDir:
         if not self.checkpoints.superseded():
             self.log.write(clock, metrics)
 
-    def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
-        self.checkpoints.save(algorithm, task, clock)
-        for sentence in self.checkpoints.news():
-            self.log.note(sentence)
-
     def finish(self, algorithm: Algorithm, task: VecEnv, clock: Clock, preempted: bool) -> Result:
         """Save a last time and say how the run ended, when every process knows that the checkpoint is whole."""
         self.checkpoints.save(algorithm, task, clock)
-        self.checkpoints.wait()
-        self.runtime.agree(saved=True)
+        self.checkpoints.finish()
         self.note_status("preempted" if preempted else "finished")
         if self.runtime.main:
             shutil.rmtree(self.path / PRESENCE, ignore_errors=True)
@@ -115,7 +113,9 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     lanes = runtime.lanes.count
     if (path / CONFIG).exists() and runtime.job and _status(path).get("job") == runtime.job:
         lanes = read_config(path)[1]["run"].get("lanes") or lanes  # a run keeps the number it began with
-    elif not resume:
+    elif resume:
+        _refuse_links(path)
+    else:
         refuse_taken(path)
     run = replace(recipe.run, lanes=lanes)
     presence = uuid.uuid4().hex[:8]
@@ -146,6 +146,27 @@ def _begun_by(recipe: Recipe, job: str) -> Path | None:
     return next((path.parent for path in there.glob(f"*/{STATUS}") if _status(path.parent).get("job") == job), None)
 
 
+def _refuse_unshared(token: Path, runtime: Runtime) -> None:
+    """Every process writes there: stop all of them if anybody does not see what the main one has just made."""
+    if runtime.size == 1:
+        return
+    for process, (sees, host) in enumerate(runtime.gather([_appears(token), socket.gethostname()])):
+        if not sees:
+            raise ConfigError(
+                f"process {process} on host {host} does not see {token.parent.parent.absolute()}.",
+                "The run directory must be on storage that all hosts share: name such a place with --run.dir.",
+            )
+
+
+def _appears(token: Path) -> bool:
+    """Whether something is there, or comes to be seen within a few seconds."""
+    for _ in range(50):
+        if token.exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def path_of(recipe: Recipe) -> Path:
     """Where a run will be: under the name it was given, or under its recipe's and the time."""
     name = recipe.run.name or f"{Path(recipe.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -158,6 +179,17 @@ def refuse_taken(path: Path) -> None:
         raise ConfigError(
             f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name."
         )
+
+
+def _refuse_links(path: Path) -> None:
+    """A run writes and deletes in its own directory: one from a stranger must not lead it anywhere else."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            if (Path(folder) / name).is_symlink():
+                raise ConfigError(
+                    f"{Path(folder) / name} is a link, and a run writes nowhere but in its own directory.",
+                    "Put what it leads to in its place, or remove it.",
+                )
 
 
 def describe(recipe: Recipe) -> str:
@@ -175,6 +207,8 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     values = read_yaml(path / CONFIG)
     values.pop("lockstep", None)
     name = str(values.pop("recipe", ""))
+    if not isinstance(values.get("run", {}), dict):
+        raise ConfigError(f"{path / CONFIG} has no settings of the run under 'run'.", "Mend it, or train anew.")
     # The directory may have been moved or copied: where it stands now is its place.
-    values.setdefault("run", {}).update({"dir": str(path.resolve().parent), "name": path.resolve().name})
-    return name, values
+    place = {"dir": str(path.resolve().parent), "name": path.resolve().name}
+    return name, values | {"run": values.get("run", {}) | place}

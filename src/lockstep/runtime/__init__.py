@@ -1,6 +1,7 @@
 """The only place that talks to other processes."""
 
+from lockstep.runtime.bad_numbers import BadNumbers
 from lockstep.runtime.optimizer import Optimizer
 from lockstep.runtime.runtime import Runtime
 
-__all__ = ["Optimizer", "Runtime"]
+__all__ = ["BadNumbers", "Optimizer", "Runtime"]

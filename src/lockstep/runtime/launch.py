@@ -272,7 +272,7 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
     if not isinstance(details, dict) or "message" not in details:
         return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == LEFT
     kind, _, words = str(details["message"]).partition(": ")
-    if kind == "ConfigError":
+    if kind in ("ConfigError", "BadNumbers"):  # all processes say the same, and would say it again
         return words, False
     if kind == "Hang":
         return words, True

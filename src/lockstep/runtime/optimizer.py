@@ -7,6 +7,7 @@ Shapes: L local lanes, N samples a lane, K sums. A batch is [L x N, ...], lane a
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.protocols import LossFunction, Metrics, State
+from lockstep.runtime.bad_numbers import Tolerance
 from lockstep.runtime.gradient import Gradient
 from lockstep.runtime.handles import Nothing, Waiting
 from lockstep.runtime.runtime import Runtime
@@ -49,18 +51,19 @@ class Optimizer:
         self.gradient = Gradient(list(self._names), runtime)
         self._loss_scale = LossScale(runtime.half == torch.float16, self.gradient.flat.device)
         self._on_cpu = self.gradient.flat.device.type == "cpu"
-        self._unconfirmed: tuple[Any, list[Tensor]] | None = None
+        self.tolerance = Tolerance(runtime)
+        self._unconfirmed: tuple[Tensor, LossFunction, Tree, str] | None = None
         self._create_state()
 
-    def step(self, loss: LossFunction, batch: Tree, learning_rate: float | None = None) -> Metrics:
+    def step(self, loss: LossFunction, batch: Tree, learning_rate: float | None = None, where: str = "") -> Metrics:
         """Take one step on a batch [L x N, ...] of the local lanes; the metrics returned are those of the whole run.
 
         `loss` gets the batch, or in exact mode one lane of it after another, and returns sums over samples. The batches
-        of all processes together are the batch of the step.
+        of all processes together are the batch of the step. `where` in the run this is, for a report of bad numbers.
         """
         self.confirm()
         scale = self._loss_scale.factor(len(first_leaf(batch)) // len(self.runtime.lanes) * self.runtime.lanes.count)
-        rows, names, totals = self._backward(loss, batch, scale)  # [K] of the whole run: the count, the loss, the rest
+        names, totals = self._backward(loss, batch, scale)  # [K] of the whole run: the count, the loss, the rest
         with self.runtime.phase("reduce"):
             self.gradient.finish()
         self.updates += 1
@@ -72,7 +75,7 @@ class Optimizer:
         self._set_rates(learning_rate)
         self._inner.step()
         self._loss_scale.update(self._inner.found_inf)  # type: ignore[attr-defined]
-        self._unconfirmed = finite, rows
+        self._unconfirmed = finite, loss, batch, where
         if self._on_cpu:
             self.confirm()
         metrics = Metrics()
@@ -104,21 +107,25 @@ class Optimizer:
         return torch.tensor(divisor), torch.tensor(float(finite)), record
 
     def confirm(self) -> None:
-        """Stop if the last update met numbers that are not finite; it was not taken.
+        """See whether the last update was taken: one that met numbers that are not finite was not, and may end the run.
 
         On a GPU this is asked when the next one is due, so that nobody waits for the device.
         """
         unconfirmed, self._unconfirmed = self._unconfirmed, None
-        if unconfirmed is None or self._loss_scale.enabled or self.runtime.nonfinite == "skip":
+        if unconfirmed is None:
             return
-        finite, rows = unconfirmed
-        if not finite:
-            raise FloatingPointError(self._describe(rows))
+        finite, loss, batch, where = unconfirmed
+        if finite:
+            self.tolerance.in_a_row.zero_()
+        elif not (self._loss_scale.enabled and self.tolerance.forgives()):
+            place = f"update {int(self.updates)} ({where})" if where else f"update {int(self.updates)}"
+            what = f"the gradient of {place} is not finite:"
+            self.tolerance.meet(what, self._find_bad(loss, batch), _ADVICE, {"batch": batch})
 
     def state(self, prefix: str = "optimizer") -> State:
         """The live tensors of the optimizer by name."""
         self.confirm()
-        state = {f"{prefix}.updates": self.updates}
+        state = {f"{prefix}.updates": self.updates, f"{prefix}.skipped_in_a_row": self.tolerance.in_a_row}
         if self._loss_scale.enabled:
             state |= {
                 f"{prefix}.loss_scale": self._loss_scale.value,
@@ -133,10 +140,8 @@ class Optimizer:
     def load_state(self, state: State, prefix: str = "optimizer") -> None:
         copy_into(self.state(prefix), state, prefix)
 
-    def _backward(
-        self, loss: LossFunction, batch: Tree, scale: Tensor | None
-    ) -> tuple[list[Tensor], tuple[str, ...], Tensor]:
-        """Fill the gradient from all micro-batches; local sums [K] by part, the sums' names, and the global sums."""
+    def _backward(self, loss: LossFunction, batch: Tree, scale: Tensor | None) -> tuple[tuple[str, ...], Tensor]:
+        """Fill the gradient from all micro-batches; the names of the sums, and the sums of the whole run, [K]."""
         runtime, gradient = self.runtime, self.gradient
         gradient.clear()
         pieces = _split(batch, self.accumulate, len(runtime.lanes))
@@ -163,7 +168,7 @@ class Optimizer:
         if runtime.exact:
             totals = runtime.pool(torch.stack(rows))
         handle.wait()
-        return rows, names, totals
+        return names, totals
 
     def _set_rates(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
@@ -183,18 +188,28 @@ class Optimizer:
         for group, base in zip(self._inner.param_groups, self._base_rates, strict=True):
             group["lr"] = base
 
-    def _describe(self, rows: list[Tensor]) -> str:
-        """Which lanes brought the bad number. Every process asks at the same update, so they may talk about it."""
-        local = self.runtime.lanes.local
-        shares = [range(lane, lane + 1) for lane in local] if self.runtime.exact else [local]
-        bad = [share for share, row in zip(shares, rows, strict=True) if not row[1].isfinite()]
-        words = [f"lane {x.start}" if len(x) == 1 else f"one of lanes {x.start} to {x.stop - 1}" for x in bad]
-        names = [name for everybody in self.runtime.gather(words) for name in everybody]
-        where = f"the loss is not finite on {', '.join(names)}" if names else "the loss is finite, its gradient is not"
-        return (
-            f"the gradient of update {int(self.updates)} is not finite: {where}.\n"
-            "Lower the learning rate or the clipping norm, or use --run.nonfinite skip to leave such updates out."
-        )
+    def _find_bad(self, loss: LossFunction, batch: Tree) -> list[str]:
+        """What is not finite on each lane here, in words: computed anew, because reducing has mixed the gradients."""
+        found = []
+        for lane, part in zip(self.runtime.lanes.local, self.runtime._lane_parts(batch), strict=True):
+            with self.runtime.autocast():
+                result = loss(part)
+            sums = {"loss": result.total, **result.sums}
+            terms = [name for name, value in sums.items() if not torch.as_tensor(value).isfinite()]
+            slopes: Sequence[Tensor | None] = ()
+            if result.total.requires_grad:
+                slopes = torch.autograd.grad(result.total, list(self._names), allow_unused=True)
+            pairs = zip(self._names.values(), slopes, strict=False)
+            bad = [name for name, slope in pairs if slope is not None and not slope.isfinite().all()]
+            if terms:
+                found.append(f"lane {lane}: {', '.join(terms)} of its loss")
+            elif bad:
+                more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+                found.append(f"lane {lane}: its loss is finite, its gradient is not in {', '.join(bad[:3])}{more}")
+        return found
+
+
+_ADVICE = "Lower the learning rate or the clipping norm, or use --run.nonfinite skip to leave such updates out."
 
 
 class LossScale:

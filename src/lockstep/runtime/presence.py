@@ -57,7 +57,11 @@ def write(directory: Path, presence: Presence) -> None:
 def read(directory: Path) -> dict[int, Presence]:
     """Everybody's last word; one that cannot be read is left out."""
     everybody = {}
-    for path in directory.glob("*.json"):
+    try:
+        paths = list(directory.glob("*.json"))
+    except OSError:
+        return {}
+    for path in paths:
         try:
             presence = Presence(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):

@@ -65,6 +65,8 @@ class Runtime:
         """How often this process came by each phase."""
         self.sent: Counter[tuple[str, int]] = Counter()
         """Reductions by name and bytes since somebody last emptied it; also on one process, where nothing is sent."""
+        self.notes: list[str] = []
+        """Sentences for the log, until it has taken them."""
         self._timeout = run.timeout
         self._store = store
         self._local_mailbox = LocalMailbox()

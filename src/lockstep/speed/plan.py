@@ -58,6 +58,22 @@ class Shares:
     """Memory that backward needs, for each sample of a batch."""
 
 
+def shares_from(values: Any) -> Shares:
+    """A measurement as `asdict` wrote it, from whoever's hands it comes; ValueError where it cannot be."""
+    lines = {name: Line(**values[name]) for name in ("rollout_step", "update", "rest")}
+    shares = Shares(**values | lines | {"sent": [(str(name), size, times) for name, size, times in values["sent"]]})
+    counts = [shares.num_envs, shares.batch_size, shares.horizon, shares.updates, shares.samples]
+    amounts = [shares.state_bytes, shares.rollout_bytes, shares.activation_bytes]
+    amounts += [amount for line in lines.values() for amount in (line.fixed, line.per_sample)]
+    amounts += [amount for _, *pair in shares.sent for amount in pair]
+    for number in (*counts, *amounts):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e18:
+            raise ValueError(f"{str(number)[:50]!r} stands where a number should")
+    if min(counts) < 1 or not all(isinstance(count, int) for count in counts):
+        raise ValueError("it counts environments, samples and updates from 1, in whole numbers")
+    return shares
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One row of a plan."""

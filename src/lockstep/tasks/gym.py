@@ -28,7 +28,7 @@ from lockstep.streams import Stream
 from lockstep.tasks.gym_pool import Pool
 from lockstep.tasks.gym_rows import Rows, Table
 from lockstep.tasks.observations import stored_space
-from lockstep.tasks.spaces import allocate, env_actions, policy_space, tensor_dtype
+from lockstep.tasks.spaces import allocate, are_actions, env_actions, policy_space, tensor_dtype
 from lockstep.trees import Tree, copy_into, leaves, tree_map
 
 
@@ -143,9 +143,17 @@ class GymEnvs:
     def load_lane_state(self, lane: int, state: State) -> None:
         """Replay every episode; where that does not lead to the saved observation, begin the next one."""
         self._await_copies()
-        saved = self.lane_state(lane) | {"actions": state["actions"].clone()}
-        copy_into(saved, state, f"{self._config.id}, lane {lane}")  # for its checks of names and shapes
+        who, saved = f"{self._config.id}, lane {lane}", self.lane_state(lane)
+        taken = state.get("actions", saved["actions"])
+        if taken.dim() == 0 or len(taken) > self._share * self._config.replay_cap:
+            raise ValueError(f"{who}: the saved actions are more than the {self._config.replay_cap:,} of an episode.")
+        saved["actions"] = taken.clone()
+        copy_into(saved, state, who)  # for its checks of names and shapes
         episodes, steps, logged = (saved[name].tolist() for name in ("episode", "steps", "logged"))
+        if min(episodes + steps + logged) < 0 or sum(logged) != len(saved["actions"]) or max(episodes) >= 2**62:
+            raise ValueError(f"{who}: the saved episodes and their actions do not fit together.")
+        if not are_actions(self._act_space, saved["actions"].numpy()):
+            raise ValueError(f"{who}: the saved actions are none that {self._act_space} allows.")
         actions = saved["actions"].split(logged)
         rows = range(self.num_envs)[self._rows(lane)]
         for row, episode in zip(rows, episodes, strict=True):

@@ -199,6 +199,24 @@ def _step_all(boards: Boards, actions: np.ndarray, results: Results, rules: Rule
     return cut
 
 
+def _sound(boards: Boards) -> bool:
+    """Whether boards are such as the kernel leaves. It checks no index: on others it would write anywhere in memory."""
+    state, body, planes = boards
+    count, cells = body.shape
+    limits = {"length": cells, "front": cells, "heading": 4, "food": cells}
+    if any((state[name] < 0).any() or (state[name] >= limit).any() for name, limit in limits.items()):
+        return False
+    if (state.length < 1).any() or (body < 0).any() or (body >= cells).any():
+        return False
+    rows, behind = np.nonzero(np.arange(cells) < state.length[:, None])  # every cell of every snake, head first
+    lies = body[rows, (state.front[rows] - behind) % cells]
+    shown, each = np.zeros_like(planes), np.arange(count)
+    shown[rows, BODY, lies] = 1
+    shown[each, HEAD, body[each, state.front]] = shown[each, FOOD, state.food] = 1
+    apart = (shown[:, BODY].sum(axis=1) == state.length).all()  # no cell twice
+    return bool(apart and (shown == planes).all())
+
+
 class Snake:
     """The boards of the local lanes. Actions are left, right, up, down; filling the board wins."""
 
@@ -275,13 +293,21 @@ class Snake:
 
     def load_lane_state(self, lane: int, state: State) -> None:
         self._buffers.claim()
-        copy_into(self._live(lane), state, f"Snake, lane {lane}")
+        live = self._live(lane)
+        before = {name: tensor.clone() for name, tensor in live.items()}
+        copy_into(live, state, f"Snake, lane {lane}")
+        if not _sound(self._lane_boards(lane)):
+            copy_into(live, before, f"Snake, lane {lane}")
+            raise ValueError(f"Snake, lane {lane}: the saved boards hold what no game can come to.")
         self._buffers.publish()
+
+    def _lane_boards(self, lane: int) -> Boards:
+        first = self._lanes.local.index(lane) * self._share
+        return Boards(*(array[first : first + self._share] for array in self._boards))  # type: ignore[arg-type]
 
     def _live(self, lane: int) -> State:
         """[E, ...] each: one lane's boards, in the memory the kernel works on."""
-        first = self._lanes.local.index(lane) * self._share
-        state, body, planes = (array[first : first + self._share] for array in self._boards)
+        state, body, planes = self._lane_boards(lane)
         fields = {name: state[name] for name in FIELDS} | {"body": body, "planes": planes}
         return {name: torch.from_numpy(array) for name, array in fields.items()}
 

@@ -48,6 +48,19 @@ def env_actions(space: Space[Any], actions: np.ndarray) -> np.ndarray:
     raise TypeError(f"{space} has no actions of a policy")
 
 
+def are_actions(space: Space[Any], actions: np.ndarray) -> bool:
+    """Whether an environment can be given all of these [N, ...]: their kind is right, and all lie within bounds."""
+    if actions.dtype != space.dtype or actions.shape[1:] != (space.shape or ()):
+        return False
+    match space:
+        case Discrete() | MultiDiscrete():
+            choices = space.n if isinstance(space, Discrete) else space.nvec
+            return bool(((actions >= space.start) & (actions < space.start + choices)).all())
+        case Box():
+            return bool(((actions >= space.low) & (actions <= space.high)).all())
+    return False
+
+
 def sample_action(space: Space[Any], stream: Stream, counter: int, count: int) -> torch.Tensor:
     """`count` random actions; a side on which a Box has no bound reaches to 1, or 2 beyond the other. [count, ...]"""
     draw = stream.generator(counter)

@@ -1,0 +1,225 @@
+"""Bad numbers on one process: NaN and infinity in what an environment gives and in what an update makes of it.
+
+Each is planted on one lane. Whoever hosts it, all processes do the same: they end with one sentence that names the
+place and leave what led to it on disk, or they leave the number out and stay one run.
+"""
+
+import json
+import math
+import re
+import time
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from runs import SAMPLES, errors, trial_that_finishes_each_save
+from safetensors.torch import load_file
+
+from lockstep.algorithms.ppo import PPO
+from lockstep.lanes import deal
+from lockstep.protocols import Loss
+from lockstep.run import format as form
+from lockstep.run.checkpoints import find
+from lockstep.runtime import BadNumbers
+from lockstep.tasks.gym import GymEnvs
+from processes import outcomes, together
+from tiny import hash_of
+
+pytestmark = pytest.mark.distributed
+
+LANE, EPISODE, STEP = 5, 1, 3
+"""Where the bad number comes up: in the only environment of this lane, at this step of its second episode."""
+
+
+# -- the numbers -------------------------------------------------------------------------------------------------------
+
+
+def observation():
+    def spoil(self, row):
+        # The normaliser clips it, so that the network never sees it; the moments would.
+        self._host["obs"][row, 1] = math.inf
+
+    _spoil_step(spoil)
+
+
+def reward():
+    def spoil(self, row):
+        self._host["reward"][row] = math.nan
+
+    _spoil_step(spoil)
+
+
+def _spoil_step(spoil):
+    step = GymEnvs.step
+
+    def planted(self, action):
+        result = step(self, action)
+        if LANE in self._lanes.local:
+            row = self._lanes.local.index(LANE)
+            if (self._episode[row], self._steps[row]) == (EPISODE, STEP):
+                spoil(self, row)
+        return result
+
+    GymEnvs.step = planted
+
+
+def loss():
+    _spoil_batch(lambda batch, rows: batch["advantage"][rows].fill_(math.nan))
+
+
+def gradient():
+    plain = PPO.loss
+    _spoil_batch(lambda batch, rows: batch["mark"][rows].fill_(True))
+
+    def planted(self, batch):
+        result = plain(self, batch)
+        value = self.net.value(self.normalizer(batch["obs"]))
+        # Zero in its value, and not finite in its slope.
+        more = torch.where(batch["mark"], value - value.detach(), 1.0).sqrt().sum()
+        return Loss(result.total + more, result.samples, result.sums)
+
+    PPO.loss = planted
+
+
+def _spoil_batch(spoil):
+    update, make = PPO.update, PPO._batch
+
+    def remember(self, clock):
+        self.now = clock.iteration
+        return update(self, clock)
+
+    def planted(self, metrics):
+        batch = make(self, metrics)
+        batch["mark"] = torch.zeros_like(batch["advantage"], dtype=torch.bool)
+        local = self.runtime.lanes.local
+        if self.now == 1 and LANE in local:
+            samples = len(batch["mark"]) // len(local)
+            spoil(batch, slice(local.index(LANE) * samples, local.index(LANE) * samples + 1))
+        return batch
+
+    PPO.update, PPO._batch = remember, planted
+
+
+# -- running with them -------------------------------------------------------------------------------------------------
+
+
+def planted(directory, name, cause, extra, resume=False):
+    """On each process: plant a bad number, then train."""
+    globals()[cause]()
+    settings = {"task.id": "CartPole-v1", "run.eval_every": None, "run.keep": 100}
+    trial_that_finishes_each_save(directory, name, settings | extra, resume)
+
+
+def run_planted(directory, processes, cause, resume=False, kill=None, **run):
+    environment = {"LOCKSTEP_KILL": kill} if kill else {}
+    extra = {f"run.{name}": value for name, value in run.items()}
+    return outcomes(planted, processes, str(directory), "run", cause, extra, resume, environment=environment)
+
+
+def host_of_the_lane(processes):
+    return next(process for process, lanes in enumerate(deal(8, processes)) if LANE in lanes)
+
+
+def kept(path):
+    """What was kept for inspection: the agent, the tensors of the process with the bad lane, its first row in them."""
+    (directory,) = (path / "inspect").iterdir()
+    files = [file for file in directory.glob("lanes-*") if LANE in form._lanes_in(file.name)]
+    lanes = form._lanes_in(files[0].name)
+    return form.read_shared(directory), load_file(files[0]), lanes.index(LANE), len(lanes)
+
+
+WORDS = {
+    "observation": "environment 0 of the lane, step 1 of the rollout: observation[1] is inf",
+    "reward": "environment 0 of the lane, step 0 of the rollout: reward is nan",
+    "loss": "loss, policy_loss of its loss",
+    "gradient": "its loss is finite, its gradient is not in critic_encoder.layers.0.weight",
+}
+BEGUN = {"algorithm.optimizer.updates", "algorithm.return_moments"}
+"""What of the shared state an iteration changes before its first update is taken."""
+each_cause = pytest.mark.parametrize("cause", WORDS)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+@each_cause
+def test_a_bad_number_on_one_process_ends_all_with_one_sentence_and_keeps_what_led_to_it(tmp_path, cause, processes):
+    ended = run_planted(tmp_path, processes, cause, reduction="fast")
+    sentence = ended[0].error
+    assert {outcome.error for outcome in ended} == {sentence}
+    assert sentence.startswith("BadNumbers: ")
+    assert "iteration 2, " in sentence
+    assert "update 5" in sentence
+    place = re.findall(r"\n  process (\d), lane (\d)[,:] (.*)", sentence)
+    assert [(int(process), int(lane)) for process, lane, _ in place] == [(host_of_the_lane(processes), LANE)]
+    assert place[0][2].startswith(WORDS[cause])
+
+    agent, numbers, row, lanes = kept(tmp_path / "run")
+    assert f"kept in {tmp_path / 'run' / 'inspect' / str(SAMPLES)}:" in sentence
+    report = (tmp_path / "run" / "inspect" / str(SAMPLES) / "report.txt").read_text()
+    assert sentence.partition("What led")[0].removeprefix("BadNumbers: ") in report
+    before = form.read_shared(tmp_path / "run" / "checkpoints" / str(find(tmp_path / "run" / "checkpoints")[0]))
+    assert agent.keys() == before.keys()
+    changed = {name for name in agent if not torch.equal(agent[name], before[name])}
+    assert changed == (BEGUN if cause in ("loss", "gradient") else set())
+    if cause == "observation":
+        assert numbers["rollout.obs"][1, row, 1] == math.inf
+    elif cause == "reward":
+        assert numbers["rollout.reward"][0, row].isnan()
+    else:
+        spoiled = numbers["batch.advantage"].isnan() if cause == "loss" else numbers["batch.mark"]
+        assert spoiled.view(lanes, -1).sum(1).tolist() == [int(lane == row) for lane in range(lanes)]
+
+
+@each_cause
+def test_a_bad_number_that_is_skipped_leaves_one_run_on_any_number_of_processes(tmp_path, cause):
+    found = set()
+    for processes in (1, 2, 3, 4):
+        directory = tmp_path / str(processes)
+        ended = run_planted(directory, processes, cause, nonfinite="skip")
+        assert not errors(ended)
+        notes = re.findall(r"Left out: .*\n +process (\d), lane (\d)[,:]", ended[0].output)
+        assert notes[0] == (str(host_of_the_lane(processes)), str(LANE))
+        assert not any("Left out" in outcome.output for outcome in ended[1:])
+        found.add(hash_of(directory / "run"))
+    assert len(found) == 1
+    rows = [json.loads(line) for line in (tmp_path / "1" / "run" / "metrics.jsonl").read_text().splitlines()]
+    # Four updates in each of two iterations: all of the second one's, or two of them, one an epoch.
+    assert [row["train/skipped"] for row in rows] == [0.5 if cause in ("observation", "reward") else 0.25, 0.0]
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+    last = tmp_path / "1" / "run" / "checkpoints"
+    assert all(tensor.isfinite().all() for tensor in form.read_shared(last / str(find(last)[0])).values())
+
+
+def test_a_run_that_skipped_a_bad_number_and_was_killed_is_the_run_that_was_not(tmp_path):
+    assert not errors(run_planted(tmp_path / "whole", 1, "observation", nonfinite="skip"))
+    killed = tmp_path / "killed"
+    assert "SIGKILL" in errors(run_planted(killed, 2, "observation", kill="1:learn:3", nonfinite="skip"))
+    assert not errors(run_planted(killed, 3, "observation", resume=True, nonfinite="skip"))
+    assert hash_of(killed / "run") == hash_of(tmp_path / "whole" / "run")
+
+
+def test_a_directory_that_refuses_the_evidence_does_not_hide_the_sentence(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "inspect").write_text("in the way")
+    ended = run_planted(tmp_path, 2, "reward")
+    assert len({outcome.error for outcome in ended}) == 1
+    assert "reward is nan" in ended[0].error
+    assert "What led to it could not be kept" in ended[0].error
+
+
+def found_on_leaving(directory):
+    """What of the evidence each process finds on disk when it is about to leave, where one of them writes slowly."""
+    write = form.write_tensors
+
+    def slowly(path, tensors):
+        time.sleep(1.0 if path.parent.parent.name == "inspect" and LANE in form._lanes_in(path.name) else 0.0)
+        return write(path, tensors)
+
+    with patch.object(form, "write_tensors", slowly), pytest.raises(BadNumbers):
+        planted(directory, "run", "reward", {})
+    return sorted(file.name for file in (Path(directory) / "run" / "inspect" / str(SAMPLES)).iterdir())
+
+
+def test_nobody_leaves_before_everybodys_evidence_is_on_disk(tmp_path):
+    lanes = [form.lane_file(share) for share in deal(8, 2)]
+    assert together(found_on_leaving, 2, str(tmp_path)) == [[*lanes, "report.txt", "shared.safetensors"]] * 2

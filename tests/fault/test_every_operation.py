@@ -1,0 +1,145 @@
+"""SIGKILL at every file operation of a save: each time the run resumes from a whole checkpoint and ends as undisturbed.
+
+Python tells an audit hook of every file it opens, makes, renames or removes; what it does not tell of (fsync, and
+tensors, which safetensors writes by itself) is wrapped here. A save passes all of them; the k-th of them kills.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from runs import SAMPLES, errors, trial, trial_that_finishes_each_save
+
+from lockstep.run import format as form
+from lockstep.run.checkpoints import Checkpoints, find
+from processes import outcomes
+from tiny import hash_of
+
+pytestmark = pytest.mark.distributed
+
+EVENTS = {
+    "open",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.truncate",
+    "shutil.rmtree",
+    "os.listdir",
+    "os.scandir",
+}
+SETTINGS = {"run.eval_every": None, "run.keep": 2}
+"""Without evaluation nothing is the best; with few kept, a save also deletes."""
+
+
+class Operations:
+    """Counts the file operations of one save, and kills this process at the one it is told."""
+
+    def __init__(self, directory: str, at: int) -> None:
+        self.directory, self.at, self.active = directory, at, False
+        self.names: list[str] = []
+
+    def pass_by(self, name: str) -> None:
+        if self.active:
+            self.names.append(name)
+            if len(self.names) == self.at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def audit(self, event: str, arguments: tuple) -> None:
+        if self.active and event in EVENTS and self.directory in _place(event, arguments):
+            self.pass_by(event)
+
+    def wrap(self) -> None:
+        fsync, write, write_text = os.fsync, form.save_file, Path.write_text
+
+        def watched_fsync(descriptor):
+            self.pass_by("fsync")
+            fsync(descriptor)
+
+        def watched_write(tensors, path):
+            self.pass_by("before tensors")
+            write(tensors, path)
+            if len(self.names) + 1 == self.at and self.active:
+                os.truncate(path, path.stat().st_size // 2)  # a kill in the midst of writing
+            self.pass_by("half the tensors")
+            self.pass_by("after tensors")
+
+        def watched_text(path, text):
+            write_text(path, text[: len(text) // 2])
+            self.pass_by("half a text")
+            write_text(path, text)
+
+        os.fsync, form.save_file, Path.write_text = watched_fsync, watched_write, watched_text
+        sys.addaudithook(self.audit)
+
+
+def _place(event: str, arguments: tuple) -> str:
+    """Where an operation takes place, also one that names its directory by a descriptor."""
+    path, rest = arguments[0], arguments[1:]
+    if isinstance(path, int):
+        return os.readlink(f"/proc/self/fd/{path}")
+    if event in ("os.remove", "os.rmdir") and rest[0] >= 0:
+        return os.path.join(os.readlink(f"/proc/self/fd/{rest[0]}"), os.fsdecode(path))
+    return os.fsdecode(path)
+
+
+def save_under_watch(directory, at):
+    """Go on with a run, watching the save that follows its next iteration; the operations of it, if it survives."""
+    operations = Operations(str(Path(directory) / "run" / "checkpoints"), at)
+    operations.wrap()
+    save, saves = Checkpoints.save, []
+
+    def watched(self, *args, **settings):
+        saves.append(1)
+        operations.active = len(saves) == 1
+        save(self, *args, **settings)
+        self.wait()
+        operations.active = False
+
+    Checkpoints.save = watched
+    trial(directory, "run", SETTINGS, True)
+    return operations.names
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run killed in its third iteration, with a checkpoint at each before; and what it would have come to."""
+    directory = tmp_path_factory.mktemp("stopped")
+    assert not errors(outcomes(trial, 1, str(directory), "whole", SETTINGS, False))
+    environment = {"LOCKSTEP_KILL": "0:learn:3"}
+    killed = outcomes(trial_that_finishes_each_save, 1, str(directory), "run", SETTINGS, False, environment=environment)
+    assert "SIGKILL" in errors(killed)
+    return directory / "run", hash_of(directory / "whole")
+
+
+def test_a_kill_at_every_file_operation_of_a_save_leaves_a_whole_checkpoint(tmp_path, stopped):
+    original, wanted = stopped
+    shutil.copytree(original, tmp_path / "0" / "run")
+    (counted,) = outcomes(save_under_watch, 1, str(tmp_path / "0"), 0)
+    names = counted.value
+    # What a save is made of, so that an operation that is no longer seen is noticed.
+    assert {"os.mkdir", "open", "fsync", "os.rename", "shutil.rmtree", "os.rmdir", "os.remove"} <= set(names)
+    assert (names.count("half the tensors"), names.count("half a text"), names.count("os.remove")) == (2, 2, 5)
+    # Each of the four files, and then their directory, is on disk before the rename that publishes them.
+    assert names[: names.index("os.rename")].count("fsync") == 5
+    before = [name for name in names[: names.index("os.rename")] if name != "os.scandir"]  # looking writes nothing
+    assert before[-1] == "fsync"
+    found = []
+    for at in range(1, len(names) + 1):
+        place = tmp_path / str(at)
+        shutil.copytree(original, place / "run")
+        (killed,) = outcomes(save_under_watch, 1, str(place), at)
+        assert killed.error == "ended by SIGKILL", f"operation {at} of {len(names)}, {names[at - 1]}"
+        name, notes = find(place / "run" / "checkpoints")
+        found.append(name.samples)
+        assert not notes, f"a damaged checkpoint was published: {notes}"
+        (resumed,) = outcomes(trial, 1, str(place), "run", SETTINGS, True)
+        assert not resumed.error, f"after operation {at}, {names[at - 1]}: {resumed.error}"
+        assert hash_of(place / "run") == wanted, f"after operation {at}, {names[at - 1]}"
+        assert not list((place / "run" / "checkpoints").glob(".*"))
+        shutil.rmtree(place)
+    published = names.index("os.rename") + 1
+    assert found == [2 * SAMPLES] * published + [3 * SAMPLES] * (len(names) - published)

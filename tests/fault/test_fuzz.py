@@ -1,0 +1,280 @@
+"""Twelve thousand damaged files: bytes flipped, cut, inserted, values replaced.
+
+Under the manifest's hashes a file is refused or read as equal. Without them, as if somebody had signed it anew, it is
+refused in words or is something that a run can use. Anything else fails, a crash of the process above all.
+"""
+
+import contextlib
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lockstep.config import ConfigError, overlay, read_yaml
+from lockstep.lanes import Lanes
+from lockstep.protocols import Clock
+from lockstep.recipes.snake_ppo import SnakePPO
+from lockstep.run import format as form
+from lockstep.run.format import Damaged
+from lockstep.run.lineage import Name, claim, lineage
+from lockstep.run.records import cut_lines, last_values, read_lines
+from lockstep.run.rundir import describe
+from lockstep.speed.plan import Line, Shares, shares_from
+from lockstep.tasks.snake import SnakeConfig
+
+often = settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+
+
+@st.composite
+def mutations(draw):
+    """A change to any bytes: some cut out, some put in, perhaps the end cut off; places are parts of the whole."""
+    changes = []
+    for _ in range(draw(st.integers(1, 3))):
+        changes.append((draw(st.floats(0, 1)), draw(st.integers(0, 8)), draw(st.binary(max_size=8))))
+    return changes, draw(st.none() | st.floats(0, 1))
+
+
+def mutate(content, mutation):
+    changes, end = mutation
+    for place, cut, put in changes:
+        start = int(place * len(content))
+        content = content[:start] + put + content[start + cut :]
+    return content if end is None else content[: int(end * len(content))]
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just(10**30) | st.just("../x"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@st.composite
+def replaced(draw, value):
+    """A json value with one part, anywhere in it, replaced, removed or renamed."""
+    path, here = [], value
+    while isinstance(here, dict | list) and here and draw(st.integers(0, 4)):
+        key = draw(st.sampled_from(sorted(here))) if isinstance(here, dict) else draw(st.integers(0, len(here) - 1))
+        path.append(key)
+        here = here[key]
+    copy = json.loads(json.dumps(value))
+    if not path:
+        return draw(plain)
+    parent = copy
+    for key in path[:-1]:
+        parent = parent[key]
+    match draw(st.integers(0, 2)):
+        case 0:
+            parent[path[-1]] = draw(plain)
+        case 1:
+            del parent[path[-1]]
+        case _ if isinstance(parent, dict):
+            parent[draw(st.text(max_size=8))] = parent.pop(path[-1])
+    return copy
+
+
+CLOCK = Clock(
+    budget=9, samples=4, evaluation={"return_mean": 1.0}, best=1.0, metrics={"a": 1.0}, pending={"a": [1.0, 2]}
+)
+VALUES = {"clock": asdict(CLOCK), "lanes": 2, "processes": 1}
+STATE = {"lane-0000.a": torch.arange(6.0).view(2, 3), "lane-0001.a": torch.ones(2, 3, dtype=torch.int64)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fuzz") / "000000000004-g0001"
+    directory.mkdir()
+    files = {form.SHARED: form.write_tensors(directory / form.SHARED, STATE)}
+    files[form.lane_file(range(2))] = form.write_tensors(directory / form.lane_file(range(2)), STATE)
+    files[form.VALUES] = form.write_json(directory / form.VALUES, VALUES)
+    form.write_json(directory / form.MANIFEST, {"files": files, "keep": False})
+    return directory
+
+
+def changed(path, content):
+    """Put other content into a file of a checkpoint; what it was, to be put back."""
+    before = path.read_bytes()
+    path.write_bytes(content)
+    return before
+
+
+@often
+@given(mutations())
+def test_bytes_of_a_manifest(checkpoint, mutation):
+    path = checkpoint / form.MANIFEST
+    before = changed(path, mutate(path.read_bytes(), mutation))
+    try:
+        assert form.verify(checkpoint)["files"] == json.loads(before)["files"]
+    except Damaged:
+        pass
+    finally:
+        path.write_bytes(before)
+
+
+@often
+@given(st.data())
+def test_parts_of_a_manifest(checkpoint, data):
+    path = checkpoint / form.MANIFEST
+    whole = json.loads(path.read_bytes())
+    before = changed(path, json.dumps(data.draw(replaced(whole))).encode())
+    try:
+        files = form.verify(checkpoint)["files"]
+        assert files.items() <= whole["files"].items()
+    except Damaged:
+        pass
+    finally:
+        path.write_bytes(before)
+
+
+def try_values(checkpoint, content):
+    before = changed(checkpoint / form.VALUES, content)
+    try:
+        found = form.read_values(checkpoint)
+        clock = Clock(**found["clock"])
+        clock.note_evaluation({"return_mean": 2.0}), clock.count({"a": (1.0, 1.0)}), clock.settle_metrics()
+        assert clock.done == (clock.samples >= clock.budget)
+        assert 1 <= found["lanes"] < 2**63
+    except Damaged:
+        pass
+    finally:
+        (checkpoint / form.VALUES).write_bytes(before)
+
+
+@often
+@given(mutations(), st.sampled_from([form.SHARED, form.VALUES, form.lane_file(range(2))]))
+def test_bytes_of_any_file_under_its_hash(checkpoint, mutation, name):
+    path = checkpoint / name
+    before = changed(path, mutate(path.read_bytes(), mutation))
+    equal = path.read_bytes() == before
+    try:
+        form.verify(checkpoint)
+        assert equal
+    except Damaged:
+        assert not equal
+    finally:
+        path.write_bytes(before)
+
+
+@often
+@given(mutations())
+def test_bytes_of_the_values(checkpoint, mutation):
+    try_values(checkpoint, mutate(json.dumps(VALUES).encode(), mutation))
+
+
+@often
+@given(st.data())
+def test_parts_of_the_values(checkpoint, data):
+    try_values(checkpoint, json.dumps(data.draw(replaced(VALUES))).encode())
+
+
+@often
+@given(mutations(), st.booleans())
+def test_bytes_of_tensors(checkpoint, mutation, header):
+    path = checkpoint / form.SHARED
+    content = path.read_bytes()
+    head = 8 + int.from_bytes(content[:8], "little")
+    mutated = mutate(content[8:head], mutation)
+    other = content[:8] + mutated + content[head:] if header else mutate(content, mutation)
+    if header and len(mutated) != head - 8:
+        other = len(mutated).to_bytes(8, "little") + mutated + content[head:]
+    before = changed(path, other)
+    try:
+        for name, tensor in form.read_shared(checkpoint).items():
+            assert tensor.nbytes <= len(other)
+            form.digest_tensor(name, tensor)  # every byte of it can be touched
+    except Damaged:
+        pass
+    finally:
+        path.write_bytes(before)
+
+
+CONFIG = describe(SnakePPO())
+
+
+@often
+@given(mutations())
+def test_bytes_of_a_config(tmp_path, mutation):
+    (tmp_path / "a.yaml").write_bytes(mutate(CONFIG.encode(), mutation))
+    try:
+        values = read_yaml(tmp_path / "a.yaml")
+        values.pop("lockstep", None), values.pop("recipe", None)
+        overlay(SnakePPO(), values)
+    except ConfigError:
+        pass
+
+
+@often
+@given(
+    st.lists(
+        st.sampled_from(
+            ["a", ":", " ", "\n", "- ", "&a ", "*a", "[", "]", "{", "}", "!!int ", "? ", "1", "|", "'", "<<"]
+        )
+    )
+)
+def test_anything_that_looks_like_yaml(tmp_path, words):
+    (tmp_path / "a.yaml").write_text("".join(words))
+    with contextlib.suppress(ConfigError):
+        overlay(SnakePPO(), read_yaml(tmp_path / "a.yaml"))
+
+
+@often
+@given(mutations(), st.integers(0, 3))
+def test_bytes_of_a_log(tmp_path, mutation, samples):
+    path = tmp_path / "metrics.jsonl"
+    lines = "".join(json.dumps({"samples": number, "loss": 0.5}) + "\n" for number in range(3))
+    path.write_bytes(mutate(lines.encode(), mutation))
+    last_values(path)
+    cut_lines(path, samples)
+    assert all(line.get("samples", 0) <= samples for line in read_lines(path))
+
+
+@often
+@given(
+    st.lists(
+        st.binary(max_size=30) | st.sampled_from([b"{}", b"[]", b'{"parent": 3}', b'{"parent": "4-g2"}']), max_size=4
+    )
+)
+def test_claims_of_generations(tmp_path_factory, claims):
+    directory = tmp_path_factory.mktemp("claims")
+    (directory / str(Name(4, 1))).mkdir()
+    claim(directory, None)
+    for number, content in enumerate(claims):
+        (directory / f"generation-{number + 2:04d}.json").write_bytes(content)
+    assert set(lineage(directory)) <= {Name(4, 1)}
+
+
+LINE = Line(0.1, 0.2)
+SHARES = Shares(LINE, LINE, LINE, 8, 8, 8, 1, 64, [("pool", 8, 1.0)], 1, 1.0, 1.0)
+
+
+@often
+@given(st.data())
+def test_parts_of_a_measurement(data):
+    values = json.loads(json.dumps(data.draw(replaced(json.loads(json.dumps(asdict(SHARES)))))))
+    try:
+        shares = shares_from(values)
+        assert shares.rest.at(shares.num_envs) < 1e37
+    except (ValueError, LookupError, TypeError):  # as `plan` catches them
+        pass
+
+
+BOARDS = SnakeConfig(size=4, num_envs=2).build(Lanes(1, range(1), 0), torch.device("cpu"))
+
+
+@often
+@given(st.data())
+def test_numbers_of_saved_boards(data):
+    """Whatever is loaded is played on: a kernel that follows a bad index takes the process along."""
+    state = BOARDS.lane_state(0)
+    name = data.draw(st.sampled_from(sorted(state)))
+    flat = state[name].view(-1)
+    kind = torch.iinfo(flat.dtype)
+    number = data.draw(st.integers(-20, 20) | st.integers(kind.min, kind.max)) % (2**63)
+    flat[data.draw(st.integers(0, len(flat) - 1))] = min(number, kind.max)
+    with contextlib.suppress(ValueError):
+        BOARDS.load_lane_state(0, state)
+    for action in data.draw(st.lists(st.integers(0, 3), max_size=5)):
+        BOARDS.step(torch.tensor([action, 3 - action]))

@@ -1,0 +1,33 @@
+"""No secret of the user's is written anywhere: neither the environment nor the command line is kept."""
+
+import sys
+
+import pytest
+
+from processes import command
+
+pytestmark = pytest.mark.distributed
+
+SECRETS = {
+    "WANDB_API_KEY": "hunter2-wandb",
+    "AWS_SECRET_ACCESS_KEY": "hunter2-aws",
+    "HF_TOKEN": "hunter2-hf",
+    "DATABASE_URL": "postgres://me:hunter2-base@host/runs",
+}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_keeps_no_variable_and_no_argument(tmp_path, processes):
+    (tmp_path / "hunter2-folder").mkdir()
+    (tmp_path / "hunter2-folder" / "mine.yaml").write_text("run: {seed: 3}")
+    words = [sys.executable, "-m", "lockstep", "train", "gym-ppo", "--smoke", "--procs", processes]
+    words += ["--config", "hunter2-folder/mine.yaml", "run.name=run", "run.dir=runs"]
+    ended = command(list(map(str, words)), directory=tmp_path, environment=SECRETS, seconds=120)
+    assert ended.code == 0, ended.output
+    assert "hunter2" not in ended.output
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert {"config.yaml", "metrics.jsonl", "manifest.json", "state.json"} <= {path.name for path in files}
+    assert any("tfevents" in path.name for path in files)
+    for path in files:
+        assert b"hunter2" not in path.read_bytes(), path
+    assert "seed: 3" in (tmp_path / "runs" / "run" / "config.yaml").read_text()

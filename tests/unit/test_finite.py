@@ -1,0 +1,61 @@
+"""Bad numbers in a rollout: none is missed by the cheap look, and each is found where it is."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.data.finite import bad_places, extent
+
+
+@given(
+    st.sampled_from([math.nan, math.inf, -math.inf]),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.integers(0, 10**6),
+)
+def test_one_bad_number_anywhere_shows(value, dtype, place):
+    x = torch.zeros(7, 5, 9, dtype=dtype)
+    tree = {"picture": torch.full((7, 5), 255, dtype=torch.uint8), "body": {"joints": x}}
+    assert extent(tree) == 0.0
+    x.view(-1)[place % x.numel()] = value
+    assert not extent(tree).isfinite()
+
+
+def test_whole_numbers_are_always_finite():
+    assert extent(torch.full((3,), 255, dtype=torch.uint8)) == 0.0
+
+
+def test_a_bad_number_is_told_by_lane_environment_step_and_place():
+    body, reward = torch.zeros(4, 6, 2, 3), torch.zeros(4, 6)  # lanes 2 and 3, of three environments each
+    body[3, 4, 1, 0], reward[1, 2] = -math.inf, math.nan
+    assert bad_places({"observation": {"body": body}, "reward": reward}, range(2, 4)) == [
+        "lane 2, environment 2 of the lane, step 1 of the rollout: reward is nan",
+        "lane 3, environment 1 of the lane, step 3 of the rollout: observation.body[1, 0] is -inf",
+    ]
+
+
+def test_of_an_environment_that_stays_bad_the_beginning_is_told_and_of_many_the_first():
+    reward = torch.zeros(9, 12)
+    for env in range(12):
+        reward[env % 9 :, env] = math.nan
+    found = bad_places({"reward": reward}, range(4))
+    assert [words.partition(":")[0] for words in found[:4]] == [
+        "lane 0, environment 0 of the lane, step 0 of the rollout",
+        "lane 3, environment 0 of the lane, step 0 of the rollout",
+        "lane 0, environment 1 of the lane, step 1 of the rollout",
+        "lane 3, environment 1 of the lane, step 1 of the rollout",
+    ]
+    assert found[4:] == ["lanes 0 to 3: 8 more places"]
+
+
+def test_good_numbers_are_no_news():
+    assert (
+        bad_places({"reward": torch.zeros(2, 4), "observation": torch.ones(2, 4, 3, dtype=torch.uint8)}, range(4)) == []
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_bad_number_among_large_ones_is_still_seen(value):
+    assert not extent(torch.tensor([3e38, value, 3e38, -3e38])).isfinite()
