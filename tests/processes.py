@@ -118,7 +118,7 @@ def outcomes(
                 "MASTER_PORT": port,
                 **(environment or {}),
             }
-            for port in [_free_port()]
+            for port in [free_port()]
             for rank in range(processes)
         ]
         folders = [Path(scratch) / str(rank) for rank in range(processes)]
@@ -244,7 +244,7 @@ def _end(processes: Sequence[int | None]) -> None:
         _, known = psutil.wait_procs(known, timeout=5)
 
 
-def _free_port() -> str:
+def free_port() -> str:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])

@@ -11,7 +11,7 @@ from test_preemption import LOCKSTEP, words
 from lockstep.config import ConfigError
 from lockstep.run.records import STATUS
 from lockstep.runtime.launch import explain, parse_nodes
-from processes import command
+from processes import command, free_port
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
@@ -35,12 +35,16 @@ def test_a_killed_process_is_named_and_all_go_on(tmp_path, undisturbed, kill):
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_torchrun_restarts_a_run_as_well(tmp_path, undisturbed):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    ended = command(
-        [*torchrun, "-m", "lockstep", *words(tmp_path)],
-        environment={"LOCKSTEP_KILL": "1:learn:3", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )
+@pytest.mark.parametrize("store", ["made for each start", "kept by torchrun"])
+def test_torchrun_restarts_a_run_as_well(tmp_path, undisturbed, store):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2"]
+    environment = {"LOCKSTEP_KILL": "1:learn:3"}
+    if store == "kept by torchrun":
+        torchrun += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    else:
+        torchrun += ["--standalone"]
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    ended = command([*torchrun, "-m", "lockstep", *words(tmp_path)], environment=environment)
     assert ended.code == 0, ended.output
     assert hash_of(tmp_path / "run") == undisturbed
 

@@ -92,7 +92,7 @@ class Runtime:
         if place.size > 1:
             # The watchdog ends a run at the timeout, with a report; the backend's own comes only if that fails.
             timeout = timedelta(seconds=run.timeout + 15.0)
-            store = dist.PrefixStore(f"lockstep/{place.restarts}", _join_store(place))
+            store = dist.PrefixStore("lockstep", _join_store(place))
             bound = device if device.type == "cuda" else None
             backend = places.choose_backend(device)
             dist.init_process_group(
@@ -324,13 +324,16 @@ def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def _join_store(place: Place) -> dist.Store:
-    """The store of a run. On one host that our launcher started, it can be reached from this host alone."""
+    """The store of a run. On one host it can be reached from this host alone, unless torchrun keeps one itself."""
     patience = timedelta(minutes=5)
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size:
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
         port = int(os.environ["MASTER_PORT"])
         listener = listen_here(port) if place.rank == 0 else None
         return dist.TCPStore(
             "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
         )
     store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=patience))
-    return store  # type: ignore[no-any-return]
+    # A store that is kept outlives a restart, and so would the addresses in it. One that is made for each start needs
+    # no number, and hosts would not agree on it: one that came later counts its restarts from 0.
+    return dist.PrefixStore(f"attempt/{place.restarts}", store) if kept else store

@@ -1,0 +1,24 @@
+"""What tests of several hosts and of SLURM share: the run that nothing happened to."""
+
+from pathlib import Path
+
+import pytest
+
+from lockstep.config import overlay
+from lockstep.recipes import find_recipe
+from lockstep.train import train
+from processes import together
+from tiny import hash_of
+
+
+def undisturbed(directory: str) -> None:
+    recipe = find_recipe(str(Path(__file__).with_name("paced.py")))()
+    train(overlay(recipe, {"run.dir": directory, "run.name": "run"}))
+
+
+@pytest.fixture(scope="session")
+def undisturbed_hash(tmp_path_factory):
+    """The hash at the end of `paced.py` on a single process."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    together(undisturbed, 1, str(directory))
+    return hash_of(directory / "run")

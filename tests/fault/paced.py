@@ -1,0 +1,69 @@
+"""A recipe for runs that something is to happen to: all that a run can have, at a pace that can be changed."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config import Recipe, RunConfig
+from lockstep.lanes import Lanes
+from lockstep.nets.encoder import EncoderConfig
+from lockstep.run.lineage import published
+from lockstep.tasks.gym import GymConfig, GymEnvs
+
+ITERATION = 128
+"""Samples of an iteration: as many as lie between two checkpoints."""
+
+
+def samples_of(run: Path) -> int:
+    """How far a run has come, by its newest checkpoint, whoever wrote it."""
+    checkpoints = run / "checkpoints"
+    return max((name.samples for name in published(checkpoints)), default=0) if checkpoints.is_dir() else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PacedConfig(GymConfig):
+    """Pendulums; the pace decides when things happen, never what."""
+
+    id: str = "Pendulum-v1"
+    pace: str = ""
+    """A file with the seconds that each iteration takes at least; none lets it run."""
+
+    def build(self, lanes: Lanes, device: torch.device) -> GymEnvs:
+        task = super().build(lanes, device)
+        if self.pace:
+            task.advance = lambda _: self._wait()
+        return task
+
+    def _wait(self) -> None:
+        begun = time.monotonic()
+        while time.monotonic() < begun + float(Path(self.pace).read_text()):  # read again: it may change meanwhile
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paced(Recipe):
+    """PPO on pendulums, exact, with a checkpoint at every iteration."""
+
+    task: PacedConfig = PacedConfig()
+    algo: PPOConfig = PPOConfig(
+        horizon=16,
+        batch_size=64,
+        epochs=2,
+        normalize_obs=True,
+        normalize_rewards=True,
+        encoder=EncoderConfig(width=(8,), depth=1),
+    )
+    run: RunConfig = RunConfig(
+        samples=24 * ITERATION,
+        save_every=ITERATION,
+        log_every=4 * ITERATION,
+        eval_every=8 * ITERATION,
+        eval_episodes=4,
+        reduction="exact",
+        check_every=1,
+        timeout=8.0,
+        device="cpu",
+    )
