@@ -118,8 +118,8 @@ class _Launch:
             self.agent.kill()
 
     def _work(self) -> None:
-        # Processes are born with these two blocked, and open their ears when they can act on what they hear.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGUSR1])
+        # Processes are born with these blocked, and open their ears when they can act on what they hear.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
         try:
             self._result = self.agent.run()
         except BaseException as error:
