@@ -3,7 +3,7 @@ PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
 RECIPE ?= gym-ppo
 
-.PHONY: help install check lint types imports test test-slow prove format
+.PHONY: help install check lint types imports test test-slow prove chaos format
 
 help:  ## List what can be made.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -36,6 +36,10 @@ test-slow:  ## Run the slow tests.
 
 prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes, killed or not.
 	$(PYTHON) -m lockstep prove $(RECIPE) --procs 1 2 3 4 --kill
+
+chaos:  ## Hurt two recipes on the real command line; every run must end as the one left in peace.
+	$(PYTHON) benchmarks/chaos.py --recipe snake-ppo --faults 8 --seed 1
+	$(PYTHON) benchmarks/chaos.py --recipe gym-ppo --faults 7 --seed 2
 
 format:  ## Format, and mend what can be mended.
 	$(PYTHON) -m ruff check --fix .
