@@ -14,6 +14,8 @@ A fault strikes once the run has published a checkpoint since the last one, so t
     preempt a worker     the same, sent to one worker
     fill the disk        no byte is left for some seconds (a file system in memory; needs root)
     damage a checkpoint  the launcher is killed, a byte of the newest checkpoint flipped; resumed from the one before
+    lose a host          the run goes on over two hosts (network namespaces; needs root), then the second one's cable is
+                         cut for good, the first goes on alone, and the run comes back to one machine
 """
 
 import argparse
@@ -87,7 +89,7 @@ class Campaign:
                 raise AssertionError(f"the run ended with {ended}:\n{self.output.read_text()[-5000:]}")
             time.sleep(self.chance.uniform(0.0, 2.0))
             if sum(self.struck.values()) < self.wanted:
-                fault = self.chance.choice(FAULTS)
+                fault = self.chance.choices(FAULTS, [WEIGHTS[fault] for fault in FAULTS])[0]
                 name = fault.__name__.replace("_", " ")
                 before = self.processes
                 if self.launcher is not None and self.launcher.poll() is None and fault(self):
@@ -224,13 +226,14 @@ def stop_and_go_on(campaign: Campaign) -> bool:
     return True
 
 
-def preempt(campaign: Campaign) -> bool:
+def preempt(campaign: Campaign, resumes: bool = True) -> bool:
     assert campaign.launcher is not None
     campaign.launcher.send_signal(campaign.chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
     campaign.expect({75, 0})  # 0: it came to its end in that moment
-    if campaign.launcher.returncode == 75:
+    stopped = campaign.launcher.returncode == 75
+    if stopped and resumes:
         campaign.resume()
-    return True
+    return stopped
 
 
 def preempt_a_worker(campaign: Campaign) -> bool:
@@ -272,6 +275,33 @@ def damage_a_checkpoint(campaign: Campaign) -> bool:
     return True
 
 
+def lose_a_host(campaign: Campaign) -> bool:
+    if not preempt(campaign, resumes=False):
+        return False
+    # The hosts that the tests use: this file is run from a checkout, which has them.
+    sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / part) for part in ("fault", "")]
+    from hosts import hosts, until
+
+    def generation() -> int:
+        return max(name.generation for name in published(campaign.path / "checkpoints"))
+
+    meeting = ["--nnodes", "1:2", "--rdzv-endpoint", "n0:29500", "--rdzv-id", f"chaos-{time.monotonic()}"]
+    words = [*LOCKSTEP, "resume", str(campaign.path), *meeting]
+    with hosts(2) as (first, second):
+        before = generation()
+        jobs = [host.start([*words, "--procs", str(campaign.chance.choice([1, 2]))]) for host in (first, second)]
+        until(lambda: generation() > before or jobs[0].process.poll() == 0, BOUND, "two hosts train", *jobs)
+        before = generation()
+        second.cut()
+        until(lambda: generation() > before or jobs[0].process.poll() == 0, BOUND, "one host trains", *jobs)
+        if jobs[0].process.poll() is None:
+            jobs[0].process.send_signal(signal.SIGTERM)
+        code = jobs[0].wait(BOUND)
+        assert code in (75, 0), jobs[0].output[-5000:]
+    campaign.resume()  # also where it has come to its end: then there is nothing left to do
+    return True
+
+
 FAULTS: list[Callable[[Campaign], bool]] = [
     kill_a_worker,
     kill_in_a_save,
@@ -281,7 +311,10 @@ FAULTS: list[Callable[[Campaign], bool]] = [
     preempt_a_worker,
     fill_the_disk,
     damage_a_checkpoint,
+    lose_a_host,
 ]
+WEIGHTS = dict.fromkeys(FAULTS, 8) | {lose_a_host: 2}
+"""How often each is chosen; losing a host takes a minute."""
 
 
 def main() -> int:
@@ -295,8 +328,9 @@ def main() -> int:
         # A small file system of its own, so that it can be filled.
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", directory], check=False).returncode
         if mounted != 0:
-            print("A file system of its own could not be mounted (root can): the disk is never filled.")
+            print("Nothing can be mounted here (root can): the disk is never filled, and no host is lost.")
             FAULTS.remove(fill_the_disk)
+            FAULTS.remove(lose_a_host)
         try:
             campaign = Campaign(options.recipe, options.faults, options.seed, Path(directory), options.log)
             wanted = campaign.undisturbed()

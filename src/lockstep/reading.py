@@ -9,8 +9,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 JSON_BYTES = 4 * 2**20
 """A manifest of 4,096 processes takes a tenth of it."""
 YAML_BYTES = 256 * 2**10
@@ -66,6 +64,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """The value of a yaml text, read with the safe loader; ValueError for whatever is wrong with it."""
+    import yaml  # here, because `--help` reads none and waits for each import
+
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

@@ -23,7 +23,7 @@ def run(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     from lockstep.config import ConfigError, read_yaml
-    from lockstep.run.records import CONFIG, METRICS, last_values
+    from lockstep.run.records import CONFIG, METRICS, last_values, read_status
 
     console = Console()
     paths = sorted(path.parent for path in command.dir.glob(f"*/{CONFIG}"))
@@ -33,9 +33,9 @@ def run(arguments: Sequence[str]) -> int:
         )
         return 0
     table = Table()
-    for heading in ("run", "recipe", "steps", "of", "steps/s", "return", "eval"):
+    for heading in ("run", "recipe", "state", "steps", "of", "steps/s", "return", "eval"):
         # Folded, never cut: a run's name is there to be copied.
-        table.add_column(heading, justify="left" if heading in ("run", "recipe") else "right", overflow="fold")
+        table.add_column(heading, justify="left" if heading in ("run", "recipe", "state") else "right", overflow="fold")
     for path in paths:
         try:
             config = read_yaml(path / CONFIG)
@@ -46,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
         table.add_row(
             escape(path.name),
             escape(_printable(Path(str(config.get("recipe", "?"))).stem)),
+            escape(_printable(str(read_status(path).get("state", "-")))),
             _number(values.get("samples", 0), ",.0f"),
             _number(run.get("samples") if isinstance(run, dict) else None, ",.0f"),
             _number(values.get("time/global_fps"), ",.0f"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.reading import JSON_BYTES, parse_json
+from lockstep.reading import JSON_BYTES, Unreadable, parse_json, read_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 STATUS, PRESENCE = "status.json", "presence"
@@ -40,6 +40,15 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             if isinstance(line, dict) and isinstance(line.get("samples", 0), int | float):
                 yield line
+
+
+def read_status(path: Path) -> dict[str, Any]:
+    """How a run stands, as it wrote it down; nothing where that cannot be read."""
+    try:
+        status = read_json(path / STATUS)
+    except (OSError, Unreadable):
+        return {}
+    return status if isinstance(status, dict) else {}
 
 
 def last_values(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run.checkpoints import Checkpoints, Outdated, lanes_copy, shared_copy
 from lockstep.run.format import digest_tensor, replace_text
 from lockstep.run.log import Log, NullLog, open_log
-from lockstep.run.records import CHECKPOINTS, CONFIG, PRESENCE, STATUS
+from lockstep.run.records import CHECKPOINTS, CONFIG, PRESENCE, STATUS, read_status
 from lockstep.runtime import Runtime
 
 
@@ -111,7 +111,7 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     """
     path = _begun_by(recipe, runtime.job) or path_of(recipe)
     lanes = runtime.lanes.count
-    if (path / CONFIG).exists() and runtime.job and _status(path).get("job") == runtime.job:
+    if (path / CONFIG).exists() and runtime.job and read_status(path).get("job") == runtime.job:
         lanes = read_config(path)[1]["run"].get("lanes") or lanes  # a run keeps the number it began with
     elif resume:
         _refuse_links(path)
@@ -130,20 +130,12 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     return str(path), lanes, presence
 
 
-def _status(path: Path) -> dict[str, Any]:
-    try:
-        status = json.loads((path / STATUS).read_text())
-    except (OSError, ValueError):
-        return {}
-    return status if isinstance(status, dict) else {}
-
-
 def _begun_by(recipe: Recipe, job: str) -> Path | None:
     """The run that a job began under a name of its own choosing, so that its restarts find it again."""
     if recipe.run.name or not job:
         return None
     there = Path(recipe.run.dir)
-    return next((path.parent for path in there.glob(f"*/{STATUS}") if _status(path.parent).get("job") == job), None)
+    return next((path.parent for path in there.glob(f"*/{STATUS}") if read_status(path.parent).get("job") == job), None)
 
 
 def _refuse_unshared(token: Path, runtime: Runtime) -> None:

@@ -90,16 +90,17 @@ class _Launch:
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self._asked: float | None = None
-        self._at_once = False
+        self._at_once = self._unborn = False
 
     def run(self) -> Outcome:
         before = {}
         if threading.current_thread() is threading.main_thread():
             before = {s: signal.signal(s, self._hear) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
-        thread = threading.Thread(target=self._work, name="agent")
+        # A daemon, because it may be waiting for other hosts when it is told to leave.
+        thread = threading.Thread(target=self._work, name="agent", daemon=True)
         try:
             thread.start()
-            while thread.is_alive():
+            while thread.is_alive() and not self._unborn:
                 thread.join(0.5)
         finally:
             for number, handler in before.items():
@@ -111,7 +112,7 @@ class _Launch:
         now = time.monotonic()
         if self._asked is None:
             self._asked = now
-            self.agent.ask_to_stop()
+            self._unborn = not self.agent.ask_to_stop()
         elif now - self._asked > ONE_REQUEST and not self._at_once:
             self._at_once = True
             say(f"{signal.Signals(number).name} again: leaving at once; what was saved before stands.")
@@ -128,12 +129,15 @@ class _Launch:
             self.agent.close_rendezvous()
 
     def _outcome(self) -> Outcome:
+        if self._unborn:
+            return Outcome(PREEMPTED, "asked to stop while no process was training.")
         if self._at_once:
             return Outcome(130, "ended at once, as asked; what was saved before stands.")
         if self._error is not None:
             return Outcome(1, f"the processes could not be started or brought together: {self._error}")
         if self._result is None or self._result.is_failed():
-            return Outcome(1, self.agent.cause or "the processes failed.")
+            lost = self._asked is not None and self.agent.machine  # it can go on later, which is all that was asked
+            return Outcome(PREEMPTED if lost else 1, self.agent.cause or "the processes failed.")
         word = self.shared / OUTCOME
         kind, _, sentence = word.read_text().partition("\n") if word.exists() else ("", "", "")
         if kind == "outdated":
@@ -147,15 +151,16 @@ class _Agent(LocalElasticAgent):
     def __init__(self, shared: Path, fleet: Fleet, **settings: Any) -> None:
         super().__init__(**settings)
         self._shared, self._mark, self._fleet = shared, shared / PEER_FAILED, fleet
-        self.cause = ""
+        self.cause, self.machine = "", False
         self._stopping = False
 
-    def ask_to_stop(self) -> None:
-        """Ask every process to save and leave at the end of its iteration; they agree on which one that is."""
+    def ask_to_stop(self) -> bool:
+        """Ask every process to save and leave at the end of its iteration; whether there was any to ask."""
         self._stopping = True
-        for process in self._processes():
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGUSR1)
+        alive = [process for process in self._processes() if process.poll() is None]
+        for process in alive:
+            os.kill(process.pid, signal.SIGUSR1)
+        return bool(alive)
 
     def kill(self) -> None:
         self._remaining_restarts = 0
@@ -205,8 +210,8 @@ class _Agent(LocalElasticAgent):
     def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
         """Say who failed first and why, and whether all start again."""
         size = worker_group.workers[0].world_size
-        self.cause, machine = explain(failures, size, self._shared)
-        if not machine or self._stopping:
+        self.cause, self.machine = explain(failures, size, self._shared)
+        if not self.machine or self._stopping:
             self._remaining_restarts = 0  # it would fail in the same way again; or nobody wants it to go on
         if self._remaining_restarts:
             left = f"{self._remaining_restarts} of {self._fleet.max_restarts} restarts left"

@@ -129,6 +129,9 @@ def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it dies: nobody trains on without a launcher."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    shared = launch_directory()
+    if shared is not None and not shared.is_dir():
+        os._exit(LEFT)  # it has died already, and taken its directory along
 
 
 _PR_SET_PDEATHSIG = 1
