@@ -16,7 +16,7 @@ from lockstep.run.checkpoints import find
 from lockstep.run.records import CHECKPOINTS, STATUS
 from lockstep.runtime.place import PREEMPTED
 from lockstep.tasks.gym import GymEnvs
-from processes import command, outcomes
+from processes import command, free_port, outcomes
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
@@ -143,7 +143,7 @@ def test_under_torchrun_the_status_file_tells(tmp_path, undisturbed, request_at)
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_processes_die_with_their_launcher(tmp_path):
+def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_path):
     line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -152,8 +152,26 @@ def test_processes_die_with_their_launcher(tmp_path):
             time.sleep(0.1)
         workers = psutil.Process(launcher.pid).children(recursive=True)
         assert len(workers) >= 2
+        doors = [door for process in workers for door in process.net_connections("tcp") if door.status == "LISTEN"]
+        assert doors
+        assert {door.laddr.ip for door in doors} <= {"127.0.0.1", "::1"}
     finally:
         launcher.kill()
         launcher.wait()
     _, alive = psutil.wait_procs(workers, timeout=20)
     assert not alive
+
+
+def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
+    meeting = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
+    launcher = subprocess.Popen([*LOCKSTEP, *words(tmp_path), *meeting], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not psutil.Process(launcher.pid).net_connections("tcp") and time.monotonic() < deadline:
+            time.sleep(0.1)
+        launcher.send_signal(signal.SIGTERM)
+        _, said = launcher.communicate(timeout=60)
+    finally:
+        launcher.kill()
+    assert launcher.returncode == PREEMPTED
+    assert "asked to stop while no process was training" in said

@@ -1,0 +1,38 @@
+"""Scripted faults strike the process that is meant, at the moment that is meant, once."""
+
+import os
+import signal
+
+import pytest
+
+from lockstep.runtime import strike
+from lockstep.runtime.place import Place
+from lockstep.runtime.strike import VARIABLE, read
+
+
+@pytest.mark.parametrize(
+    ("script", "number", "launcher"),
+    [
+        ("1:learn:3", signal.SIGKILL, False),
+        ("1:learn:3:SIGTERM", signal.SIGTERM, False),
+        ("1:learn:3:SIGINT:launcher", signal.SIGINT, True),
+    ],
+)
+def test_a_signal_is_sent_at_its_moment_and_at_no_other(monkeypatch, script, number, launcher):
+    sent = []
+    monkeypatch.setenv(VARIABLE, script)
+    monkeypatch.setattr(strike.os, "kill", lambda pid, signum: sent.append((pid, signum)))
+    planned = read(Place(rank=1, size=2))
+    for phase, count in [("learn", 2), ("collect", 3), ("learn", 4)]:
+        planned.at(phase, count)
+    assert sent == []
+    planned.at("learn", 3)
+    assert sent == [(os.getppid() if launcher else os.getpid(), number)]
+
+
+def test_others_are_spared_and_so_is_a_second_start(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1:learn:3")
+    assert read(Place(rank=0, size=2)) is None
+    assert read(Place(rank=1, size=2, restarts=1)) is None
+    monkeypatch.delenv(VARIABLE)
+    assert read(Place(rank=1, size=2)) is None
