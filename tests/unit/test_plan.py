@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.cli.plan import _duration, _size
 from lockstep.config import overlay
 from lockstep.runtime import Runtime
 from lockstep.speed.measure import Meter
@@ -320,3 +321,15 @@ def test_a_plan_is_plain_numbers(measured):
     assert list(found) == ["shares", "network", "fixed_batch", "growing_batch"]
     assert found["shares"] == asdict(measured)
     assert [row["processes"] for row in found["fixed_batch"]] == [1, 64]
+
+
+@pytest.mark.parametrize(
+    ("hours", "words"), [(0.5 / 3600, "0.5 s"), (0.5, "30.0 min"), (30.0, "30.0 h"), (24_000.0, "1,000.0 days")]
+)
+def test_a_time_is_said_as_people_say_it(hours, words):
+    assert _duration(hours) == words
+
+
+@pytest.mark.parametrize(("memory", "words"), [(2_048, "2 KiB"), (3.5 * 2**20, "3.5 MiB"), (80 * 2**30, "80.0 GiB")])
+def test_memory_is_said_in_the_unit_that_fits(memory, words):
+    assert _size(memory) == words

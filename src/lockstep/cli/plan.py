@@ -193,8 +193,8 @@ def _table(title: str, rows: list["Prediction"]) -> Any:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for column in ("GPUs", "batch", "steps/s", "efficiency", "hours", "waiting", "memory", "way"):
-        table.add_column(column, justify="right")
+    for column in ("GPUs", "batch", "steps/s", "efficiency", "time", "waiting", "memory", "way"):
+        table.add_column(column, justify="right", overflow="fold")  # a number that is cut is another number
     for row in rows:
         if row.impossible:
             table.add_row(f"{row.processes:,}", f"{row.batch:,}", "-", "-", "-", "-", "-", "")
@@ -204,9 +204,24 @@ def _table(title: str, rows: list["Prediction"]) -> Any:
             f"{row.batch:,}",
             f"{row.steps_per_second:,.0f}",
             f"{row.efficiency:.0%}",
-            f"{row.hours:.3g}",
+            _duration(row.hours),
             f"{row.waiting / (row.waiting + row.compute):.1%}",
-            f"{row.memory / 2**20:,.0f} MiB",
+            _size(row.memory),
             row.way,
         )
     return table
+
+
+def _duration(hours: float) -> str:
+    """Hours as people say them, from a second to years."""
+    for unit, length in (("days", 24.0), ("h", 1.0), ("min", 1 / 60)):
+        if hours >= (2 * length if unit == "days" else length):
+            return f"{hours / length:,.1f} {unit}"
+    return f"{hours * 3600:.1f} s"
+
+
+def _size(memory: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if memory >= size:
+            return f"{memory / size:,.1f} {unit}"
+    return f"{memory / 2**10:,.0f} KiB"

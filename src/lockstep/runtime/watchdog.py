@@ -120,9 +120,10 @@ class Watchdog:
             _print(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
 
     def _run(self) -> None:
+        door = select.poll()
+        door.register(self._read, select.POLLIN)
         while True:
-            ready, _, _ = select.select([self._read], [], [], self._tick)
-            for number in os.read(self._read, 64) if ready else b"":
+            for number in os.read(self._read, 64) if door.poll(self._tick * 1000) else b"":
                 if number == 0:
                     return
                 self._hear(number)

@@ -180,7 +180,12 @@ def verdict(report: dict[str, Any]) -> str:
             return (
                 f"learning-bound ({share}): more processes help, each with its share of the batch (now {local:,.0f})."
             )
-        until = max(1, round(report["processes"] * work * local / fixed))
+        until = round(report["processes"] * work * local / fixed)
+        if until <= report["processes"]:
+            return (
+                f"learning-bound ({share}), and an update's fixed time ({fixed * 1e3:.2g} ms) is longer than its work"
+                f" on {local:,.0f} samples: larger batches help more than more processes."
+            )
         return (
             f"learning-bound ({share}): more processes help until about {until}, where an update's fixed time "
             f"({fixed * 1e3:.2g} ms) is as long as its work on {local * report['processes'] / until:,.0f} samples."
