@@ -33,9 +33,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.run.checkpoints import find
 from lockstep.run.format import hash_checkpoint
-from lockstep.run.lineage import published
+from lockstep.run.lineage import find, published
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 BOUND = 150.0

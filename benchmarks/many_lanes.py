@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.run.checkpoints import find
 from lockstep.run.format import hash_checkpoint
+from lockstep.run.lineage import find
 from lockstep.run.records import METRICS, read_lines
 
 TINY = [

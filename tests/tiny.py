@@ -4,9 +4,8 @@ from pathlib import Path
 
 from lockstep.config import Recipe, overlay
 from lockstep.recipes import find_recipe
-from lockstep.run.checkpoints import find
 from lockstep.run.format import hash_checkpoint
-from lockstep.run.lineage import lineage
+from lockstep.run.lineage import find, lineage
 
 ITERATION = 128
 """Samples of one iteration."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from lockstep.config import ConfigError, Recipe, overlay
 from lockstep.protocols import Policy, VecEnv
 from lockstep.run import format as form
-from lockstep.run.checkpoints import best_of, find
-from lockstep.run.lineage import Name
+from lockstep.run.lineage import Name, best_of, find
 from lockstep.run.records import CHECKPOINTS, CONFIG
 from lockstep.run.rundir import read_config
 from lockstep.runtime import Runtime

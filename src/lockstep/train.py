@@ -5,7 +5,8 @@ from contextlib import ExitStack
 from lockstep.config import Recipe
 from lockstep.evaluate import evaluate
 from lockstep.protocols import Algorithm, Clock, VecEnv
-from lockstep.run.checkpoints import Outdated, load_weights
+from lockstep.run.checkpoints import load_weights
+from lockstep.run.fence import Outdated
 from lockstep.run.inspection import inspecting
 from lockstep.run.rundir import Result, RunDir
 from lockstep.runtime import Runtime
@@ -46,10 +47,12 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
 
             # One small agreement an iteration carries everything that one process may know before the others.
             agreed = runtime.agree(
-                stop=runtime.interrupted, save=run.checkpoints.due(), outdated=run.checkpoints.look_for_newer()
+                stop=runtime.interrupted, save=run.checkpoints.due(), outdated=run.checkpoints.fence.look()
             )
             if agreed["outdated"]:
-                raise Outdated(run.checkpoints.outdated or "the main process found that this run was started anew.")
+                raise Outdated(
+                    run.checkpoints.fence.outdated or "the main process found that this run was started anew."
+                )
             stop = agreed["stop"]
             if agreed["save"] or clock.every(config.save_every) or clock.every(config.keep_every):
                 run.checkpoints.save(algorithm, task, clock)

@@ -17,7 +17,7 @@ from lockstep.loading import recipe_of
 from lockstep.protocols import Clock
 from lockstep.recipes import RECIPES, find_recipe
 from lockstep.run import format as form
-from lockstep.run.checkpoints import find
+from lockstep.run.lineage import find
 from lockstep.runtime import Runtime
 from lockstep.runtime.launch import launch
 from lockstep.tasks.check import check

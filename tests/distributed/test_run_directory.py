@@ -5,8 +5,8 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lockstep.run.checkpoints import find
 from lockstep.run.format import verify
+from lockstep.run.lineage import find
 from lockstep.run.records import METRICS, read_lines
 from processes import command
 

@@ -1,8 +1,9 @@
-"""What tests of several hosts and of SLURM share: the run that nothing happened to."""
+"""What tests of faults share: the runs that nothing happened to."""
 
 from pathlib import Path
 
 import pytest
+from runs import errors, run
 
 from lockstep.config import overlay
 from lockstep.recipes import find_recipe
@@ -11,7 +12,7 @@ from processes import together
 from tiny import hash_of
 
 
-def undisturbed(directory: str) -> None:
+def paced(directory: str) -> None:
     recipe = find_recipe(str(Path(__file__).with_name("paced.py")))()
     train(overlay(recipe, {"run.dir": directory, "run.name": "run"}))
 
@@ -20,5 +21,13 @@ def undisturbed(directory: str) -> None:
 def undisturbed_hash(tmp_path_factory):
     """The hash at the end of `paced.py` on a single process."""
     directory = tmp_path_factory.mktemp("undisturbed")
-    together(undisturbed, 1, str(directory))
+    together(paced, 1, str(directory))
+    return hash_of(directory / "run")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """The hash at the end of the run of `runs.py` on a single process."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    assert not errors(run(directory, "run", 1))
     return hash_of(directory / "run")

@@ -20,7 +20,7 @@ from lockstep.algorithms.ppo import PPO
 from lockstep.lanes import deal
 from lockstep.protocols import Loss
 from lockstep.run import format as form
-from lockstep.run.checkpoints import find
+from lockstep.run.lineage import find
 from lockstep.runtime import BadNumbers
 from lockstep.tasks.gym import GymEnvs
 from processes import outcomes, together

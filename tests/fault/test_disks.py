@@ -43,13 +43,6 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", place], check=False)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("undisturbed")
-    assert not errors(run(directory, "run", 1))
-    return hash_of(directory / "run")
-
-
 def fill(directory):
     with (Path(directory) / "filler").open("wb", buffering=0) as file:
         size = 2**20

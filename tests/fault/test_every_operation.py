@@ -14,7 +14,8 @@ import pytest
 from runs import SAMPLES, errors, trial, trial_that_finishes_each_save
 
 from lockstep.run import format as form
-from lockstep.run.checkpoints import Checkpoints, find
+from lockstep.run.checkpoints import Checkpoints
+from lockstep.run.lineage import find
 from processes import outcomes
 from tiny import hash_of
 

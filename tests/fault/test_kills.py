@@ -10,13 +10,6 @@ from tiny import hash_of
 pytestmark = pytest.mark.distributed
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("undisturbed")
-    assert not errors(run(directory, "run", 1))
-    return hash_of(directory / "run")
-
-
 @pytest.mark.parametrize(
     ("kill", "processes", "resumed_on"),
     [

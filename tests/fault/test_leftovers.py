@@ -7,8 +7,7 @@ import pytest
 from runs import SAMPLES, errors, run, run_killed, trial
 
 from lockstep.config import ConfigError
-from lockstep.run.checkpoints import find
-from lockstep.run.lineage import lineage
+from lockstep.run.lineage import find, lineage
 from lockstep.run.records import METRICS, cut_lines, read_lines
 from processes import outcomes
 from tiny import hash_of

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from runs import SETTINGS, errors, run, trial
 
-from lockstep.run.checkpoints import find
+from lockstep.run.lineage import find
 from lockstep.run.records import CHECKPOINTS, STATUS
 from lockstep.runtime.place import PREEMPTED
 from lockstep.tasks.gym import GymEnvs
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.distributed
 
 def status(directory: Path) -> str:
     return str(json.loads((directory / "run" / STATUS).read_text())["state"])
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("undisturbed")
-    assert not errors(run(directory, "run", 1))
-    assert status(directory) == "finished"
-    return hash_of(directory / "run")
 
 
 @pytest.mark.parametrize(

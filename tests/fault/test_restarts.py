@@ -5,7 +5,6 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from runs import errors, run
 from test_preemption import LOCKSTEP, words
 
 from lockstep.config import ConfigError
@@ -15,13 +14,6 @@ from processes import command, free_port
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("undisturbed")
-    assert not errors(run(directory, "run", 1))
-    return hash_of(directory / "run")
 
 
 @pytest.mark.parametrize("kill", ["1:learn:3", "0:collect:2", "2:save:2"])

@@ -21,8 +21,8 @@ from gym_toys import Memory
 from lockstep.config import ConfigError, overlay
 from lockstep.lanes import Lanes
 from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.run.checkpoints import find
 from lockstep.run.format import hash_checkpoint
+from lockstep.run.lineage import find
 from lockstep.run.records import CHECKPOINTS
 from lockstep.streams import Stream
 from lockstep.tasks.gym import GymConfig

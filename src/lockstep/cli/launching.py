@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
-from lockstep.run.checkpoints import Outdated
+from lockstep.run.fence import Outdated
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
 from lockstep.runtime.place import LAUNCHED, OUTCOME, PREEMPTED, Place, launch_directory, record_failure

@@ -115,8 +115,8 @@ class Proof:
         return first + 1 + Stream(self.seed, "prove.moment").number(0) % max(1, last - first)
 
     def _finish(self, processes: str, event: str, path: Path, began: float, problem: str) -> None:
-        from lockstep.run.checkpoints import find
         from lockstep.run.format import hash_checkpoint
+        from lockstep.run.lineage import find
         from lockstep.run.records import CHECKPOINTS
 
         value = ""

@@ -13,11 +13,21 @@ from pathlib import Path
 from lockstep.config import ConfigError, RunConfig
 from lockstep.lanes import deal
 from lockstep.protocols import Algorithm, Clock, State, VecEnv
-from lockstep.reading import Unreadable, read_text
 from lockstep.run import format as form
 from lockstep.run.cadence import Cadence
+from lockstep.run.fence import Fence, Outdated
 from lockstep.run.format import Damaged
-from lockstep.run.lineage import Name, claim, claimant, lineage, newest_generation, parent_of, published
+from lockstep.run.lineage import (
+    Name,
+    best_of,
+    claim,
+    claimant,
+    find,
+    lineage,
+    newest_generation,
+    parent_of,
+    published,
+)
 from lockstep.run.records import CHECKPOINTS
 from lockstep.runtime import Runtime
 from lockstep.runtime.store import heartbeat, wait_while_beating
@@ -28,16 +38,11 @@ SLOW_SECONDS = 1.0
 _LOGGER = logging.getLogger("lockstep")
 
 
-class Outdated(RuntimeError):
-    """Somebody started this run anew: what this process still does belongs to no run."""
-
-
 class Checkpoints:
     """The checkpoints of one run directory, seen from a process that takes part in the run."""
 
     def __init__(self, directory: Path, run: RunConfig, runtime: Runtime) -> None:
         self.directory, self.run, self.runtime = directory, run, runtime
-        self.generation = 0
         self.notes: list[str] = []
         """What the user should know about the restore, in sentences."""
         self._last: Name | None = None
@@ -48,15 +53,13 @@ class Checkpoints:
         """Why the last save was given up, the same words on every process; empty where it was published."""
         self._error: BaseException | None = None
         self._cadence = Cadence()
-        self._looked_at = 0.0
-        self.outdated = ""
-        """Why this process may publish nothing more, in a sentence; empty as long as it may."""
+        self.fence = Fence(directory, runtime)
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
         """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any."""
-        chosen, self.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
+        chosen, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
         if chosen is None:
             return
         path, self._whole = self.directory / chosen, Name.parse(chosen)
@@ -107,29 +110,6 @@ class Checkpoints:
         automatic = self.run.save_every is None and self.runtime.main
         return automatic and self._cadence.due
 
-    def superseded(self) -> bool:
-        """Whether somebody has claimed a newer generation of this run; asked on the main process."""
-        if self.outdated or not self.runtime.main:
-            return bool(self.outdated)
-        try:
-            newest = newest_generation(self.directory)
-        except OSError:
-            return False  # it cannot be looked into just now, nor written to
-        if newest > self.generation:
-            by = claimant(self.directory, newest)
-            self.outdated = (
-                f"this run was started anew (generation {newest}, by pid {by.get('pid', '?')} on"
-                f" {by.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
-            )
-        return bool(self.outdated)
-
-    def look_for_newer(self) -> bool:
-        """The same, at most once a second."""
-        if time.monotonic() - self._looked_at > 1.0:
-            self._looked_at = time.monotonic()
-            self.superseded()
-        return bool(self.outdated)
-
     def save(self, algorithm: Algorithm, task: VecEnv, clock: Clock, *, best: bool = False) -> None:
         """Copy everything to host memory now; write and publish it in the background."""
         began = time.perf_counter()
@@ -141,7 +121,7 @@ class Checkpoints:
                     "--run.save-every.",
                     waited,
                 )
-            name = Name(clock.samples, self.generation)
+            name = Name(clock.samples, self.fence.generation)
             if name == self._last:
                 # Known here, not read from disk: processes may find the directory at different stages of its writing.
                 if best and self.runtime.main:
@@ -181,8 +161,8 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait for the last save of a run; without it, the run is not over."""
         self.wait()
-        if self.runtime.agree(outdated=bool(self.outdated))["outdated"]:
-            raise Outdated(self.outdated or self._problem)
+        if self.runtime.agree(outdated=bool(self.fence.outdated))["outdated"]:
+            raise Outdated(self.fence.outdated or self._problem)
         if self._problem:
             raise ConfigError(
                 f"the last checkpoint could not be written: {self._problem}.",
@@ -266,8 +246,8 @@ class Checkpoints:
                 form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
                 form.settle_directory(partial)
                 self.runtime.pass_through("publish")
-                if self.superseded():
-                    raise OSError(self.outdated)
+                if self.fence.superseded():
+                    raise OSError(self.fence.outdated)
                 os.rename(partial, self.directory / str(name))
                 form.settle_directory(self.directory)
             except OSError as error:
@@ -302,11 +282,11 @@ class Checkpoints:
 
     def _rotate(self) -> None:
         """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
-        if newest_generation(self.directory) != self.generation:
+        if newest_generation(self.directory) != self.fence.generation:
             return  # somebody started this run anew: it is theirs to tidy
         self._clear_partials()
         line = lineage(self.directory)
-        spared = {*line[: self.run.keep], parent_of(self.directory, self.generation), best_of(self.directory)}
+        spared = {*line[: self.run.keep], parent_of(self.directory, self.fence.generation), best_of(self.directory)}
         for name in published(self.directory):
             path = self.directory / str(name)
             if name not in spared and not (name in line and form.is_milestone(path)):
@@ -325,36 +305,6 @@ def lanes_copy(algorithm: Algorithm, task: VecEnv, lanes: range) -> State:
         for lane in lanes
         for name, tensor in form.join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)).items()
     }
-
-
-def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]]:
-    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one."""
-    notes: list[str] = []
-    line = lineage(directory) if directory.is_dir() else []
-    wanted = [name for name in line if at is None or name.samples == at]
-    if at is not None and not wanted:
-        there = ", ".join(str(name.samples) for name in sorted(line)) or "none"
-        raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
-    for name in wanted:
-        try:
-            form.verify(directory / str(name))
-            return name, [f"{note} Using the one before it." for note in notes]
-        except (Damaged, OSError) as damage:
-            notes.append(f"Checkpoint {name} is damaged: {damage}.")
-    if notes and at is not None:
-        raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
-    if notes:
-        raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
-    return None, notes
-
-
-def best_of(directory: Path) -> Name | None:
-    """The checkpoint with the best evaluation, if the run as it is now has one."""
-    try:
-        name = Name.parse(read_text(directory / "best", 100).strip())
-    except (FileNotFoundError, Unreadable):
-        return None
-    return name if name in lineage(directory) else None
 
 
 def _stands(name: Name | None) -> str:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.run.format import Damaged, read_json, settle_directory
+from lockstep.config import ConfigError
+from lockstep.reading import Unreadable, read_text
+from lockstep.run.format import Damaged, read_json, settle_directory, verify
 
 _NAME = re.compile(r"(\d{1,18})-g(\d{1,9})", re.ASCII)
 _GENERATION = re.compile(r"generation-(\d{1,9})\.json", re.ASCII)
@@ -110,3 +112,33 @@ def lineage(directory: Path) -> list[Name]:
             break
         generation = limit.generation
     return line
+
+
+def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]]:
+    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one."""
+    notes: list[str] = []
+    line = lineage(directory) if directory.is_dir() else []
+    wanted = [name for name in line if at is None or name.samples == at]
+    if at is not None and not wanted:
+        there = ", ".join(str(name.samples) for name in sorted(line)) or "none"
+        raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
+    for name in wanted:
+        try:
+            verify(directory / str(name))
+            return name, [f"{note} Using the one before it." for note in notes]
+        except (Damaged, OSError) as damage:
+            notes.append(f"Checkpoint {name} is damaged: {damage}.")
+    if notes and at is not None:
+        raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
+    if notes:
+        raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
+    return None, notes
+
+
+def best_of(directory: Path) -> Name | None:
+    """The checkpoint with the best evaluation, if the run as it is now has one."""
+    try:
+        name = Name.parse(read_text(directory / "best", 100).strip())
+    except (FileNotFoundError, Unreadable):
+        return None
+    return name if name in lineage(directory) else None

@@ -18,7 +18,8 @@ from lockstep import __version__
 from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Algorithm, Clock, VecEnv
-from lockstep.run.checkpoints import Checkpoints, Outdated, lanes_copy, shared_copy
+from lockstep.run.checkpoints import Checkpoints, lanes_copy, shared_copy
+from lockstep.run.fence import Outdated
 from lockstep.run.format import digest_tensor, replace_text
 from lockstep.run.log import Log, NullLog, open_log
 from lockstep.run.records import CHECKPOINTS, CONFIG, PRESENCE, STATUS, read_status
@@ -64,8 +65,10 @@ class RunDir:
 
     def note_status(self, state: str, why: str = "") -> None:
         """Write down how the run stands, for people and schedulers; the run that is now tells, nobody before it."""
-        if self.runtime.main and (state == "outdated" or not self.checkpoints.superseded()):
-            path = self.path / (STATUS if state != "outdated" else f"outdated-{self.checkpoints.generation:04d}.json")
+        if self.runtime.main and (state == "outdated" or not self.checkpoints.fence.superseded()):
+            path = self.path / (
+                STATUS if state != "outdated" else f"outdated-{self.checkpoints.fence.generation:04d}.json"
+            )
             status = {"state": state, "job": self.runtime.job, "processes": self.runtime.size, "why": why}
             with suppress(OSError):  # a bad disk is told of where it costs a checkpoint
                 replace_text(path, json.dumps(status, indent=2))
@@ -73,7 +76,7 @@ class RunDir:
     def write_log(self, clock: Clock) -> None:
         """Write what was counted since the last entry, unless somebody else writes for this run now."""
         metrics = clock.settle_metrics()
-        if not self.checkpoints.superseded():
+        if not self.checkpoints.fence.superseded():
             self.log.write(clock, metrics)
 
     def finish(self, algorithm: Algorithm, task: VecEnv, clock: Clock, preempted: bool) -> Result:
