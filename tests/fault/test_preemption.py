@@ -154,6 +154,21 @@ def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_pat
     assert not alive
 
 
+def test_processes_that_are_still_being_started_die_with_their_launcher_too(tmp_path):
+    line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
+    launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline, workers = time.monotonic() + 60, []
+        while len(workers) < 2 and time.monotonic() < deadline:
+            workers = psutil.Process(launcher.pid).children()
+    finally:
+        launcher.kill()  # the moment they exist: they have imported nothing yet
+        launcher.wait()
+    assert len(workers) == 2
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+
+
 def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
     meeting = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
     launcher = subprocess.Popen([*LOCKSTEP, *words(tmp_path), *meeting], stderr=subprocess.PIPE, text=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
+from lockstep.parent import LAUNCHED, launch_directory
 from lockstep.run.fence import Outdated
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
-from lockstep.runtime.place import LAUNCHED, OUTCOME, PREEMPTED, Place, launch_directory, record_failure
+from lockstep.runtime.place import OUTCOME, PREEMPTED, Place, record_failure
 
 if TYPE_CHECKING:
     from lockstep.runtime.launch import Fleet

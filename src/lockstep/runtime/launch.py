@@ -22,8 +22,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from lockstep.config import ConfigError
+from lockstep.parent import LAUNCHED, LAUNCHER, LEFT
 from lockstep.runtime.hosts import Host, here, several
-from lockstep.runtime.place import LAUNCHED, LEFT, ONE_REQUEST, OUTCOME, PEER_FAILED, PREEMPTED, cores_for, crash_file
+from lockstep.runtime.place import ONE_REQUEST, OUTCOME, PEER_FAILED, PREEMPTED, cores_for, crash_file
 
 _GRACE = 8.0
 """Seconds that processes get to leave when another one has failed."""
@@ -63,6 +64,7 @@ def launch(
     fleet = Fleet(fleet) if isinstance(fleet, int) else fleet
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as shared:
+        (Path(shared) / LAUNCHER).write_text(str(os.getpid()))
         host = here(Path(shared)) if fleet.endpoint is None else several(fleet.endpoint)
         for warning in host.warnings:
             say(warning)

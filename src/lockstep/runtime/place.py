@@ -5,18 +5,15 @@ import ctypes
 import faulthandler
 import logging
 import os
-import signal
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
+from lockstep.parent import launch_directory
 
-LAUNCHED = "LOCKSTEP_LAUNCHED"
-"""Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
 PEER_FAILED, OUTCOME = "peer-failed", "outcome"
 """Files in that directory: a process failed, so leave at once; and how a run ended that ended in good order."""
 
@@ -24,8 +21,6 @@ PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
 ONE_REQUEST = 3.0
 """Signals within so many seconds count as one; a later one means at once."""
-LEFT = 128 + signal.SIGTERM
-"""The exit code of a process that left because another one had failed."""
 
 
 @dataclass(frozen=True)
@@ -125,18 +120,6 @@ def cores_for(processes: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies: nobody trains on without a launcher."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    shared = launch_directory()
-    if shared is not None and not shared.is_dir():
-        os._exit(LEFT)  # it has died already, and taken its directory along
-
-
-_PR_SET_PDEATHSIG = 1
-
-
 def leave_stack_on_crash(place: Place) -> None:
     """Have a process that crashes in native code leave its Python stack where our launcher finds it."""
     shared = launch_directory()
@@ -147,11 +130,6 @@ def leave_stack_on_crash(place: Place) -> None:
 
 def crash_file(rank: int) -> str:
     return f"crash-{rank}.txt"
-
-
-def launch_directory() -> Path | None:
-    """The directory that our launcher shares with this process, where it was started by one."""
-    return Path(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
 
 
 def host_name() -> str:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.lanes import Lanes, deal
+from lockstep.parent import die_with_launcher
 from lockstep.protocols import Metrics, State
 from lockstep.runtime import place as places
 from lockstep.runtime import pooling, strike, sync
@@ -83,7 +84,7 @@ class Runtime:
         """Join the other processes of this run; leave them when the block ends."""
         place = Place.from_environment()
         if place.started:
-            places.die_with_parent()
+            die_with_launcher()
             places.leave_stack_on_crash(place)
         device = places.choose_device(run.device, place)
         places.set_arithmetic(run, place)

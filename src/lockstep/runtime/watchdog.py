@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.parent import LEFT, launch_directory
 from lockstep.runtime import presence
 from lockstep.runtime.place import (
-    LEFT,
     ONE_REQUEST,
     PEER_FAILED,
     host_name,
-    launch_directory,
     record_failure,
 )
 from lockstep.runtime.presence import Presence

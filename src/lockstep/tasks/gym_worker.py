@@ -1,6 +1,5 @@
 """A worker: the process, `python -m lockstep.tasks.gym_worker`, that steps some environments of a `Pool`."""
 
-import ctypes
 import faulthandler
 import json
 import mmap
@@ -15,6 +14,7 @@ from typing import Any
 import gymnasium
 
 from lockstep.config import ConfigError
+from lockstep.parent import die_with_parent
 from lockstep.tasks.gym_rows import Rows, Table
 from lockstep.tasks.gym_wire import Answer, Message, Order, lay_out, pack, receive, send, unpack
 
@@ -42,7 +42,7 @@ def main() -> int:
 
 def _make(settings: dict[str, Any], memory: int, first: int) -> Rows:
     if settings["die_with_parent"]:
-        _die_with_parent()
+        die_with_parent()
     arrays = lay_out(settings["layout"], mmap.mmap(memory, 0))
     os.close(memory)
     id = settings["id"]
@@ -84,13 +84,6 @@ def _leave(channel: socket.socket, words: Message) -> int:
     with suppress(OSError):  # nobody may be left to hear it
         send(channel, words)
     return 1
-
-
-def _die_with_parent() -> None:
-    """Be killed when the parent dies, even in the middle of a step that never ends."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
 if __name__ == "__main__":

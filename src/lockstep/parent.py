@@ -1,0 +1,42 @@
+"""A process that another one started does not outlive it: nobody trains on, or steps environments, for no one."""
+
+import contextlib
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+LAUNCHED = "LOCKSTEP_LAUNCHED"
+"""Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
+LAUNCHER = "launcher"
+"""A file in that directory with the launcher's process number."""
+LEFT = 128 + signal.SIGTERM
+"""The exit code of a process that left because another one had failed."""
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it dies, even in the middle of a step."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_launcher() -> None:
+    """The same for a process of a run, which leaves if our launcher has died before this could be said."""
+    die_with_parent()
+    shared = launch_directory()
+    if shared is None:
+        return
+    try:
+        launcher = int((shared / LAUNCHER).read_text())
+    except (OSError, ValueError):
+        launcher = 0
+    if os.getppid() != launcher:
+        os._exit(LEFT)
+
+
+def launch_directory() -> Path | None:
+    """The directory that our launcher shares with this process, where it was started by one."""
+    return Path(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
