@@ -34,7 +34,7 @@ def ratios(algorithm):
     """What the network makes of the sequences of the last rollout, over what it made of its steps; [N]."""
     rows = algorithm._in_sequences(algorithm._batch(Metrics()))
     steps = {name: tree_map(lambda x: x.flatten(0, 1), part) for name, part in rows.items() if name != "memory"}
-    outputs, value = algorithm.net(steps["obs"], rows["memory"], rows["starts"])
+    outputs, value = algorithm.net(algorithm.normalizer(steps["obs"]), rows["memory"], rows["starts"])
     log_prob, _ = algorithm.actions.judge(outputs, steps["action"])
     torch.testing.assert_close(value, steps["value"], atol=1e-5, rtol=1e-5)
     return (log_prob - steps["log_prob"]).exp()
