@@ -355,3 +355,30 @@ def test_on_a_gpu_the_same_is_seen_as_on_the_cpu():
         action = sample_action(here.action_space, Stream(1, "actions"), time, 16)
         expected, shown = leaves(here.step(action)._asdict()), leaves(there.step(action.cuda())._asdict())
         assert all(torch.equal(expected[name], shown[name].cpu()) for name in expected)
+
+
+# Velocities
+
+
+@pytest.mark.parametrize(
+    ("id", "velocities"),
+    [("CartPole-v1", [1, 3]), ("Pendulum-v1", [2]), ("Acrobot-v1", [4, 5]), ("MountainCar-v0", [1])],
+)
+def test_velocities_are_hidden_and_all_else_is_as_it_was(id, velocities):
+    masked, plain = (build(id=id, num_envs=8, mask_velocity=mask) for mask in (True, False))
+    stream = Stream(0, "test")
+    for env in (masked, plain):
+        env.reset()
+    for count in range(30):
+        action = sample_action(plain.action_space, stream, count, 8)
+        seen, true = masked.step(action), plain.step(action)
+        assert torch.equal(seen.reward, true.reward)
+        assert not seen.obs[:, velocities].any()
+        assert true.obs[:, velocities].all()
+        shown = [place for place in range(true.obs.shape[1]) if place not in velocities]
+        assert torch.equal(seen.obs[:, shown], true.obs[:, shown])
+
+
+def test_a_task_whose_velocities_are_not_known_is_named():
+    with pytest.raises(ConfigError, match="which features of Taxi-v3 are velocities is not known"):
+        build(id="Taxi-v3", num_envs=8, mask_velocity=True)

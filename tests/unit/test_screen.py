@@ -160,6 +160,17 @@ def test_an_evaluation_is_told_with_what_the_task_counts_and_whether_it_is_the_b
 # --------------------------------------------------------------------------------------------------------- which screen
 
 
+def test_lines_tell_what_the_task_counts_and_wins_as_a_part_of_the_trades():
+    screen, page = captured(Lines("heading", 2))
+    counts = {"trades": 4.0, "wins": 1.0, "open": 0.5}
+    metrics = {RETURN: 1.0, "rollout/ep_length_mean": 9.0, "train/kl": 0.1}
+    metrics |= {f"rollout/ep_{name}_mean": value for name, value in counts.items()}
+    screen.show(Clock(budget=10, samples=5), Snapshot(metrics, 1.0, SPLIT, 0))
+    assert "trades 4.00, open 0.50, win rate 25%" in page.getvalue()
+    assert "kl" not in page.getvalue()
+    assert "length" not in page.getvalue()
+
+
 @pytest.mark.parametrize(("terminal", "kind"), [(True, LiveScreen), (False, Lines)])
 def test_a_terminal_gets_a_live_screen_and_a_file_gets_lines(monkeypatch, tmp_path, terminal, kind):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)

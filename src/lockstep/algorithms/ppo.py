@@ -1,7 +1,7 @@
 """PPO: collect with the current policy, then a few epochs of clipped updates on what was collected.
 
 Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environments, lane after lane; M samples a lane
-in a minibatch.
+in a minibatch. A network with memory learns from sequences of S steps, and N samples are N / S of them.
 """
 
 import copy
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.finite import bad_places, extent
-from lockstep.data.rollout import Episodes, Rollout, minibatches, samples
+from lockstep.data.rollout import Episodes, Rollout, minibatches, samples, sequences, starts_of
 from lockstep.functional import (
     Scaling,
     Schedule,
@@ -27,10 +27,11 @@ from lockstep.nets.actions import Actions, build_actions
 from lockstep.nets.actor_critic import ActorCritic
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
+from lockstep.nets.memory import MemoryConfig
 from lockstep.nets.normalizer import ObservationNormalizer, RunningMoments
 from lockstep.protocols import Clock, Loss, Metrics, State, VecEnv, Work
 from lockstep.runtime import Optimizer, Runtime
-from lockstep.trees import Tree, copy_into, tree_map
+from lockstep.trees import Tree, copy_into, leaves, tree_map, tree_where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +82,42 @@ class PPOConfig:
     """Scale rewards by the running deviation of the discounted return."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Shape of the network."""
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    """What the network remembers between steps."""
+    sequence: int | None = None
+    """Steps of the sequences that a network with memory learns from, which must divide the horizon; none takes all."""
 
     def check(self, task: Any, run: RunConfig) -> None:
         """Refuse numbers that do not divide, in words, before any process starts."""
         if self.horizon < 1:
             raise ConfigError(f"horizon is {self.horizon}.", "Take at least one step between updates.")
-        rollout, lanes = task.num_envs * self.horizon, with_lanes(run, 1).lanes or 0
-        if self.batch_size % lanes:
-            below = max(lanes, self.batch_size - self.batch_size % lanes)
+        if self.length < 1 or self.horizon % self.length:
             raise ConfigError(
-                f"batch_size is {self.batch_size}, which {lanes} lanes cannot share evenly.",
-                f"Use {below} or {below + lanes}.",
+                f"sequence is {self.length}, which does not divide a horizon of {self.horizon}.",
+                "Use --algo.sequence none to learn from all of it.",
+            )
+        rollout, lanes = task.num_envs * self.horizon, with_lanes(run, 1).lanes or 0
+        unit = lanes * self.length
+        if self.batch_size % unit:
+            below = max(unit, self.batch_size - self.batch_size % unit)
+            what = f"{lanes} lanes" if self.length == 1 else f"{lanes} lanes with sequences of {self.length} steps"
+            raise ConfigError(
+                f"batch_size is {self.batch_size}, which {what} cannot share evenly.",
+                f"Use {below} or {below + unit}.",
             )
         if rollout % self.batch_size:
-            fits = [size for size in range(lanes, rollout + 1, lanes) if rollout % size == 0]
+            fits = [size for size in range(unit, rollout + 1, unit) if rollout % size == 0]
             near = min(fits, key=lambda size: abs(size - self.batch_size), default=rollout)
             raise ConfigError(
                 f"an iteration collects {task.num_envs} x {self.horizon} = {rollout} samples, "
                 f"which minibatches of {self.batch_size} do not divide.",
                 f"Use --algo.batch-size {near}, or change --task.num-envs or --algo.horizon.",
             )
+
+    @property
+    def length(self) -> int:
+        """S: steps that are learned from together; without memory, every step stands for itself."""
+        return 1 if self.memory.kind == "none" else self.sequence or self.horizon
 
     def iteration_samples(self, task: Any) -> int:
         return int(task.num_envs * self.horizon)
@@ -119,7 +136,8 @@ class PPO:
         self.samples = lanes.count * self.envs * config.horizon
         self.actions = build_actions(task.action_space)
         with initialising(lanes.shared_stream("ppo.init")):
-            self.net = ActorCritic(task.observation_space, self.actions, config.encoder).to(runtime.device)
+            self.net = ActorCritic(task.observation_space, self.actions, config.encoder, config.memory)
+            self.net.to(runtime.device)
         rate = torch.optim.Adam(
             self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True
         )
@@ -130,6 +148,9 @@ class PPO:
         self.discounted = torch.zeros(len(lanes), self.envs, device=runtime.device)  # [L, E], for reward scaling
         self.episodes = Episodes(lanes.local, self.envs)
         self.rollout, self.outcomes = Rollout(config.horizon), Rollout(config.horizon)
+        self.memory = self.net.initial_memory(task.num_envs)  # [B, ...], before the step that comes next
+        self.fresh = self.net.initial_memory(1)
+        self.memories = Rollout(config.horizon // config.length)  # the same at the start of each sequence
         self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
         self.clip = config.clip
 
@@ -148,7 +169,10 @@ class PPO:
         obs = self.task.observe()
         for t, draws in enumerate(noise.unbind(0)):
             with runtime.phase("act"):
-                acted = runtime.map_lanes(self._act, {"obs": obs, "noise": draws})
+                if self.memory and t % self.config.length == 0:
+                    self.memories.write(t // self.config.length, {"memory": self.memory})
+                acted = runtime.map_lanes(self._act, {"obs": obs, "noise": draws, "memory": self.memory})
+                memory = acted.pop("memory")
                 rollout.write(t, {"obs": obs, **acted})
             with runtime.phase("env"):
                 step = self.task.step(acted["action"])
@@ -156,20 +180,21 @@ class PPO:
             outcomes.write(t, {**outcome, **step.episode})
             if step.cut:
                 # What was cut off goes on in value from its last observation, not from the next episode's first.
-                self.cut_values[t] = runtime.map_lanes(self._value, step.final_obs)
-            obs = step.obs
-        self.last_value = runtime.map_lanes(self._value, obs)  # [B]
+                self.cut_values[t] = runtime.map_lanes(self._value, {"obs": step.final_obs, "memory": memory})
+            obs, self.memory = step.obs, tree_where(step.terminated | step.truncated, self.fresh, memory)
+        self.last_value = runtime.map_lanes(self._value, {"obs": obs, "memory": self.memory})  # [B]
         ended = outcomes["terminated"] | outcomes["truncated"]
         return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode})
 
-    def _act(self, part: dict[str, Tensor]) -> Tree:
+    def _act(self, part: dict[str, Any]) -> Tree:
         with self.runtime.autocast():
-            outputs, value = self.net(self.normalizer(part["obs"]))
-        return {"action": self.actions.sample(outputs, part["noise"]), "outputs": outputs, "value": value}
+            outputs, value, memory = self.net.step(self.normalizer(part["obs"]), part["memory"])
+        action = self.actions.sample(outputs, part["noise"])
+        return {"action": action, "outputs": outputs, "value": value, "memory": memory}
 
-    def _value(self, obs: Tree) -> Tensor:
+    def _value(self, part: dict[str, Any]) -> Tensor:
         with self.runtime.autocast():
-            return self.net.value(self.normalizer(obs))
+            return self.net.value(self.normalizer(part["obs"]), part["memory"])
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -184,10 +209,12 @@ class PPO:
         batch = self._batch(metrics)
         if not batch:
             return self._leave_out(clock)
-        per_lane = config.batch_size // self.runtime.lanes.count
+        rows = self._in_sequences(batch) if self.memory else batch
+        per_lane = config.batch_size // self.runtime.lanes.count // config.length
+        count = config.horizon // config.length * self.envs  # rows of a lane
         for epoch in range(config.epochs):
-            order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, config.horizon * self.envs)
-            for number, minibatch in enumerate(minibatches(batch, order.to(self.runtime.device), per_lane), 1):
+            order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, count)
+            for number, minibatch in enumerate(minibatches(rows, order.to(self.runtime.device), per_lane), 1):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number}"
                 metrics += self.optimizer.step(self.loss, minibatch, rate, where)
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
@@ -238,6 +265,13 @@ class PPO:
         del batch["outputs"]
         return dict(batch)
 
+    def _in_sequences(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Samples as sequences [L x T/S x E, S, ...], with the memory before each and where in it episodes started."""
+        lanes, outcomes = len(self.runtime.lanes), self.outcomes
+        steps = batch | {"starts": samples(starts_of(outcomes["terminated"] | outcomes["truncated"]), lanes)}
+        rows = sequences(steps, lanes, self.config.horizon, self.config.length)
+        return dict(rows | {"memory": samples(self.memories["memory"], lanes)})
+
     def _leave_out(self, clock: Clock) -> Metrics:
         """Stop at a rollout with bad numbers, or learn nothing from all of it: of the agent nothing changes."""
         outcomes, lanes = self.outcomes, self.runtime.lanes.local
@@ -258,8 +292,11 @@ class PPO:
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """The PPO loss of a part of a minibatch, as sums over its samples."""
-        config = self.config
-        outputs, value = self.net(self.normalizer(batch["obs"]))
+        config, memory, starts = self.config, batch.get("memory"), batch.get("starts")
+        if starts is not None:
+            steps = {name: part for name, part in batch.items() if name != "memory"}
+            batch = tree_map(lambda x: x.flatten(0, 1), steps)
+        outputs, value = self.net(self.normalizer(batch["obs"]), memory, starts)
         log_prob, entropy = self.actions.judge(outputs, batch["action"])
         loss = ppo_loss(
             log_prob,
@@ -293,32 +330,34 @@ class PPO:
         config, net = self.config, copy.deepcopy(self.net)
         rate = torch.optim.Adam(net.parameters(), eps=config.adam_epsilon, fused=True)
         rows = config.batch_size // self.runtime.lanes.count * len(self.runtime.lanes) // fewer
+        rows = -(-rows // config.length) * config.length  # whole sequences
         seen = samples(self.rollout["obs"], len(self.runtime.lanes))
         obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (self.task.num_envs // fewer, rows))
+        memory, before = net.initial_memory(self.task.num_envs // fewer), net.initial_memory(rows // config.length)
+        starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=self.runtime.device)
         actions = self.rollout["action"][0].cpu().numpy()
 
         @torch.no_grad()
         def act() -> None:
             with self.runtime.autocast():
-                net(obs)
+                net.step(obs, memory)
 
         def learn() -> None:
             with self.runtime.autocast():
-                outputs, value = net(minibatch)
+                outputs, value = net(minibatch, before, starts)
             rate.zero_grad()
             (outputs.sum() + value.sum()).backward()
             rate.step()
 
         updates = config.epochs * self.samples // config.batch_size
-        works = [
-            Work("inference", self.task.num_envs // fewer, config.horizon, act, fewer),
-            Work("learning", rows, updates, learn, fewer),
-        ]
+        inference = Work("inference", self.task.num_envs // fewer, config.horizon, act, fewer)
+        works = [inference, Work("learning", rows, updates, learn, fewer)]
         env = Work("env", self.task.num_envs, config.horizon, lambda: self.task.kernel(actions))
         return [env, *works] if fewer == 1 else works
 
     def buffers(self) -> Tree:
-        return {"rollout": self.rollout.buffers, "outcomes": self.outcomes.buffers, "cut_values": self.cut_values}
+        kept = {"rollout": self.rollout, "outcomes": self.outcomes, "memories": self.memories}
+        return {name: rollout.buffers for name, rollout in kept.items()} | {"cut_values": self.cut_values}
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -337,7 +376,9 @@ class PPO:
         self.normalizer.freeze()
 
     def lane_state(self, lane: int) -> State:
-        return {"discounted": self.discounted[self.runtime.lanes.local.index(lane)]} | self.episodes.state(lane)
+        place = self.runtime.lanes.local.index(lane)
+        memory = tree_map(lambda x: x.unflatten(0, (-1, self.envs))[place], self.memory)
+        return {"discounted": self.discounted[place], **leaves(memory, "memory")} | self.episodes.state(lane)
 
     def load_lane_state(self, lane: int, state: State) -> None:
         copy_into(self.lane_state(lane), state, f"lane {lane}")
@@ -350,8 +391,9 @@ class PPOPolicy:
         self.net, self.actions, self.normalizer = net, actions, normalizer
 
     def initial_memory(self, count: int) -> Tree:
-        return {}
+        return self.net.initial_memory(count)
 
     @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
-        return self.actions.mode(self.net(self.normalizer(obs))[0]), memory
+        outputs, _, after = self.net.step(self.normalizer(obs), memory)
+        return self.actions.mode(outputs), after

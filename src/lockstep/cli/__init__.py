@@ -13,6 +13,7 @@ VERBS = {
     "ls": "list runs and where they stand",
     "bench": "measure a recipe's speed beside the bare engine",
     "plan": "predict what more GPUs would bring, before renting them",
+    "backtest": "walk a trading recipe forward over a file of prices",
     "prove": "show that any number of processes, killed or not, trains the same agent",
 }
 

@@ -2,6 +2,7 @@
 
 Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environments, lane after lane. Buffers are
 [T, B, ...], so that a step is written as one block. The samples of a lane, T x E of them, are numbered by time first.
+S is the length of the sequences that a network with memory learns from.
 """
 
 from collections.abc import Iterator
@@ -39,6 +40,20 @@ class Rollout:
 def samples(values: Tree, lanes: int) -> Any:
     """What a rollout holds, [T, B, ...], as samples lane after lane and by time within one, [L x T x E, ...]."""
     return tree_map(lambda x: x.unflatten(1, (lanes, -1)).transpose(0, 1).flatten(0, 2), values)
+
+
+def starts_of(ended: Tensor) -> Tensor:
+    """Where a step is the first of an episode that starts within the rollout, from where one ended, [T, B]."""
+    return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
+
+
+def sequences(batch: Tree, lanes: int, horizon: int, length: int) -> Any:
+    """Samples [L x T x E, ...] as sequences of one environment each, S steps long, [L x T/S x E, S, ...]."""
+
+    def regroup(x: Tensor) -> Tensor:
+        return x.unflatten(0, (lanes, horizon // length, length, -1)).transpose(2, 3).flatten(0, 2)
+
+    return tree_map(regroup, batch)
 
 
 def minibatches(batch: Tree, order: Tensor, size: int) -> Iterator[Any]:

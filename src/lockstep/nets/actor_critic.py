@@ -1,7 +1,9 @@
-"""A policy and a value function in one module, on one encoder or on one each.
+"""A policy and a value function in one module, on one encoder (and memory) or on one each.
 
-Shapes: N samples, O outputs of the policy.
+Shapes: N samples, O outputs of the policy. With memory, samples are sequences one after another: see `nets/memory.py`.
 """
+
+from typing import Any
 
 import torch
 from gymnasium import Space
@@ -10,33 +12,70 @@ from torch import Tensor, nn
 from lockstep.nets.actions import Actions
 from lockstep.nets.encoder import CNN, EncoderConfig, build_encoder
 from lockstep.nets.init import orthogonal
+from lockstep.nets.memory import Memory, MemoryConfig
 from lockstep.trees import Tree
 
 
 class ActorCritic(nn.Module):
     """Pictures share one encoder between policy and value; vectors are cheap, and learn better with one each."""
 
-    def __init__(self, observations: Space, actions: Actions, config: EncoderConfig) -> None:
+    def __init__(
+        self, observations: Space, actions: Actions, config: EncoderConfig, memory: MemoryConfig | None = None
+    ) -> None:
         super().__init__()
         self.encoder = build_encoder(observations, config)
         pictures = any(isinstance(module, CNN) for module in self.encoder.modules())
         shared = pictures if config.shared is None else config.shared
         self.critic_encoder = None if shared else build_encoder(observations, config)
         features = int(self.encoder.features)  # type: ignore[arg-type]
+        self.memories = nn.ModuleDict()
+        if memory is not None and memory.kind != "none":
+            names = ("policy",) if shared else ("policy", "value")
+            self.memories.update({name: Memory(memory, features) for name in names})
+            features = memory.units
         self.policy_head = orthogonal(nn.Linear(features, actions.outputs), 0.01)
         self.value_head = orthogonal(nn.Linear(features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.spread)) if actions.spread else None
 
-    def forward(self, obs: Tree) -> tuple[Tensor, Tensor]:
-        """Outputs for the action distribution [N, O] and values [N], both fp32 whatever the encoder ran in."""
-        features = self.encoder(obs)
+    def forward(self, obs: Tree, memory: Any = None, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs for the action distribution [N, O] and values [N], both fp32 whatever the encoder ran in.
+
+        A net with memory needs its state before each sequence, and where in the sequences an episode started.
+        """
+        seen = self._encode(obs)
+        for name, remember in self.memories.items():
+            seen[name] = remember(seen[name], memory[name], starts)
+        return self._outputs(seen["policy"]), self._value(seen.get("value", seen["policy"]))
+
+    def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
+        """Outputs and values for one step of N episodes, and their memory after it."""
+        seen, after = self._encode(obs), {}
+        for name, remember in self.memories.items():
+            seen[name], after[name] = remember.step(seen[name], memory[name])  # type: ignore[operator]
+        return self._outputs(seen["policy"]), self._value(seen.get("value", seen["policy"])), after
+
+    def value(self, obs: Tree, memory: Any = None) -> Tensor:
+        """Values alone of one step of N episodes, [N]."""
+        name, encoder = ("policy", self.encoder) if self.critic_encoder is None else ("value", self.critic_encoder)
+        seen = encoder(obs)
+        if self.memories:
+            seen, _ = self.memories[name].step(seen, memory[name])  # type: ignore[operator]
+        return self._value(seen)
+
+    def initial_memory(self, count: int) -> Tree:
+        """The memory of `count` episodes about to start; an empty dict where there is none."""
+        return {name: memory.initial(count) for name, memory in self.memories.items()}  # type: ignore[operator]
+
+    def _encode(self, obs: Tree) -> dict[str, Tensor]:
+        """What policy and value see of observations; policy alone where they share it."""
+        seen = {"policy": self.encoder(obs)}
+        return seen if self.critic_encoder is None else seen | {"value": self.critic_encoder(obs)}
+
+    def _outputs(self, features: Tensor) -> Tensor:
         outputs = self.policy_head(features).float()
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
-        seen = features if self.critic_encoder is None else self.critic_encoder(obs)
-        return outputs, self.value_head(seen).squeeze(-1).float()
+        return outputs
 
-    def value(self, obs: Tree) -> Tensor:
-        """Values alone, [N]."""
-        encoder = self.encoder if self.critic_encoder is None else self.critic_encoder
-        return self.value_head(encoder(obs)).squeeze(-1).float()
+    def _value(self, features: Tensor) -> Tensor:
+        return self.value_head(features).squeeze(-1).float()

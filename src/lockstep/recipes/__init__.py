@@ -12,6 +12,8 @@ from lockstep.config import ConfigError, Recipe
 RECIPES = {
     "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets tiny, small, base, large)"),
     "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
+    "gym-ppo-lstm": ("lockstep.recipes.gym_ppo_lstm", "PPO with memory on any Gymnasium task (--task.mask-velocity)"),
+    "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with memory trades files of prices, or a computed market"),
 }
 """Name, module, and one line for the help page, which must not import torch."""
 

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -76,6 +77,8 @@ class Lines:
         line = (
             f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         )
+        told = result_words({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
+        line += f"  {', '.join(told)}" if told else ""
         slow = f"  slow: {snapshot.slow}" if snapshot.slow else ""
         self.console.print(line + _sync_words(self.processes, snapshot.checked) + slow, markup=False)
 
@@ -144,6 +147,9 @@ class LiveScreen:
             table.add_row("speed", Text(f"{snapshot.speed:,.0f} steps/s · {eta} to go"))
             if self.returns:
                 table.add_row("return", Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}"))
+            told = result_words({name.removeprefix("rollout/ep_"): x for name, x in snapshot.metrics.items()})
+            if told:
+                table.add_row("episodes", Text(", ".join(told)))
             if clock.evaluation:
                 table.add_row("eval", Text(evaluation_words(clock)))
             table.add_row("time", _split_bar(snapshot.split))
@@ -178,17 +184,24 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def result_words(means: Mapping[str, float]) -> list[str]:
+    """What a task counts over an episode, from means by name; wins are said as a part of the trades they are of."""
+    found = {name.removesuffix("_mean"): value for name, value in means.items() if name.endswith("_mean")}
+    counts = {name: value for name, value in found.items() if "/" not in name and name not in ("return", "length")}
+    words = [f"{name} {value:.2f}" for name, value in counts.items() if name != "wins" or "trades" not in counts]
+    if (
+        counts.get("trades", 0.0) > 0.0 and "wins" in counts
+    ):  # of sums over the same episodes: pooled, not a mean of means
+        words.append(f"win rate {counts['wins'] / counts['trades']:.0%}")
+    return words
+
+
 def evaluation_words(clock: Clock) -> str:
     """The last evaluation as a phrase."""
     result = clock.evaluation
-    extras = [
-        f"{name.removesuffix('_mean')} {value:.2f}"
-        for name, value in result.items()
-        if name.endswith("_mean") and name not in ("return_mean", "length_mean")
-    ]
     words = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
     best = "the best so far" if clock.best == result["return_mean"] else f"best {clock.best:.2f}"
-    return ", ".join([words, *extras, f"{result['episodes']:.0f} episodes", best])
+    return ", ".join([words, *result_words(result), f"{result['episodes']:.0f} episodes", best])
 
 
 def _split_bar(split: dict[str, float], width: int = 24) -> Text:

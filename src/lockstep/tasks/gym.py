@@ -26,10 +26,21 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Clock, State, Step
 from lockstep.streams import Stream
 from lockstep.tasks.gym_pool import Pool
-from lockstep.tasks.gym_rows import Rows, Table
+from lockstep.tasks.gym_rows import Rows, Table, make
 from lockstep.tasks.observations import stored_space
 from lockstep.tasks.spaces import allocate, are_actions, env_actions, policy_space, tensor_dtype
 from lockstep.trees import Tree, copy_into, leaves, tree_map
+
+VELOCITIES = {
+    "Acrobot": (4, 5),
+    "CartPole": (1, 3),
+    "LunarLander": (2, 3, 5),
+    "LunarLanderContinuous": (2, 3, 5),
+    "MountainCar": (1,),
+    "MountainCarContinuous": (1,),
+    "Pendulum": (2,),
+}
+"""Which features of an observation are velocities."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +53,8 @@ class GymConfig:
     """Environments played side by side."""
     kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)
     """Options of the environment, as `gymnasium.make` takes them."""
+    mask_velocity: bool = False
+    """Show velocities as zero, so that only a policy with memory can know them (classic control and LunarLander)."""
     replay_cap: int = 20_000
     """Longest episode, in steps, whose actions are kept to restore it; a longer one starts anew on resume."""
     workers: int = 0
@@ -282,13 +295,25 @@ def _table(observations: Space[Any], actions: Space[Any], count: int, pinned: bo
 def _survey(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:
     """How to make such environments, the ways in which they can draw, and their spaces of observations and actions."""
     options: dict[str, Any] = {"disable_env_checker": True, **config.kwargs}
-    probe = gymnasium.make(config.id, **options)
+    if config.mask_velocity:
+        options["hidden"] = _velocities(config.id)
+    probe = make(config.id, options)
     probe.close()
     modes = probe.metadata.get("render_modes") or []
     drawing = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
     if drawing:
         options = {"render_mode": drawing, **options}  # costs nothing until a picture is asked for
     return options, modes, probe.observation_space, probe.action_space
+
+
+def _velocities(id: str) -> list[int]:
+    name = id.rpartition("-v")[0]
+    if name not in VELOCITIES:
+        raise ConfigError(
+            f"which features of {id} are velocities is not known.",
+            f"Leave --task.mask-velocity out, or take one of {', '.join(VELOCITIES)}.",
+        )
+    return list(VELOCITIES[name])
 
 
 @contextmanager

@@ -36,12 +36,27 @@ class Table(NamedTuple):
     """[B] float64: the rewards of the current episode, for whoever watches."""
 
 
+def make(id: str, options: Mapping[str, Any]) -> Any:
+    """An environment by its id; the option `hidden` names features of its observations that are shown as zero."""
+    hidden = list(options.get("hidden", ()))
+    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
+    if not hidden:
+        return env
+
+    def hide(obs: np.ndarray) -> np.ndarray:
+        obs = obs.copy()  # it may be the environment's own
+        obs[hidden] = 0
+        return obs
+
+    return gymnasium.wrappers.TransformObservation(env, hide, env.observation_space)
+
+
 class Rows:
     """The environments of a table's rows, one after another."""
 
     def __init__(self, id: str, options: Mapping[str, Any], table: Table) -> None:
         self._id, self.table = id, table
-        self.envs = [gymnasium.make(id, **options) for _ in table.seed]
+        self.envs = [make(id, options) for _ in table.seed]
         self._obs_space, self._act_space = self.envs[0].observation_space, self.envs[0].action_space
         self._ends = list(zip(_arrays(table.final_obs), _arrays(table.obs), strict=True))
 

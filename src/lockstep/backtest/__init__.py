@@ -1,0 +1,1 @@
+"""Backtests: what a trading agent would have earned on bars that came after all it learned from."""

@@ -1,0 +1,89 @@
+"""`lockstep backtest RECIPE --data FILE`: walk forward over a file of prices, and say what it would have earned."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from lockstep.config import ConfigError
+
+if TYPE_CHECKING:
+    from lockstep.backtest.walk_forward import Report
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Train a fresh agent for each fold on the bars before it, trade the fold, and stitch the folds into one curve.
+
+    The recipe's own flags may follow, as with `train`.
+    """
+
+    recipe: tyro.conf.Positional[str]
+    """A recipe that trades, such as trading-lstm."""
+    folds: int = 4
+    """Tests, one after another."""
+    before: float = 0.5
+    """Part of the file that the first agent is trained on; the others have all that came before their fold."""
+    out: Path = Path("backtest")
+    """Directory for the runs of the folds, backtest.png and backtest.html; it must not hold any yet."""
+    preset: str | None = None
+    """One of the recipe's named variations."""
+    smoke: bool = False
+    """Take the recipe's smallest setting."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    from lockstep.cli.options import Start, parse_recipe, parse_verb
+
+    command, rest = parse_verb(Backtest, arguments, "backtest")
+    if command.folds < 1 or not 0 < command.before < 1:
+        raise ConfigError(
+            f"folds is {command.folds} and before {command.before}.", "Use at least 1, and a part between 0 and 1."
+        )
+    start = Start(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
+    recipe = parse_recipe(start, rest, f"lockstep backtest {command.recipe}")
+
+    from lockstep.backtest.walk_forward import walk_forward
+    from lockstep.tasks.trading import TradingConfig
+
+    if not isinstance(recipe.task, TradingConfig):
+        raise ConfigError(f"{command.recipe} does not trade.", "Use trading-lstm, or a recipe with the trading task.")
+    report = walk_forward(recipe, command.out, command.folds, command.before)
+    _present(report, command.out)
+    return 0
+
+
+def _present(report: "Report", out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from lockstep.backtest.measures import SUSPICIOUS, possible_leak
+    from lockstep.backtest.picture import WORDS, draw, shown, write_page
+
+    a_year = report.bars.a_year
+    measures = {name: curve.measures(a_year) for name, curve in report.curves.items()}
+    agent = measures["agent"]
+    notes = [
+        f"{len(report.time):,} bars in {agent.years:.1f} years out of sample, marked at each open, after all costs; "
+        f"annualised with {a_year:,.0f} bars a year.",
+        *report.bars.notes,
+    ]
+    warnings = []
+    if possible_leak(agent):
+        warnings.append(
+            f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
+        )
+    console, table = Console(highlight=False), Table(box=None)
+    columns = {name: shown(part) for name, part in measures.items()}
+    for heading in ("", *columns):
+        table.add_column(heading, justify="right" if heading else "left")
+    for word in WORDS.values():
+        table.add_row(word, *(column[word] for column in columns.values()))
+    console.print(table)
+    for sentence in [*warnings, *notes]:
+        console.print(sentence, markup=False)
+    picture = draw(report, out / "backtest.png")
+    write_page(report, out / "backtest.html", picture, notes, warnings)
+    console.print(f"The picture: {out / 'backtest.png'}, and as a page: {out / 'backtest.html'}", markup=False)

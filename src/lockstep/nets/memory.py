@@ -1,0 +1,106 @@
+"""Memory: an LSTM or a GRU between an encoder and its heads.
+
+Acting takes one step at a time. Learning takes whole sequences: they are cut where an episode began inside them, so
+that nothing crosses its border, and laid side by side, padded at their ends, so that the fused kernel runs over all.
+
+Shapes: N samples or environments, D features, H units; R sequences of S steps, one after another as N = R x S samples;
+G pieces that the sequences are cut into, P steps of the longest.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.config import ConfigError
+
+MemoryState = dict[str, Tensor]
+"""[N, H] each: `hidden`, and for an LSTM `cell`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryConfig:
+    """What the network remembers of an episode."""
+
+    kind: Literal["none", "lstm", "gru"] = "none"
+    """none sees only the present."""
+    units: int = 64
+    """Units of the memory; policy and value have one each where they have an encoder each."""
+
+    def __post_init__(self) -> None:
+        if self.units < 1:
+            raise ConfigError(f"memory.units is {self.units}.", "Use 1 or more, or --algo.memory.kind none.")
+
+
+class Memory(nn.Module):
+    """One recurrent layer: state in, state out."""
+
+    def __init__(self, config: MemoryConfig, features: int) -> None:
+        super().__init__()
+        self.layer: nn.LSTM | nn.GRU = (nn.LSTM if config.kind == "lstm" else nn.GRU)(features, config.units)
+        self.names = ("hidden", "cell") if config.kind == "lstm" else ("hidden",)
+        for name, weight in self.layer.named_parameters():
+            (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(weight)
+
+    def initial(self, count: int) -> MemoryState:
+        """The state at the start of `count` episodes."""
+        weight = self.layer.all_weights[0][0]
+        return {name: weight.new_zeros(count, self.layer.hidden_size) for name in self.names}
+
+    def step(self, features: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
+        """One step: what the heads see [N, H], and the state after it."""
+        weights = self.layer.all_weights[0]
+        # Always in fp32: what is rounded here is carried on for the rest of the episode.
+        with torch.autocast(features.device.type, enabled=False):
+            if "cell" in state:
+                hidden, cell = torch.lstm_cell(features.float(), [state["hidden"], state["cell"]], *weights)
+                return hidden, {"hidden": hidden, "cell": cell}
+            hidden = torch.gru_cell(features.float(), state["hidden"], *weights)
+            return hidden, {"hidden": hidden}
+
+    def forward(self, features: Tensor, state: MemoryState, starts: Tensor) -> Tensor:
+        """Sequences: what the heads see [N, H], from features [N, D], the state before each sequence [R, H], and where
+        in them an episode started, [R, S]."""
+        pieces = cut(starts)
+        # Where a piece goes on with what was before its sequence, it has that state, and elsewhere a fresh one.
+        begun = tuple(
+            torch.where(pieces.goes_on.unsqueeze(1), state[name][pieces.sequence], 0.0).unsqueeze(0)
+            for name in self.names
+        )  # [1, G, H]
+        with torch.autocast(features.device.type, enabled=False):
+            outputs, _ = self.layer(lay_out(features.float(), pieces), begun if len(begun) > 1 else begun[0])
+        return outputs.flatten(0, 1).index_select(0, pieces.rows)
+
+
+class Pieces(NamedTuple):
+    """How sequences are cut into pieces of one episode each."""
+
+    total: int
+    """G."""
+    longest: int
+    """P."""
+    rows: Tensor
+    """[N] Where each sample is laid: its step within its piece, times G, plus its piece."""
+    sequence: Tensor
+    """[G] The sequence that each piece is of."""
+    goes_on: Tensor
+    """[G] Whether a piece goes on with an episode that was under way before its sequence."""
+
+
+def cut(starts: Tensor) -> Pieces:
+    """Cut sequences [R, S] where an episode starts."""
+    begins = starts.clone()
+    begins[:, 0] = True
+    first = begins.flatten().nonzero().squeeze(1)  # [G] sample with which each piece begins
+    piece = begins.flatten().cumsum(0) - 1  # [N]
+    step = torch.arange(starts.numel(), device=starts.device) - first[piece]  # [N]
+    count, longest = len(first), int(step.max()) + 1
+    goes_on = (first % starts.shape[1] == 0) & ~starts.flatten()[first]
+    return Pieces(count, longest, step * count + piece, first // starts.shape[1], goes_on)
+
+
+def lay_out(samples: Tensor, pieces: Pieces) -> Tensor:
+    """Samples [N, D] side by side by piece, [P, G, D]. What pads them is zero: made here, it is nobody's number."""
+    padded = samples.new_zeros(pieces.longest * pieces.total, samples.shape[1])
+    return padded.index_copy(0, pieces.rows, samples).view(pieces.longest, pieces.total, -1)

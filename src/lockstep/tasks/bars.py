@@ -1,0 +1,161 @@
+"""Bars: a file of prices, read, sorted by time, adjusted, and told about where it is not as one would expect.
+
+Shapes: T bars.
+"""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.config import ConfigError
+
+OPEN, HIGH, LOW, CLOSE = range(4)
+YEAR = 365.25 * 86_400
+KNOWN = {
+    "time": ("time", "date", "datetime", "timestamp", "unix"),
+    "open": ("open",),
+    "high": ("high",),
+    "low": ("low",),
+    "close": ("close",),
+    "adjusted": ("adj close", "adj_close", "adjusted close", "adjusted"),
+}
+"""Names that columns have, in small letters, the likeliest first."""
+FORMATS = ("%d.%m.%Y %H:%M:%S.%f", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%Y%m%d %H%M%S")
+
+
+class Bars(NamedTuple):
+    """The prices of one symbol, oldest first."""
+
+    name: str
+    time: np.ndarray
+    """[T] float64: seconds since 1970."""
+    prices: np.ndarray
+    """[T, 4] float64: open, high, low and close, adjusted where the file says how."""
+    notes: tuple[str, ...] = ()
+    """What was found, in sentences."""
+
+    @property
+    def a_year(self) -> float:
+        """How many bars there are in a year, by these."""
+        return (len(self.time) - 1) / (self.time[-1] - self.time[0]) * YEAR
+
+
+def read_bars(path: str, columns: Mapping[str, str]) -> Bars:
+    """Read a CSV or Parquet file; `columns` maps time, open, high, low, close and adjusted to the file's own names."""
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no file of prices {path}.", "Give the path of a CSV or Parquet file.")
+    table = _read_parquet(path) if path.endswith((".parquet", ".pq")) else _read_csv(path)
+    names = _find(table, columns, path)
+    time = _times(table[names["time"]], path)
+    prices = np.stack([_numbers(table[names[part]], part, path) for part in ("open", "high", "low", "close")], axis=1)
+    if "adjusted" in names:
+        prices *= (_numbers(table[names["adjusted"]], "adjusted", path) / prices[:, CLOSE])[:, None]
+    return _in_order(Path(path).stem, time, prices, path)
+
+
+def _in_order(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> Bars:
+    notes = []
+    if (np.diff(time) < 0).any():
+        newest_first = (np.diff(time) <= 0).all()
+        notes.append(f"{path} is {'newest first' if newest_first else 'not in order'}: its rows were sorted by time.")
+    order = np.argsort(time, kind="stable")
+    time, prices = time[order], prices[order]
+    again = np.flatnonzero(np.diff(time) == 0) + 1
+    if len(again):
+        notes.append(f"{path} has {len(again)} rows whose time was there before: the first of each is kept.")
+        time, prices = np.delete(time, again), np.delete(prices, again, axis=0)
+    if len(time) < 2:
+        raise ConfigError(f"{path} has {len(time)} bars.", "Give a file with more.")
+    bad = ~(np.isfinite(prices) & (prices > 0)).all(axis=1)
+    if bad.any():
+        raise ConfigError(
+            f"{path} has {bad.sum()} bars with a price that is not above zero, the first at {_when(time[bad][0])}.",
+            "Leave them out of the file, or mend them.",
+        )
+    steps = np.diff(time)
+    gaps = np.flatnonzero(steps > 5 * np.median(steps))
+    if len(gaps):
+        worst = gaps[np.argmax(steps[gaps])]
+        notes.append(
+            f"{path} has {len(gaps)} gaps of more than five usual steps; "
+            f"the longest is {steps[worst] / 86_400:.1f} days from {_when(time[worst])}."
+        )
+    return Bars(name, time, prices, tuple(notes))
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+
+
+def _read_csv(path: str) -> dict[str, Sequence[Any]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    widths = {len(row) for row in rows}
+    if len(rows) < 2 or len(widths) > 1:
+        raise ConfigError(f"{path} is no table: {len(rows)} rows of {sorted(widths)} fields.", "Mend the file.")
+    return dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))
+
+
+def _read_parquet(path: str) -> dict[str, Sequence[Any]]:
+    try:
+        import pyarrow.parquet
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path} is a Parquet file.", "Install what reads it: pip install pyarrow") from error
+    return dict(pyarrow.parquet.read_table(path).to_pydict())
+
+
+def _find(table: Mapping[str, Any], columns: Mapping[str, str], path: str) -> dict[str, str]:
+    """The file's name of each column."""
+    unknown = [part for part in columns if part not in KNOWN] + [name for name in columns.values() if name not in table]
+    small = {name.strip().lower(): name for name in reversed(list(table))}
+    found = {part: small[name] for part, names in KNOWN.items() for name in reversed(names) if name in small}
+    found |= columns
+    missing = [part for part in KNOWN if part not in found and part != "adjusted"]
+    if unknown or missing:
+        raise ConfigError(
+            f"{path} has no column for {', '.join(unknown + missing)}; it has {', '.join(table)}.",
+            "Say which is which: --task.columns time Date open Open high High low Low close Close",
+        )
+    return found
+
+
+def _numbers(values: Sequence[Any], name: str, path: str) -> np.ndarray:
+    try:
+        return np.array(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: column {name} is not all numbers: {error}.", "Mend the file.") from error
+
+
+def _times(values: Sequence[Any], path: str) -> np.ndarray:
+    """Seconds since 1970, from dates, times or numbers; what is said without a zone is taken as UTC."""
+    readers: list[Callable[[Any], float]] = [
+        _from_number,
+        _seconds,
+        lambda text: _seconds(datetime.fromisoformat(text)),
+    ]
+    for read in [*readers, *map(_by, FORMATS)]:
+        try:
+            return np.array([read(value) for value in values])
+        except (TypeError, ValueError, AttributeError):
+            continue
+    raise ConfigError(f"{path}: {values[0]!r} is no time that is known.", "Use ISO 8601, as in 2024-05-31 13:00:00.")
+
+
+def _from_number(value: Any) -> float:
+    seconds = float(value)
+    return seconds / 1000 if seconds > 1e11 else seconds  # later than the year 5000: these are milliseconds
+
+
+def _seconds(moment: Any) -> float:
+    """Of a datetime, or of a date."""
+    clock = [getattr(moment, unit, 0) for unit in ("hour", "minute", "second")]
+    zone = getattr(moment, "tzinfo", None) or UTC
+    return datetime(moment.year, moment.month, moment.day, clock[0], clock[1], clock[2], tzinfo=zone).timestamp()
+
+
+def _by(format: str) -> Callable[[Any], float]:
+    return lambda value: _seconds(datetime.strptime(value, format))

@@ -1,0 +1,83 @@
+"""Controls: what can be earned is learned, what cannot is left alone, and real prices make nobody rich."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.config import overlay
+from lockstep.lanes import Lanes
+from lockstep.loading import LoadedPolicy, load
+from lockstep.protocols import State
+from lockstep.recipes import find_recipe
+from lockstep.tasks.trading import TradingConfig
+from lockstep.train import train
+
+SHORT, FLAT, LONG = 0, 1, 2
+
+
+def trained(directory: Path, samples: int, **task: object) -> tuple[LoadedPolicy, LoadedPolicy, TradingConfig]:
+    """An agent before and after training, and what it was trained on."""
+    common = {"run.dir": str(directory), "run.eval_every": None, "run.device": "cpu"}
+    recipe = overlay(find_recipe("trading-lstm")(), {"task": task, **common})
+    before = train(overlay(recipe, {"run.samples": 1, "run.name": "before", "algo.learning_rate": 0.0})).path
+    after = train(overlay(recipe, {"run.samples": samples, "run.name": "after"})).path
+    return load(before), load(after), recipe.task
+
+
+def traded(task: TradingConfig, choose: object) -> dict[str, torch.Tensor]:
+    """One episode on each of 64 fresh markets: rewards summed, and what the accounts counted."""
+    from dataclasses import replace
+
+    env = replace(task, num_envs=64).build(Lanes(1, range(1), 99), torch.device("cpu"))
+    obs, total = env.observe(), torch.zeros(64, dtype=torch.float64)
+    for _ in range(task.length):
+        step = env.step(choose(obs))
+        total += step.reward
+        obs = step.obs
+    assert step.truncated.all()
+    counts: State = {name: values.clone() for name, values in step.episode.items()}
+    return {"total": total, **counts}
+
+
+def sampling(policy: LoadedPolicy):
+    """The policy as it trains: actions drawn, not the likeliest ones, which of an untrained one are all alike."""
+    from lockstep.streams import Stream
+
+    net, count, memory = policy.policy.net, iter(range(10**6)), None
+
+    def choose(obs):
+        nonlocal memory
+        memory = policy.policy.initial_memory(len(obs)) if memory is None else memory
+        with torch.no_grad():
+            outputs, _, memory = net.step(policy.policy.normalizer(obs), memory)
+        return (outputs + Stream(0, "draws").gumbel(next(count), *outputs.shape)).argmax(-1)
+
+    return choose
+
+
+def greedy(policy: LoadedPolicy):
+    return lambda obs: torch.from_numpy(policy.act(obs))
+
+
+def test_a_return_that_is_shown_is_earned(tmp_path: Path) -> None:
+    _, agent, task = trained(tmp_path, 200_000, market="walk", leak=True, fee=0.0)
+    earned = traded(task, greedy(agent))["total"].sum()
+    possible = traded(task, lambda obs: torch.where(obs[:, -1] > 0, LONG, SHORT))["total"].sum()
+    print(f"positive control: {earned / possible:.1%} of what the sign earns")
+    assert possible > 0
+    assert earned >= 0.8 * possible
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_where_there_is_nothing_to_earn_trading_stops(tmp_path: Path) -> None:
+    untrained, agent, task = trained(tmp_path, 1_000_000, market="walk", fee=0.001)
+    before, after = traded(task, sampling(untrained)), traded(task, greedy(agent))
+    gross = after["growth"] + after["fees"]
+    error = float(gross.std()) / math.sqrt(len(gross))
+    share = float(after["turnover"].sum() / before["turnover"].sum())
+    print(f"negative control: turnover {share:.2%} of the untrained; gross {gross.mean():+.4f} +- {error:.4f}")
+    assert share < 0.05
+    assert abs(float(gross.mean())) <= 3 * error + 1e-9

@@ -1,0 +1,126 @@
+"""PPO with memory: what it learns from is what it acted on, however it is cut, and memory belongs to lanes."""
+
+import pytest
+import torch
+
+from lockstep.config import ConfigError, overlay
+from lockstep.protocols import Clock, Metrics
+from lockstep.recipes import find_recipe
+from lockstep.runtime import Runtime
+from lockstep.trees import leaves, tree_map
+
+
+class Agent:
+    """A small agent with memory on CartPole without velocities, whose first episodes are short."""
+
+    def __init__(self, hosting=None, settings=None):
+        kind = find_recipe("gym-ppo-lstm")
+        recipe = overlay(overlay(kind(), kind.smoke), {"task.mask_velocity": True, "run.reduction": "exact"})
+        recipe = overlay(recipe, settings or {})
+        self.runtime = Runtime.alone(recipe.run, hosting=hosting)
+        self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
+        self.algorithm = recipe.algo.build(self.task, self.runtime)
+        self.clock = Clock(budget=recipe.run.samples)
+
+    def collect(self):
+        self.algorithm.collect(self.clock)
+
+    def learn(self):
+        self.algorithm.update(self.clock)
+        self.clock.advance(self.algorithm.samples)
+
+
+def ratios(algorithm):
+    """What the network makes of the sequences of the last rollout, over what it made of its steps; [N]."""
+    rows = algorithm._in_sequences(algorithm._batch(Metrics()))
+    steps = {name: tree_map(lambda x: x.flatten(0, 1), part) for name, part in rows.items() if name != "memory"}
+    outputs, value = algorithm.net(algorithm.normalizer(steps["obs"]), rows["memory"], rows["starts"])
+    log_prob, _ = algorithm.actions.judge(outputs, steps["action"])
+    torch.testing.assert_close(value, steps["value"], atol=1e-5, rtol=1e-5)
+    return (log_prob - steps["log_prob"]).exp()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("sequence", [1, 2, 8, 16, 32])
+def test_the_first_ratio_is_one_however_the_rollout_is_cut(kind, sequence):
+    agent = Agent(settings={"algo.sequence": sequence, "algo.batch_size": 256, "algo.memory.kind": kind})
+    agent.collect()
+    agent.learn()
+    agent.collect()  # the second begins in the middle of episodes
+    ended = agent.algorithm.outcomes["terminated"]
+    assert ended.any()
+    assert leaves(agent.algorithm.memories["memory"])["policy.hidden"][0].any()
+    assert ratios(agent.algorithm).sub(1).abs().max() < 1e-5
+
+
+def test_another_memory_at_the_start_would_be_noticed():
+    agent = Agent()
+    agent.collect()
+    agent.learn()
+    agent.collect()
+    tree_map(torch.Tensor.zero_, agent.algorithm.memories["memory"])
+    with pytest.raises(AssertionError):
+        ratios(agent.algorithm)
+
+
+def test_an_episode_that_was_cut_off_goes_on_in_value_from_its_last_memory():
+    agent = Agent(settings={"task.kwargs": {"max_episode_steps": 5}})
+    step, seen, algorithm = agent.task.step, [agent.task.observe().clone()], agent.algorithm
+    lasts = []
+
+    def watched(action):
+        result = step(action)
+        seen.append(result.obs.clone())
+        lasts.append(result.final_obs.clone())
+        return result
+
+    agent.task.step = watched
+    agent.collect()
+    assert algorithm.outcomes["truncated"][4].all()
+    memory = algorithm.net.initial_memory(agent.task.num_envs)
+    with torch.no_grad():
+        for obs in seen[:5]:
+            _, _, memory = algorithm.net.step(obs, memory)
+        expected = algorithm.net.value(lasts[4], memory)
+        forgotten = algorithm.net.value(lasts[4], algorithm.net.initial_memory(agent.task.num_envs))
+    torch.testing.assert_close(algorithm.cut_values[4], expected, atol=1e-6, rtol=1e-6)
+    assert not torch.allclose(forgotten, expected)
+    # And what follows it starts with nothing.
+    _, value, _ = algorithm.net.step(seen[5], algorithm.net.initial_memory(agent.task.num_envs))
+    torch.testing.assert_close(algorithm.rollout["value"][5], value, atol=1e-6, rtol=1e-6)
+
+
+def test_memory_follows_its_lane_to_another_process():
+    whole, part = Agent(), Agent(hosting=range(3, 6))
+    whole.collect()
+    whole.learn()
+    part.algorithm.load_shared_state(whole.algorithm.shared_state())
+    for lane in part.runtime.lanes.local:
+        part.algorithm.load_lane_state(lane, whole.algorithm.lane_state(lane))
+        part.task.load_lane_state(lane, whole.task.lane_state(lane))
+    part.clock = whole.clock
+    for agent in (whole, part):
+        agent.collect()
+    for lane in part.runtime.lanes.local:
+        mine, theirs = part.algorithm.lane_state(lane), whole.algorithm.lane_state(lane)
+        assert mine["memory.policy.cell"].any()
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"sequence": 5}, "sequence is 5, which does not divide a horizon of 32"),
+        ({"sequence": None, "batch_size": 128}, "8 lanes with sequences of 32 steps cannot share evenly.\nUse 256 or"),
+    ],
+)
+def test_sequences_that_do_not_divide_are_refused(settings, words):
+    kind = find_recipe("gym-ppo-lstm")
+    recipe = overlay(overlay(kind(), kind.smoke), {"algo": settings})
+    with pytest.raises(ConfigError, match=words):
+        recipe.algo.check(recipe.task, recipe.run)
+
+
+def test_without_memory_the_length_of_sequences_means_nothing():
+    recipe = overlay(find_recipe("gym-ppo")(), {"algo.sequence": 7})
+    recipe.algo.check(recipe.task, recipe.run)

@@ -1,0 +1,241 @@
+"""Trading: costs to the last digit, nothing of the future, and accounts that go on when restored."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.streams import Stream
+from lockstep.tasks.bars import OPEN
+from lockstep.tasks.markets import LOOKBACK
+from lockstep.tasks.trading import TradingConfig
+
+SHORT, FLAT, LONG = 0, 1, 2
+BARS = 200
+
+
+def write(path, prices):
+    """A file of bars [T, 4], a day each."""
+    rows = [f"{86_400 * day},{','.join(map(repr, map(float, row)))}" for day, row in enumerate(prices)]
+    path.write_text("unix,open,high,low,close\n" + "\n".join(rows))
+    return str(path)
+
+
+def wander(seed=0, bars=BARS):
+    moves = Stream(seed, "prices").normal(0, bars, 2).numpy().astype(float) * 0.01
+    close = 100 * np.exp(np.cumsum(moves[:, 0]))
+    opened = close * np.exp(moves[:, 1])
+    return np.stack([opened, np.maximum(opened, close) * 1.001, np.minimum(opened, close) * 0.999, close], axis=1)
+
+
+def build(path, prices=None, lanes=1, **settings):
+    data = () if prices is None else (write(path / "prices.csv", prices),)
+    common = {"num_envs": lanes, "first": True, "part": (0.0, 1.0), "length": 100, "window": 4}
+    config = TradingConfig(data=data, **{**common, **settings})
+    return config.build(Lanes(lanes, range(lanes), 0), torch.device("cpu"))
+
+
+def trade(env, actions):
+    """Observations (the first included) and rewards of one account's steps."""
+    seen, rewards = [env.observe()[0].clone()], []
+    for action in actions:
+        step = env.step(torch.tensor([action]))
+        rewards.append(float(step.reward[0]))
+        seen.append((step.final_obs if step.truncated[0] or step.terminated[0] else step.obs)[0].clone())
+    return torch.stack(seen), rewards, step
+
+
+# ---------------------------------------------------------------------------------------------------------------- costs
+
+
+@pytest.mark.parametrize("side", [SHORT, LONG])
+def test_a_round_trip_at_a_constant_price_loses_exactly_the_fees(tmp_path, side):
+    env = build(tmp_path, np.full((BARS, 4), 50.0), fee=0.002, slippage=0.001, length=4)
+    _, rewards, last = trade(env, [side, side, FLAT, FLAT])
+    # One unit of equity is bought or sold, then bought or sold back: two fills of value 1 at 0.3 % each.
+    assert math.exp(sum(rewards)) == pytest.approx(1 - 2 * 0.003, abs=1e-6)
+    assert rewards[1] == rewards[3] == 0.0
+    assert last.truncated.all()
+    results = {name: float(values[0]) for name, values in last.episode.items()}
+    assert results == pytest.approx(
+        {
+            "growth": -0.006,
+            "trades": 1,
+            "wins": 0,
+            "open": 0,
+            "turnover": 1 + 1 / 0.997,
+            "fees": 0.006,
+            "exposure": 0.5,
+        },
+        abs=1e-6,
+    )
+
+
+def test_an_order_is_filled_at_the_next_open_and_earns_to_the_one_after(tmp_path):
+    prices = wander()
+    env = build(tmp_path, prices, fee=0.0)
+    _, rewards, _ = trade(env, [LONG, LONG, SHORT, FLAT, LONG])
+    first = LOOKBACK + 4 - 1  # the bar at whose close the first decision is made
+    opens = prices[first + 1 : first + 7, OPEN]
+    change = np.diff(opens) / opens[:-1]
+    assert rewards == pytest.approx(
+        [*np.log1p(change[:2]), math.log1p(-change[2]), 0.0, math.log1p(change[4])], abs=1e-6
+    )
+
+
+def test_a_short_position_pays_for_what_it_borrows(tmp_path):
+    env = build(tmp_path, np.full((BARS, 4), 50.0), fee=0.0, borrow=0.01)
+    _, rewards, _ = trade(env, [SHORT, SHORT, LONG])
+    assert rewards[:2] == pytest.approx([math.log(0.99), math.log(0.98 / 0.99)], abs=1e-6)
+    assert rewards[2] == 0.0
+
+
+def test_a_target_that_stays_places_no_order(tmp_path):
+    env = build(tmp_path, wander(), fee=0.01, sizes=2)
+    _, _, last = trade(env, [3] * 100)  # half of equity, long
+    assert float(last.episode["turnover"]) == pytest.approx(0.5)
+    assert float(last.episode["open"]) == 1.0
+    assert float(last.episode["trades"]) == 0.0
+
+
+def test_trades_are_counted_from_flat_or_flip_to_flat_or_flip(tmp_path):
+    prices = np.full((BARS, 4), 100.0)
+    first = LOOKBACK + 4
+    prices[first + 1 :] = 110.0  # after the first fill
+    prices[first + 4 :] = 120.0
+    env = build(tmp_path, prices, fee=0.0, length=8)
+    # Long 100 -> 110, a win; flipped to short 110 -> 120, a loss; flat; long 120 -> 120, neither, still open.
+    _, _, last = trade(env, [LONG, LONG, SHORT, SHORT, SHORT, FLAT, LONG, LONG])
+    assert [float(last.episode[name]) for name in ("trades", "wins", "open")] == [2, 1, 1]
+
+
+def test_an_account_that_lost_everything_is_closed(tmp_path):
+    prices = np.full((BARS, 4), 100.0)
+    prices[LOOKBACK + 4 + 2 :] = 250.0
+    env = build(tmp_path, prices, fee=0.0)
+    seen, rewards, last = trade(env, [SHORT, SHORT])
+    assert last.terminated.all()
+    assert not last.truncated.any()
+    assert rewards[1] == pytest.approx(math.log(1e-4))
+    assert float(last.episode["growth"]) == -1.0
+    assert seen.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------------------ causality
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 60), st.lists(st.integers(0, 2), min_size=61, max_size=61), st.integers(1, 1000))
+def test_prices_after_a_bar_change_nothing_that_was_known_at_it(tmp_path_factory, age, actions, seed):
+    prices, other = wander(), wander(seed)
+    now = LOOKBACK + 4 - 1 + age
+    changed = np.concatenate([prices[: now + 1], other[now + 1 :]])
+    # The scalers are those of the unchanged history: what they are fitted on is another test's.
+    one, two = (build(tmp_path_factory.mktemp("prices"), table) for table in (prices, changed))
+    two.load_shared_state(one.shared_state())
+    (seen, rewards, _), (seen_too, rewards_too, _) = trade(one, actions), trade(two, actions)
+    assert torch.equal(seen[: age + 1], seen_too[: age + 1])
+    # The reward of a step is what follows it: from the next open to the one after.
+    assert rewards[: max(0, age - 1)] == rewards_too[: max(0, age - 1)]
+    if age < 58:
+        assert not torch.equal(seen, seen_too)
+
+
+def test_scalers_see_the_part_that_is_traded_and_nothing_else(tmp_path):
+    prices = wander()
+    changed = np.concatenate([prices[:150], wander(7)[150:] * 3])
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    scale = [
+        build(tmp_path / name, table, part=(0.0, 0.8), embargo=10, length=20).shared_state()["scale"]
+        for name, table in (("one", prices), ("two", changed))
+    ]
+    assert torch.equal(*scale)
+    whole = build(tmp_path / "two", changed, part=(0.0, 1.0), length=20).shared_state()["scale"]
+    assert not torch.equal(scale[0], whole)
+
+
+def test_episodes_are_taken_from_their_part_alone(tmp_path):
+    prices = wander()
+    prices[: 160 - 10] *= 1.0
+    prices[150:] *= 1e6  # whoever saw one of these would show it
+    env = build(tmp_path, prices, lanes=8, part=(0.0, 0.8), embargo=10, length=5, first=False)
+    growth, starts = [], set()
+    for count in range(200):
+        step = env.step(Stream(0, "actions").integers(count, 3, 8))
+        growth.append(step.reward.abs().max())
+        starts |= set(env._table.prices[:, 0, OPEN].tolist())
+    assert max(growth) < 0.5
+    assert len(starts) > 60  # of 119 places to begin
+
+
+def test_the_return_about_to_be_earned_is_shown_only_where_it_is_asked_for(tmp_path):
+    prices = wander()
+    plain, leaking = build(tmp_path, prices), build(tmp_path, prices, leak=True, fee=0.0)
+    assert leaking.observation_space.shape[0] == plain.observation_space.shape[0] + 1
+    seen, rewards, _ = trade(leaking, [LONG] * 10)
+    assert seen[:-1, -1].tolist() == pytest.approx([100 * reward for reward in rewards], abs=1e-4)
+
+
+# -------------------------------------------------------------------------------------------------------------- markets
+
+
+@pytest.mark.parametrize("market", ["walk", "regimes", "reverting"])
+def test_computed_markets_are_prices_and_differ_by_account_and_episode(tmp_path, market):
+    env = build(tmp_path, lanes=8, market=market, length=30)
+    first = env._table.prices.copy()
+    assert len(np.unique(first[:, 5, OPEN])) == 8
+    assert (first > 0).all()
+    assert (first[..., 1] >= first.max(axis=2) - 1e-12).all()  # the high is highest
+    assert (first[..., 2] <= first.min(axis=2) + 1e-12).all()
+    for _ in range(30):
+        env.step(torch.ones(8, dtype=torch.int64))
+    assert not (env._table.prices == first).any()
+
+
+def test_a_walk_rises_and_falls_alike(tmp_path):
+    env = build(tmp_path, lanes=8, market="walk", length=200, num_envs=2000)
+    ends = env._table.prices[:, -1, OPEN] / env._table.prices[:, 0, OPEN]
+    assert abs(ends.mean() - 1) < 3.5 * ends.std() / math.sqrt(2000)
+
+
+def test_a_mixture_takes_its_part_of_the_episodes_from_the_computed_market(tmp_path):
+    env = build(tmp_path, wander() * 1000, lanes=8, mixture=0.25, num_envs=4000, length=20)
+    computed = (env._table.prices[:, 0, OPEN] < 1000).mean()
+    assert abs(computed - 0.25) < 0.03
+
+
+def test_several_symbols_are_all_traded(tmp_path):
+    paths = tuple(write(tmp_path / f"{scale}.csv", wander() * scale) for scale in (1, 1000))
+    config = TradingConfig(num_envs=64, data=paths, length=20)
+    env = config.build(Lanes(8, range(8), 0), torch.device("cpu"))
+    share = (env._table.prices[:, 0, OPEN] > 5000).mean()
+    assert 0.25 < share < 0.75
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def test_a_part_too_short_for_an_episode_is_refused_with_one_that_fits(tmp_path):
+    with pytest.raises(ConfigError, match=r"reads 226.*\n.*--task\.length 174"):
+        build(tmp_path, wander(), length=200)
+    build(tmp_path, wander(), length=174)
+
+
+def test_actions_that_are_none_are_refused(tmp_path):
+    env = build(tmp_path)
+    with pytest.raises(ValueError, match="from 0 to 2"):
+        env.step(torch.tensor([3]))
+
+
+def test_saved_steps_that_no_episode_has_are_refused(tmp_path):
+    env = build(tmp_path)
+    state = env.lane_state(0)
+    state["age"][0] = 100
+    with pytest.raises(ValueError, match="none of an episode of 100"):
+        env.load_lane_state(0, state)
