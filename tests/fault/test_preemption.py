@@ -12,10 +12,13 @@ import psutil
 import pytest
 from runs import SETTINGS, errors, run, trial
 
+from lockstep.config import overlay
+from lockstep.recipes.gym_ppo import GymPPO
 from lockstep.run.lineage import find
 from lockstep.run.records import CHECKPOINTS, STATUS
 from lockstep.runtime.place import PREEMPTED
 from lockstep.tasks.gym import GymEnvs
+from lockstep.train import train
 from processes import command, free_port, outcomes
 from tiny import hash_of
 
@@ -182,3 +185,25 @@ def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
         launcher.kill()
     assert launcher.returncode == PREEMPTED
     assert "asked to stop while no process was training" in said
+
+
+def end_late(directory):
+    """A run as the command line makes one, which is asked to stop when it is over and nobody listens any more."""
+    from lockstep.cli.launching import run_worker
+
+    def work():
+        result = trial_result(directory)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return result
+
+    return run_worker(work)
+
+
+def trial_result(directory):
+    return train(overlay(GymPPO(), SETTINGS | {"run.dir": directory, "run.name": "run"}))
+
+
+def test_a_request_that_comes_when_the_run_is_over_does_no_harm(tmp_path):
+    (ended,) = outcomes(end_late, 1, str(tmp_path))
+    assert (ended.error, ended.value) == ("", 0)
+    assert status(tmp_path) == "finished"

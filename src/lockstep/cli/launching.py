@@ -1,6 +1,7 @@
 """Where a verb runs: in this process, in one that a launcher started, or in several that we start."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from lockstep.parent import LAUNCHED, launch_directory
 from lockstep.run.fence import Outdated
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
-from lockstep.runtime.place import OUTCOME, PREEMPTED, Place, record_failure
+from lockstep.runtime.place import OUTCOME, PREEMPTED, REQUESTS, Place, record_failure
 
 if TYPE_CHECKING:
     from lockstep.runtime.launch import Fleet
@@ -39,6 +40,8 @@ def run_worker(work: Callable[[], Result]) -> int:
     """Run as one process of a run; a failure is left where the launcher finds it, so that it can name the first."""
     from lockstep.config import ConfigError
 
+    # Heard when there is a run to stop, and of no consequence before and after it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:
         result = work()
     except (ConfigError, BadNumbers) as error:

@@ -24,7 +24,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from lockstep.config import ConfigError
 from lockstep.parent import LAUNCHED, LAUNCHER, LEFT
 from lockstep.runtime.hosts import Host, here, several
-from lockstep.runtime.place import ONE_REQUEST, OUTCOME, PEER_FAILED, PREEMPTED, cores_for, crash_file
+from lockstep.runtime.place import ONE_REQUEST, OUTCOME, PEER_FAILED, PREEMPTED, REQUESTS, cores_for, crash_file
 
 _GRACE = 8.0
 """Seconds that processes get to leave when another one has failed."""
@@ -97,7 +97,7 @@ class _Launch:
     def run(self) -> Outcome:
         before = {}
         if threading.current_thread() is threading.main_thread():
-            before = {s: signal.signal(s, self._hear) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+            before = {number: signal.signal(number, self._hear) for number in REQUESTS}
         # A daemon, because it may be waiting for other hosts when it is told to leave.
         thread = threading.Thread(target=self._work, name="agent", daemon=True)
         try:
@@ -122,7 +122,7 @@ class _Launch:
 
     def _work(self) -> None:
         # Processes are born with these blocked, and open their ears when they can act on what they hear.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
         try:
             self._result = self.agent.run()
         except BaseException as error:

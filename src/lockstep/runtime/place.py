@@ -5,6 +5,7 @@ import ctypes
 import faulthandler
 import logging
 import os
+import signal
 import socket
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ PEER_FAILED, OUTCOME = "peer-failed", "outcome"
 
 PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that ask a run to save and stop."""
 ONE_REQUEST = 3.0
 """Signals within so many seconds count as one; a later one means at once."""
 

@@ -20,6 +20,7 @@ from lockstep.runtime import presence
 from lockstep.runtime.place import (
     ONE_REQUEST,
     PEER_FAILED,
+    REQUESTS,
     host_name,
     record_failure,
 )
@@ -32,7 +33,6 @@ PATIENCE = 5.0
 """Seconds after which somebody who has not arrived is named."""
 TICK = 1.0
 """Seconds between two looks; more where there are many processes to write down."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Hang(RuntimeError):
@@ -65,22 +65,23 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the block runs."""
-        before, wakeup = {}, -1
+        before, wakeup, blocked = {}, -1, set()
         self._read, self._write = os.pipe()
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write, False)
             wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            before = {number: signal.signal(number, _hear) for number in _SIGNALS}
-            for number in _SIGNALS:
+            before = {number: signal.signal(number, _hear) for number in REQUESTS}
+            for number in REQUESTS:
                 signal.siginterrupt(number, False)
-            # Our launcher starts processes with these blocked, so that none is lost or deadly before this moment.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            # A process of a run has these blocked from its start, so that none is lost or deadly before this moment.
+            blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         thread.start()
         try:
             yield
         finally:
             if before:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # nor deadly when the run is over
                 for number, handler in before.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
