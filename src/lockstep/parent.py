@@ -24,9 +24,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_launcher() -> None:
-    """The same for a process of a run, which leaves if our launcher has died before this could be said."""
-    die_with_parent()
+    """The same for a process that our launcher or torchrun started; it leaves if ours has died already."""
     shared = launch_directory()
+    if shared is not None or "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
     if shared is None:
         return
     try:

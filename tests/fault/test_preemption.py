@@ -52,7 +52,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_nobody_had(
 
 
 def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
-    assert not errors(run(tmp_path, "run", 2, kill="1:evaluate:1:SIGTERM"))
+    assert not errors(run(tmp_path, "run", 2, kill="0:evaluate:1:SIGTERM"))
     checkpoints = tmp_path / "run" / CHECKPOINTS
     values = json.loads((checkpoints / str(find(checkpoints)[0]) / "state.json").read_text())
     assert values["clock"]["owes_evaluation"]

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
@@ -26,8 +27,9 @@ def started_processes() -> int:
 def say(sentence: str) -> None:
     """Print a sentence, once however many processes there are."""
     if Place.from_environment().rank == 0:
-        sys.stdout.write(sentence + "\n")
-        sys.stdout.flush()
+        with suppress(OSError):  # it may go to a file on a disk that is full; what it tells of is done
+            sys.stdout.write(sentence + "\n")
+            sys.stdout.flush()
 
 
 def say_notes(notes: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -64,7 +65,7 @@ class Lines:
         self.heading = heading
 
     def start(self, clock: Clock) -> None:
-        self.console.print(self.heading, markup=False)
+        self._say(self.heading)
 
     def tick(self, clock: Clock) -> None: ...
 
@@ -77,15 +78,19 @@ class Lines:
             f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         )
         slow = f"  slow: {snapshot.slow}" if snapshot.slow else ""
-        self.console.print(line + _sync_words(self.processes, snapshot.checked) + slow, markup=False)
+        self._say(line + _sync_words(self.processes, snapshot.checked) + slow)
 
     def evaluation(self, clock: Clock) -> None:
-        self.console.print(f"{clock.samples:>12,} {evaluation_words(clock)}", markup=False)
+        self._say(f"{clock.samples:>12,} {evaluation_words(clock)}")
 
     def note(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False)
+        self._say(sentence)
 
     def stop(self) -> None: ...
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # they may go to a file on a disk that is full, which must not end a run
+            self.console.print(line, markup=False)
 
 
 class LiveScreen:
