@@ -8,8 +8,9 @@ from pathlib import Path
 
 LAUNCHED = "LOCKSTEP_LAUNCHED"
 """Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
-LAUNCHER = "launcher"
-"""A file in that directory with the launcher's process number."""
+LAUNCHER, PEER_FAILED, OUTCOME = "launcher", "peer-failed", "outcome"
+"""Files in that directory: the launcher's process number; that a process failed, so leave at once; and how a run ended
+that ended in good order."""
 LEFT = 128 + signal.SIGTERM
 """The exit code of a process that left because another one had failed."""
 
@@ -41,3 +42,8 @@ def die_with_launcher() -> None:
 def launch_directory() -> Path | None:
     """The directory that our launcher shares with this process, where it was started by one."""
     return Path(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
+
+
+def crash_file(rank: int) -> str:
+    """Where in that directory a process leaves its stack when it crashes in native code."""
+    return f"crash-{rank}.txt"

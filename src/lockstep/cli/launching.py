@@ -8,14 +8,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
-from lockstep.parent import LAUNCHED, launch_directory
+from lockstep.parent import LAUNCHED, OUTCOME, launch_directory
 from lockstep.run.fence import Outdated
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
-from lockstep.runtime.place import OUTCOME, PREEMPTED, REQUESTS, Place, record_failure
+from lockstep.runtime.failures import record_failure
+from lockstep.runtime.place import PREEMPTED, REQUESTS, Place
+from lockstep.runtime.place import say as warn
 
 if TYPE_CHECKING:
-    from lockstep.runtime.launch import Fleet
+    from lockstep.runtime.hosts import Fleet
 
 
 def started_processes() -> int:
@@ -71,7 +73,7 @@ def _end_in_order(kind: str, code: int, sentence: str = "") -> int:
     if shared is not None and place.local_rank == 0:
         (shared / OUTCOME).write_text(f"{kind}\n{sentence}")
     elif sentence and shared is None:
-        sys.stderr.write(f"lockstep: {sentence}\n")
+        warn(sentence)
     return 0 if place.started else code
 
 
@@ -81,5 +83,5 @@ def launch_or_explain(arguments: Sequence[str], fleet: "Fleet") -> int:
 
     outcome = launch(arguments, fleet)
     if outcome.cause:
-        sys.stderr.write(f"lockstep: {outcome.cause}\n")
+        warn(outcome.cause)
     return outcome.code

@@ -7,6 +7,7 @@ of the main thread would.
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -15,15 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.parent import LEFT, launch_directory
+from lockstep.parent import LEFT, PEER_FAILED, launch_directory
 from lockstep.runtime import presence
-from lockstep.runtime.place import (
-    ONE_REQUEST,
-    PEER_FAILED,
-    REQUESTS,
-    host_name,
-    record_failure,
-)
+from lockstep.runtime.failures import record_failure
+from lockstep.runtime.place import ONE_REQUEST, REQUESTS, say
 from lockstep.runtime.presence import Presence
 
 if TYPE_CHECKING:
@@ -117,7 +113,7 @@ class Watchdog:
         if reason is not None:
             # Half as much again for a busy moment, and a second for a first save, which nobody has timed.
             bound = 1.5 * self._longest_iteration + max(1.0, 1.5 * self.longest_save)
-            _print(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
+            say(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
 
     def _run(self) -> None:
         door = select.poll()
@@ -136,15 +132,19 @@ class Watchdog:
         elif self._asked is None:
             # Our launcher passes one request on to every process: one of them is enough to tell of it.
             passed_on = number == signal.SIGUSR1 and shared is not None and not self.runtime.main
-            who = f"process {self.runtime.rank} on {host_name()}"
+            who = f"process {self.runtime.rank} on {socket.gethostname()}"
             self._ask_to_stop(None if passed_on else f"{name} came to {who}")
         elif time.monotonic() - self._asked > ONE_REQUEST:
             self._leave(128 + number)
 
-    def _leave(self, code: int) -> None:
-        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+    def let_save_finish(self) -> None:
+        """On the way out after a failure: wait a moment for a save, which may have all it needs."""
         if self.saving is not None:
             self.saving.join(3.0)
+
+    def _leave(self, code: int) -> None:
+        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+        self.let_save_finish()
         os._exit(code)
 
     def _look(self) -> None:
@@ -180,7 +180,7 @@ class Watchdog:
         waits = None if waiting is None else now - waiting.since
         return Presence(
             process=runtime.rank,
-            host=host_name(),
+            host=socket.gethostname(),
             pid=os.getpid(),
             beat=self._beat,
             phase=runtime._phases[-1] if runtime._phases else "between phases",
@@ -207,7 +207,7 @@ class Watchdog:
             waiting = (p.process for p in now.values() if p.waits is not None and p.process not in silent)
             first = min(waiting, default=me.process)
             if first == me.process and me.collective != self._reported:
-                _print(report)
+                say(report)
             self._reported = me.collective
             if over:
                 self._end(directory, report, first == me.process)
@@ -222,18 +222,13 @@ class Watchdog:
                 words += f"\nThis report is in {path}."
             except OSError as error:
                 words += f"\n(The report could not be written: {error}.)"
-            _print(words)
+            say(words)
         record_failure(Hang(words))
         self._leave(1)
 
 
 def _hear(*_: object) -> None:
     """Nothing: the watchdog reads the signal's number from a pipe, even while this thread cannot run Python."""
-
-
-def _print(words: str) -> None:
-    sys.stderr.write(f"lockstep: {words}\n")
-    sys.stderr.flush()
 
 
 def _flight_record() -> str:
