@@ -28,8 +28,11 @@ types:  ## Check the types.
 imports:  ## Check who may import whom.
 	$(BIN)lint-imports
 
+# Fault tests wait for processes more than they work: they run beside the others, and are shown when both have ended.
 test:  ## Run the tests, but for the slow ones.
-	$(PYTHON) -m pytest -m "not slow"
+	@log=$$(mktemp); $(PYTHON) -m pytest -m "not slow" $(PYTEST) tests/fault >$$log 2>&1 & faults=$$!; \
+	code=0; $(PYTHON) -m pytest -m "not slow" $(PYTEST) --ignore tests/fault || code=1; \
+	wait $$faults || code=1; cat $$log; rm -f $$log; exit $$code
 
 test-slow:  ## Run the slow tests.
 	$(PYTHON) -m pytest -m slow

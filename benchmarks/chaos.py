@@ -29,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -246,15 +247,11 @@ def preempt_a_worker(campaign: Campaign) -> bool:
 
 def fill_the_disk(campaign: Campaign) -> bool:
     filler = campaign.place / "filler"
-    with filler.open("wb") as file:
-        try:
-            while True:
-                file.write(b"\0" * 2**16)
-                file.flush()
-        except OSError:
-            pass
+    with suppress(OSError), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"\0" * 2**16)
     time.sleep(campaign.chance.uniform(0.5, 3.0))
-    filler.unlink()
+    filler.unlink(missing_ok=True)
     return True
 
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from lockstep.run.records import METRICS, read_lines
-from lockstep.runtime.launch import launch
+from lockstep.runtime.launch import launch_quietly
 
 RUNS = {
     "gym-ppo (MLP)": ["gym-ppo", "run.samples=40000", "run.log_every=4000"],
@@ -22,7 +22,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         for index, (name, words) in enumerate(RUNS.items()):
             place = [f"run.dir={directory}", f"run.name={index}", "run.eval_every=none"]
-            problem = launch(["train", *words, *place], 2, quiet=True).cause
+            problem = launch_quietly(["train", *words, *place], 2)
             assert not problem, problem
             lines = [line for line in read_lines(Path(directory) / str(index) / METRICS) if "time/global_fps" in line]
             # The first interval compiles kernels and warms caches.

@@ -1,4 +1,6 @@
-"""What all tests share: how hypothesis searches, and torch's settings, which a run in exact mode changes."""
+"""What all tests share: signals, how hypothesis searches, and torch's settings, which a run in exact mode changes."""
+
+import signal
 
 import pytest
 import torch
@@ -7,6 +9,9 @@ from hypothesis import settings
 # A deadline is an absolute time, and a first call compiles or imports; a failure must be easy to repeat.
 settings.register_profile("lockstep", deadline=None, print_blob=True)
 settings.load_profile("lockstep")
+
+# What a shell starts in the background ignores Ctrl-C, and so would all that our tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -53,7 +53,7 @@ class RunConfig:
     eval_episodes: int = 32
     """Episodes of an evaluation, over all processes."""
     save_every: int | None = None
-    """Global samples between checkpoints; none saves about every two minutes."""
+    """Global samples between checkpoints; none saves as often as takes a hundredth of the time, every 10 s at most."""
     keep: int = 3
     """How many of the newest checkpoints are kept."""
     keep_every: int | None = None

@@ -8,8 +8,9 @@ from pathlib import Path
 
 LAUNCHED = "LOCKSTEP_LAUNCHED"
 """Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
-LAUNCHER = "launcher"
-"""A file in that directory with the launcher's process number."""
+LAUNCHER, PEER_FAILED, OUTCOME = "launcher", "peer-failed", "outcome"
+"""Files in that directory: the launcher's process number; that a process failed, so leave at once; and how a run ended
+that ended in good order."""
 LEFT = 128 + signal.SIGTERM
 """The exit code of a process that left because another one had failed."""
 
@@ -24,9 +25,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_launcher() -> None:
-    """The same for a process of a run, which leaves if our launcher has died before this could be said."""
-    die_with_parent()
+    """The same for a process that our launcher or torchrun started; it leaves if ours has died already."""
     shared = launch_directory()
+    if shared is not None or "TORCHELASTIC_RUN_ID" in os.environ:
+        die_with_parent()
     if shared is None:
         return
     try:
@@ -40,3 +42,8 @@ def die_with_launcher() -> None:
 def launch_directory() -> Path | None:
     """The directory that our launcher shares with this process, where it was started by one."""
     return Path(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
+
+
+def crash_file(rank: int) -> str:
+    """Where in that directory a process leaves its stack when it crashes in native code."""
+    return f"crash-{rank}.txt"

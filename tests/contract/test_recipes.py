@@ -19,7 +19,7 @@ from lockstep.recipes import RECIPES, find_recipe
 from lockstep.run import format as form
 from lockstep.run.lineage import find
 from lockstep.runtime import Runtime
-from lockstep.runtime.launch import launch
+from lockstep.runtime.launch import launch_quietly
 from lockstep.tasks.check import check
 from lockstep.train import train
 from lockstep.trees import leaves
@@ -196,7 +196,7 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed
 @pytest.mark.timeout(120)
 def test_two_processes_train_the_same_agent_as_one(name, undisturbed, tmp_path):
     path = tmp_path / "two"
-    cause = launch(["train", *short(name), "--smoke", *place(path)], 2, quiet=True).cause
+    cause = launch_quietly(["train", *short(name), "--smoke", *place(path)], 2)
     assert not cause, cause
     files = {file.name for file in next((path / "checkpoints").glob("0*")).iterdir()}
     assert {"lanes-0000-0003.safetensors", "lanes-0004-0007.safetensors"} <= files  # there were two

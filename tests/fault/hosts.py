@@ -120,7 +120,13 @@ def hosts(count: int) -> Iterator[list[Host]]:
                 _clear()
                 _make(made)
             except (OSError, subprocess.CalledProcessError) as error:
-                _refuse(error)
+                reason = getattr(error, "stderr", None) or str(error)
+                refuse(
+                    f"no network namespaces can be made here: {reason.strip()}\n"
+                    "Tests of several hosts need Linux, root and iproute2 (`apt-get install iproute2`); "
+                    f"{SKIP}=1 skips them.",
+                    SKIP,
+                )
             yield made
         finally:
             _clear()
@@ -185,14 +191,9 @@ def _processes(namespace: str) -> list[int]:
     return [int(word) for word in _ip("netns", "pids", namespace).split()]
 
 
-def _refuse(error: Exception) -> None:
-    """Hosts cannot be made here: a test must not pass for that, nor be skipped unless somebody asked for it."""
-    reason = getattr(error, "stderr", None) or str(error)
-    sentence = (
-        f"no network namespaces can be made here: {reason.strip()}\n"
-        f"Tests of several hosts need Linux, root and iproute2 (`apt-get install iproute2`); {SKIP}=1 skips them."
-    )
-    if os.environ.get(SKIP) == "1":
+def refuse(sentence: str, skip: str) -> None:
+    """What a test needs is not to be had here: it must not pass for that, nor be skipped unless somebody asked."""
+    if os.environ.get(skip) == "1":
         pytest.skip(sentence)
     pytest.fail(sentence)
 

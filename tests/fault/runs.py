@@ -1,5 +1,6 @@
 """A run of a second that has everything a run can have: continuous actions, normalisers, saves at every iteration."""
 
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -58,3 +59,15 @@ def run(directory: Path, name: str, processes: int, resume: bool = False, kill: 
 
 def errors(ended: list[Outcome]) -> str:
     return "\n".join(outcome.error for outcome in ended).strip()
+
+
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+
+
+def words(directory: Path, *more: str) -> list[str]:
+    """The same run as a command line, `lockstep train ...`."""
+    flat = {"task.id": SETTINGS["task.id"], "run.dir": directory, "run.name": "run"}
+    for group in ("algo", "algo.encoder", "run"):
+        flat |= {f"{group}.{name}": value for name, value in SETTINGS[group].items()}
+    flat |= {name: value for name, value in SETTINGS.items() if name.startswith("run.")}
+    return ["train", "gym-ppo", *(f"{name}={value}" for name, value in flat.items()), *more]

@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-from hosts import Host, Job, hosts, until
+from hosts import Host, Job, hosts, refuse, until
 
 from processes import Hung
 
@@ -129,11 +128,8 @@ def _start(made: Cluster) -> None:
 
 
 def _refuse(reason: str) -> None:
-    """There is no SLURM here: a test must not pass for that, nor be skipped unless somebody asked for it."""
-    sentence = (
+    refuse(
         f"SLURM cannot be started here: {reason}\n"
-        f"`apt-get install --no-install-recommends slurm-wlm munge`, as .ci/run does; {SKIP}=1 skips these tests."
+        f"`apt-get install --no-install-recommends slurm-wlm munge`, as .ci/run does; {SKIP}=1 skips these tests.",
+        SKIP,
     )
-    if os.environ.get(SKIP) == "1":
-        pytest.skip(sentence)
-    pytest.fail(sentence)

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import trial
-from test_preemption import LOCKSTEP, words
+from runs import LOCKSTEP, trial, words
 
 from lockstep.algorithms.ppo import PPO
 from lockstep.runtime import presence

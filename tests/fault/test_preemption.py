@@ -10,12 +10,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from runs import SETTINGS, errors, run, trial
+from runs import LOCKSTEP, SETTINGS, errors, run, trial, words
 
+from lockstep.config import overlay
+from lockstep.recipes.gym_ppo import GymPPO
 from lockstep.run.lineage import find
 from lockstep.run.records import CHECKPOINTS, STATUS
 from lockstep.runtime.place import PREEMPTED
 from lockstep.tasks.gym import GymEnvs
+from lockstep.train import train
 from processes import command, free_port, outcomes
 from tiny import hash_of
 
@@ -49,7 +52,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_nobody_had(
 
 
 def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
-    assert not errors(run(tmp_path, "run", 2, kill="1:evaluate:1:SIGTERM"))
+    assert not errors(run(tmp_path, "run", 2, kill="0:evaluate:1:SIGTERM"))
     checkpoints = tmp_path / "run" / CHECKPOINTS
     values = json.loads((checkpoints / str(find(checkpoints)[0]) / "state.json").read_text())
     assert values["clock"]["owes_evaluation"]
@@ -89,17 +92,6 @@ def test_a_second_request_after_a_while_ends_a_process_at_once(tmp_path):
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
-
-
-def words(directory: Path, *more: str) -> list[str]:
-    flat = {"task.id": SETTINGS["task.id"], "run.dir": directory, "run.name": "run"}
-    for group in ("algo", "algo.encoder", "run"):
-        flat |= {f"{group}.{name}": value for name, value in SETTINGS[group].items()}
-    flat |= {name: value for name, value in SETTINGS.items() if name.startswith("run.")}
-    return ["train", "gym-ppo", *(f"{name}={value}" for name, value in flat.items()), *more]
-
-
-LOCKSTEP = [sys.executable, "-m", "lockstep"]
 
 
 @pytest.mark.parametrize(
@@ -182,3 +174,41 @@ def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
         launcher.kill()
     assert launcher.returncode == PREEMPTED
     assert "asked to stop while no process was training" in said
+
+
+def end_late(directory):
+    """A run as the command line makes one, which is asked to stop when it is over and nobody listens any more."""
+    from lockstep.cli.launching import run_worker
+
+    def work():
+        result = trial_result(directory)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return result
+
+    return run_worker(work)
+
+
+def trial_result(directory):
+    return train(overlay(GymPPO(), SETTINGS | {"run.dir": directory, "run.name": "run"}))
+
+
+def test_a_request_that_comes_when_the_run_is_over_does_no_harm(tmp_path):
+    (ended,) = outcomes(end_late, 1, str(tmp_path))
+    assert (ended.error, ended.value) == ("", 0)
+    assert status(tmp_path) == "finished"
+
+
+def test_an_interrupt_ends_a_proof_and_not_one_of_its_runs(tmp_path):
+    line = [*LOCKSTEP, "prove", "gym-ppo", "--procs", "2", "3", "--keep", str(tmp_path)]
+    proof = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("procs-2/checkpoints/0*")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        proof.send_signal(signal.SIGINT)
+        said, _ = proof.communicate(timeout=60)
+    finally:
+        proof.kill()
+    assert proof.returncode == 130, said
+    assert "agent" not in said  # neither one nor not one: there is no verdict
+    assert not (tmp_path / "procs-3").exists()

@@ -5,11 +5,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from test_preemption import LOCKSTEP, words
+from runs import LOCKSTEP, words
 
 from lockstep.config import ConfigError
 from lockstep.run.records import STATUS
-from lockstep.runtime.launch import explain, parse_nodes
+from lockstep.runtime.failures import explain
+from lockstep.runtime.hosts import parse_nodes
 from processes import command, free_port
 from tiny import hash_of
 

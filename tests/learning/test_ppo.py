@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from lockstep.run.records import METRICS, last_values
-from lockstep.runtime.launch import launch
+from lockstep.runtime.launch import launch_quietly
 
 
 def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
     """Train with the command line's own words; the last value of everything that was logged."""
-    problem = launch(["train", *words, f"run.dir={directory}", "run.name=run"], processes, quiet=True).cause
+    problem = launch_quietly(["train", *words, f"run.dir={directory}", "run.name=run"], processes)
     assert not problem, problem
     return last_values(directory / "run" / METRICS)
 

@@ -344,7 +344,9 @@ def test_several_processes_are_started_with_the_numbers_that_were_chosen(tmp_pat
     started = []
     chosen = {"task.num_envs": 64, "algo.batch_size": 512, "algo.horizon": 32, "algo.lr_scaling": "sqrt"}
     monkeypatch.setattr(scaling, "autoscale", lambda recipe, procs, say: Choice(chosen, ["a reason"]))
-    monkeypatch.setattr(launching, "launch_or_explain", lambda words, procs: started.append((words, procs)) or 0)
+    monkeypatch.setattr(
+        launching, "launch_or_explain", lambda words, fleet: started.append((words, fleet.processes)) or 0
+    )
     line = ["snake-ppo", "--smoke", "--autoscale", "--procs", "2", f"run.dir={tmp_path}", "algo.batch_size=256"]
     assert main(["train", *line]) == 0
     ((words, procs),) = started

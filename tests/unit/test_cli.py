@@ -175,7 +175,8 @@ def test_a_note_is_told_once_by_whoever_starts_the_processes(launched, capsys, m
     assert main(["train", "--distributed", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}"]) == 0
     assert capsys.readouterr().out.count("--distributed is not needed") == 1
     ((words, _),) = launched
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCHED": "1"}.items():
+    monkeypatch.setattr("lockstep.parent.die_with_launcher", lambda: None)  # there is none
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCHED": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: 0)
     assert main(words) == 0
@@ -232,11 +233,11 @@ def test_runs_are_listed_with_where_they_stand(capsys, tmp_path):
     assert list(lines) == ["broken", "done", "longer"]
     assert "config.yaml cannot be read" in lines["broken"]
     done = [cell.strip() for cell in lines["done"].split("│")]
-    assert done[2:5] == ["snake-ppo", "256", "256"]
-    assert float(done[5].replace(",", "")) > 0
-    assert -2 < float(done[6]) < 2
+    assert done[2:6] == ["snake-ppo", "finished", "256", "256"]
+    assert float(done[6].replace(",", "")) > 0
     assert -2 < float(done[7]) < 2
-    assert [cell.strip() for cell in lines["longer"].split("│")][7] == "-"
+    assert -2 < float(done[8]) < 2
+    assert [cell.strip() for cell in lines["longer"].split("│")][8] == "-"
 
 
 def test_listing_needs_no_torch(tmp_path):

@@ -329,7 +329,7 @@ def test_workers_die_with_their_parent_also_in_the_middle_of_a_step(kind):
         pytest.skip("only Linux ends a process that does not listen")
     with parent(kind) as (process, workers):
         process.kill()
-        _, alive = psutil.wait_procs(workers, timeout=10)
+        _, alive = psutil.wait_procs(workers, timeout=30)
         assert not alive
 
 
@@ -340,6 +340,6 @@ def test_an_interrupt_ends_a_step_that_hangs_and_workers_leave_it_to_their_paren
         time.sleep(0.2)
         assert all(worker.is_running() for worker in workers)
         process.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(workers, timeout=10)
+        _, alive = psutil.wait_procs(workers, timeout=30)
         assert not alive
         assert "KeyboardInterrupt" in process.communicate(timeout=10)[1]

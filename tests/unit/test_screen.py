@@ -196,3 +196,13 @@ def test_the_live_screen_shows_the_same_numbers():
         "in sync at update 64",
     ):
         assert part in page.getvalue()
+
+
+def test_lines_that_a_full_disk_does_not_take_end_no_run():
+    full = open("/dev/full", "w")  # noqa: SIM115 - closing it would try to write once more
+    lines = Lines("heading", 1)
+    lines.console = Console(file=full)
+    with pytest.raises(OSError, match="No space left"):
+        lines.console.print("seen to fail")
+    lines.start(Clock(budget=1))
+    lines.note("a sentence")

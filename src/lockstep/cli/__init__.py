@@ -38,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from lockstep.config import ConfigError
     from lockstep.parent import die_with_launcher
 
-    if "RANK" in os.environ:
-        die_with_launcher()  # before torch is imported, which takes seconds in which a launcher may die
+    die_with_launcher()  # before torch is imported, which takes seconds in which a launcher may die
     # Threads that spin while they wait make torch fifteen times slower where anything else wants the cores. It must
     # be said before torch is imported; a policy of the user's own stands.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -80,7 +80,7 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
     """The report for one number of processes, each of them started afresh."""
     from rich.console import Console
 
-    from lockstep.runtime.launch import launch
+    from lockstep.runtime.launch import launch_quietly
 
     console = Console(stderr=True)
     words = ["bench", command.recipe, *rest, "--seconds", str(command.seconds), f"run.lanes={recipe.run.lanes}"]
@@ -91,7 +91,7 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
         tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory,
         console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
     ):
-        cause = launch([*words, "--out", directory], processes, quiet=True).cause
+        cause = launch_quietly([*words, "--out", directory], processes)
         if cause:
             raise ConfigError(f"{command.recipe} could not be measured on {count}: {cause}")
         report: dict[str, Any] = json.loads((Path(directory) / "bench.json").read_text())

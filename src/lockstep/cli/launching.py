@@ -1,19 +1,23 @@
 """Where a verb runs: in this process, in one that a launcher started, or in several that we start."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
-from lockstep.parent import LAUNCHED, launch_directory
+from lockstep.parent import LAUNCHED, OUTCOME, launch_directory
 from lockstep.run.fence import Outdated
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
-from lockstep.runtime.place import OUTCOME, PREEMPTED, Place, record_failure
+from lockstep.runtime.failures import record_failure
+from lockstep.runtime.place import PREEMPTED, REQUESTS, Place
+from lockstep.runtime.place import say as warn
 
 if TYPE_CHECKING:
-    from lockstep.runtime.launch import Fleet
+    from lockstep.runtime.hosts import Fleet
 
 
 def started_processes() -> int:
@@ -25,8 +29,9 @@ def started_processes() -> int:
 def say(sentence: str) -> None:
     """Print a sentence, once however many processes there are."""
     if Place.from_environment().rank == 0:
-        sys.stdout.write(sentence + "\n")
-        sys.stdout.flush()
+        with suppress(OSError):  # it may go to a file on a disk that is full; what it tells of is done
+            sys.stdout.write(sentence + "\n")
+            sys.stdout.flush()
 
 
 def say_notes(notes: Sequence[str]) -> None:
@@ -39,6 +44,8 @@ def run_worker(work: Callable[[], Result]) -> int:
     """Run as one process of a run; a failure is left where the launcher finds it, so that it can name the first."""
     from lockstep.config import ConfigError
 
+    # Heard when there is a run to stop, and of no consequence before and after it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:
         result = work()
     except (ConfigError, BadNumbers) as error:
@@ -66,7 +73,7 @@ def _end_in_order(kind: str, code: int, sentence: str = "") -> int:
     if shared is not None and place.local_rank == 0:
         (shared / OUTCOME).write_text(f"{kind}\n{sentence}")
     elif sentence and shared is None:
-        sys.stderr.write(f"lockstep: {sentence}\n")
+        warn(sentence)
     return 0 if place.started else code
 
 
@@ -76,5 +83,5 @@ def launch_or_explain(arguments: Sequence[str], fleet: "Fleet") -> int:
 
     outcome = launch(arguments, fleet)
     if outcome.cause:
-        sys.stderr.write(f"lockstep: {outcome.cause}\n")
+        warn(outcome.cause)
     return outcome.code

@@ -13,7 +13,7 @@ from lockstep.cli.words import translate
 from lockstep.config import ConfigError, Recipe, overlay, read_yaml, with_lanes
 
 if TYPE_CHECKING:
-    from lockstep.runtime.launch import Fleet
+    from lockstep.runtime.hosts import Fleet
 
 Command = TypeVar("Command")
 
@@ -37,7 +37,7 @@ class Machines:
 
     def fleet(self, procs: int) -> "Fleet":
         """The same in the launcher's words."""
-        from lockstep.runtime.launch import Fleet, parse_nodes
+        from lockstep.runtime.hosts import Fleet, parse_nodes
 
         nodes = parse_nodes(self.nnodes)
         if nodes[1] > 1 and (self.rdzv_endpoint is None or self.rdzv_id is None):

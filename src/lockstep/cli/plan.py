@@ -120,13 +120,13 @@ def _measure_network(command: Plan, rest: list[str]) -> "Network":
     """This machine's loopback, by timing reductions of two processes."""
     from rich.console import Console
 
-    from lockstep.runtime.launch import launch
+    from lockstep.runtime.launch import launch_quietly
 
     words = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
     words += ["--smoke"] if command.smoke else []
     with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as directory, Console(stderr=True).status("the network"):
         path = Path(directory) / "here.json"
-        cause = launch([*words, "--time-network", str(path)], 2, quiet=True).cause
+        cause = launch_quietly([*words, "--time-network", str(path)], 2)
         if cause:
             raise ConfigError(f"reductions could not be timed on two processes: {cause}")
         return _read_network(path)

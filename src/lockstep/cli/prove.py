@@ -96,9 +96,9 @@ class Proof:
         return self._launch(["train", self.recipe, *self.flags, *place], processes, environment)
 
     def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
-        from lockstep.runtime.launch import launch
+        from lockstep.runtime.launch import launch_quietly
 
-        return launch(arguments, processes, CHECKED | (environment or {}), quiet=True).cause
+        return launch_quietly(arguments, processes, CHECKED | (environment or {}))
 
     def _moment(self, processes: int, phase: str) -> int:
         """When to strike: the second save, or some reduction of an iteration in the middle of the undisturbed run."""

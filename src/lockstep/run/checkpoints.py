@@ -138,11 +138,6 @@ class Checkpoints:
         self._thread = self.runtime.watchdog.saving = threading.Thread(target=self._write, args=arguments, daemon=True)
         self._thread.start()
 
-    def leave(self) -> None:
-        """On the way out after a failure: a save that has all it needs is let finish."""
-        if self._thread is not None:
-            self._thread.join(3.0)
-
     def wait(self) -> float:
         """Until the save under way, if any, is published or given up, on every process alike; the seconds it took.
 
@@ -282,7 +277,7 @@ class Checkpoints:
 
     def _rotate(self) -> None:
         """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
-        if newest_generation(self.directory) != self.fence.generation:
+        if self.fence.superseded():
             return  # somebody started this run anew: it is theirs to tidy
         self._clear_partials()
         line = lineage(self.directory)

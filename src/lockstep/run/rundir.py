@@ -57,7 +57,7 @@ class RunDir:
         try:
             yield run
         except BaseException as error:
-            run.checkpoints.leave()
+            runtime.watchdog.let_save_finish()
             run.note_status("outdated" if isinstance(error, Outdated) else "failed", f"{type(error).__name__}: {error}")
             raise
         finally:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -65,7 +66,7 @@ class Lines:
         self.heading = heading
 
     def start(self, clock: Clock) -> None:
-        self.console.print(self.heading, markup=False)
+        self._say(self.heading)
 
     def tick(self, clock: Clock) -> None: ...
 
@@ -80,15 +81,19 @@ class Lines:
         told = result_words({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
         line += f"  {', '.join(told)}" if told else ""
         slow = f"  slow: {snapshot.slow}" if snapshot.slow else ""
-        self.console.print(line + _sync_words(self.processes, snapshot.checked) + slow, markup=False)
+        self._say(line + _sync_words(self.processes, snapshot.checked) + slow)
 
     def evaluation(self, clock: Clock) -> None:
-        self.console.print(f"{clock.samples:>12,} {evaluation_words(clock)}", markup=False)
+        self._say(f"{clock.samples:>12,} {evaluation_words(clock)}")
 
     def note(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False)
+        self._say(sentence)
 
     def stop(self) -> None: ...
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # they may go to a file on a disk that is full, which must not end a run
+            self.console.print(line, markup=False)
 
 
 class LiveScreen:

@@ -12,6 +12,33 @@ from lockstep.config import ConfigError
 
 
 @dataclass(frozen=True)
+class Fleet:
+    """How many processes, on how many hosts, and how often they may be started again."""
+
+    processes: int = 1
+    """On this host."""
+    max_restarts: int = 0
+    nodes: tuple[int, int] = (1, 1)
+    """The fewest and the most hosts."""
+    endpoint: str | None = None
+    """HOST:PORT where several hosts meet."""
+    job: str | None = None
+    """What several hosts call this job; a run directory begun by a job is gone on with by the same job."""
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """`2`, or `1:4` for any number from one to four."""
+    few, _, many = text.partition(":")
+    try:
+        nodes = int(few), int(many or few)
+    except ValueError:
+        nodes = 0, 0
+    if not 1 <= nodes[0] <= nodes[1]:
+        raise ConfigError(f"--nnodes is {text!r}.", "Give a number of hosts, such as 2, or a range, such as 1:4.")
+    return nodes
+
+
+@dataclass(frozen=True)
 class Host:
     """This host, as the others reach it."""
 

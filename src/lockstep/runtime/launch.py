@@ -21,28 +21,15 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from lockstep.config import ConfigError
-from lockstep.parent import LAUNCHED, LAUNCHER, LEFT
-from lockstep.runtime.hosts import Host, here, several
-from lockstep.runtime.place import ONE_REQUEST, OUTCOME, PEER_FAILED, PREEMPTED, cores_for, crash_file
+from lockstep.parent import LAUNCHED, LAUNCHER, OUTCOME, PEER_FAILED
+from lockstep.runtime.failures import explain
+from lockstep.runtime.hosts import Fleet, Host, here, several
+from lockstep.runtime.place import ONE_REQUEST, PREEMPTED, REQUESTS, cores_for, say
 
+INTERRUPTED = 130
+"""The exit code of a run that was ended at once, as a shell has it for an interrupt."""
 _GRACE = 8.0
 """Seconds that processes get to leave when another one has failed."""
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """How many processes, on how many hosts, and how often they may be started again."""
-
-    processes: int = 1
-    """On this host."""
-    max_restarts: int = 0
-    nodes: tuple[int, int] = (1, 1)
-    """The fewest and the most hosts."""
-    endpoint: str | None = None
-    """HOST:PORT where several hosts meet."""
-    job: str | None = None
-    """What several hosts call this job; a run directory begun by a job is gone on with by the same job."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +43,11 @@ class Outcome:
 
 def launch(
     arguments: Sequence[str],
-    fleet: Fleet | int,
+    fleet: Fleet,
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Outcome:
     """Run `lockstep ARGUMENTS` on several processes until they end; signals meanwhile are passed on to them."""
-    fleet = Fleet(fleet) if isinstance(fleet, int) else fleet
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as shared:
         (Path(shared) / LAUNCHER).write_text(str(os.getpid()))
@@ -83,11 +69,22 @@ def launch(
             return _Launch(arguments, fleet, host, Path(shared), quiet).run()
 
 
+def launch_quietly(arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None) -> str:
+    """The same for a verb that reads what comes of it from a file: why it failed, or nothing.
+
+    Such processes have nothing to save: an interrupt ends them at once, and the verb with them.
+    """
+    outcome = launch(arguments, Fleet(processes), environment, quiet=True)
+    if outcome.code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return outcome.cause
+
+
 class _Launch:
     """One launch: the agent in a thread of its own, so that this one is free to hear signals."""
 
     def __init__(self, arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path, quiet: bool) -> None:
-        self.fleet, self.shared = fleet, shared
+        self.shared, self.patient = shared, not quiet
         self.agent = _make_agent(arguments, fleet, host, shared, quiet)
         self._result: RunResult | None = None
         self._error: BaseException | None = None
@@ -97,7 +94,7 @@ class _Launch:
     def run(self) -> Outcome:
         before = {}
         if threading.current_thread() is threading.main_thread():
-            before = {s: signal.signal(s, self._hear) for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+            before = {number: signal.signal(number, self._hear) for number in REQUESTS}
         # A daemon, because it may be waiting for other hosts when it is told to leave.
         thread = threading.Thread(target=self._work, name="agent", daemon=True)
         try:
@@ -112,17 +109,18 @@ class _Launch:
     def _hear(self, number: int, _: object) -> None:
         """Pass a request to stop on to the processes; the second one, after a while, ends them."""
         now = time.monotonic()
-        if self._asked is None:
+        if self._asked is None and self.patient:
             self._asked = now
             self._unborn = not self.agent.ask_to_stop()
-        elif now - self._asked > ONE_REQUEST and not self._at_once:
+        elif not self._at_once and (self._asked is None or now - self._asked > ONE_REQUEST):
             self._at_once = True
-            say(f"{signal.Signals(number).name} again: leaving at once; what was saved before stands.")
+            if self.patient:
+                say(f"{signal.Signals(number).name} again: leaving at once; what was saved before stands.")
             self.agent.kill()
 
     def _work(self) -> None:
         # Processes are born with these blocked, and open their ears when they can act on what they hear.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+        signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
         try:
             self._result = self.agent.run()
         except BaseException as error:
@@ -134,7 +132,7 @@ class _Launch:
         if self._unborn:
             return Outcome(PREEMPTED, "asked to stop while no process was training.")
         if self._at_once:
-            return Outcome(130, "ended at once, as asked; what was saved before stands.")
+            return Outcome(INTERRUPTED, "ended at once, as asked; what was saved before stands.")
         if self._error is not None:
             return Outcome(1, f"the processes could not be started or brought together: {self._error}")
         if self._result is None or self._result.is_failed():
@@ -245,64 +243,6 @@ def _make_agent(arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path
     return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
 
 
-def say(sentence: str) -> None:
-    sys.stderr.write(f"lockstep: {sentence}\n")
-    sys.stderr.flush()
-
-
-_COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "LostPeer")
-"""What the failures of those look like whose connection to the failed one broke."""
-
-
-def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) -> tuple[str, bool]:
-    """Who failed first and why, and whether the machine is to blame, so that a new start may well succeed.
-
-    `shared` is where processes that crash in native code leave their stacks.
-    """
-    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
-    independent = {
-        rank: failure
-        for rank, failure in failures.items()
-        if failure.exitcode not in (LEFT, -signal.SIGTERM)
-        and not any(words in str(failure.message) for words in _COLLATERAL)
-    }
-    rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
-    who = f"process {rank} of {size} failed first"
-    if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        stack = _crash_stack(shared / crash_file(rank)) if shared else ""
-        if not stack:
-            return f"{who}: it was ended by {name}.", True
-        hint = _ABORT if name == "SIGABRT" else ""
-        return f"{who}: it crashed in native code ({name}), at (innermost first):\n{stack}{hint}", False
-    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
-    if not isinstance(details, dict) or "message" not in details:
-        return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == LEFT
-    kind, _, words = str(details["message"]).partition(": ")
-    if kind in ("ConfigError", "BadNumbers"):  # all processes say the same, and would say it again
-        return words, False
-    if kind == "Hang":
-        return words, True
-    stack = details.get("extraInfo", {}).get("py_callstack", "")
-    return f"{who}: {kind}: {words}\n{stack}".rstrip(), rank not in independent
-
-
-_ABORT = """
-gloo aborts a process that meets the others in another collective than theirs: if the line above is one, look for a
-branch around it that only some processes take, and agree on it first."""
-
-
-def _crash_stack(path: Path) -> str:
-    """The Python stack of the thread that did the work, from what the fault handler wrote."""
-    threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
-    stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
-    longest: list[str] = max(stacks, key=len, default=[])
-    plumbing = f"{os.sep}lockstep{os.sep}runtime{os.sep}"
-    while longest and (plumbing in longest[0] or f"{os.sep}torch{os.sep}" in longest[0]):
-        longest.pop(0)
-    return "\n".join(f"    {line}" for line in longest[:8])
-
-
 class _Environment:
     """Settings that stand while processes are started from here, and not afterwards."""
 
@@ -319,15 +259,3 @@ class _Environment:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def parse_nodes(text: str) -> tuple[int, int]:
-    """`2`, or `1:4` for any number from one to four."""
-    few, _, many = text.partition(":")
-    try:
-        nodes = int(few), int(many or few)
-    except ValueError:
-        nodes = 0, 0
-    if not 1 <= nodes[0] <= nodes[1]:
-        raise ConfigError(f"--nnodes is {text!r}.", "Give a number of hosts, such as 2, or a range, such as 1:4.")
-    return nodes

@@ -5,20 +5,21 @@ import ctypes
 import faulthandler
 import logging
 import os
+import signal
 import socket
+import sys
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
-from lockstep.parent import launch_directory
-
-PEER_FAILED, OUTCOME = "peer-failed", "outcome"
-"""Files in that directory: a process failed, so leave at once; and how a run ended that ended in good order."""
+from lockstep.parent import crash_file, launch_directory
 
 PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
+REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that ask a run to save and stop."""
 ONE_REQUEST = 3.0
 """Signals within so many seconds count as one; a later one means at once."""
 
@@ -44,7 +45,7 @@ class Place:
         read = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         # torchrun without a rendezvous calls every job "none"; its own process tells them apart.
-        job = f"{host_name()}:{os.getppid()}" if job == "none" else job
+        job = f"{socket.gethostname()}:{os.getppid()}" if job == "none" else job
         return cls(**read, started=True, job=job)
 
 
@@ -128,18 +129,8 @@ def leave_stack_on_crash(place: Place) -> None:
         faulthandler.enable((shared / crash_file(place.rank)).open("w"))
 
 
-def crash_file(rank: int) -> str:
-    return f"crash-{rank}.txt"
-
-
-def host_name() -> str:
-    """What people call this machine."""
-    return socket.gethostname()
-
-
-def record_failure(error: BaseException) -> None:
-    """Leave an exception where the launcher that started this process looks for it."""
-    from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
-
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        ErrorHandler().record_exception(error)
+def say(sentence: str) -> None:
+    """Tell the user at once, whichever process this is; the disk under a redirected output may be full."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"lockstep: {sentence}\n")
+        sys.stderr.flush()

@@ -136,16 +136,17 @@ def slowest(before: Mapping[int, Presence], now: Mapping[int, Presence]) -> tupl
     return (now[process], ratio) if ratio > 1.25 else None
 
 
-_OWN = f"{os.sep}lockstep{os.sep}runtime{os.sep}"
+def is_plumbing(place: str) -> bool:
+    """Whether a line of code is ours or torch's own, which is not what anybody looks for."""
+    return any(f"{os.sep}{part}{os.sep}" in place for part in (f"lockstep{os.sep}runtime", "torch"))
 
 
 def stack_of(frame: FrameType | None) -> list[str]:
-    """The lines a thread is at, outermost first; our own plumbing at the end is not what anybody looks for."""
+    """The lines a thread is at, outermost first, without the plumbing at the end."""
     lines: list[tuple[bool, str]] = []
     while frame is not None and len(lines) < 40:
         code = frame.f_code
-        own = _OWN in code.co_filename or f"{os.sep}torch{os.sep}" in code.co_filename
-        lines.append((own, f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
+        lines.append((is_plumbing(code.co_filename), f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
         frame = frame.f_back
     while len(lines) > 1 and lines[0][0]:
         lines.pop(0)

@@ -7,6 +7,7 @@ of the main thread would.
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 import time
@@ -15,14 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.parent import LEFT, launch_directory
+from lockstep.parent import LEFT, PEER_FAILED, launch_directory
 from lockstep.runtime import presence
-from lockstep.runtime.place import (
-    ONE_REQUEST,
-    PEER_FAILED,
-    host_name,
-    record_failure,
-)
+from lockstep.runtime.failures import record_failure
+from lockstep.runtime.place import ONE_REQUEST, REQUESTS, say
 from lockstep.runtime.presence import Presence
 
 if TYPE_CHECKING:
@@ -32,7 +29,6 @@ PATIENCE = 5.0
 """Seconds after which somebody who has not arrived is named."""
 TICK = 1.0
 """Seconds between two looks; more where there are many processes to write down."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Hang(RuntimeError):
@@ -65,22 +61,23 @@ class Watchdog:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the block runs."""
-        before, wakeup = {}, -1
+        before, wakeup, blocked = {}, -1, set()
         self._read, self._write = os.pipe()
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write, False)
             wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            before = {number: signal.signal(number, _hear) for number in _SIGNALS}
-            for number in _SIGNALS:
+            before = {number: signal.signal(number, _hear) for number in REQUESTS}
+            for number in REQUESTS:
                 signal.siginterrupt(number, False)
-            # Our launcher starts processes with these blocked, so that none is lost or deadly before this moment.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            # A process of a run has these blocked from its start, so that none is lost or deadly before this moment.
+            blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         thread.start()
         try:
             yield
         finally:
             if before:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # nor deadly when the run is over
                 for number, handler in before.items():
                     signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
@@ -116,7 +113,7 @@ class Watchdog:
         if reason is not None:
             # Half as much again for a busy moment, and a second for a first save, which nobody has timed.
             bound = 1.5 * self._longest_iteration + max(1.0, 1.5 * self.longest_save)
-            _print(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
+            say(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
 
     def _run(self) -> None:
         door = select.poll()
@@ -135,15 +132,19 @@ class Watchdog:
         elif self._asked is None:
             # Our launcher passes one request on to every process: one of them is enough to tell of it.
             passed_on = number == signal.SIGUSR1 and shared is not None and not self.runtime.main
-            who = f"process {self.runtime.rank} on {host_name()}"
+            who = f"process {self.runtime.rank} on {socket.gethostname()}"
             self._ask_to_stop(None if passed_on else f"{name} came to {who}")
         elif time.monotonic() - self._asked > ONE_REQUEST:
             self._leave(128 + number)
 
-    def _leave(self, code: int) -> None:
-        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+    def let_save_finish(self) -> None:
+        """On the way out after a failure: wait a moment for a save, which may have all it needs."""
         if self.saving is not None:
             self.saving.join(3.0)
+
+    def _leave(self, code: int) -> None:
+        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+        self.let_save_finish()
         os._exit(code)
 
     def _look(self) -> None:
@@ -179,7 +180,7 @@ class Watchdog:
         waits = None if waiting is None else now - waiting.since
         return Presence(
             process=runtime.rank,
-            host=host_name(),
+            host=socket.gethostname(),
             pid=os.getpid(),
             beat=self._beat,
             phase=runtime._phases[-1] if runtime._phases else "between phases",
@@ -206,7 +207,7 @@ class Watchdog:
             waiting = (p.process for p in now.values() if p.waits is not None and p.process not in silent)
             first = min(waiting, default=me.process)
             if first == me.process and me.collective != self._reported:
-                _print(report)
+                say(report)
             self._reported = me.collective
             if over:
                 self._end(directory, report, first == me.process)
@@ -221,18 +222,13 @@ class Watchdog:
                 words += f"\nThis report is in {path}."
             except OSError as error:
                 words += f"\n(The report could not be written: {error}.)"
-            _print(words)
+            say(words)
         record_failure(Hang(words))
         self._leave(1)
 
 
 def _hear(*_: object) -> None:
     """Nothing: the watchdog reads the signal's number from a pipe, even while this thread cannot run Python."""
-
-
-def _print(words: str) -> None:
-    sys.stderr.write(f"lockstep: {words}\n")
-    sys.stderr.flush()
 
 
 def _flight_record() -> str:

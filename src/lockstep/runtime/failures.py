@@ -1,0 +1,70 @@
+"""Why processes failed: each leaves word of itself, and whoever started them says who was first and why."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lockstep.parent import LEFT, crash_file
+from lockstep.runtime.presence import is_plumbing
+
+
+def record_failure(error: BaseException) -> None:
+    """Leave an exception where the launcher that started this process looks for it."""
+    from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
+
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        ErrorHandler().record_exception(error)
+
+
+_COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "LostPeer")
+"""What the failures of those look like whose connection to the failed one broke."""
+
+
+def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) -> tuple[str, bool]:
+    """Who failed first and why, and whether the machine is to blame, so that a new start may well succeed.
+
+    `shared` is where processes that crash in native code leave their stacks.
+    """
+    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+    independent = {
+        rank: failure
+        for rank, failure in failures.items()
+        if failure.exitcode not in (LEFT, -signal.SIGTERM)
+        and not any(words in str(failure.message) for words in _COLLATERAL)
+    }
+    rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
+    who = f"process {rank} of {size} failed first"
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        stack = _crash_stack(shared / crash_file(rank)) if shared else ""
+        if not stack:
+            return f"{who}: it was ended by {name}.", True
+        hint = _ABORT if name == "SIGABRT" else ""
+        return f"{who}: it crashed in native code ({name}), at (innermost first):\n{stack}{hint}", False
+    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
+    if not isinstance(details, dict) or "message" not in details:
+        return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == LEFT
+    kind, _, words = str(details["message"]).partition(": ")
+    if kind in ("ConfigError", "BadNumbers"):  # all processes say the same, and would say it again
+        return words, False
+    if kind == "Hang":
+        return words, True
+    stack = details.get("extraInfo", {}).get("py_callstack", "")
+    return f"{who}: {kind}: {words}\n{stack}".rstrip(), rank not in independent
+
+
+_ABORT = """
+gloo aborts a process that meets the others in another collective than theirs: if the line above is one, look for a
+branch around it that only some processes take, and agree on it first."""
+
+
+def _crash_stack(path: Path) -> str:
+    """The Python stack of the thread that did the work, from what the fault handler wrote."""
+    threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
+    stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
+    longest: list[str] = max(stacks, key=len, default=[])
+    while longest and is_plumbing(longest[0]):
+        longest.pop(0)
+    return "\n".join(f"    {line}" for line in longest[:8])
