@@ -21,7 +21,7 @@ def trained(directory: Path, samples: int, **task: object) -> tuple[LoadedPolicy
     """An agent before and after training, and what it was trained on."""
     common = {"run.dir": str(directory), "run.eval_every": None, "run.device": "cpu"}
     recipe = overlay(find_recipe("trading-lstm")(), {"task": task, **common})
-    before = train(overlay(recipe, {"run.samples": 1, "run.name": "before", "algo.learning_rate": 0.0})).path
+    before = train(overlay(recipe, {"run.samples": 1, "run.name": "before", "algo.learning_rate": 1e-12})).path
     after = train(overlay(recipe, {"run.samples": samples, "run.name": "after"})).path
     return load(before), load(after), recipe.task
 
