@@ -1,16 +1,20 @@
 """Controls: what can be earned is learned, what cannot is left alone, and real prices make nobody rich."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from lockstep.backtest.measures import possible_leak
+from lockstep.backtest.walk_forward import walk_forward
 from lockstep.config import overlay
 from lockstep.lanes import Lanes
 from lockstep.loading import LoadedPolicy, load
 from lockstep.protocols import State
 from lockstep.recipes import find_recipe
+from lockstep.streams import Stream
 from lockstep.tasks.trading import TradingConfig
 from lockstep.train import train
 
@@ -21,15 +25,13 @@ def trained(directory: Path, samples: int, **task: object) -> tuple[LoadedPolicy
     """An agent before and after training, and what it was trained on."""
     common = {"run.dir": str(directory), "run.eval_every": None, "run.device": "cpu"}
     recipe = overlay(find_recipe("trading-lstm")(), {"task": task, **common})
-    before = train(overlay(recipe, {"run.samples": 1, "run.name": "before", "algo.learning_rate": 0.0})).path
+    before = train(overlay(recipe, {"run.samples": 1, "run.name": "before", "algo.learning_rate": 1e-12})).path
     after = train(overlay(recipe, {"run.samples": samples, "run.name": "after"})).path
     return load(before), load(after), recipe.task
 
 
 def traded(task: TradingConfig, choose: object) -> dict[str, torch.Tensor]:
     """One episode on each of 64 fresh markets: rewards summed, and what the accounts counted."""
-    from dataclasses import replace
-
     env = replace(task, num_envs=64).build(Lanes(1, range(1), 99), torch.device("cpu"))
     obs, total = env.observe(), torch.zeros(64, dtype=torch.float64)
     for _ in range(task.length):
@@ -43,8 +45,6 @@ def traded(task: TradingConfig, choose: object) -> dict[str, torch.Tensor]:
 
 def sampling(policy: LoadedPolicy):
     """The policy as it trains: actions drawn, not the likeliest ones, which of an untrained one are all alike."""
-    from lockstep.streams import Stream
-
     net, count, memory = policy.policy.net, iter(range(10**6)), None
 
     def choose(obs):
@@ -81,3 +81,19 @@ def test_where_there_is_nothing_to_earn_trading_stops(tmp_path: Path) -> None:
     print(f"negative control: turnover {share:.2%} of the untrained; gross {gross.mean():+.4f} +- {error:.4f}")
     assert share < 0.05
     assert abs(float(gross.mean())) <= 3 * error + 1e-9
+
+
+PRICES = next((place for parent in Path(__file__).parents if (place := parent / "shared/data/prices").is_dir()), None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(PRICES is None, reason="needs the real prices, which are not part of the repository")
+@pytest.mark.parametrize("name", ["GOOGL-daily", "BTCUSD-hourly"])
+def test_nobody_gets_too_rich_on_real_prices(tmp_path: Path, name: str) -> None:
+    data = {"task.data": (str(PRICES / f"{name}.csv"),), "run.samples": 65_536, "run.eval_every": None}
+    report = walk_forward(overlay(find_recipe("trading-lstm")(), data), tmp_path, count=3, before=0.5)
+    measures = {way: curve.measures(report.bars.a_year) for way, curve in report.curves.items()}
+    print(f"{name}: {measures}")
+    assert not possible_leak(measures["agent"])
+    assert measures["buy and hold"].total > 0.5  # the files are what we think they are

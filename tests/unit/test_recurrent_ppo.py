@@ -7,6 +7,7 @@ from lockstep.config import ConfigError, overlay
 from lockstep.protocols import Clock, Metrics
 from lockstep.recipes import find_recipe
 from lockstep.runtime import Runtime
+from lockstep.speed.autoscale import autoscale
 from lockstep.trees import leaves, tree_map
 
 
@@ -124,3 +125,10 @@ def test_sequences_that_do_not_divide_are_refused(settings, words):
 def test_without_memory_the_length_of_sequences_means_nothing():
     recipe = overlay(find_recipe("gym-ppo")(), {"algo.sequence": 7})
     recipe.algo.check(recipe.task, recipe.run)
+
+
+def test_numbers_that_must_fit_sequences_are_left_as_they_are():
+    kind = find_recipe("gym-ppo-lstm")
+    choice = autoscale(overlay(kind(), kind.smoke), 1)
+    assert choice.settings == {}
+    assert "sequences" in choice.reasons[0]

@@ -37,6 +37,8 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
     fields = {field.name for field in dataclasses.fields(recipe.algo)}
     if not {"horizon", "batch_size", "epochs"} <= fields:
         return Choice({}, [f"{recipe.name} collects no rollouts: there is nothing to scale."])
+    if getattr(recipe.algo, "length", 1) > 1:
+        return Choice({}, [f"{recipe.name} learns from sequences, which the probes do not know: nothing is scaled."])
     envs, minibatches = recipe.task.num_envs, recipe.algo.iteration_samples(recipe.task) // recipe.algo.batch_size
 
     def acting(count: int) -> tuple[float, float]:
