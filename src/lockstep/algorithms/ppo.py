@@ -23,6 +23,7 @@ from lockstep.functional import (
     ppo_loss,
     schedule,
 )
+from lockstep.lanes import Lanes
 from lockstep.nets.actions import Actions, build_actions
 from lockstep.nets.actor_critic import ActorCritic
 from lockstep.nets.encoder import EncoderConfig
@@ -87,6 +88,7 @@ class PPOConfig:
         if self.horizon < 1:
             raise ConfigError(f"horizon is {self.horizon}.", "Take at least one step between updates.")
         rollout, lanes = task.num_envs * self.horizon, with_lanes(run, 1).lanes or 0
+        Lanes(lanes, range(0), run.seed).share(task.num_envs, "num_envs")
         if self.batch_size % lanes:
             below = max(lanes, self.batch_size - self.batch_size % lanes)
             raise ConfigError(

@@ -20,7 +20,8 @@ from lockstep.config import Recipe
 from lockstep.protocols import Clock
 from lockstep.runtime import Runtime
 
-RETURN = "rollout/ep_return_mean"
+RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
+_COUNTS = ("score", "examples")
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"env": "blue", "act": "cyan", "learn": "green", "reduce": "magenta", "other": "bright_black"}
 
@@ -69,8 +70,9 @@ class Lines:
     def tick(self, clock: Clock) -> None: ...
 
     def show(self, clock: Clock, snapshot: Snapshot) -> None:
-        value = snapshot.metrics.get(RETURN)
+        value, loss = snapshot.metrics.get(RETURN), snapshot.metrics.get(LOSS)
         reward = "return   -  " if value is None else f"return {value:8.2f}"
+        reward = reward if loss is None else f"loss {loss:8.4f}"
         split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
         eta = duration((clock.budget - clock.samples) / max(snapshot.speed, 1e-9))
         line = (
@@ -181,6 +183,10 @@ def duration(seconds: float) -> str:
 def evaluation_words(clock: Clock) -> str:
     """The last evaluation as a phrase."""
     result = clock.evaluation
+    if "score" in result:  # predictions, of which the whole measures are told, not those of parts
+        measures = [f"{name} {value:.4g}" for name, value in result.items() if "/" not in name and name not in _COUNTS]
+        best = "the best so far" if clock.best == result["score"] else f"best score {clock.best:.4g}"
+        return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
     extras = [
         f"{name.removesuffix('_mean')} {value:.2f}"
         for name, value in result.items()

@@ -1,0 +1,92 @@
+"""Batches: every example once an epoch, whoever hosts which lanes, and wherever the run went on from."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.data.loader import Loader, deal_batch
+from lockstep.lanes import Lanes, deal
+from toy_data import Toy, ToyConfig
+
+
+def epoch_of(examples, size, lanes, processes, epoch=0):
+    """Rows that count, process by process, for every batch of an epoch."""
+    data = [Toy(ToyConfig(examples=examples)) for _ in range(processes)]
+    loaders = [Loader(d, size, Lanes(lanes, host, 7)) for d, host in zip(data, deal(lanes, processes), strict=True)]
+    samples, batches = epoch * examples, []
+    while samples < (epoch + 1) * examples:
+        parts, sizes = zip(*(loader.batch(samples) for loader in loaders), strict=True)
+        assert len(set(sizes)) == 1
+        batches.append([part["inputs"]["row"][part["weight"] > 0].tolist() for part in parts])
+        assert sum(map(len, batches[-1])) == sizes[0]
+        samples += sizes[0]
+    assert samples == (epoch + 1) * examples  # an epoch ends with a batch
+    return batches
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_the_shards_of_an_epoch_are_the_data_without_overlap(processes):
+    batches = epoch_of(examples=103, size=20, lanes=8, processes=processes)  # 103 divides by nothing
+    rows = [row for batch in batches for shard in batch for row in shard]
+    assert sorted(rows) == list(range(103))
+    assert [sum(map(len, batch)) for batch in batches] == [20, 20, 20, 20, 20, 3]
+
+
+@given(st.integers(1, 60), st.integers(1, 25), st.integers(1, 9), st.data())
+def test_every_example_comes_once_an_epoch_whatever_the_numbers(examples, size, lanes, data):
+    processes = data.draw(st.integers(1, lanes))
+    rows = [row for batch in epoch_of(examples, size, lanes, processes) for shard in batch for row in shard]
+    assert sorted(rows) == list(range(examples))
+
+
+def test_a_batch_holds_the_same_examples_on_any_number_of_processes():
+    alone = [sorted(row for shard in batch for row in shard) for batch in epoch_of(103, 20, 8, 1)]
+    assert [sorted(row for shard in batch for row in shard) for batch in epoch_of(103, 20, 8, 3)] == alone
+
+
+def test_the_order_changes_with_every_epoch_and_with_the_seed():
+    orders = [[row for [shard] in epoch_of(103, 20, 8, 1, epoch) for row in shard] for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    other = Loader(Toy(ToyConfig()), 103, Lanes(1, range(1), 8)).batch(0)[0]["inputs"]["row"]
+    assert other.tolist() != Loader(Toy(ToyConfig()), 103, Lanes(1, range(1), 7)).batch(0)[0]["inputs"]["row"].tolist()
+
+
+def test_a_lane_is_dealt_the_same_rows_whoever_hosts_it():
+    order = np.arange(100, 203)
+    rows, weights, _ = deal_batch(order, 20, 30, Lanes(8, range(8), 0))
+    for lane in range(8):
+        mine, weight, _ = deal_batch(order, 20, 30, Lanes(8, range(lane, lane + 1), 0))
+        assert mine.tolist() == rows.reshape(8, -1)[lane].tolist()
+        assert weight.tolist() == weights.reshape(8, -1)[lane].tolist()
+    assert weights.sum() == 30  # 8 x 4 rows, of which two only fill up
+
+
+def test_a_loader_that_begins_in_the_middle_of_an_epoch_goes_on_as_if_it_had_been_there():
+    lanes = Lanes(8, range(8), 0)
+    whole, later, samples, after = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes), 0, []
+    for _ in range(9):  # into the second epoch
+        batch, size = whole.batch(samples)
+        after.append((samples, batch))
+        samples += size
+    for start, batch in after[4:]:
+        assert torch.equal(later.batch(start)[0]["inputs"]["row"], batch["inputs"]["row"])
+
+
+def test_the_next_batch_is_read_while_the_learner_works():
+    data = Toy(ToyConfig())
+    loader = Loader(data, 20, Lanes(8, range(8), 0))
+    loader.batch(0)
+    ahead = loader._ahead
+    ahead._thread.join(30)
+    assert len(data.reads) == 2  # the one that was asked for, and the one after it
+    loader.batch(20)
+    assert len(data.reads) <= 3  # it was not read again
+
+
+def test_what_goes_wrong_in_reading_is_raised_where_the_batch_is_taken():
+    data = Toy(ToyConfig())
+    data.read = lambda split, rows: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        Loader(data, 20, Lanes(8, range(8), 0)).batch(0)
