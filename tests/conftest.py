@@ -1,4 +1,6 @@
-"""What all tests share: how hypothesis searches, and torch's settings, which a run in exact mode changes."""
+"""What all tests share: how hypothesis searches, where data is kept, and torch's settings, which exact mode changes."""
+
+import os
 
 import pytest
 import torch
@@ -7,6 +9,17 @@ from hypothesis import settings
 # A deadline is an absolute time, and a first call compiles or imports; a failure must be easy to repeat.
 settings.register_profile("lockstep", deadline=None, print_blob=True)
 settings.load_profile("lockstep")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_its_own(tmp_path_factory):
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = before
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,10 @@ from lockstep.config import ConfigError, Recipe
 RECIPES = {
     "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets tiny, small, base, large)"),
     "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
+    "cricket-gnn": (
+        "lockstep.recipes.cricket_gnn",
+        "a graph network on cricket, ball by ball (presets win, tabular)",
+    ),
 }
 """Name, module, and one line for the help page, which must not import torch."""
 
