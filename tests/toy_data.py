@@ -47,6 +47,9 @@ class Toy:
         result = of(predictions, self.target[: self.count(split)])
         return result | {"score": -result["mae" if self.kind == "regression" else "log_loss"]}
 
+    def draw(self, split, predictions, directory):
+        return []
+
     def advance(self, clock): ...
     def close(self): ...
     def shared_state(self):

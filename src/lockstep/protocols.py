@@ -6,6 +6,7 @@ Shapes: L local lanes, E environments a lane, B = L x E local environments in gl
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -103,7 +104,13 @@ class Dataset(Stateful, Protocol):
         """Examples by their numbers within the split: `inputs`, a tree [N, ...], and `target`, [N] float32."""
 
     def measure(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
-        """What the predictions for a whole split, in its order, amount to; `score` is what should grow."""
+        """What the predictions for a whole split, in its order, amount to; `score` is what should grow.
+
+        A name with a slash, such as `mae/death`, is that of a part.
+        """
+
+    def draw(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
+        """Pictures of the predictions for a whole split; the files."""
 
     def advance(self, clock: "Clock") -> None: ...
     def close(self) -> None: ...

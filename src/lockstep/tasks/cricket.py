@@ -21,6 +21,7 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Clock, Split, State
 from lockstep.streams import Stream
 from lockstep.tasks.cricket_made_up import write_matches
+from lockstep.tasks.cricket_pictures import draw_all
 from lockstep.tasks.cricsheet import BALL, BATTERS, Archive, open_archive
 from lockstep.trees import Tree, copy_into, tree_map
 
@@ -176,6 +177,9 @@ class Cricket:
                 part = of(predictions[phases == number], targets[phases == number])
                 result |= {f"{name}/{phase}": value for name, value in part.items()}
         return {name: value for name, value in result.items() if np.isfinite(value)}
+
+    def draw(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
+        return draw_all(self, split, predictions, directory)
 
     def advance(self, clock: Clock) -> None: ...
 
