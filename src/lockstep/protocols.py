@@ -90,6 +90,8 @@ Split: TypeAlias = Literal["train", "validation", "test"]
 class Dataset(Stateful, Protocol):
     """Examples to learn from: a task that is read, not played. Every process sees all of it; lanes share each batch."""
 
+    config: Any
+    """The settings it was built from: a process that reads ahead builds it again."""
     kind: Literal["regression", "classification"]
     """What is to be predicted: a number, or how likely the label 1 is."""
     vocabularies: Mapping[str, int]

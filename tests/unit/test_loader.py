@@ -1,13 +1,19 @@
 """Batches: every example once an epoch, whoever hosts which lanes, and wherever the run went on from."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.config import ConfigError
 from lockstep.data.loader import Loader, deal_batch
+from lockstep.data.reader import Reader, ReaderError
 from lockstep.lanes import Lanes, deal
+from lockstep.trees import leaves
 from toy_data import Toy, ToyConfig
 
 
@@ -78,8 +84,7 @@ def test_the_next_batch_is_read_while_the_learner_works():
     data = Toy(ToyConfig())
     loader = Loader(data, 20, Lanes(8, range(8), 0))
     loader.batch(0)
-    ahead = loader._ahead
-    ahead._thread.join(30)
+    loader._ahead[0]._thread.join(30)
     assert len(data.reads) == 2  # the one that was asked for, and the one after it
     loader.batch(20)
     assert len(data.reads) <= 3  # it was not read again
@@ -90,3 +95,45 @@ def test_what_goes_wrong_in_reading_is_raised_where_the_batch_is_taken():
     data.read = lambda split, rows: 1 / 0
     with pytest.raises(ZeroDivisionError):
         Loader(data, 20, Lanes(8, range(8), 0)).batch(0)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_readers_give_the_same_batches_as_a_thread_and_start_again_anywhere(readers):
+    lanes = Lanes(8, range(2, 5), 0)
+    plain, read = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes, readers)
+    samples, order = 0, []
+    for _ in range(8):
+        order.append(samples)
+        samples += plain.batch(samples)[1]
+    for start in [*order, *order[3:]]:  # back, as a run that went on from elsewhere
+        (one, size), (other, same) = plain.batch(start), read.batch(start)
+        assert size == same
+        one, other = leaves(one), leaves(other)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(read._readers) == readers
+
+
+def test_a_reader_ends_with_its_loader():
+    reader = Reader(ToyConfig(), "train", "reader 1 of 1")
+    assert len(reader.read(np.arange(3))["target"]) == 3
+    process = reader.process
+    reader._end()
+    assert process.returncode == 0
+
+
+def test_a_reader_that_dies_is_named_where_its_batch_is_taken():
+    loader = Loader(Toy(ToyConfig()), 20, Lanes(8, range(8), 0), 1)
+    loader.batch(0)
+    os.kill(loader._readers[0].process.pid, signal.SIGKILL)
+    loader._readers[0].process.wait(30)
+    loader._ahead[0]._thread.join(30)  # it may have been read before the kill, or not
+    loader._ahead.clear()
+    with pytest.raises(ReaderError, match=r"reader 1 of 1 was ended by SIGKILL"):
+        loader.batch(20)
+
+
+def test_a_data_set_that_a_reader_cannot_import_is_refused():
+    kind = type("Mine", (ToyConfig,), {"__module__": "recipe_in_mine"})
+    with pytest.raises(ConfigError, match="readers 0"):
+        Reader(kind(), "train", "reader 1 of 1")

@@ -16,6 +16,7 @@ from lockstep.protocols import Clock
 from lockstep.run.checkpoints import best_of
 from lockstep.runtime import Runtime
 from lockstep.train import train
+from tiny import hash_of
 from toy_data import ToyConfig
 
 NET = GraphConfig(rounds=0, hidden=32, head=1)
@@ -137,3 +138,10 @@ def test_biases_and_embeddings_do_not_decay():
     groups = agent().optimizer._inner.param_groups
     assert [group["weight_decay"] for group in groups] == [1e-2, 0.0]
     assert all(parameter.dim() > 1 for parameter in groups[0]["params"])
+
+
+def test_a_run_with_readers_is_the_same_run(tmp_path):
+    for name, readers in (("plain", 0), ("read", 2)):
+        run = replace(ToyRecipe().run, dir=str(tmp_path), name=name, samples=250, eval_every=100)
+        train(ToyRecipe(algo=replace(ToyRecipe().algo, readers=readers), run=run))
+    assert hash_of(tmp_path / "read") == hash_of(tmp_path / "plain")

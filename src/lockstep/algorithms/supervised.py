@@ -46,6 +46,8 @@ class SupervisedConfig:
     """The gradient of the whole batch is clipped to this norm."""
     accumulate: int = 1
     """Micro-batches a batch is cut into; lowers memory, changes nothing else."""
+    readers: int = 0
+    """Processes that read batches ahead, for each process of the run; 0 reads in a thread. Changes no bit."""
     net: GraphConfig = field(default_factory=GraphConfig)
     """Shape of the network."""
 
@@ -53,6 +55,8 @@ class SupervisedConfig:
         """Refuse impossible numbers, in words, before any process starts."""
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}.", "An update needs at least one example.")
+        if self.readers < 0:
+            raise ConfigError(f"readers is {self.readers}.", "Use 0 for a thread, or a number of processes.")
         if self.learning_rate <= 0.0:
             raise ConfigError(f"learning_rate is {self.learning_rate}.", "Use a number above 0, such as 1e-3.")
         if not 0.0 <= self.warmup < 1.0:
@@ -79,7 +83,7 @@ class Supervised:
     def __init__(self, config: SupervisedConfig, task: Dataset, runtime: Runtime) -> None:
         self.config, self.task, self.runtime = config, task, runtime
         self.samples = min(config.batch_size, task.count("train"))
-        self.loader = Loader(task, config.batch_size, runtime.lanes)
+        self.loader = Loader(task, config.batch_size, runtime.lanes, config.readers)
         example = task.read("train", np.zeros(1, dtype=np.int64))["inputs"]
         with initialising(runtime.lanes.shared_stream("supervised.init")):
             self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
