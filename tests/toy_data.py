@@ -39,7 +39,7 @@ class Toy:
     def read(self, split, rows):
         self.reads.append(rows)
         x = torch.from_numpy(self.x[rows][:, None, :])
-        inputs = {"nodes": {"now": {"x": x}}, "edges": {}, "row": torch.from_numpy(rows)}
+        inputs = {"nodes": {"now": {"x": x}}, "row": torch.from_numpy(rows)}
         return {"inputs": inputs, "target": torch.from_numpy(self.target[rows])}
 
     def measure(self, split, predictions):

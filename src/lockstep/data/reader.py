@@ -124,7 +124,7 @@ def main() -> int:
     kind = getattr(importlib.import_module(settings["module"]), settings["name"])
     data = overlay(kind(), settings["values"]).build(Lanes(1, range(1), 0), torch.device("cpu"))
     while (rows := _receive(sys.stdin.buffer)) is not None:
-        tree = data.read(settings["split"], np.frombuffer(rows, "<i8"))
+        tree = data.read(settings["split"], np.frombuffer(rows, "<i8").copy())
         _send(answers, save({name: tensor.contiguous() for name, tensor in leaves(tree).items()}))
     data.close()
     return 0

@@ -3,7 +3,8 @@
 An example is a tree of `nodes` and `edges`. `nodes` has for each type its features `x` [N, S, F], where the type has
 names `id` [N, S], and where examples differ in how many there are `count` [N]: the first so many slots are real.
 `edges` has for a relation `ball>batter` (or `now>batter:striker`, where there are several) the slot of the batter that
-each ball points to, [N, S]; NOBODY points nowhere. Messages go both ways. The type `now` has one slot: it is read out.
+each ball points to, [N, S]; NOBODY points nowhere. Where nothing is related it may be left out. Messages go both ways.
+The type `now` has one slot: it is read out.
 
 Padding is left behind at once: what is computed are the real nodes, one after another, whoever else is in the batch.
 
@@ -57,7 +58,7 @@ class GraphNet(nn.Module):
     def __init__(self, example: Any, vocabularies: Mapping[str, int], config: GraphConfig) -> None:
         """`example` shows the form of the inputs; `vocabularies` says how many names each type has."""
         super().__init__()
-        self.plan = _plan(example["edges"], config.rounds)
+        self.plan = _plan(example.get("edges", {}), config.rounds)
         types = {"now", *(name for relations in self.plan for way in relations for name in (way[0], way[2]))}
         self.types = [name for name in example["nodes"] if name in types]
         features = {name: example["nodes"][name]["x"].shape[-1] for name in self.types}
@@ -76,7 +77,7 @@ class GraphNet(nn.Module):
         places = {name: _places(inputs["nodes"][name]) for name in self.types}
         hidden = {name: self._encode(name, inputs["nodes"][name], places[name].present) for name in self.types}
         wanted = {way for relations in self.plan for way in relations}
-        edges = _edges(inputs["edges"], places, wanted)
+        edges = _edges(inputs.get("edges", {}), places, wanted)
         for step in self.rounds:
             hidden = step(hidden, edges)
         return self.head(hidden["now"]).squeeze(-1)  # [N]
