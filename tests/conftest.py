@@ -1,5 +1,7 @@
-"""What all tests share: signals, how hypothesis searches, and torch's settings, which a run in exact mode changes."""
+"""What all tests share: signals, how hypothesis searches, where data is kept, and torch's settings, which exact mode
+changes."""
 
+import os
 import signal
 
 import pytest
@@ -12,6 +14,17 @@ settings.load_profile("lockstep")
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that our tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cache_of_its_own(tmp_path_factory):
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["XDG_CACHE_HOME"]
+    else:
+        os.environ["XDG_CACHE_HOME"] = before
 
 
 @pytest.fixture(autouse=True)

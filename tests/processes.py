@@ -45,6 +45,7 @@ _IMPORTED = [
     "lockstep.train",
     "lockstep.cli.prove",
     "lockstep.cli.resume",
+    "lockstep.recipes.cricket_gnn",
     "lockstep.recipes.gym_ppo",
     "lockstep.recipes.snake_ppo",
 ]

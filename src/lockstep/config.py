@@ -52,6 +52,8 @@ class RunConfig:
     """Global samples between evaluations; none for never."""
     eval_episodes: int = 32
     """Episodes of an evaluation, over all processes."""
+    patience: int | None = None
+    """Stop early, after so many evaluations without a better one; none trains for all samples."""
     save_every: int | None = None
     """Global samples between checkpoints; none saves as often as takes a hundredth of the time, every 10 s at most."""
     keep: int = 3

@@ -1,25 +1,76 @@
-"""Score a policy: every process plays its share of the episodes, each with a seed of its own.
+"""Score a policy: every process plays its share of the episodes, or predicts its share of the examples.
 
-Shapes: L local lanes, E environments a lane, B = L x E.
+Shapes: L local lanes, E environments a lane, B = L x E; N examples.
 """
 
 import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from lockstep.lanes import Lanes
-from lockstep.protocols import Policy, TaskConfig
+from lockstep.protocols import Dataset, DatasetConfig, Policy, Split, TaskConfig
 from lockstep.runtime import Runtime
 from lockstep.streams import digest
 from lockstep.trees import tree_map, tree_where
 
+CHUNK = 256
+"""Examples that are predicted together. Fixed, because what a network says may depend on how many it is asked about."""
 
-def evaluate(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:
-    """Play episodes on environments and streams of their own; the same numbers on every process.
+
+def evaluate(
+    policy: Policy, task: TaskConfig | DatasetConfig, runtime: Runtime, episodes: int, split: Split = "validation"
+) -> dict[str, float] | None:
+    """What a policy is worth, the same numbers on every process: by episodes, or on a split of a data set.
 
     None on all of them when a request to stop reached one of them meanwhile.
+    """
+    if isinstance(task, TaskConfig):
+        return _evaluate_episodes(policy, task, runtime, episodes)
+    data = task.build(runtime.lanes, runtime.device)
+    try:
+        predictions = predict(policy, data, runtime, split)
+        if predictions is None:
+            return None
+        return data.measure(split, predictions) | {"examples": float(len(predictions))}
+    finally:
+        data.close()
+
+
+def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np.ndarray | None:
+    """The predictions for a whole split, in its order, on every process; None if asked to stop meanwhile.
+
+    Lane by lane in chunks of one size and on one thread, in both modes: who hosts a lane does not change a bit.
+    """
+    count, lanes = data.count(split), runtime.lanes
+    everybody = torch.zeros(count, dtype=torch.float64)  # [N]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for lane in lanes.local:
+            for start in range(lane * CHUNK, count, lanes.count * CHUNK):
+                if runtime.interrupted:
+                    break
+                rows = np.arange(start, min(start + CHUNK, count))
+                everybody[start : start + CHUNK] = _predict(policy, data.read(split, rows)["inputs"], runtime)
+    finally:
+        torch.set_num_threads(threads)
+    if runtime.agree(cut=runtime.interrupted)["cut"]:
+        return None
+    return runtime.sum(everybody).numpy()  # each number is somebody's own, and adding zero is exact
+
+
+def _predict(policy: Policy, inputs: Any, runtime: Runtime) -> Tensor:
+    inputs = tree_map(lambda x: x.to(runtime.device), inputs)
+    with runtime.autocast():
+        return policy.act(inputs, {})[0].double().cpu()
+
+
+def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:
+    """Play episodes on environments and streams of their own.
 
     Environment i plays episodes i, i + n, i + 2n, ... to their ends, so short episodes count no more than long ones.
     """

@@ -6,7 +6,8 @@ Shapes: L local lanes, E environments a lane, B = L x E local environments in gl
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -83,6 +84,40 @@ class VecEnv(Stateful, Protocol):
     def close(self) -> None: ...
 
 
+Split: TypeAlias = Literal["train", "validation", "test"]
+
+
+class Dataset(Stateful, Protocol):
+    """Examples to learn from: a task that is read, not played. Every process sees all of it; lanes share each batch."""
+
+    config: Any
+    """The settings it was built from: a process that reads ahead builds it again."""
+    kind: Literal["regression", "classification"]
+    """What is to be predicted: a number, or how likely the label 1 is."""
+    vocabularies: Mapping[str, int]
+    """How many names there are for what the examples name by number."""
+    scale: tuple[float, float]
+    """Mean and deviation of the training targets; 0 and 1 for labels."""
+
+    def count(self, split: Split) -> int:
+        """How many examples a split has."""
+
+    def read(self, split: Split, rows: np.ndarray) -> "dict[str, Tree]":
+        """Examples by their numbers within the split: `inputs`, a tree [N, ...], and `target`, [N] float32."""
+
+    def measure(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
+        """What the predictions for a whole split, in its order, amount to; `score` is what should grow.
+
+        A name with a slash, such as `mae/death`, is that of a part.
+        """
+
+    def draw(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
+        """Pictures of the predictions for a whole split; the files."""
+
+    def advance(self, clock: "Clock") -> None: ...
+    def close(self) -> None: ...
+
+
 class Work(NamedTuple):
     """Bare work that an iteration cannot do without, for `bench`: one call, with nothing around it."""
 
@@ -128,8 +163,15 @@ class Algorithm(Stateful, Protocol):
         """The part of the shared state that makes the agent what it is: what a new run may start from."""
 
 
+class DatasetConfig(Protocol):
+    """Settings of a data set; `build` makes it."""
+
+    def build(self, lanes: Lanes, device: torch.device) -> Dataset: ...
+
+
+@runtime_checkable
 class TaskConfig(Protocol):
-    """Settings of a task; `build` makes it for the lanes hosted here."""
+    """Settings of a task that is played; `build` makes it for the lanes hosted here."""
 
     @property
     def num_envs(self) -> int:
@@ -161,6 +203,12 @@ class Clock:
     """The last agreed evaluation."""
     best: float | None = None
     """The best evaluation score so far."""
+    evaluations: int = 0
+    """How many evaluations there were."""
+    stale: int = 0
+    """How many of them there were since the best."""
+    patience: int | None = None
+    """The run is over after so many evaluations without a better one; none waits for the budget."""
     owes_evaluation: bool = False
     """Whether an evaluation is due that has not been made: a request to stop may come in the middle of one."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -170,7 +218,7 @@ class Clock:
 
     @property
     def done(self) -> bool:
-        return self.samples >= self.budget
+        return self.samples >= self.budget or (self.patience is not None and self.stale >= self.patience)
 
     @property
     def progress(self) -> float:
@@ -188,9 +236,11 @@ class Clock:
 
     def note_evaluation(self, evaluation: dict[str, float]) -> bool:
         """Keep an agreed evaluation; whether it is the best so far, which a score that is not a number never is."""
-        self.evaluation, self.owes_evaluation, score = evaluation, False, evaluation["return_mean"]
+        self.evaluation, self.owes_evaluation = evaluation, False
+        score = evaluation["score"] if "score" in evaluation else evaluation["return_mean"]
         better = not math.isnan(score) and (self.best is None or score > self.best)
         self.best = score if better else self.best
+        self.evaluations, self.stale = self.evaluations + 1, 0 if better else self.stale + 1
         return better
 
     def settle_metrics(self) -> dict[str, float]:

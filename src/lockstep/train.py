@@ -21,7 +21,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         algorithm: Algorithm = recipe.algo.build(task, runtime)
         if init_from:
             load_weights(init_from, algorithm, runtime)
-        clock = Clock(budget=config.samples)  # at zero on a fresh run
+        clock = Clock(budget=config.samples, patience=config.patience)  # at zero on a fresh run
         run.checkpoints.restore(algorithm, task, clock, at)
         run.log.begin(clock, run.checkpoints.notes)
         runtime.in_sync(algorithm.shared_state(), "at the start")  # one agent, or stop here

@@ -12,7 +12,7 @@ from lockstep.config import Recipe, RunConfig
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.memory import MemoryConfig
 from lockstep.run.records import METRICS, last_values
-from lockstep.runtime.launch import launch
+from lockstep.runtime.launch import launch_quietly
 from lockstep.tasks.recall import RecallConfig
 from lockstep.train import train
 
@@ -71,7 +71,7 @@ def without_velocities(directory: Path, recipe: str, processes: int) -> float:
     for seed in range(3):
         words = [recipe, "task.mask_velocity=true", "run.eval_every=100000", "run.eval_episodes=100"]
         words += [f"run.seed={seed}", f"run.dir={directory}", f"run.name={seed}"]
-        problem = launch(["train", *words], processes, quiet=True).cause
+        problem = launch_quietly(["train", *words], processes)
         assert not problem, problem
         returns.append(last_values(directory / str(seed) / METRICS)["eval/return_mean"])
     return statistics.mean(returns)

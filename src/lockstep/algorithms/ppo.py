@@ -14,15 +14,8 @@ from torch import Tensor
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.finite import bad_places, extent
 from lockstep.data.rollout import Episodes, Rollout, minibatches, samples, sequences, starts_of
-from lockstep.functional import (
-    Scaling,
-    Schedule,
-    batch_factor,
-    generalized_advantages,
-    moments,
-    ppo_loss,
-    schedule,
-)
+from lockstep.functional import Scaling, Schedule, batch_factor, generalized_advantages, moments, ppo_loss, schedule
+from lockstep.lanes import Lanes
 from lockstep.nets.actions import Actions, build_actions
 from lockstep.nets.actor_critic import ActorCritic
 from lockstep.nets.encoder import EncoderConfig
@@ -97,6 +90,7 @@ class PPOConfig:
                 "Use --algo.sequence none to learn from all of it.",
             )
         rollout, lanes = task.num_envs * self.horizon, with_lanes(run, 1).lanes or 0
+        Lanes(lanes, range(0), run.seed).share(task.num_envs, "num_envs")
         unit = lanes * self.length
         if self.batch_size % unit:
             below = max(unit, self.batch_size - self.batch_size % unit)

@@ -3,18 +3,26 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import tyro
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play whole episodes with a run's best policy and print what they came to."""
+    """Play whole episodes with a run's best policy, or predict a split of its data, and print what that came to."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
     episodes: int = 100
     """How many episodes to play."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Which part of a data set to predict, where the run learns from one."""
+    pictures: Path | None = None
+    """Also draw the predictions, into this directory."""
     at: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
@@ -33,26 +41,59 @@ def run(arguments: Sequence[str]) -> int:
     from contextlib import nullcontext
 
     from rich.console import Console
-    from rich.table import Table
 
-    from lockstep.evaluate import evaluate
+    from lockstep.config import ConfigError
+    from lockstep.evaluate import evaluate, predict
     from lockstep.loading import load
+    from lockstep.protocols import TaskConfig
     from lockstep.runtime import Runtime
 
     loaded = load(command.run, command.at, command.device)
     runtime = Runtime.alone(dataclasses.replace(loaded.recipe.run, seed=command.seed), command.device)
     console = Console()
-    with console.status(f"playing {command.episodes} episodes") if not command.json else nullcontext():
-        scores = evaluate(loaded.policy, loaded.recipe.task, runtime, command.episodes)
+    task, played = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
+    if played and command.pictures is not None:
+        raise ConfigError(f"{command.run} plays, and pictures are of predictions.", f"Use lockstep play {command.run}")
+    work = f"{command.episodes} episodes" if played else f"the {command.split} split"
+    with console.status(f"{'playing' if played else 'predicting'} {work}") if not command.json else nullcontext():
+        scores = evaluate(loaded.policy, task, runtime, command.episodes, command.split)
     assert scores is not None  # nobody asks this runtime to stop
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True, highlight=False)
-        return 0
-    console.print(f"{command.run}: {command.episodes} episodes", highlight=False, soft_wrap=True)
+    else:
+        console.print(f"{command.run}: {work}", highlight=False, soft_wrap=True)
+        console.print(_table(scores) if played else _table_of_parts(scores))
+    if command.pictures is not None:
+        data = task.build(runtime.lanes, runtime.device)
+        predictions = predict(loaded.policy, data, runtime, command.split)
+        for path in data.draw(command.split, predictions, command.pictures):
+            console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _table(scores: dict[str, float]) -> "Table":
+    """A row for each measure."""
+    from rich.table import Table
+
     table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in sorted(scores.items()):
         table.add_row(name.replace("_", " "), f"{value:,.3f}")
-    console.print(table)
-    return 0
+    return table
+
+
+def _table_of_parts(scores: dict[str, float]) -> "Table":
+    """A row for the whole and one for each part, a column for each measure."""
+    from rich.table import Table
+
+    measures = [name for name in scores if "/" not in name and name not in ("score", "examples")]
+    parts = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
+    table = Table(title=f"{scores['examples']:,.0f} examples", title_justify="left")
+    table.add_column("")
+    for name in measures:
+        table.add_column(name.replace("_", " "), justify="right")
+    for part in ("", *parts):
+        values = [scores.get(f"{name}/{part}" if part else name) for name in measures]
+        table.add_row(part or "all", *("-" if value is None else f"{value:,.4f}" for value in values))
+    return table

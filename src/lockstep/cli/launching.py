@@ -60,7 +60,8 @@ def run_worker(work: Callable[[], Result]) -> int:
         raise
     done = not result.preempted
     say(f"{'Done' if done else 'Stopped'} at {result.clock.samples:,} steps: {result.path}")
-    say(f"  watch it   lockstep play {result.path}")
+    if "score" not in result.clock.evaluation:  # predictions are nothing to watch
+        say(f"  watch it   lockstep play {result.path}")
     say(f"  score it   lockstep eval {result.path}")
     say(f"  go on      lockstep resume {result.path}" + (" --samples N" if done else ""))
     return 0 if done else _end_in_order("preempted", PREEMPTED)

@@ -112,7 +112,7 @@ def parse_verb(kind: type[Command], arguments: Sequence[str], verb: str) -> tupl
 
 def settle(recipe: Recipe, processes: int) -> Recipe:
     """The recipe with its lanes settled and its numbers checked, before any process starts."""
-    from lockstep.lanes import Lanes, deal
+    from lockstep.lanes import deal
 
     run = with_lanes(recipe.run, processes)
     if run.samples < 1:
@@ -120,7 +120,6 @@ def settle(recipe: Recipe, processes: int) -> Recipe:
     if run.lanes is None or run.lanes < 1:
         raise ConfigError(f"run.lanes is {run.lanes}.", "A run has at least one lane.")
     deal(run.lanes, processes)
-    Lanes(run.lanes, range(0), run.seed).share(recipe.task.num_envs, "num_envs")
     recipe.algo.check(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
 

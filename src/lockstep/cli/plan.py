@@ -68,10 +68,16 @@ def run(arguments: Sequence[str]) -> int:
     if command.time_network is not None:
         return _time_network(recipe, command.time_network)
 
+    from lockstep.protocols import TaskConfig
     from lockstep.runtime.place import cores_for
     from lockstep.speed.network import find_network
     from lockstep.speed.plan import as_json, predict
 
+    if not isinstance(recipe.task, TaskConfig):
+        raise ConfigError(
+            f"{command.recipe} collects no rollouts, which is what a plan is made of.",
+            f"Measure it: lockstep bench {command.recipe} --scaling 1,2",
+        )
     here = command.network == "here"
     if here:
         network = _measure_network(command, rest)

@@ -30,10 +30,14 @@ class Play:
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Play, args=list(arguments), prog="lockstep play")
 
+    from lockstep.config import ConfigError
     from lockstep.loading import load
     from lockstep.play import play_gif, play_terminal
+    from lockstep.protocols import TaskConfig
 
     policy = load(command.run, command.at)
+    if not isinstance(policy.recipe.task, TaskConfig):
+        raise ConfigError(f"{command.run} predicts, and there is nothing to watch.", f"lockstep eval {command.run}")
     if command.gif is None:
         play_terminal(policy, command.episodes, command.seed, command.fps, command.max_steps)
     else:

@@ -14,6 +14,10 @@ RECIPES = {
     "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
     "gym-ppo-lstm": ("lockstep.recipes.gym_ppo_lstm", "PPO with memory on any Gymnasium task (--task.mask-velocity)"),
     "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with memory trades files of prices, or a computed market"),
+    "cricket-gnn": (
+        "lockstep.recipes.cricket_gnn",
+        "a graph network on cricket, ball by ball (presets win, tabular)",
+    ),
 }
 """Name, module, and one line for the help page, which must not import torch."""
 

@@ -81,10 +81,10 @@ class Checkpoints:
             state = form.read_lane(path, lane, files)
             algorithm.load_lane_state(lane, form.split(state, "algorithm"))
             task.load_lane_state(lane, form.split(state, "task"))
-        budget = clock.budget
+        budget, patience = clock.budget, clock.patience
         for name, value in values["clock"].items():
             setattr(clock, name, value)
-        clock.budget = budget  # a resumed run may be given a larger one
+        clock.budget, clock.patience = budget, patience  # a resumed run may be given more of both
         self.notes.append(_deal_sentence(self.runtime.lanes.count, self.runtime.size, values["processes"]))
 
     def _choose(self, at: int | None) -> tuple[str | None, int, list[str]]:

@@ -22,7 +22,8 @@ from lockstep.config import Recipe
 from lockstep.protocols import Clock
 from lockstep.runtime import Runtime
 
-RETURN = "rollout/ep_return_mean"
+RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
+_COUNTS = ("score", "examples")
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"env": "blue", "act": "cyan", "learn": "green", "reduce": "magenta", "other": "bright_black"}
 
@@ -71,8 +72,9 @@ class Lines:
     def tick(self, clock: Clock) -> None: ...
 
     def show(self, clock: Clock, snapshot: Snapshot) -> None:
-        value = snapshot.metrics.get(RETURN)
+        value, loss = snapshot.metrics.get(RETURN), snapshot.metrics.get(LOSS)
         reward = "return   -  " if value is None else f"return {value:8.2f}"
+        reward = reward if loss is None else f"loss {loss:8.4f}"
         split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
         eta = duration((clock.budget - clock.samples) / max(snapshot.speed, 1e-9))
         line = (
@@ -204,6 +206,10 @@ def result_words(means: Mapping[str, float]) -> list[str]:
 def evaluation_words(clock: Clock) -> str:
     """The last evaluation as a phrase."""
     result = clock.evaluation
+    if "score" in result:  # predictions, of which the whole measures are told, not those of parts
+        measures = [f"{name} {value:.4g}" for name, value in result.items() if "/" not in name and name not in _COUNTS]
+        best = "the best so far" if clock.best == result["score"] else f"best score {clock.best:.4g}"
+        return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
     words = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
     best = "the best so far" if clock.best == result["return_mean"] else f"best {clock.best:.2f}"
     return ", ".join([words, *result_words(result), f"{result['episodes']:.0f} episodes", best])

@@ -1,0 +1,201 @@
+"""Supervised learning: an iteration takes the next batch of a data set and makes one update of it.
+
+Shapes: L local lanes, M examples a lane; a batch is [L x M, ...], lane after lane.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from lockstep.config import ConfigError, RunConfig
+from lockstep.data.loader import Loader
+from lockstep.functional import Scaling, batch_factor, schedule
+from lockstep.nets.graph import GraphConfig, GraphNet
+from lockstep.nets.init import initialising
+from lockstep.protocols import Clock, Dataset, Loss, Metrics, State, Work
+from lockstep.runtime import Optimizer, Runtime
+from lockstep.trees import Tree, copy_into, tree_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedConfig:
+    """Settings of supervised learning. Every number is for the whole run, not for one process."""
+
+    learning_rate: float = 1e-3
+    """Peak learning rate; `schedule` shapes it over the run."""
+    schedule: Literal["constant", "linear", "cosine", "plateau"] = "cosine"
+    """How the learning rate goes from its peak; plateau halves it when evaluations stop getting better."""
+    plateau_patience: int = 3
+    """Evaluations without a better one after which plateau halves the learning rate, and after as many again."""
+    warmup: float = 0.05
+    """Part of the run over which the learning rate rises to its peak."""
+    lr_scaling: Scaling = "none"
+    """How the learning rate follows a batch larger than `reference_batch`; what is scaled gets a warm-up of 5 %."""
+    reference_batch: int | None = None
+    """Batch size that `learning_rate` is meant for; none takes the recipe's own."""
+    batch_size: int = 512
+    """Examples of one update, over all processes; the last batch of an epoch has what is left."""
+    weight_decay: float = 1e-2
+    """AdamW's decay of weights; biases, norms and embeddings are left alone."""
+    max_grad_norm: float = 1.0
+    """The gradient of the whole batch is clipped to this norm."""
+    accumulate: int = 1
+    """Micro-batches a batch is cut into; lowers memory, changes nothing else."""
+    readers: int = 0
+    """Processes that read batches ahead, for each process of the run; 0 reads in a thread. Changes no bit."""
+    net: GraphConfig = field(default_factory=GraphConfig)
+    """Shape of the network."""
+
+    def check(self, task: Any, run: RunConfig) -> None:
+        """Refuse impossible numbers, in words, before any process starts."""
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}.", "An update needs at least one example.")
+        if self.readers < 0:
+            raise ConfigError(f"readers is {self.readers}.", "Use 0 for a thread, or a number of processes.")
+        if self.learning_rate <= 0.0:
+            raise ConfigError(f"learning_rate is {self.learning_rate}.", "Use a number above 0, such as 1e-3.")
+        if not 0.0 <= self.warmup < 1.0:
+            raise ConfigError(f"warmup is {self.warmup}, which is no part of a run.", "Use 0.05, or 0 for none.")
+        if self.schedule == "plateau" and (self.plateau_patience < 1 or not run.eval_every):
+            raise ConfigError(
+                f"a plateau is looked for in evaluations, with plateau_patience {self.plateau_patience} and "
+                f"eval_every {run.eval_every}.",
+                "Set both to at least 1, or use --algo.schedule cosine.",
+            )
+        self.net.check()
+
+    def iteration_samples(self, task: Any) -> int:
+        """Of an iteration that is not the last of its epoch."""
+        return self.batch_size
+
+    def build(self, task: Dataset, runtime: Runtime) -> "Supervised":
+        return Supervised(self, task, runtime)
+
+
+class Supervised:
+    """One network learning from examples."""
+
+    def __init__(self, config: SupervisedConfig, task: Dataset, runtime: Runtime) -> None:
+        self.config, self.task, self.runtime = config, task, runtime
+        self.samples = min(config.batch_size, task.count("train"))
+        self.loader = Loader(task, config.batch_size, runtime.lanes, config.readers)
+        example = task.read("train", np.zeros(1, dtype=np.int64))["inputs"]
+        with initialising(runtime.lanes.shared_stream("supervised.init")):
+            self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
+        rate = torch.optim.AdamW(_groups(self.net, config.weight_decay), lr=config.learning_rate, fused=True)
+        self.optimizer = Optimizer(runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate)
+        self.halvings, self.heard = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
+        """How often plateau halved the learning rate, and how many evaluations it has heard of."""
+        self.batch: dict[str, Any] = {}
+
+    @property
+    def updates(self) -> int:
+        return int(self.optimizer.updates)
+
+    def collect(self, clock: Clock) -> Metrics:
+        """Take the batch that comes next; the loader has read it by now, unless it is too slow."""
+        with self.runtime.phase("load"):
+            batch, self.samples = self.loader.batch(clock.samples)
+        self.batch = tree_map(lambda x: x.to(self.runtime.device, non_blocking=True), batch)
+        return Metrics()
+
+    def update(self, clock: Clock) -> Metrics:
+        """One step on the batch just taken."""
+        epoch, position = divmod(clock.samples, self.loader.count)
+        where = f"epoch {epoch + 1}, example {position:,}"
+        metrics = self.optimizer.step(self.loss, self.batch, self._rate(clock), where)
+        self.optimizer.confirm()
+        return metrics
+
+    def _rate(self, clock: Clock) -> float:
+        config = self.config
+        factor = batch_factor(config.lr_scaling, config.batch_size, config.reference_batch)
+        warmup = config.warmup or (0.05 if factor > 1.0 else 0.0)
+        progress = clock.progress
+        if progress < warmup:  # the first update of a warm-up is its first step, not one of size zero
+            progress = min(warmup, (clock.samples + self.samples) / clock.budget)
+        peak = config.learning_rate * factor
+        if config.schedule != "plateau":
+            return schedule(config.schedule, peak, progress, warmup)
+        if clock.evaluations > self.heard:
+            self.heard.fill_(clock.evaluations)
+            self.halvings += clock.stale > 0 and clock.stale % config.plateau_patience == 0
+        return schedule("constant", peak, progress, warmup) * 0.5 ** int(self.halvings)
+
+    def loss(self, batch: dict[str, Any]) -> Loss:
+        """The loss summed over examples; those that only fill a lane up weigh nothing."""
+        prediction, weight = self.net(batch["inputs"]).float(), batch["weight"]
+        if self.task.kind == "classification":
+            each = nnf.binary_cross_entropy_with_logits(prediction, batch["target"], reduction="none")
+        else:
+            mean, deviation = self.task.scale
+            each = (prediction - (batch["target"] - mean) / deviation).square()
+        total = (each * weight).sum()
+        return Loss(total, weight.sum(), {"example_loss": total.detach()})
+
+    def engine(self, fewer: int = 1) -> list[Work]:
+        """The network's forward, backward and step on the last batch, with nothing around them."""
+        net = copy.deepcopy(self.net)
+        rate = torch.optim.AdamW(net.parameters(), fused=True)
+        rows = max(1, len(self.batch["weight"]) // fewer)
+        inputs = tree_map(lambda x: x[:rows].clone(), self.batch["inputs"])
+
+        def learn() -> None:
+            with self.runtime.autocast():
+                predictions = net(inputs)
+            rate.zero_grad()
+            predictions.sum().backward()
+            rate.step()
+
+        return [Work("learning", rows, 1, learn, fewer)]
+
+    def buffers(self) -> Tree:
+        return self.batch
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def policy(self) -> "Predictor":
+        return Predictor(self.net, self.task.scale)
+
+    def weights(self) -> State:
+        return {f"net.{name}": tensor for name, tensor in self.net.state_dict(keep_vars=True).items()}
+
+    def shared_state(self) -> State:
+        return self.weights() | self.optimizer.state() | {"halvings": self.halvings, "heard": self.heard}
+
+    def load_shared_state(self, state: State) -> None:
+        copy_into(self.shared_state(), state, "the network")
+
+    def lane_state(self, lane: int) -> State:
+        return {}  # the place in the data is a function of the clock
+
+    def load_lane_state(self, lane: int, state: State) -> None: ...
+
+
+class Predictor:
+    """A number for each example: what is predicted, or the log-odds of the label 1."""
+
+    def __init__(self, net: nn.Module, scale: tuple[float, float]) -> None:
+        self.net, self.scale = net, scale
+
+    def initial_memory(self, count: int) -> Tree:
+        return {}
+
+    @torch.no_grad()
+    def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        mean, deviation = self.scale
+        return self.net(obs).float() * deviation + mean, memory
+
+
+def _groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
+    """Parameters that decay, which are the matrices of layers, and those that do not."""
+    embedded = {p for module in net.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    matrices = [(name, p) for name, p in net.named_parameters() if p.dim() > 1 and p not in embedded]
+    others = [(name, p) for name, p in net.named_parameters() if p.dim() <= 1 or p in embedded]
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,48 @@
+"""Predictions on several processes: the same numbers, to the last bit, as on one."""
+
+import pytest
+
+from lockstep.algorithms.supervised import SupervisedConfig
+from lockstep.config import RunConfig, overlay
+from lockstep.evaluate import evaluate, predict
+from lockstep.nets.graph import GraphConfig
+from lockstep.recipes import find_recipe
+from lockstep.runtime import Runtime
+from processes import together
+from toy_data import ToyConfig
+
+
+def measured(kind, reduction):
+    """The measures of an untrained network over 1,501 validation examples, and its first predictions."""
+    with Runtime.start(RunConfig(lanes=8, reduction=reduction, device="cpu")) as runtime:
+        config, algo = ToyConfig(kind, 3003), SupervisedConfig(net=GraphConfig(rounds=0, hidden=16))
+        data = config.build(runtime.lanes, runtime.device)
+        policy = algo.build(data, runtime).policy()
+        return evaluate(policy, config, runtime, 1), predict(policy, data, runtime, "validation")[::100].tolist()
+
+
+def measured_cricket(reduction, words):
+    """The same for the graph network on made-up matches."""
+    recipe = overlay(find_recipe("cricket-gnn")(), find_recipe("cricket-gnn").smoke | {"task.predict": words})
+    with Runtime.start(RunConfig(lanes=8, reduction=reduction, device="cpu")) as runtime:
+        policy = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime).policy()
+        return evaluate(policy, recipe.task, runtime, 1)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_measures_are_identical_on_any_number_of_processes_in_both_modes(kind):
+    [alone] = together(measured, 1, kind, "fast")
+    assert alone[0]["examples"] == 1501
+    for processes in (2, 3, 4):
+        assert together(measured, processes, kind, "fast") == [alone] * processes
+    for processes in (1, 3):
+        assert together(measured, processes, kind, "exact") == [alone] * processes
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("predict", ["score", "win"])
+def test_a_graph_network_is_measured_the_same_on_any_number_of_processes(predict):
+    [alone] = together(measured_cricket, 1, "fast", predict)
+    for processes, reduction in ((2, "fast"), (3, "exact"), (4, "fast")):
+        assert together(measured_cricket, processes, reduction, predict) == [alone] * processes

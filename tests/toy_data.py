@@ -1,0 +1,62 @@
+"""The smallest data set there is: a number, or a label, to be told from three others."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from lockstep import measures
+from lockstep.streams import Stream
+
+
+@dataclass(frozen=True)
+class ToyConfig:
+    """Settings of the toy."""
+
+    kind: str = "regression"
+    examples: int = 103
+
+    def build(self, lanes, device):
+        return Toy(self)
+
+
+class Toy:
+    """Examples drawn once for all; each knows its own number."""
+
+    vocabularies: dict[str, int] = {}  # noqa: RUF012
+
+    def __init__(self, config):
+        self.config, self.kind = config, config.kind
+        self.x = Stream(0, "toy").normal(0, config.examples, 3).numpy()
+        target = self.x @ np.array([1.0, -2.0, 0.5])
+        self.target = (target if config.kind == "regression" else target > 0).astype(np.float32)
+        self.scale = (0.0, 2.0) if config.kind == "regression" else (0.0, 1.0)
+        self.reads = []
+
+    def count(self, split):
+        return self.config.examples if split == "train" else self.config.examples // 2
+
+    def read(self, split, rows):
+        self.reads.append(rows)
+        x = torch.from_numpy(self.x[rows][:, None, :])
+        inputs = {"nodes": {"now": {"x": x}}, "row": torch.from_numpy(rows)}
+        return {"inputs": inputs, "target": torch.from_numpy(self.target[rows])}
+
+    def measure(self, split, predictions):
+        of = measures.of_numbers if self.kind == "regression" else measures.of_chances
+        result = of(predictions, self.target[: self.count(split)])
+        return result | {"score": -result["mae" if self.kind == "regression" else "log_loss"]}
+
+    def draw(self, split, predictions, directory):
+        return []
+
+    def advance(self, clock): ...
+    def close(self): ...
+    def shared_state(self):
+        return {}
+
+    def load_shared_state(self, state): ...
+    def lane_state(self, lane):
+        return {}
+
+    def load_lane_state(self, lane, state): ...

@@ -1,0 +1,257 @@
+"""Cricket: deliveries are read as they were bowled, and nothing that is bowled later is seen by a graph."""
+
+import copy
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.config import ConfigError
+from lockstep.streams import Stream
+from lockstep.tasks import cricsheet
+from lockstep.tasks.cricket import SPLITS, CricketConfig
+from lockstep.tasks.cricket_made_up import write_matches
+from lockstep.tasks.cricsheet import BALL, FEATURES, mark_of, open_archive
+from lockstep.trees import leaves
+from processes import together
+
+REAL = Path("/work/shared/data/cricsheet-t20s-male-json.zip")
+
+
+def delivery(bat=0, batter="A", partner="B", bowler="Z", out=False, **extras):
+    total = bat + sum(extras.values())
+    ball = {"batter": batter, "non_striker": partner, "bowler": bowler}
+    ball["runs"] = {"batter": bat, "extras": total - bat, "total": total}
+    ball |= {"extras": extras} if extras else {}
+    return ball | ({"wickets": [{"kind": "bowled", "player_out": batter}]} if out else {})
+
+
+def match(first, second, winner="Two", version="1.1.0", date="2020-01-02", **outcome):
+    """A match from the overs of its innings."""
+    return {
+        "meta": {"data_version": version},
+        "info": {"dates": [date], "teams": ["One", "Two"], "venue": "V", "outcome": {"winner": winner} | outcome},
+        "innings": [
+            {"team": team, "overs": [{"over": number, "deliveries": balls} for number, balls in overs.items()]}
+            for team, overs in (("One", first), ("Two", second))
+        ],
+    }
+
+
+def archive_of(path, *matches):
+    path.mkdir()
+    for number, data in enumerate(matches):
+        (path / f"{number}.json").write_text(json.dumps(data))
+    return open_archive(path, path.parent / "cache")
+
+
+def feature(archive, name):
+    return archive.features[:, FEATURES.index(name)].tolist()
+
+
+def column(archive, name):
+    return archive.balls[:, BALL.index(name)].tolist()
+
+
+def build(**settings):
+    return CricketConfig(**settings).build(None, None)
+
+
+# ----------------------------------------------------------------------------------------------------------- the book
+
+
+def test_a_delivery_is_entered_after_its_features_are_taken(tmp_path):
+    balls = [delivery(4), delivery(0, out=True), delivery(1, batter="C"), delivery(6, batter="B", partner="C")]
+    found = archive_of(tmp_path / "data", match({0: balls}, {0: [delivery(6)] * 2}))
+    assert feature(found, "runs")[:4] == [0, 4, 4, 5]
+    assert feature(found, "wickets")[:4] == [0, 0, 1, 1]
+    assert feature(found, "striker_runs")[:4] == [0, 4, 0, 0]
+    assert feature(found, "bowler_wickets")[:4] == [0, 0, 1, 1]
+    assert feature(found, "stand_balls")[:4] == [0, 1, 0, 1]
+    assert column(found, "batter")[:4] == [0, 0, 2, 1]  # seats in order of appearance
+    assert column(found, "batters")[:4] == [2, 2, 3, 3]
+
+
+def test_wides_and_no_balls_are_not_legal_balls(tmp_path):
+    balls = [delivery(wides=1), delivery(1, noballs=1), delivery(legbyes=2), delivery()]
+    found = archive_of(tmp_path / "data", match({0: balls}, {0: [delivery()]}))
+    assert feature(found, "legal")[:4] == [0, 0, 0, 1]
+    assert column(found, "illegal")[:4] == [1, 1, 0, 0]
+    assert feature(found, "bowler_runs")[:4] == [0, 1, 3, 3]  # leg byes are not the bowler's
+
+
+def test_the_score_ahead_is_the_runs_from_here_to_the_mark(tmp_path):
+    overs = {number: [delivery(1)] * 6 for number in range(20)}
+    found = archive_of(tmp_path / "data", match(overs, {0: [delivery()]}))
+    ahead = found.ahead[:120].reshape(20, 6)
+    assert [mark_of(over) for over in (0, 4, 5, 14, 15, 19)] == [5, 5, 10, 19, 20, 20]
+    assert ahead[0].tolist() == [30, 29, 28, 27, 26, 25]
+    assert (ahead[7, 0], ahead[14, 0], ahead[15, 0], ahead[19, 5]) == (30, 30, 30, 1)
+
+
+def test_the_chase_knows_what_it_needs(tmp_path):
+    found = archive_of(tmp_path / "data", match({0: [delivery(6)] * 6}, {0: [delivery(4), delivery(4)]}))
+    assert feature(found, "needed") == [0] * 6 + [37, 33]
+    assert found.matches.tolist() == [[20200102, 1]]
+
+
+@pytest.mark.parametrize("outcome", [{"method": "D/L"}, {"winner": "One"}])
+def test_a_chase_that_was_lost_or_shortened_is_known_as_such(tmp_path, outcome):
+    data = match({0: [delivery(6)]}, {0: [delivery(4)]}, **outcome)
+    assert archive_of(tmp_path / "data", data).matches[0, 1] == (-1 if "method" in outcome else 0)
+
+
+def test_super_overs_are_no_innings_and_both_versions_are_read(tmp_path):
+    one, two = (match({0: [delivery(1)]}, {0: [delivery(2)]}, version=v) for v in ("1.0.0", "1.1.0"))
+    one["innings"].append({"team": "One", "super_over": True, "overs": [{"over": 0, "deliveries": [delivery(6)]}]})
+    found = archive_of(tmp_path / "data", one, two)
+    assert len(found.balls) == 4
+    assert len(found.innings) == 4
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"meta": {"data_version": "0.9"}}', "{}"])
+def test_a_file_that_is_no_match_is_named(tmp_path, text):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "17.json").write_text(text)
+    with pytest.raises(ConfigError, match="match 17"):
+        open_archive(tmp_path / "data", tmp_path / "cache")
+
+
+def test_what_is_no_zip_and_what_is_not_there_is_said(tmp_path):
+    (tmp_path / "x.zip").write_text("no zip")
+    with pytest.raises(ConfigError, match="no zip"):
+        open_archive(tmp_path / "x.zip", tmp_path / "cache")
+    with pytest.raises(ConfigError, match=r"cricsheet\.org"):
+        open_archive(tmp_path / "nothing.zip", tmp_path / "cache")
+
+
+# -------------------------------------------------------------------------------------------------------------- leaks
+
+
+def shuffled_future(data, innings, place, seed):
+    """A copy of a match in which everything from a delivery on, and the end of the match, is different.
+
+    Who bats and bowls at the delivery itself is known before it, and stays.
+    """
+    data = copy.deepcopy(data)
+    balls = [ball for over in data["innings"][innings]["overs"] for ball in over["deliveries"]]
+    order = Stream(seed, "test.future").permutation(0, len(balls) - place).numpy() + place
+    future = [copy.deepcopy(balls[int(number)]) for number in order]
+    known = {name: balls[place][name] for name in ("batter", "non_striker", "bowler")}
+    for ball, other in zip(balls[place:], future, strict=True):
+        ball.clear()
+        ball.update(other | {"runs": {"batter": 6, "extras": 0, "total": 6}, "batter": f"New {seed}"})
+    balls[place].update(known)
+    data["info"]["outcome"] = {"winner": data["info"]["teams"][seed % 2]}
+    return data
+
+
+@pytest.mark.parametrize("innings", [0, 1])
+def test_shuffling_the_future_of_an_innings_changes_no_input(tmp_path, innings):
+    write_matches(tmp_path / "made-up.zip", 20)
+    with zipfile.ZipFile(tmp_path / "made-up.zip") as file:
+        matches = {name: json.loads(file.read(name)) for name in file.namelist()}
+    common = {"predict": "score", "rare": 10**6, "cache": str(tmp_path / "cache")}
+    plain = build(data=str(tmp_path / "made-up.zip"), **common)
+    # A match of the test split, so that vocabularies and scalers have no part in it.
+    chosen = int(plain.matches["test"][0])
+    name = f"{plain.archive.ids[chosen]}.json"
+    for place in (1, 40, 100):
+        changed = {**matches, name: shuffled_future(matches[name], innings, place, place)}
+        with zipfile.ZipFile(tmp_path / f"{place}.zip", "w") as file:
+            for each, data in changed.items():
+                file.writestr(each, json.dumps(data))
+        other = build(data=str(tmp_path / f"{place}.zip"), **common)
+        first = plain.archive.innings[(plain.archive.innings[:, 2] == chosen), 0][innings]
+        rows = [int(np.flatnonzero(task.examples["test"] == first + place)[0]) for task in (plain, other)]
+        before, after = (task.read("test", np.array([row])) for task, row in zip((plain, other), rows, strict=True))
+        assert before["target"] != after["target"]  # the future is another one
+        old, new = leaves(before["inputs"]), leaves(after["inputs"])
+        assert old.keys() == new.keys()
+        assert [key for key in old if not torch.equal(old[key], new[key])] == []
+
+
+def test_the_past_of_an_innings_is_in_the_input(tmp_path):
+    task = build(matches=20, cache=str(tmp_path))
+    here = task.read("test", np.array([50, 51]))["inputs"]["nodes"]["ball"]
+    assert here["count"].tolist() == [51, 52]
+    assert not torch.equal(here["x"][0], here["x"][1])
+
+
+@pytest.mark.parametrize("split", ["random", "time"])
+@pytest.mark.parametrize("predict", ["score", "win"])
+def test_no_match_is_in_two_splits(tmp_path, split, predict):
+    task = build(matches=60, split=split, predict=predict, cache=str(tmp_path))
+    of = {name: set(task.archive.innings[task.archive.innings_of[task.examples[name]], 2]) for name in SPLITS}
+    assert not of["train"] & of["validation"]
+    assert not of["train"] & of["test"]
+    assert not of["validation"] & of["test"]
+    assert sum(map(len, of.values())) == (60 if predict == "score" else (task.archive.matches[:, 1] >= 0).sum())
+    if split == "time":
+        assert max(of["train"]) < min(of["validation"]) <= max(of["validation"]) < min(of["test"])
+
+
+def test_names_and_scales_come_from_training_matches_alone(tmp_path):
+    task = build(matches=40, split="time", rare=1, cache=str(tmp_path))
+    known = task._names["player"]
+    trained = np.isin(task.archive.innings[:, 2], task.matches["train"])
+    seen = set(np.unique(task.archive.players[trained])) - {0}
+    assert {number for number, mine in enumerate(known) if mine} == seen
+    features = task.read("train", np.arange(task.count("train")))["inputs"]["nodes"]["now"]["x"][:, 0]
+    torch.testing.assert_close(features.mean(0), torch.zeros(len(FEATURES)), atol=1e-4, rtol=0)
+
+
+def test_thinning_leaves_validation_and_test_whole(tmp_path):
+    whole, thin = (build(matches=20, thin=n, cache=str(tmp_path)) for n in (1, 5))
+    assert thin.count("train") == pytest.approx(whole.count("train") / 5, rel=0.05)
+    assert [thin.count(split) for split in SPLITS[1:]] == [whole.count(split) for split in SPLITS[1:]]
+
+
+# -------------------------------------------------------------------------------------------------------------- cache
+
+
+def made_once(cache):
+    """Build on one of several processes; how often this one read the matches."""
+    read, count = cricsheet._read, []
+    cricsheet._read = lambda *arguments: count.append(1) or read(*arguments)
+    build(matches=20, cache=cache)
+    return len(count)
+
+
+@pytest.mark.distributed
+def test_processes_that_start_together_read_the_matches_once(tmp_path):
+    assert sum(together(made_once, 3, str(tmp_path))) == 1
+    assert not list(tmp_path.glob(".cricket-*/"))  # nothing half-made is left
+
+
+def test_other_data_is_another_archive_and_a_run_does_not_go_on_with_it(tmp_path):
+    one, other = build(matches=20, cache=str(tmp_path)), build(matches=21, cache=str(tmp_path))
+    one.load_shared_state(one.shared_state())
+    with pytest.raises(ConfigError, match="not the data that this run began with"):
+        one.load_shared_state(other.shared_state())
+
+
+def test_made_up_matches_are_the_same_every_time(tmp_path):
+    for name in ("a.zip", "b.zip"):
+        write_matches(tmp_path / name, 3)
+    assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------------- real data
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL.exists(), reason="the Cricsheet archive is not here")
+def test_the_real_archive_is_read_whole(tmp_path):
+    task = build(data=str(REAL), cache=str(tmp_path))
+    assert len(task.archive.matches) == 3046
+    assert len(task.archive.balls) == 686_973
+    assert (task.archive.matches[:, 1] >= 0).sum() == 2836
+    assert {split: len(matches) for split, matches in task.matches.items()} == {
+        "train": 2437,
+        "validation": 304,
+        "test": 305,
+    }

@@ -1,0 +1,104 @@
+"""Graph networks: padding is nothing, neighbours in a batch are strangers, messages go where edges point."""
+
+import pytest
+import torch
+
+from lockstep.config import ConfigError, RunConfig
+from lockstep.nets import graph
+from lockstep.nets.graph import NOBODY, GraphConfig, GraphNet
+from lockstep.nets.init import initialising
+from lockstep.protocols import Loss
+from lockstep.runtime import Optimizer, Runtime
+from lockstep.streams import Stream
+from lockstep.trees import tree_map
+
+BALLS, PLAYERS = 5, 3
+STREAM = Stream(0, "test.graph")
+
+
+def graphs(counts):
+    """A graph for each number of balls."""
+    n = len(counts)
+    return {
+        "nodes": {
+            "ball": {"x": STREAM.normal(0, n, BALLS, 4), "count": torch.tensor(counts)},
+            "player": {"x": STREAM.normal(1, n, PLAYERS, 2), "id": STREAM.integers(2, 6, n, PLAYERS)},
+            "now": {"x": STREAM.normal(3, n, 1, 3)},
+        },
+        "edges": {
+            "ball>player": STREAM.integers(4, PLAYERS, n, BALLS).to(torch.uint8),
+            "now>player": torch.zeros(n, 1, dtype=torch.uint8),
+        },
+    }
+
+
+def network(inputs, **settings):
+    with initialising(Stream(0, "test.graph.init")):
+        return GraphNet(inputs, {"player": 6}, GraphConfig(hidden=8, **settings))
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3])
+def test_what_lies_in_padding_changes_nothing(rounds):
+    inputs = graphs([2, 0, 5])
+    net = network(inputs, rounds=rounds)
+    spoiled = tree_map(torch.clone, inputs)
+    for row, count in enumerate([2, 0, 5]):
+        spoiled["nodes"]["ball"]["x"][row, count:] = torch.nan
+        spoiled["edges"]["ball>player"][row, count:] = 1
+    assert torch.equal(net(spoiled), net(inputs))
+    assert net(inputs).isfinite().all()
+
+
+def test_a_prediction_does_not_depend_on_who_else_is_in_the_batch():
+    inputs = graphs([2, 0, 5, 3])
+    net = network(inputs)
+    whole = net(inputs)
+    for row in range(4):
+        alone = net(tree_map(lambda x, r=row: x[r : r + 1], inputs))
+        torch.testing.assert_close(alone, whole[row : row + 1], rtol=1e-5, atol=1e-6)
+
+
+def test_balls_are_heard_after_two_rounds_and_not_after_one():
+    inputs = graphs([5, 5])
+    inputs["edges"]["ball>player"].zero_()  # all of them point to the player whom now points to
+    changed = tree_map(torch.clone, inputs)
+    changed["nodes"]["ball"]["x"] += 1.0
+    for rounds, heard in ((1, False), (2, True)):
+        net = network(inputs, rounds=rounds)
+        assert bool((net(changed) != net(inputs)).any()) == heard
+
+
+def test_an_edge_to_nobody_carries_nothing():
+    inputs = graphs([5, 5])
+    inputs["edges"]["ball>player"].fill_(NOBODY)
+    changed = tree_map(torch.clone, inputs)
+    changed["nodes"]["ball"]["x"] += 1.0
+    net = network(inputs)
+    assert torch.equal(net(changed), net(inputs))
+
+
+def test_without_names_two_players_are_told_apart_by_their_features_alone():
+    inputs = graphs([5, 5])
+    other = tree_map(torch.clone, inputs)
+    other["nodes"]["player"]["id"] = (other["nodes"]["player"]["id"] + 1) % 6
+    assert not torch.equal(network(inputs)(other), network(inputs)(inputs))
+    assert torch.equal(network(inputs, names=False)(other), network(inputs, names=False)(inputs))
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_a_batch_in_which_a_part_of_the_network_has_nothing_to_do_is_a_step_like_any_other(reduction):
+    inputs = graphs([0] * 8)  # no ball anywhere
+    net = network(inputs)
+    runtime = Runtime.alone(RunConfig(reduction=reduction))
+    optimizer = Optimizer(runtime, torch.optim.AdamW(net.named_parameters(), fused=True))
+    before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    optimizer.step(lambda part: Loss(net(part).square().sum(), len(part["nodes"]["now"]["x"])), inputs, 1e-2)
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
+    assert not torch.equal(before["head.0.weight"], net.head[0].weight)
+
+
+def test_a_missing_torch_geometric_is_said_in_words(monkeypatch):
+    monkeypatch.setattr(graph, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"lockstep-rl\[gnn\]"):
+        GraphConfig().check()
+    GraphConfig(rounds=0).check()  # a plain network needs none

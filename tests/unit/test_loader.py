@@ -1,0 +1,139 @@
+"""Batches: every example once an epoch, whoever hosts which lanes, and wherever the run went on from."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config import ConfigError
+from lockstep.data.loader import Loader, deal_batch
+from lockstep.data.reader import Reader, ReaderError
+from lockstep.lanes import Lanes, deal
+from lockstep.trees import leaves
+from toy_data import Toy, ToyConfig
+
+
+def epoch_of(examples, size, lanes, processes, epoch=0):
+    """Rows that count, process by process, for every batch of an epoch."""
+    data = [Toy(ToyConfig(examples=examples)) for _ in range(processes)]
+    loaders = [Loader(d, size, Lanes(lanes, host, 7)) for d, host in zip(data, deal(lanes, processes), strict=True)]
+    samples, batches = epoch * examples, []
+    while samples < (epoch + 1) * examples:
+        parts, sizes = zip(*(loader.batch(samples) for loader in loaders), strict=True)
+        assert len(set(sizes)) == 1
+        batches.append([part["inputs"]["row"][part["weight"] > 0].tolist() for part in parts])
+        assert sum(map(len, batches[-1])) == sizes[0]
+        samples += sizes[0]
+    assert samples == (epoch + 1) * examples  # an epoch ends with a batch
+    return batches
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_the_shards_of_an_epoch_are_the_data_without_overlap(processes):
+    batches = epoch_of(examples=103, size=20, lanes=8, processes=processes)  # 103 divides by nothing
+    rows = [row for batch in batches for shard in batch for row in shard]
+    assert sorted(rows) == list(range(103))
+    assert [sum(map(len, batch)) for batch in batches] == [20, 20, 20, 20, 20, 3]
+
+
+@given(st.integers(1, 60), st.integers(1, 25), st.integers(1, 9), st.data())
+def test_every_example_comes_once_an_epoch_whatever_the_numbers(examples, size, lanes, data):
+    processes = data.draw(st.integers(1, lanes))
+    rows = [row for batch in epoch_of(examples, size, lanes, processes) for shard in batch for row in shard]
+    assert sorted(rows) == list(range(examples))
+
+
+def test_a_batch_holds_the_same_examples_on_any_number_of_processes():
+    alone = [sorted(row for shard in batch for row in shard) for batch in epoch_of(103, 20, 8, 1)]
+    assert [sorted(row for shard in batch for row in shard) for batch in epoch_of(103, 20, 8, 3)] == alone
+
+
+def test_the_order_changes_with_every_epoch_and_with_the_seed():
+    orders = [[row for [shard] in epoch_of(103, 20, 8, 1, epoch) for row in shard] for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+    other = Loader(Toy(ToyConfig()), 103, Lanes(1, range(1), 8)).batch(0)[0]["inputs"]["row"]
+    assert other.tolist() != Loader(Toy(ToyConfig()), 103, Lanes(1, range(1), 7)).batch(0)[0]["inputs"]["row"].tolist()
+
+
+def test_a_lane_is_dealt_the_same_rows_whoever_hosts_it():
+    order = np.arange(100, 203)
+    rows, weights, _ = deal_batch(order, 20, 30, Lanes(8, range(8), 0))
+    for lane in range(8):
+        mine, weight, _ = deal_batch(order, 20, 30, Lanes(8, range(lane, lane + 1), 0))
+        assert mine.tolist() == rows.reshape(8, -1)[lane].tolist()
+        assert weight.tolist() == weights.reshape(8, -1)[lane].tolist()
+    assert weights.sum() == 30  # 8 x 4 rows, of which two only fill up
+
+
+def test_a_loader_that_begins_in_the_middle_of_an_epoch_goes_on_as_if_it_had_been_there():
+    lanes = Lanes(8, range(8), 0)
+    whole, later, samples, after = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes), 0, []
+    for _ in range(9):  # into the second epoch
+        batch, size = whole.batch(samples)
+        after.append((samples, batch))
+        samples += size
+    for start, batch in after[4:]:
+        assert torch.equal(later.batch(start)[0]["inputs"]["row"], batch["inputs"]["row"])
+
+
+def test_the_next_batch_is_read_while_the_learner_works():
+    data = Toy(ToyConfig())
+    loader = Loader(data, 20, Lanes(8, range(8), 0))
+    loader.batch(0)
+    loader._ahead[0]._thread.join(30)
+    assert len(data.reads) == 2  # the one that was asked for, and the one after it
+    loader.batch(20)
+    assert len(data.reads) <= 3  # it was not read again
+
+
+def test_what_goes_wrong_in_reading_is_raised_where_the_batch_is_taken():
+    data = Toy(ToyConfig())
+    data.read = lambda split, rows: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        Loader(data, 20, Lanes(8, range(8), 0)).batch(0)
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_readers_give_the_same_batches_as_a_thread_and_start_again_anywhere(readers):
+    lanes = Lanes(8, range(2, 5), 0)
+    plain, read = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes, readers)
+    samples, order = 0, []
+    for _ in range(8):
+        order.append(samples)
+        samples += plain.batch(samples)[1]
+    for start in [*order, *order[3:]]:  # back, as a run that went on from elsewhere
+        (one, size), (other, same) = plain.batch(start), read.batch(start)
+        assert size == same
+        one, other = leaves(one), leaves(other)
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert len(read._readers) == readers
+
+
+def test_a_reader_ends_with_its_loader():
+    reader = Reader(ToyConfig(), "train", "reader 1 of 1")
+    assert len(reader.read(np.arange(3))["target"]) == 3
+    process = reader.process
+    reader._end()
+    assert process.returncode == 0
+
+
+def test_a_reader_that_dies_is_named_where_its_batch_is_taken():
+    loader = Loader(Toy(ToyConfig()), 20, Lanes(8, range(8), 0), 1)
+    loader.batch(0)
+    os.kill(loader._readers[0].process.pid, signal.SIGKILL)
+    loader._readers[0].process.wait(30)
+    loader._ahead[0]._thread.join(30)  # it may have been read before the kill, or not
+    loader._ahead.clear()
+    with pytest.raises(ReaderError, match=r"reader 1 of 1 was ended by SIGKILL"):
+        loader.batch(20)
+
+
+def test_a_data_set_that_a_reader_cannot_import_is_refused():
+    kind = type("Mine", (ToyConfig,), {"__module__": "recipe_in_mine"})
+    with pytest.raises(ConfigError, match="readers 0"):
+        Reader(kind(), "train", "reader 1 of 1")
