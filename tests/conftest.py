@@ -15,6 +15,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
+def _signals_as_they_were():
+    """A command that trains keeps requests to stop from its process until it exits, and a test may call one here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.fixture(autouse=True)
 def _torch_as_it_was():
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
