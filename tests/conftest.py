@@ -28,6 +28,14 @@ def _cache_of_its_own(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def _signals_as_they_were():
+    """A command that trains keeps requests to stop from its process until it exits, and a test may call one here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.fixture(autouse=True)
 def _torch_as_it_was():
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
