@@ -68,10 +68,10 @@ def test_columns_may_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("date,open,high,low,close\n2024-01-01,1,1,1,0\n2024-01-02,1,1,1,1\n", "1 bars with a price that is not above"),
+        ("date,open,high,low,close\n2024-01-01,1,1,1,0\n2024-01-02,1,1,1,1\n", "1 bars with a price that is none"),
         ("date,open,high,low,close\n2024-01-01,1,1,1,x\n2024-01-02,1,1,1,1\n", "column close is not all numbers"),
         ("date,open,high,low,close\nmonday,1,1,1,1\ntuesday,1,1,1,1\n", "'monday' is no time that is known"),
-        ("date,open,high,low,close\n2024-01-01,1,1\n", "no table"),
+        ("date,open,high,low,close\n2024-01-01,1,1\n", "row 1 has 3 fields, its head 5"),
         ("date,open,high,low,close\n2024-01-01,1,1,1,1\n", "has 1 bars"),
     ],
 )

@@ -24,6 +24,10 @@ KNOWN = {
     "adjusted": ("adj close", "adj_close", "adjusted close", "adjusted"),
 }
 """Names that columns have, in small letters, the likeliest first."""
+CSV_BYTES, ROWS = 2**29, 10_000_000
+"""What a file may hold: ten million bars are nineteen years of minutes."""
+PRICE, TIME = 1e15, 1e11
+"""No price is as high, and no time, in seconds from 1970, as far: the year 5138."""
 FORMATS = ("%d.%m.%Y %H:%M:%S.%f", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%Y%m%d %H%M%S")
 
 
@@ -48,12 +52,13 @@ def read_bars(path: str, columns: Mapping[str, str]) -> Bars:
     """Read a CSV or Parquet file; `columns` maps time, open, high, low, close and adjusted to the file's own names."""
     if not Path(path).is_file():
         raise ConfigError(f"there is no file of prices {path}.", "Give the path of a CSV or Parquet file.")
-    table = _read_parquet(path) if path.endswith((".parquet", ".pq")) else _read_csv(path)
-    names = _find(table, columns, path)
+    parquet = path.endswith((".parquet", ".pq"))
+    names, table = _read_parquet(path, columns) if parquet else _read_csv(path, columns)
     time = _times(table[names["time"]], path)
     prices = np.stack([_numbers(table[names[part]], part, path) for part in ("open", "high", "low", "close")], axis=1)
     if "adjusted" in names:
-        prices *= (_numbers(table[names["adjusted"]], "adjusted", path) / prices[:, CLOSE])[:, None]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a price of zero is told of below
+            prices *= (_numbers(table[names["adjusted"]], "adjusted", path) / prices[:, CLOSE])[:, None]
     return _in_order(Path(path).stem, time, prices, path)
 
 
@@ -70,10 +75,10 @@ def _in_order(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> Bar
         time, prices = np.delete(time, again), np.delete(prices, again, axis=0)
     if len(time) < 2:
         raise ConfigError(f"{path} has {len(time)} bars.", "Give a file with more.")
-    bad = ~(np.isfinite(prices) & (prices > 0)).all(axis=1)
+    bad = ~((prices > 0) & (prices < PRICE)).all(axis=1)
     if bad.any():
         raise ConfigError(
-            f"{path} has {bad.sum()} bars with a price that is not above zero, the first at {_when(time[bad][0])}.",
+            f"{path} has {bad.sum()} bars with a price that is none, the first at {_when(time[bad][0])}.",
             "Leave them out of the file, or mend them.",
         )
     steps = np.diff(time)
@@ -91,33 +96,54 @@ def _when(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
-def _read_csv(path: str) -> dict[str, Sequence[Any]]:
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.reader(file) if row]
-    widths = {len(row) for row in rows}
-    if len(rows) < 2 or len(widths) > 1:
-        raise ConfigError(f"{path} is no table: {len(rows)} rows of {sorted(widths)} fields.", "Mend the file.")
-    return dict(zip(rows[0], zip(*rows[1:], strict=True), strict=True))
+Table = tuple[dict[str, str], dict[str, Sequence[Any]]]
+"""The file's names of the columns that are needed, and those columns."""
 
 
-def _read_parquet(path: str) -> dict[str, Sequence[Any]]:
+def _read_csv(path: str, columns: Mapping[str, str]) -> Table:
+    if Path(path).stat().st_size > CSV_BYTES:
+        raise ConfigError(f"{path} holds more than {CSV_BYTES:,} bytes.", "Write it as Parquet, or with longer bars.")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = (row for row in csv.reader(file) if row)
+            head = next(rows, [])
+            names = _find(head, columns, path)
+            places = [head.index(name) for name in names.values()]
+            kept = []
+            for number, row in enumerate(rows, 1):
+                if len(row) != len(head):
+                    raise ConfigError(f"{path}: row {number} has {len(row)} fields, its head {len(head)}.", "Mend it.")
+                kept.append([row[place] for place in places])
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no CSV file: {error}.", "Give a table of text.") from None
+    return names, {name: [row[place] for row in kept] for place, name in enumerate(names.values())}
+
+
+def _read_parquet(path: str, columns: Mapping[str, str]) -> Table:
     try:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path} is a Parquet file.", "Install what reads it: pip install pyarrow") from error
-    return dict(pyarrow.parquet.read_table(path).to_pydict())
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if file.metadata.num_rows > ROWS:
+                raise ConfigError(f"{path} has {file.metadata.num_rows:,} rows.", f"Use {ROWS:,} at most.")
+            names = _find(file.schema_arrow.names, columns, path)
+            return names, file.read(list(names.values())).to_pydict()
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{path} is no Parquet file: {str(error)[:200]}.", "Write it anew.") from None
 
 
-def _find(table: Mapping[str, Any], columns: Mapping[str, str], path: str) -> dict[str, str]:
+def _find(table: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:
     """The file's name of each column."""
     unknown = [part for part in columns if part not in KNOWN] + [name for name in columns.values() if name not in table]
-    small = {name.strip().lower(): name for name in reversed(list(table))}
+    small = {name.strip().lower(): name for name in reversed(table)}
     found = {part: small[name] for part, names in KNOWN.items() for name in reversed(names) if name in small}
     found |= columns
     missing = [part for part in KNOWN if part not in found and part != "adjusted"]
     if unknown or missing:
         raise ConfigError(
-            f"{path} has no column for {', '.join(unknown + missing)}; it has {', '.join(table)}.",
+            f"{path} has no column for {', '.join(unknown + missing)}; it has {', '.join(table)[:200] or 'none'}.",
             "Say which is which: --task.columns time Date open Open high High low Low close Close",
         )
     return found
@@ -127,7 +153,8 @@ def _numbers(values: Sequence[Any], name: str, path: str) -> np.ndarray:
     try:
         return np.array(values, np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{path}: column {name} is not all numbers: {error}.", "Mend the file.") from error
+        words = str(error)[:100]
+        raise ConfigError(f"{path}: column {name} is not all numbers: {words}.", "Mend the file.") from None
 
 
 def _times(values: Sequence[Any], path: str) -> np.ndarray:
@@ -139,10 +166,14 @@ def _times(values: Sequence[Any], path: str) -> np.ndarray:
     ]
     for read in [*readers, *map(_by, FORMATS)]:
         try:
-            return np.array([read(value) for value in values])
-        except (TypeError, ValueError, AttributeError):
+            seconds = np.array([read(value) for value in values], np.float64)
+        except (TypeError, ValueError, AttributeError, OverflowError):
             continue
-    raise ConfigError(f"{path}: {values[0]!r} is no time that is known.", "Use ISO 8601, as in 2024-05-31 13:00:00.")
+        if (np.abs(seconds) < TIME).all():
+            return seconds
+    raise ConfigError(
+        f"{path}: {str(values[0])[:50]!r} is no time that is known.", "Use ISO 8601, as in 2024-05-31 13:00:00."
+    )
 
 
 def _from_number(value: Any) -> float:

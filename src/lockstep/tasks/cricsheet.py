@@ -12,10 +12,12 @@ import os
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,10 @@ from lockstep.reading import JSON_BYTES, parse_json
 
 VERSION = 1
 """Of what is kept; another one is read anew."""
+LARGE = 1e6
+"""No number of an innings is as large."""
+MATCHES, TEXTS = 100_000, 2**32
+"""What an archive may hold: so many matches, of so many bytes in all, five times what Cricsheet has of all cricket."""
 BALL = ("bat", "extras", "illegal", "wicket", "over", "batter", "partner", "bowler", "stand", "batters", "bowlers")
 """Columns of `balls`. batter, partner and bowler are slots in order of appearance; the last two are how many of them
 have appeared by now; stand counts the wickets that fell before."""
@@ -110,7 +116,8 @@ def _digest(source: Path) -> str:
     whole = hashlib.sha256(f"lockstep cricket {VERSION}".encode())
     for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
         whole.update(path.name.encode() if source.is_dir() else b"")
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
     return whole.hexdigest()
 
 
@@ -139,80 +146,114 @@ def _make(source: Path, place: Path, digest: str) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
+class _Innings(NamedTuple):
+    """An innings as it was read, everybody by name."""
+
+    which: int
+    balls: list[list[int]]
+    features: np.ndarray
+    ahead: np.ndarray
+    venue: str
+    sides: list[str]
+    """Batting, bowling."""
+    batters: list[str]
+    bowlers: list[str]
+
+
 def _read(source: Path, digest: str) -> Archive:
-    console = Console(stderr=True)
-    found = track(list(_texts(source)), "reading cricket matches", console=console, transient=True)
-    whole = [(name, _parse(name, text)) for name, text in found]
-    whole.sort(key=lambda pair: (pair[1]["info"]["dates"][0], pair[0]))
-    names: dict[str, dict[str, int]] = {"player": {"": 0}, "venue": {"": 0}, "team": {"": 0}}
-    tables: dict[str, list[Any]] = {name: [] for name in ("balls", "features", "ahead", "innings", "players")}
-    matches, start = [], 0
-    for match, (_, data) in enumerate(whole):
-        matches.append(_match(data["info"], data["innings"]))
-        for which, (innings, target) in enumerate(_first_two(data["innings"])):
-            deliveries = [(over["over"], ball) for over in innings.get("overs", []) for ball in over["deliveries"]]
-            if not deliveries:
-                continue
-            book = _Book(which, target)
-            rows = [book.add(over, ball) for over, ball in deliveries]
-            sides = [innings["team"], *(team for team in data["info"]["teams"] if team != innings["team"])]
-            places = [_number(names["venue"], data["info"].get("venue", ""))]
-            places += [_number(names["team"], side) for side in sides[:2]]
-            tables["balls"] += [ball for ball, _ in rows]
-            tables["features"].append(book.finish([features for _, features in rows]))
-            tables["ahead"].append(book.ahead())
-            tables["innings"].append([start, len(rows), match, which, *places])
-            tables["players"].append(_seats(book.batters, BATTERS, names) + _seats(book.bowlers, BOWLERS, names))
-            start += len(rows)
-    if not start:
+    console, size = Console(stderr=True), 0
+    read: list[tuple[str, Match, list[_Innings]]] = []
+    with _texts(source) as texts:
+        for name, text in track(texts, "reading cricket matches", console=console, transient=True):
+            found = text()
+            read.append((name, *_parse(name, found)))
+            size += len(found)
+            if size > TEXTS:
+                raise ConfigError(f"{source} holds more than {TEXTS:,} bytes of matches.", "Give a smaller archive.")
+    read.sort(key=lambda entry: (entry[1].date, entry[0]))
+    played = [(number, innings) for number, (_, _, both) in enumerate(read) for innings in both]
+    if not played:
         raise ConfigError(f"{source} holds no match with deliveries.", "Give a Cricsheet archive in JSON form.")
-    lengths = [row[1] for row in tables["innings"]]
+    names: dict[str, dict[str, int]] = {"player": {"": 0}, "venue": {"": 0}, "team": {"": 0}}
+    rows, players, start = [], [], 0
+    for number, innings in played:
+        places = [_number(names["venue"], innings.venue), *(_number(names["team"], side) for side in innings.sides)]
+        rows.append([start, len(innings.balls), number, innings.which, *places])
+        players.append(_seats(innings.batters, BATTERS, names) + _seats(innings.bowlers, BOWLERS, names))
+        start += len(innings.balls)
     return Archive(
-        balls=np.array(tables["balls"], np.uint8),
-        features=np.concatenate(tables["features"]).astype(np.float32),
-        ahead=np.concatenate(tables["ahead"]).astype(np.float32),
-        innings_of=np.repeat(np.arange(len(lengths)), lengths).astype(np.int32),
-        innings=np.array(tables["innings"], np.int64),
-        players=np.array(tables["players"], np.int32),
-        matches=np.array(matches, np.int64),
-        ids=tuple(name for name, _ in whole),
+        balls=np.array([ball for _, innings in played for ball in innings.balls], np.uint8),
+        features=np.concatenate([innings.features for _, innings in played]),
+        ahead=np.concatenate([innings.ahead for _, innings in played]),
+        innings_of=np.repeat(np.arange(len(rows)), [row[1] for row in rows]).astype(np.int32),
+        innings=np.array(rows, np.int64),
+        players=np.array(players, np.int32),
+        matches=np.array([match for _, match, _ in read], np.int64),
+        ids=tuple(name for name, _, _ in read),
         digest=digest,
     )
 
 
-def _texts(source: Path) -> Iterator[tuple[str, bytes]]:
-    """Names and texts of all matches."""
+@contextmanager
+def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
+    """Names of all matches, and what reads the text of each; of one that is too long, only the beginning."""
     if source.is_dir():
-        yield from ((path.stem, path.read_bytes()) for path in sorted(source.glob("*.json")))
+        yield [(path.stem, partial(_beginning, partial(path.open, "rb"))) for path in sorted(source.glob("*.json"))]
         return
     try:
         with zipfile.ZipFile(source) as archive:
-            for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
-                if entry.filename.endswith(".json"):
-                    with archive.open(entry) as file:
-                        yield Path(entry.filename).stem, file.read(JSON_BYTES + 1)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
+            entries = [entry for entry in entries if entry.filename.endswith(".json")]
+            if len(entries) > MATCHES:
+                raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MATCHES:,} at most.")
+            # A name in an archive is only a name: nothing is ever written under it.
+            yield [(Path(entry.filename).stem, partial(_beginning, partial(archive.open, entry))) for entry in entries]
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"{source} is no zip that can be read: {error}.", "Download it anew.") from None
 
 
-def _parse(name: str, text: bytes) -> dict[str, Any]:
-    """A match, with what is read of it known to be there."""
+def _beginning(opened: Callable[[], Any]) -> bytes:
+    with opened() as file:
+        return bytes(file.read(JSON_BYTES + 1))
+
+
+def _parse(name: str, text: bytes) -> tuple[Match, list[_Innings]]:
+    """A match; whatever is wrong with it is said."""
     try:
         if len(text) > JSON_BYTES:
             raise ValueError(f"it holds more than {JSON_BYTES:,} bytes")
         match = parse_json(text.decode())
         if not str(match["meta"]["data_version"]).startswith("1."):
             raise ValueError(f"its data_version is {match['meta']['data_version']!r}, and 1.x is what is read")
-        return {"info": {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}, **_innings(match)}
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        info = {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}
+        innings = [innings for innings in match.get("innings", []) if not innings.get("super_over")]
+        return _match(info, innings), _enter(info, innings)
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"match {name} is not in Cricsheet's JSON form: {type(error).__name__}: {str(error)[:200]}.",
             "Remove it, or download the archive anew.",
         ) from None
 
 
-def _innings(match: dict[str, Any]) -> dict[str, Any]:
-    return {"innings": [innings for innings in match.get("innings", []) if not innings.get("super_over")]}
+def _enter(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings]:
+    entered = []
+    for which, (played, target) in enumerate(_first_two(innings)):
+        deliveries = [(int(over["over"]), ball) for over in played.get("overs", []) for ball in over["deliveries"]]
+        if not deliveries:
+            continue
+        book = _Book(which, target)
+        rows = [book.add(over, ball) for over, ball in deliveries]
+        features, ahead = book.finish([features for _, features in rows]), book.ahead()
+        if not (np.abs(features).max() < LARGE and np.abs(ahead).max() < LARGE):
+            raise ValueError("it has numbers that no innings has")
+        sides = [str(played["team"]), *(str(team) for team in info["teams"] if team != played["team"])][:2]
+        if len(sides) < 2:
+            raise ValueError(f"its teams are {info['teams']}")
+        people = ([str(name) for name in names] for names in (book.batters, book.bowlers))
+        balls = [ball for ball, _ in rows]
+        arrays = features.astype(np.float32), ahead.astype(np.float32)
+        entered.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *people))
+    return entered
 
 
 def _first_two(innings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
@@ -234,7 +275,7 @@ def _number(names: dict[str, int], name: str) -> int:
     return names.setdefault(name, len(names))
 
 
-def _seats(found: dict[str, int], slots: int, names: dict[str, dict[str, int]]) -> list[int]:
+def _seats(found: Sequence[str], slots: int, names: dict[str, dict[str, int]]) -> list[int]:
     people = [_number(names["player"], name) for name in found][:slots]
     return people + [0] * (slots - len(people))
 
