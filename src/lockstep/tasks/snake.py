@@ -20,6 +20,7 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Clock, State, Step
 from lockstep.streams import Stream
 from lockstep.tasks.kernels import Buffers, random_below
+from lockstep.tasks.painting import floor, rounded, stamp
 from lockstep.trees import copy_into
 
 LEFT, RIGHT, UP, DOWN = range(4)  # opposite headings differ in the last bit
@@ -332,37 +333,20 @@ class Snake:
 
     def frame(self, env: int) -> np.ndarray:
         size, snake, heading = self._rules.size, self._snake(env), self._boards.state[env].heading
-        tiles = _TILES[np.indices((size, size)).sum(axis=0) % 2].repeat(_CELL, axis=0).repeat(_CELL, axis=1)
-        picture = np.pad(tiles, ((_WALL, _WALL), (_WALL, _WALL), (0, 0)), constant_values=14)
-
-        _stamp(picture, self._food(env), _rounded(8, 8), _APPLE)
-        _stamp(picture, self._food(env) - 0.12, _rounded(2, 2), _SHINE)
-        cells, skin = np.arange(len(snake)), _rounded(9, 6)
+        picture = floor(size, size)
+        stamp(picture, self._food(env), rounded(8, 8), _APPLE)
+        stamp(picture, self._food(env) - 0.12, rounded(2, 2), _SHINE)
+        cells, skin = np.arange(len(snake)), rounded(9, 6)
         for along in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four stamps a cell make a smooth skin
             place = np.array([np.interp(along, cells, axis) for axis in snake.T])
-            _stamp(picture, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
-        _stamp(picture, snake[-1], _rounded(10, 7), _FACE)
+            stamp(picture, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
+        stamp(picture, snake[-1], rounded(10, 7), _FACE)
         ahead = np.array([ROW_STEP[heading], COLUMN_STEP[heading]])
         for side in (-1, 1):
-            _stamp(picture, snake[-1] + 0.12 * ahead + 0.2 * side * ahead[::-1], _rounded(2.5, 2.5), _EYE)
+            stamp(picture, snake[-1] + 0.12 * ahead + 0.2 * side * ahead[::-1], rounded(2.5, 2.5), _EYE)
         return picture.astype(np.uint8)
 
 
-# How a frame is painted: sizes in pixels, colours in RGB.
-_CELL, _WALL = 24, 12
-_TILES = np.array([[26.0, 29, 37], [31, 35, 44]])
+# Colours of a frame, in RGB.
 _APPLE, _SHINE, _EYE = np.array([[236.0, 84, 80], [255, 190, 180], [20, 24, 28]])
 _TAIL, _NECK, _FACE = np.array([[28.0, 110, 84], [82, 196, 124], [150, 230, 150]])
-
-
-def _rounded(half: float, corner: float) -> np.ndarray:
-    """[_CELL, _CELL, 1] how much of each pixel a square with round corners covers, so that its edge is smooth."""
-    beyond = np.maximum(np.abs(np.arange(_CELL) - (_CELL - 1) / 2) - (half - corner), 0)
-    return np.clip(corner + 0.5 - np.hypot(beyond[:, None], beyond), 0, 1)[..., None]
-
-
-def _stamp(picture: np.ndarray, place: np.ndarray, shape: np.ndarray, colour: np.ndarray) -> None:
-    """Blend a coloured shape into the picture at a row and column, which may lie between cells."""
-    top, left = np.rint(place * _CELL).astype(int) + _WALL
-    patch = picture[top : top + _CELL, left : left + _CELL]
-    patch += shape * (colour - patch)
