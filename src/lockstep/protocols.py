@@ -39,6 +39,8 @@ class Step(NamedTuple):
     """[B] each: what the task counts over an episode (apples, won); meaningful in rows that ended."""
     cut: bool = True
     """Whether any was truncated, known without asking a device; True where the task does not say."""
+    agent_reward: Tensor | None = None
+    """[B, A] float32: what each agent of a team learns from; none where an environment has one agent."""
 
 
 class Stateful(Protocol):

@@ -105,6 +105,23 @@ class RewardsWithNan(Walk):
         return step
 
 
+class RewardsAgentsInOneRow(Walk):
+    def step(self, action):
+        return super().step(action)._replace(agent_reward=torch.zeros(self.num_envs))
+
+
+class RewardsAnAgentWithInf(Walk):
+    def step(self, action):
+        agents = torch.zeros(self.num_envs, 3)
+        agents[4, 2] = torch.inf
+        return super().step(action)._replace(agent_reward=agents)
+
+
+class RewardsAgentsByPlaceInTheBatch(Walk):
+    def step(self, action):
+        return super().step(action)._replace(agent_reward=torch.arange(2.0 * self.num_envs).view(-1, 2))
+
+
 class CountsOncePerLane(Walk):
     def step(self, action):
         return super().step(action)._replace(episode={"age": torch.zeros(8)})
@@ -219,6 +236,12 @@ def test_gymnasium_environments_pass(id):
         (CountsAllEnvironments, "num_envs is 16 where 3 of 8 lanes host 6 of 16 environments."),
         (RewardsInDoubles, "reward at step 0 is a Tensor of torch.float64 [16]. Make it torch.float32 [16]"),
         (RewardsWithNan, "reward at step 0 is nan in environment 5. Keep it finite"),
+        (RewardsAgentsInOneRow, "agent_reward at step 0 is a Tensor of torch.float32 [16]. Make it torch.float32 [16,"),
+        (RewardsAnAgentWithInf, "agent_reward at step 0 is inf in environment 4. Keep it finite"),
+        (
+            RewardsAgentsByPlaceInTheBatch,
+            "Alone, lanes 3 to 5 play otherwise than among all 8: agent_reward of environment 6 at step 0",
+        ),
         (CountsOncePerLane, "episode.age at step 0 is a Tensor of torch.float32 [8]. Make it [16]"),
         (PromisesPictures, "obs of reset() is a Tensor of torch.float32 [16, 2], but 16 times its space"),
         (LeavesItsSpace, "obs at step 3 lies outside its space"),

@@ -220,16 +220,21 @@ def _misshapen(step: Step, when: str) -> Iterator[str]:
     for name, tensor in step.episode.items():
         if tensor.shape != (N,):
             yield f"episode.{name} {when} is {_form(tensor)}. Make it [{N}], one for each environment."
+    agents = step.agent_reward
+    if agents is not None and (agents.dtype != torch.float32 or agents.ndim != 2 or len(agents) != N):
+        yield f"agent_reward {when} is {_form(agents)}. Make it torch.float32 [{N}, agents], or leave it out."
 
 
 def _unfit(step: Step, space: Space[Any], when: str) -> Iterator[str]:
     """What is not finite or not in its space."""
-    bad = _where(~step.reward.isfinite())
-    if bad:
-        yield (
-            f"reward {when} is {step.reward[bad[0]].item()} in environment {bad[0]}. "
-            "Keep it finite: look for a division by zero or a logarithm."
-        )
+    for name in ("reward", "agent_reward"):
+        rewards = getattr(step, name)
+        bad = [] if rewards is None else (~rewards.isfinite()).nonzero().tolist()
+        if bad:
+            yield (
+                f"{name} {when} is {rewards[tuple(bad[0])].item()} in environment {bad[0][0]}. "
+                "Keep it finite: look for a division by zero or a logarithm."
+            )
     yield from _misfits(step.obs, space, "obs", when)
     yield from _misfits(step.final_obs, space, "final_obs", when, _where(step.terminated | step.truncated))
 
@@ -275,6 +280,8 @@ def _moments(group: Group, times: range) -> Iterator[tuple[str, State]]:
             for name, tensor in (leaves(step.final_obs, "final_obs") | leaves({**step.episode}, "episode")).items()
         }
         outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+        if step.agent_reward is not None:
+            outcome["agent_reward"] = step.agent_reward
         yield f"at step {time}", leaves(step.obs, "obs") | outcome | ends
 
 
