@@ -1,0 +1,219 @@
+"""Team snakes: games of three against three on a torus, our team against a scripted one or against whom you like.
+
+An environment is one game, and a team is one more axis: actions are [B, A] and observations [B, A, ...], because the
+three snakes of a game share its reset, its end and its luck, and a batch of single snakes would tear them apart.
+`reward` [B] is the margin, what our team earned less what the other did, so a return is by how much a game was won;
+`agent_reward` [B, A] is what each snake learns from: what it earned itself, shaped as the settings say. An observation
+is `seen`, what a snake sees, and `legal`, which of its actions are obeyed: the rules turn a reverse into a random
+move, so that an algorithm that masks it stores what was executed. Which side is ours alternates from game to game.
+
+With `both` the algorithm acts for all six, ours first, so that it can play past selves against itself; action SCRIPTED
+leaves a snake of the other team to the script.
+
+Shapes: E games a lane, B local games, A agents of an environment (3, or 6 with `both`), F features, P planes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, MultiDiscrete, Space
+from torch import Tensor
+
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.protocols import Clock, State, Step
+from lockstep.streams import Stream
+from lockstep.tasks.kernels import Buffers
+from lockstep.tasks.team_features import FEATURES, PLANES
+from lockstep.tasks.team_kernel import (
+    RESULTS,
+    SCRIPTED,
+    Results,
+    Terms,
+    advise_all,
+    look_all,
+    side_of,
+    start_all,
+    step_all,
+)
+from lockstep.tasks.team_opponents import EVADER, GREEDY, LEVELS, Rise, level_at
+from lockstep.tasks.team_pictures import as_frame, as_text
+from lockstep.tasks.team_rules import CELLS, FIELDS, GAME, HEIGHT, SNAKES, TEAM, WIDTH, is_sound
+from lockstep.trees import Tree, copy_into
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamSnakesConfig:
+    """Settings of team snakes. Every number is for the whole run, not for one process."""
+
+    num_envs: int = 64
+    """Games played side by side."""
+    steps: int = 200
+    """Steps after which a game is cut off."""
+    view: Literal["features", "grid"] = "features"
+    """What a snake sees: a vector of features, or planes of the board around its head."""
+    window: tuple[int, int] = (HEIGHT, WIDTH)
+    """Rows and columns of the grid; odd numbers put the head in the very middle."""
+    both: bool = False
+    """Whether the algorithm acts for both teams: six agents, ours first."""
+    level: int = GREEDY
+    """Level of the scripted team, 0 (random) to 4 or 5 (evader), where `rise` does not say; in evaluations always."""
+    rise: Rise = "fixed"
+    """How the level goes from 0 to 4 over the run: linear, exponential (later), by a curriculum, or not at all."""
+    evade_from: float | None = None
+    """Part of the run, 0 to 1, after which the scripted team evades; none never does."""
+    wrapped: bool = False
+    """Whether the scripted team measures distances round the torus, which makes it stronger."""
+    approach: float = 0.0
+    """Shaping: what a snake gets for each step nearer to the nearest bean, and loses for each step away."""
+    death: float = 0.0
+    """Shaping: what a death gets on top of the length it loses, so 0 or less."""
+    shared: float = 0.0
+    """Part of a snake's reward, 0 to 1, that is the mean of its team's."""
+    against: float = 0.0
+    """Weight with which the mean reward of the other team is taken from a snake's."""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.window
+        if not (1 <= rows <= HEIGHT and 1 <= columns <= WIDTH):
+            raise ConfigError(f"window is {self.window}.", f"Use at most {HEIGHT} rows and {WIDTH} columns.")
+        if self.steps < 1 or not 0 <= self.level < len(LEVELS):
+            raise ConfigError(
+                f"steps is {self.steps} and level is {self.level}.", f"Use 1 or more, and 0 to {len(LEVELS) - 1}."
+            )
+        if self.evade_from is not None and not 0 <= self.evade_from <= 1:
+            raise ConfigError(f"evade_from is {self.evade_from}.", "Use a part of the run, from 0 to 1, or none.")
+        if self.approach < 0 or self.death > 0 or not 0 <= self.shared <= 1 or self.against < 0:
+            raise ConfigError(
+                f"approach is {self.approach}, death {self.death}, shared {self.shared}, against {self.against}.",
+                "An approach gets 0 or more and a death 0 or less; share 0 to 1; weigh the others with 0 or more.",
+            )
+
+    def build(self, lanes: Lanes, device: torch.device) -> "TeamSnakes":
+        return TeamSnakes(self, lanes, device)
+
+
+class TeamSnakes:
+    """The games of the local lanes. Actions are up, down, left, right."""
+
+    def __init__(self, config: TeamSnakesConfig, lanes: Lanes, device: torch.device) -> None:
+        self._config, self._lanes = config, lanes
+        self._share = lanes.share(config.num_envs, "num_envs")
+        self.num_envs = count = len(lanes) * self._share
+        self.agents = agents = SNAKES if config.both else TEAM
+        shape = (agents, FEATURES) if config.view == "features" else (agents, PLANES, *config.window)
+        kind = np.float32 if config.view == "features" else np.uint8
+        seen = Box(-1 if config.view == "features" else 0, 1, shape, kind)
+        # A list of pairs, because Dict would sort a mapping.
+        self.observation_space: Space[Any] = Dict([("seen", seen), ("legal", Box(0, 1, (agents, 4), np.uint8))])
+        self.action_space: Space[Any] = MultiDiscrete([4] * TEAM + [SCRIPTED + 1] * (agents - TEAM))
+
+        stored = (torch.float32 if config.view == "features" else torch.uint8, (count, *shape))
+        legal = (torch.uint8, (count, agents, 4))
+        self._buffers = Buffers(
+            device,
+            seen=stored,
+            legal=legal,
+            reward=(torch.float32, (count,)),
+            agent_reward=(torch.float32, (count, agents)),
+            terminated=(torch.bool, (count,)),
+            truncated=(torch.bool, (count,)),
+            final_seen=stored,
+            final_legal=legal,
+            outcome=(torch.float32, (len(RESULTS), count)),
+        )
+        self._results = Results(**self._buffers.arrays)
+        self._terms = Terms(config.steps, config.wrapped, config.approach, config.death, config.shared, config.against)
+        self._marks = np.zeros((2, CELLS + 1), np.int64)
+        self._level = torch.tensor(config.level)
+        self._games = np.zeros(count, GAME).view(np.recarray)
+        # Keyed by the game's place in the whole run: it does not matter who hosts it, or beside which others.
+        self._games.place = [lane * self._share + env for lane in lanes.local for env in range(self._share)]
+        self._games.key = [Stream(lanes.seed, "team-snakes", place).number(0) for place in self._games.place]
+        self.reset()
+
+    def reset(self) -> Tree:
+        self._buffers.claim()
+        start_all(self._games)
+        return self._shown()
+
+    def observe(self) -> Tree:
+        return self._obs("")
+
+    def step(self, action: Tensor) -> Step:
+        actions = action.to("cpu", torch.int64).contiguous().numpy()
+        self._buffers.claim()
+        cut = self.kernel(actions) if actions.shape == (self.num_envs, self.agents) else -1
+        if cut < 0:
+            raise ValueError(
+                f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
+                f"Give each of the {self.agents} snakes of the {self.num_envs} games 0 (up), 1 (down), 2 (left) or 3 "
+                "(right); 4 leaves one of the other team to the script."
+            )
+        out = self._buffers.publish()
+        episode = dict(zip(RESULTS, out["outcome"], strict=True))
+        ended = out["terminated"], out["truncated"]
+        return Step(self._obs(""), out["reward"], *ended, self._obs("final_"), episode, cut > 0, out["agent_reward"])
+
+    def kernel(self, actions: np.ndarray) -> int:
+        """The games and what is seen of them alone, with nothing around them."""
+        return int(step_all(self._games, actions, int(self._level), self._terms, self._results, self._marks))
+
+    def advise(self, level: int, wrapped: bool = False) -> Tensor:
+        """What a scripted team would do in our place, [B, 3]."""
+        advice = np.zeros((self.num_envs, TEAM), np.int64)
+        advise_all(self._games, level, wrapped, self._marks, advice)
+        return torch.from_numpy(advice)
+
+    def advance(self, clock: Clock) -> None:
+        """The scripted team's level follows the clock, in the games under way too."""
+        config = self._config
+        self._level.fill_(level_at(config.rise, config.level, config.evade_from, clock.progress))
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def shared_state(self) -> State:
+        return {"level": self._level}
+
+    def load_shared_state(self, state: State) -> None:
+        if "level" in state and not 0 <= int(state["level"].flatten()[0]) <= EVADER:
+            raise ValueError(f"Team snakes: the saved level is none of 0 to {EVADER}.")
+        copy_into(self.shared_state(), state, "Team snakes")
+
+    def lane_state(self, lane: int) -> State:
+        return {name: tensor.clone() for name, tensor in self._live(lane).items()}
+
+    def load_lane_state(self, lane: int, state: State) -> None:
+        self._buffers.claim()
+        live, owner = self._live(lane), f"Team snakes, lane {lane}"
+        before = {name: tensor.clone() for name, tensor in live.items()}
+        copy_into(live, state, owner)
+        if not is_sound(self._games[self._rows(lane)], self._config.steps):
+            copy_into(live, before, owner)
+            raise ValueError(f"{owner}: the saved games hold what no game can come to.")
+        self._shown()
+
+    def _obs(self, moment: str) -> Tree:
+        return {name: self._buffers.tensors[f"{moment}{name}"] for name in ("seen", "legal")}
+
+    def _shown(self) -> Tree:
+        look_all(self._games, self._results, self._marks)
+        self._buffers.publish()
+        return self.observe()
+
+    def _rows(self, lane: int) -> slice:
+        first = self._lanes.local.index(lane) * self._share
+        return slice(first, first + self._share)
+
+    def _live(self, lane: int) -> State:
+        """[E, ...] each: one lane's games, in the memory the kernel works on."""
+        return {name: torch.from_numpy(self._games[name][self._rows(lane)]) for name in FIELDS}
+
+    def text(self, env: int) -> str:
+        return as_text(self._games[env], int(side_of(self._games[env])))
+
+    def frame(self, env: int) -> np.ndarray:
+        return as_frame(self._games[env], int(side_of(self._games[env])))
