@@ -22,6 +22,28 @@ State: TypeAlias = dict[str, Tensor]
 """Named tensors: everything that is saved, compared and hashed has this form."""
 
 
+class Rows(NamedTuple):
+    """A tensor that grows by rows, which never change, and forgets its oldest: what a lane keeps for replay.
+
+    It is handed out in this form so that a save need not copy it: rows that an earlier save has written are linked.
+    Whoever loads it gets a tensor of all its rows. All rows of a run are counted alike: lanes grow in step.
+    """
+
+    first: int
+    """Number of the oldest row that is still there, counted from the beginning of the run."""
+    stop: int
+    """How many rows there have been: the number of the next one."""
+    read: Callable[[int, int], Tensor]
+    """A copy of the rows from one number up to another, [rows, ...]."""
+
+    def all(self) -> Tensor:
+        return self.read(self.first, self.stop)
+
+
+LaneState: TypeAlias = Mapping[str, "Tensor | Rows"]
+"""What a lane owns; load_lane_state gets it as a State."""
+
+
 class Step(NamedTuple):
     """What happened when every environment took one step. Tensors are valid until the next step."""
 
@@ -48,7 +70,7 @@ class Stateful(Protocol):
 
     def shared_state(self) -> State: ...
     def load_shared_state(self, state: State) -> None: ...
-    def lane_state(self, lane: int) -> State: ...
+    def lane_state(self, lane: int) -> LaneState: ...
     def load_lane_state(self, lane: int, state: State) -> None: ...
 
 
@@ -84,6 +106,9 @@ class VecEnv(Stateful, Protocol):
         """One environment as a picture, uint8 [height, width, 3]."""
 
     def close(self) -> None: ...
+
+    def lane_state(self, lane: int) -> State:
+        """Tensors and no more: what grows is an algorithm's."""
 
 
 Split: TypeAlias = Literal["train", "validation", "test"]

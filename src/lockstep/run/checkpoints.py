@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lockstep.config import ConfigError, RunConfig
 from lockstep.lanes import deal
-from lockstep.protocols import Algorithm, Clock, State, VecEnv
+from lockstep.protocols import Algorithm, Clock, Rows, State, VecEnv
 from lockstep.run import format as form
 from lockstep.run.cadence import Cadence
 from lockstep.run.fence import Fence, Outdated
@@ -29,6 +29,7 @@ from lockstep.run.lineage import (
     published,
 )
 from lockstep.run.records import CHECKPOINTS
+from lockstep.run.segments import Segments
 from lockstep.runtime import Runtime
 from lockstep.runtime.store import heartbeat, wait_while_beating
 from lockstep.trees import copy_into
@@ -53,6 +54,7 @@ class Checkpoints:
         """Why the last save was given up, the same words on every process; empty where it was published."""
         self._error: BaseException | None = None
         self._cadence = Cadence()
+        self._segments = Segments()
         self.fence = Fence(directory, runtime)
 
     # -- restoring -----------------------------------------------------------------------------------------------------
@@ -77,8 +79,11 @@ class Checkpoints:
         shared = form.read_shared(path)
         algorithm.load_shared_state(form.split(shared, "algorithm"))
         task.load_shared_state(form.split(shared, "task"))
+        rows = values.get("rows")
+        if rows:
+            self._segments.resume(files, rows)
         for lane in self.runtime.lanes.local:
-            state = form.read_lane(path, lane, files)
+            state = form.read_lane(path, lane, files, rows)
             algorithm.load_lane_state(lane, form.split(state, "algorithm"))
             task.load_lane_state(lane, form.split(state, "task"))
         budget, patience = clock.budget, clock.patience
@@ -128,9 +133,11 @@ class Checkpoints:
                     self._tidy(name, best)
                 return
             self._last = name
-            lanes = lanes_copy(algorithm, task, self.runtime.lanes.local)
+            lanes, grown = lanes_apart(algorithm, task, self.runtime.lanes.local)
+            self._segments.take(grown, self.runtime.lanes.local)
             shared = shared_copy(algorithm, task) if self.runtime.main else {}
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
+            values |= {"rows": self._segments.rows} if grown else {}
             keep = clock.every(self.run.keep_every)
         self._cadence.begin()
         copying = time.perf_counter() - began
@@ -172,7 +179,10 @@ class Checkpoints:
             self.runtime.mailbox().forget([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
         if not self._problem:
             self._whole = self._last
+            self._segments.settle()
             return
+        if self._segments.unlinked:
+            self._segments.forget()
         if self.runtime.main:
             _LOGGER.warning(
                 "The checkpoint %s could not be written: %s. %s; training goes on, and the next save tries again.",
@@ -204,20 +214,21 @@ class Checkpoints:
             try:
                 partial.mkdir(exist_ok=True)
                 files[mine] = form.write_tensors(partial / mine, lanes)
+                files |= self._segments.write(partial)
             except OSError as error:
                 problem = self._describe(error)
             self.runtime.pass_through("save")
             mailbox.post(f"save/{name}/{me}", json.dumps({"files": files, "problem": problem}))
             if self.runtime.main:
                 self._problem = self._collect(name, partial, shared, values, keep)
-                mailbox.post(f"save/{name}/verdict", json.dumps(self._problem))
+                mailbox.post(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
         if self.runtime.main:
             if not self._problem:
                 self._tidy(name, best)
             return
         silence = f"the main process has said nothing for {self.run.timeout:.0f} s"
         verdict = wait_while_beating(mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", self.run.timeout, silence)
-        self._problem = json.loads(verdict)
+        self._problem, self._segments.unlinked = json.loads(verdict)
 
     def _collect(self, name: Name, partial: Path, shared: State, values: object, keep: bool) -> str:
         """On the main process: write the rest, hear from everybody, and publish; or what kept it from being whole."""
@@ -238,6 +249,7 @@ class Checkpoints:
         mailbox.forget([*words.values(), *(f"{words[rank]}/beat" for rank in words if rank)])
         if not problems:
             try:
+                self._segments.link(self.directory / str(self._whole), partial, files, self.runtime.lanes.count)
                 form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
                 form.settle_directory(partial)
                 self.runtime.pass_through("publish")
@@ -245,7 +257,7 @@ class Checkpoints:
                     raise OSError(self.fence.outdated)
                 os.rename(partial, self.directory / str(name))
                 form.settle_directory(self.directory)
-            except OSError as error:
+            except (OSError, Damaged) as error:
                 problems.append(self._describe(error))
         if problems:
             shutil.rmtree(partial, ignore_errors=True)  # nobody writes there any more: all have said so
@@ -295,11 +307,21 @@ def shared_copy(algorithm: Algorithm, task: VecEnv) -> State:
 
 def lanes_copy(algorithm: Algorithm, task: VecEnv, lanes: range) -> State:
     """What some lanes own, copied to host memory."""
-    return {
-        form.lane_prefix(lane) + name: tensor
-        for lane in lanes
-        for name, tensor in form.join(algorithm=algorithm.lane_state(lane), task=task.lane_state(lane)).items()
-    }
+    state, grown = lanes_apart(algorithm, task, lanes)
+    return state | {name: rows.all() for name, rows in grown.items()}
+
+
+def lanes_apart(algorithm: Algorithm, task: VecEnv, lanes: range) -> tuple[State, dict[str, Rows]]:
+    """The same, with what grows apart and not copied yet."""
+    state: State = {}
+    grown: dict[str, Rows] = {}
+    for lane in lanes:
+        start, owned = form.lane_prefix(lane), algorithm.lane_state(lane)
+        grown |= {f"{start}algorithm.{name}": value for name, value in owned.items() if isinstance(value, Rows)}
+        still = {name: value for name, value in owned.items() if not isinstance(value, Rows)}
+        copied = form.join(algorithm=still, task=task.lane_state(lane))
+        state |= {start + name: tensor for name, tensor in copied.items()}
+    return state, grown
 
 
 def _stands(name: Name | None) -> str:

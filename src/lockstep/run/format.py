@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lockstep import reading
 from lockstep.config import ConfigError
-from lockstep.protocols import Clock, State
+from lockstep.protocols import Clock, LaneState, Rows, State
 
 MANIFEST, VALUES, SHARED = "manifest.json", "state.json", "shared.safetensors"
 HEADER_BYTES = 16 * 2**20
@@ -33,6 +33,7 @@ MEMORIES = 16
 """How many times this machine's memory a file may hold: a larger machine may have written it for several of these."""
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LANE_FILE = re.compile(r"lanes-(\d{1,9})-(\d{1,9})\.safetensors", re.ASCII)
+_ROWS_FILE = re.compile(r"rows-(\d{1,9})-(\d{1,9})-(\d{1,18})-(\d{1,18})\.safetensors", re.ASCII)
 
 
 class Damaged(Exception):
@@ -41,6 +42,11 @@ class Damaged(Exception):
 
 def lane_file(lanes: range) -> str:
     return f"lanes-{lanes.start:04d}-{lanes.stop - 1:04d}.safetensors"
+
+
+def rows_file(lanes: range, first: int, stop: int) -> str:
+    """A segment: rows `first` up to `stop` of everything that grows on some lanes. It is written once, then linked."""
+    return f"rows-{lanes.start:04d}-{lanes.stop - 1:04d}-{first:012d}-{stop:012d}.safetensors"
 
 
 def lane_prefix(lane: int) -> str:
@@ -109,8 +115,11 @@ def verify(directory: Path) -> Any:
     held = 0  # lanes from the first one on
     for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
         held = lanes.stop if lanes.start == held else held
-    if held < read_values(directory)["lanes"]:
+    values = read_values(directory)
+    if held < values["lanes"]:
         raise Damaged(f"{directory / MANIFEST} lists no file for lane {held}")
+    for lane in range(values["lanes"]) if "rows" in values else ():
+        segments(directory, files, lane, values["rows"])
     return manifest
 
 
@@ -157,7 +166,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_values(directory: Path) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes`, each of the right kind."""
+    """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes` and perhaps `rows`, of the right kinds."""
     path = directory / VALUES
     values = read_json(path)
     clock = values.get("clock") if isinstance(values, dict) else None
@@ -166,6 +175,9 @@ def read_values(directory: Path) -> dict[str, Any]:
     for name in ("lanes", "processes"):
         if not _is_count(values.get(name)) or values[name] < 1:
             raise Damaged(f"{path} does not say how many {name} there were")
+    rows = values.get("rows", [0, 0])
+    if not (isinstance(rows, list) and len(rows) == 2 and all(map(_is_count, rows)) and rows[0] <= rows[1]):
+        raise Damaged(f"{path} does not say which rows there were")
     kinds = get_type_hints(Clock)
     for field in fields(Clock):
         if field.name not in clock or not _fits(clock[field.name], kinds[field.name]):
@@ -219,12 +231,44 @@ def read_shared(directory: Path) -> State:
     return _read(directory / SHARED, None)
 
 
-def read_lane(directory: Path, lane: int, files: Iterable[str]) -> State:
-    """The tensors of one lane, from whichever file holds it."""
+def read_lane(directory: Path, lane: int, files: Iterable[str], rows: list[int] | None = None) -> State:
+    """The tensors of one lane, from whichever files hold them; `rows` as the checkpoint's values have them."""
     for name in files:
         if lane in _lanes_in(name):
-            return _read(inside(directory, name), lane_prefix(lane))
+            return _read(inside(directory, name), lane_prefix(lane)) | _read_rows(directory, lane, files, rows)
     raise Damaged(f"{directory} has no file that holds lane {lane}")
+
+
+def _read_rows(directory: Path, lane: int, files: Iterable[str], rows: list[int] | None) -> State:
+    """What grows on a lane, each tensor put together from its segments and cut to the rows that are still there."""
+    pieces: dict[str, list[Tensor]] = {}
+    for name, start, stop in segments(directory, files, lane, rows) if rows else ():
+        for key, tensor in _read(inside(directory, name), lane_prefix(lane)).items():
+            if not tensor.dim() or len(tensor) != stop - start:
+                raise Damaged(f"{directory / name} does not hold {stop - start} rows of {key[:100]}")
+            pieces.setdefault(key, []).append(tensor[max(0, (rows or [0])[0] - start) :])
+    try:
+        return {key: torch.cat(parts) for key, parts in pieces.items()}
+    except (RuntimeError, TypeError) as error:
+        raise Damaged(f"{directory}: rows of lane {lane} do not fit together: {str(error)[:300]}") from None
+
+
+def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) -> list[tuple[str, int, int]]:
+    """The files that hold a lane's rows, with the numbers they begin and end at, one following the other."""
+    first, stop = rows
+    matches = [match for match in map(_ROWS_FILE.fullmatch, files) if match]
+    spans = [(match[0], int(match[3]), int(match[4])) for match in matches if int(match[1]) <= lane <= int(match[2])]
+    spans = sorted((span for span in spans if span[2] > first or span[2] == stop), key=lambda span: span[1:])
+    starts, ends = [start for _, start, _ in spans], [end for _, _, end in spans]
+    if not spans or starts[0] > first or ends[-1] != stop or starts[1:] != ends[:-1]:
+        raise Damaged(f"{directory / MANIFEST} lists no files for rows {first} to {stop} of lane {lane}")
+    return spans
+
+
+def rows_of(name: str) -> range | None:
+    """The rows that a segment of that name holds; none for other files."""
+    match = _ROWS_FILE.fullmatch(name)
+    return range(int(match[3]), int(match[4])) if match else None
 
 
 def _lanes_in(name: str) -> range:
@@ -252,12 +296,12 @@ def split(state: State, owner: str) -> State:
     return {name.removeprefix(f"{owner}."): tensor for name, tensor in state.items() if name.startswith(f"{owner}.")}
 
 
-def join(**owners: State) -> State:
-    """States of several owners in one, under `owner.NAME`, copied to host memory."""
+def join(**owners: LaneState) -> State:
+    """States of several owners in one, under `owner.NAME`, copied to host memory, with all rows of what grows."""
     return {
-        f"{owner}.{name}": tensor.detach().to("cpu", copy=True)
+        f"{owner}.{name}": value.all() if isinstance(value, Rows) else value.detach().to("cpu", copy=True)
         for owner, state in owners.items()
-        for name, tensor in state.items()
+        for name, value in state.items()
     }
 
 
@@ -272,13 +316,16 @@ def digest_tensor(name: str, tensor: Tensor) -> str:
 
 def hash_checkpoint(directory: Path) -> str:
     """The hash of a run: every tensor by sorted name, then the clock; never times, paths, generations or layout."""
-    manifest = verify(directory)
+    files, values = verify(directory)["files"], read_values(directory)
     digests: dict[str, str] = {}
-    for name in manifest["files"]:
-        if name.endswith(".safetensors"):
+    for name in files:
+        if name.endswith(".safetensors") and not _ROWS_FILE.fullmatch(name):
             digests |= {key: digest_tensor(key, tensor) for key, tensor in _read(directory / name, None).items()}
+    for lane in range(values["lanes"]) if "rows" in values else ():
+        grown = _read_rows(directory, lane, files, values["rows"])  # however saves have cut it into segments
+        digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}
     whole = hashlib.sha256()
     for name in sorted(digests):
         whole.update(digests[name].encode())
-    whole.update(json.dumps(read_values(directory)["clock"], sort_keys=True).encode())
+    whole.update(json.dumps(values["clock"], sort_keys=True).encode())
     return whole.hexdigest()
