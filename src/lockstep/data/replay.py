@@ -1,0 +1,197 @@
+"""Replay: the transitions of the last steps, a ring for each lane, to draw from again and again.
+
+Every environment adds one transition a step, so all lanes hold the same number and the count of the whole run needs no
+agreement. What is drawn is a pure function of seed, lane and a counter. A transition holds the observation that really
+followed it: `final_obs` where its episode ended.
+
+Shapes: L local lanes, E environments a lane, B = L x E, T rows of a ring (one step of a lane each), M samples a lane.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.protocols import LaneState, Rows, State, Step
+from lockstep.trees import Tree, leaves, tree_map, tree_where
+
+OUTCOME = ("reward", "terminated", "truncated", "next_obs")
+"""Parts of a transition that n-step targets are made of; all others are what was seen and done."""
+
+
+def transition(obs: Tree, action: Tensor, step: Step) -> dict[str, Any]:
+    """One step of every environment, [B, ...] each; rewards are the agents' own where there are several."""
+    ended = step.terminated | step.truncated
+    return {
+        "obs": obs,
+        "action": action,
+        "reward": step.reward if step.agent_reward is None else step.agent_reward,
+        "terminated": step.terminated,
+        "truncated": step.truncated,
+        "next_obs": tree_where(ended, step.final_obs, step.obs),
+    }
+
+
+class Replay:
+    """Preallocated rings of transitions in host memory."""
+
+    def __init__(self, capacity: int, lanes: Lanes, example: dict[str, Any], purpose: str = "replay") -> None:
+        """`capacity` is of the whole run, rounded down to whole steps; `example` has the form of what is written."""
+        self._lanes, self._streams = lanes, lanes.streams(purpose)
+        self.envs = len(example["reward"]) // len(lanes)
+        self.rows = capacity // (lanes.count * self.envs)
+        if self.rows < 1:
+            raise ConfigError(
+                f"replay for {capacity} transitions cannot hold one step of {lanes.count * self.envs} environments.",
+                f"Use {lanes.count * self.envs} or more.",
+            )
+        shape = (len(lanes), self.rows, self.envs)
+        # Lane-major, so that a lane's ring is one block whoever hosts it. Memory is taken as it is written.
+        self.buffers: dict[str, Any] = tree_map(lambda x: torch.empty(*shape, *x.shape[1:], dtype=x.dtype), example)
+        self._written = np.zeros(len(lanes), np.int64)
+        """[L] rows that were ever written: the same for all lanes, but each lane's own to save."""
+
+    @property
+    def count(self) -> int:
+        """Transitions that there are to draw from, over all lanes of the run."""
+        return min(self._stop, self.rows) * self.envs * self._lanes.count
+
+    @property
+    def _stop(self) -> int:
+        return int(self._written[0])
+
+    def write(self, values: dict[str, Any]) -> None:
+        """Add one step of every environment, [B, ...] each, in place of the oldest where the rings are full."""
+        row = self._stop % self.rows
+
+        def put(ring: Tensor, value: Tensor) -> None:
+            ring[:, row].copy_(value.unflatten(0, (-1, self.envs)))
+
+        tree_map(put, self.buffers, values)
+        self._written += 1
+
+    def sample(self, counter: int, count: int, steps: int = 1, discount: float = 1.0) -> dict[str, Any]:
+        """Draw `count` transitions of each lane, each as likely as the others and perhaps twice; [L x M, ...] each.
+
+        `reward` is the discounted sum over up to `steps` steps, which end with the episode or with the newest row;
+        `next_obs` is what followed the last of them, and `discount` what its value counts: 0 after a termination.
+        """
+        if (self._written != self._stop).any() or not self._stop:
+            raise ValueError(f"there is nothing to draw from: lanes have written {self._written.tolist()} steps.")
+        held = min(self._stop, self.rows)
+        draws = self._streams.integers(counter, held * self.envs, count).numpy()  # [L, M]
+        rewards = self.buffers["reward"]
+        total = torch.empty(draws.size, *rewards.shape[3:])
+        picks, lasts = np.empty(draws.size, np.int64), np.empty(draws.size, np.int64)
+        weights = torch.empty(draws.size)
+        ring = Ring(self._stop - held, self._stop, self.rows, self.envs)
+        ends = self.buffers["terminated"].flatten().numpy(), self.buffers["truncated"].flatten().numpy()
+        each = rewards.reshape(-1, total[:1].numel()).numpy(), total.view(draws.size, -1).numpy()
+        _accumulate(draws, ring, steps, discount, *ends, *each, picks, lasts, weights.numpy())
+
+        first, last = torch.from_numpy(picks), torch.from_numpy(lasts)
+        batch = {name: _gather(rings, first) for name, rings in self.buffers.items() if name not in OUTCOME}
+        return batch | {"reward": total, "next_obs": _gather(self.buffers["next_obs"], last), "discount": weights}
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def lane_state(self, lane: int) -> LaneState:
+        """How many rows a lane has written, and those that are there."""
+        place = self._lanes.local.index(lane)
+        stop = int(self._written[place])
+        state: dict[str, Tensor | Rows] = {"written": torch.tensor(stop)}
+        for name, ring in leaves(self.buffers).items():
+            state[name] = Rows(max(0, stop - self.rows), stop, partial(_read, ring[place]))
+        return state
+
+    def load_lane_state(self, lane: int, state: State) -> None:
+        place, owner = self._lanes.local.index(lane), f"replay, lane {lane}"
+        rings = {name: ring[place] for name, ring in leaves(self.buffers).items()}
+        if state.keys() != rings.keys() | {"written"} or state["written"].shape != ():
+            raise ValueError(f"{owner}: the saved transitions have other parts than {', '.join(rings)}.")
+        stop = int(state["written"])
+        if not 0 <= stop < 2**62:
+            raise ValueError(f"{owner}: {stop} steps cannot have been written.")
+        held = min(stop, self.rows)
+        for name, ring in rings.items():
+            saved = state[name]
+            if saved.dtype != ring.dtype or saved.shape != (held, *ring.shape[1:]):
+                raise ValueError(
+                    f"{owner}: {name} was saved as {saved.dtype} {tuple(saved.shape)} and is {ring.dtype} "
+                    f"{(held, *ring.shape[1:])} here.\nResume a run with the configuration it was started with."
+                )
+        for name, ring in rings.items():
+            _write(ring, stop - held, state[name])
+        self._written[place] = stop
+
+
+class Ring(NamedTuple):
+    """Where rows lie: numbers from `first` up to `stop`, each at its number modulo `rows`."""
+
+    first: int
+    stop: int
+    rows: int
+    envs: int
+
+
+@njit(cache=True, nogil=True)
+def _accumulate(
+    draws: Any,
+    ring: Ring,
+    steps: int,
+    discount: float,
+    terminated: Any,
+    truncated: Any,
+    rewards: Any,
+    total: Any,
+    picks: Any,
+    lasts: Any,
+    weights: Any,
+) -> None:
+    """Follow each draw [L, M] for up to `steps` steps: its place, the last one, the sum, what comes after counts."""
+    sample = 0
+    for lane in range(draws.shape[0]):
+        for draw in draws[lane]:
+            number, env = ring.first + draw // ring.envs, draw % ring.envs
+            total[sample], weight = 0.0, 1.0
+            for ahead in range(min(steps, ring.stop - number)):  # never beyond the newest row
+                place = (lane * ring.rows + (number + ahead) % ring.rows) * ring.envs + env
+                if ahead == 0:
+                    picks[sample] = place
+                lasts[sample] = place
+                for agent in range(rewards.shape[1]):
+                    total[sample, agent] += weight * rewards[place, agent]
+                weight *= discount
+                if terminated[place]:
+                    weight = 0.0
+                if terminated[place] or truncated[place]:
+                    break
+            weights[sample] = weight
+            sample += 1
+
+
+def _gather(rings: Any, places: Tensor) -> Any:
+    """What lies at places in rings [L, T, E, ...], counted through all of them."""
+    return tree_map(lambda x: x.flatten(0, 2).index_select(0, places), rings)
+
+
+def _parts(size: int, start: int, stop: int) -> list[slice]:
+    """Where the rows from one number up to another lie in a ring: one stretch, or two where it begins anew."""
+    first, count = start % size, stop - start
+    until = min(first + count, size)
+    return [slice(first, until), slice(0, count - (until - first))]
+
+
+def _read(ring: Tensor, start: int, stop: int) -> Tensor:
+    return torch.cat([ring[part] for part in _parts(len(ring), start, stop)])
+
+
+def _write(ring: Tensor, start: int, rows: Tensor) -> None:
+    ahead, behind = _parts(len(ring), start, start + len(rows))
+    ring[ahead].copy_(rows[: ahead.stop - ahead.start])
+    ring[behind].copy_(rows[ahead.stop - ahead.start :])

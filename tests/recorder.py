@@ -1,0 +1,98 @@
+"""An algorithm that learns one number, from replay: the smallest run whose saves have segments."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from lockstep.config import Recipe, RunConfig, overlay
+from lockstep.data.replay import Replay, transition
+from lockstep.protocols import Metrics
+from lockstep.tasks.snake import SnakeConfig
+from lockstep.train import train
+
+LANES, ENVS, HORIZON, ROWS = 8, 2, 4, 10
+ITERATION = LANES * ENVS * HORIZON
+"""Samples of one iteration; a lane adds four rows in it, and keeps ten."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecorderConfig:
+    capacity: int = ROWS * LANES * ENVS
+
+    def check(self, task, run): ...
+
+    def iteration_samples(self, task):
+        return ITERATION
+
+    def build(self, task, runtime):
+        return Recorder(self, task, runtime)
+
+
+class Recorder:
+    """Acts at random, remembers, and adds up what it draws: a number that depends on every bit of replay."""
+
+    def __init__(self, config, task, runtime):
+        self.task, self.runtime, self.samples, self.updates = task, runtime, ITERATION, 0
+        self.sum = torch.zeros(2, dtype=torch.float64)
+        example = {"obs": task.observe(), "action": torch.zeros(task.num_envs, dtype=torch.int64)}
+        ended = torch.zeros(task.num_envs, dtype=torch.bool)
+        example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended}
+        self.replay = Replay(config.capacity, runtime.lanes, example | {"next_obs": task.observe()})
+        self.actions = runtime.lanes.streams("recorder")
+
+    def collect(self, clock):
+        for action in self.actions.integers(clock.iteration, 4, HORIZON, ENVS).transpose(0, 1).flatten(1, 2):
+            obs = self.task.observe().clone()
+            self.replay.write(transition(obs, action, self.task.step(action)))
+        return Metrics()
+
+    def update(self, clock):
+        batch = self.replay.sample(clock.iteration, 16, steps=3, discount=0.9)
+        columns = [batch["reward"].double() * batch["action"], batch["next_obs"].flatten(1).sum(1) * batch["discount"]]
+        table = torch.stack(columns, dim=1).view(len(self.runtime.lanes), 16, 2).sum(1)
+        self.sum += self.runtime.pool(table)
+        self.updates += 1
+        return Metrics()
+
+    def shared_state(self):
+        return {"sum": self.sum, "updates": torch.tensor(self.updates)}
+
+    def load_shared_state(self, state):
+        self.sum.copy_(state["sum"])
+        self.updates = int(state["updates"])
+
+    def lane_state(self, lane):
+        return {f"replay.{name}": value for name, value in self.replay.lane_state(lane).items()}
+
+    def load_lane_state(self, lane, state):
+        self.replay.load_lane_state(lane, {name.removeprefix("replay."): x for name, x in state.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording(Recipe):
+    name: ClassVar[str] = "recording"
+    smoke: ClassVar[Mapping[str, Any]] = {}
+    task: SnakeConfig = field(default_factory=lambda: SnakeConfig(size=4, num_envs=LANES * ENVS, hunger=6))
+    algo: RecorderConfig = field(default_factory=RecorderConfig)
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(
+            samples=6 * ITERATION,
+            log_every=ITERATION,
+            save_every=ITERATION,
+            eval_every=None,
+            keep=100,
+            lanes=LANES,
+            reduction="exact",
+            device="cpu",
+            timeout=20.0,
+        )
+    )
+
+
+def record(directory: str | Path, name: str = "run", resume: bool = False, **settings: Any) -> Path:
+    """Train; `settings` are those of the run."""
+    recipe = overlay(Recording(), {"run": {"dir": str(directory), "name": name, **settings}})
+    return train(recipe, resume=resume).path

@@ -1,0 +1,277 @@
+"""Replay gives back what was written, draws by lane and counter alone, and follows no episode beyond its end."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.config import ConfigError
+from lockstep.data.replay import Replay, transition
+from lockstep.lanes import Lanes
+from lockstep.protocols import Rows, Step
+
+LANES, ENVS = 4, 2
+
+
+def step_values(time, lanes=range(LANES), envs=ENVS, agents=(), terminated=(), truncated=()):
+    """A step in which every number says where it belongs: 1,000 x time + 10 x lane + environment."""
+    where = torch.tensor([1000.0 * time + 10 * lane + env for lane in lanes for env in range(envs)])
+    ends = {"terminated": terminated, "truncated": truncated}
+    return {
+        "obs": {"a": where.unsqueeze(-1).repeat(1, 3), "b": (where % 256).byte()},
+        "action": where.long(),
+        "reward": where.view(-1, *[1] * len(agents)).expand(-1, *agents).clone(),
+        **{name: torch.tensor([env in chosen for _ in lanes for env in range(envs)]) for name, chosen in ends.items()},
+        "next_obs": {"a": (where + 0.5).unsqueeze(-1).repeat(1, 3), "b": (where % 256).byte()},
+    }
+
+
+def filled(rows, steps, local=range(LANES), seed=0, **more):
+    replay = Replay(rows * LANES * ENVS, Lanes(LANES, local, seed), step_values(0, local, **more))
+    for time in range(steps):
+        replay.write(step_values(time, local, **more))
+    return replay
+
+
+def plain(replay, lane):
+    """A lane's state as it is loaded: tensors only."""
+    return {name: x.all() if isinstance(x, Rows) else x for name, x in replay.lane_state(lane).items()}
+
+
+# -------------------------------------------------------------------------------------------------- writing and drawing
+
+
+@given(st.integers(1, 6), st.integers(1, 15))
+def test_what_is_drawn_is_what_was_written_and_still_there(rows, steps):
+    replay = filled(rows, steps)
+    batch = replay.sample(0, 40)
+    times, places = batch["action"] // 1000, batch["action"] % 1000
+    assert times.min() >= max(0, steps - rows)
+    assert times.max() < steps
+    assert torch.equal(places // 10, torch.arange(LANES).repeat_interleave(40))  # lane after lane
+    assert torch.equal(batch["obs"]["a"][:, 1], batch["action"].float())
+    assert torch.equal(batch["obs"]["b"], (batch["action"] % 256).byte())
+    assert torch.equal(batch["next_obs"]["a"][:, 0], batch["action"] + 0.5)
+    assert torch.equal(batch["reward"], batch["action"].float())
+    assert batch["discount"].eq(1.0).all()
+
+
+def test_all_that_is_there_is_drawn_each_as_often():
+    counts = torch.zeros(LANES, 5, ENVS)
+    replay = filled(rows=5, steps=8)
+    for counter in range(100):
+        action = replay.sample(counter, 50)["action"]
+        counts.index_put_((action % 1000 // 10, action // 1000 - 3, action % 10), torch.ones(()), accumulate=True)
+    expected = counts.sum() / counts.numel()
+    assert ((counts - expected) ** 2 / expected).sum() < 80  # 39 degrees of freedom: 99.99 %
+    assert counts.sum() == 100 * 50 * LANES
+
+
+def test_a_draw_is_a_function_of_seed_lane_and_counter_whoever_hosts_the_lane():
+    whole = filled(5, 8).sample(3, 20)["action"].view(LANES, 20)
+    for local in (range(1), range(1, 4), range(2, 4)):
+        part = filled(5, 8, local).sample(3, 20)["action"].view(len(local), 20)
+        assert torch.equal(part, whole[local.start : local.stop])
+    assert torch.equal(filled(5, 8).sample(3, 20)["action"].view(LANES, 20), whole)
+    assert not torch.equal(filled(5, 8).sample(4, 20)["action"].view(LANES, 20), whole)
+    assert not torch.equal(filled(5, 8, seed=1).sample(3, 20)["action"].view(LANES, 20), whole)
+    ages = whole // 1000 * 10 + whole % 10
+    assert len({tuple(row.tolist()) for row in ages}) == LANES  # each lane has luck of its own
+
+
+@pytest.mark.parametrize("local", [range(LANES), range(1)])
+def test_the_count_is_that_of_the_whole_run(local):
+    replay, counts = filled(3, 0, local), []
+    for time in range(5):
+        counts.append(replay.count)
+        replay.write(step_values(time, local))
+    assert counts == [0, 8, 16, 24, 24]
+
+
+def test_what_is_written_is_a_copy_and_memory_is_made_once():
+    replay = filled(3, 1)
+    before, values = replay.buffers["obs"]["a"].data_ptr(), step_values(1)
+    replay.write(values)
+    values["obs"]["a"] += 1e6
+    for time in range(2, 9):
+        replay.write(step_values(time))
+    assert replay.buffers["obs"]["a"].data_ptr() == before
+    assert replay.buffers["obs"]["a"].max() < 1e5
+
+
+def test_a_transition_keeps_what_really_followed():
+    obs, following, final = torch.zeros(3, 2), torch.full((3, 2), 1.0), torch.full((3, 2), 9.0)
+    terminated, truncated = torch.tensor([True, False, False]), torch.tensor([False, True, False])
+    step = Step(following, torch.ones(3), terminated, truncated, final, {})
+    values = transition(obs, torch.zeros(3), step)
+    assert values["next_obs"][:, 0].tolist() == [9, 9, 1]
+    assert values["reward"].shape == (3,)
+    agents = transition(obs, torch.zeros(3), step._replace(agent_reward=torch.ones(3, 4)))
+    assert agents["reward"].shape == (3, 4)
+
+
+def test_nothing_can_be_drawn_before_anything_is_written():
+    with pytest.raises(ValueError, match="nothing to draw from"):
+        filled(3, 0).sample(0, 1)
+
+
+def test_a_buffer_too_small_for_one_step_is_refused_and_others_hold_whole_steps():
+    example = step_values(0)
+    with pytest.raises(ConfigError, match="Use 8 or more"):
+        Replay(7, Lanes(LANES, range(LANES), 0), example)
+    assert Replay(23, Lanes(LANES, range(LANES), 0), example).rows == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- n steps
+
+
+def story(events, rows=10, agents=()):
+    """One environment a lane; `events` says by time where its episodes end. Rewards are 1, 2, 4, 8, ..."""
+    replay = Replay(rows * LANES, Lanes(LANES, range(LANES), 0), step_values(0, envs=1, agents=agents))
+    for time, event in enumerate(events):
+        values = step_values(time, envs=1, agents=agents)
+        values["reward"].fill_(2.0**time)
+        values["terminated"].fill_(event == "terminated")
+        values["truncated"].fill_(event == "truncated")
+        replay.write(values)
+    return replay
+
+
+def targets(replay, steps, discount=0.5):
+    """By time: the reward, the time of what followed, and what its value counts; the same in every lane."""
+    batch = replay.sample(0, 200, steps, discount)
+    told = zip(
+        (batch["action"] // 1000).tolist(),
+        batch["reward"].tolist(),
+        (batch["next_obs"]["a"][:, 0] // 1000).long().tolist(),
+        batch["discount"].tolist(),
+        strict=True,
+    )
+    found = {}
+    for time, *target in told:
+        assert found.setdefault(time, target) == target
+    return [found[time] for time in sorted(found)]
+
+
+def test_rewards_are_summed_with_their_discounts_and_what_follows_the_last_is_next():
+    assert targets(story([""] * 5), steps=2)[:4] == [[2.0, 1, 0.25], [4.0, 2, 0.25], [8.0, 3, 0.25], [16.0, 4, 0.25]]
+    assert targets(story([""] * 5), steps=3)[:2] == [[3.0, 2, 0.125], [6.0, 3, 0.125]]
+    assert targets(story([""] * 5), steps=1)[:2] == [[1.0, 0, 0.5], [2.0, 1, 0.5]]
+
+
+def test_a_termination_ends_the_sum_and_nothing_follows():
+    ended = targets(story(["", "", "terminated", "", ""]), steps=3)
+    assert ended[0] == [3.0, 2, 0.0]
+    assert ended[1] == [4.0, 2, 0.0]
+    assert ended[2] == [4.0, 2, 0.0]
+    assert ended[3] == [16.0, 4, 0.25]
+
+
+def test_a_truncation_ends_the_sum_and_its_own_last_observation_follows():
+    cut = targets(story(["", "", "truncated", "", ""]), steps=3)
+    assert cut[0] == [3.0, 2, 0.125]
+    assert cut[1] == [4.0, 2, 0.25]
+    assert cut[2] == [4.0, 2, 0.5]
+
+
+def test_a_sum_never_goes_beyond_the_newest_step_into_what_the_ring_forgot():
+    # Seven steps in a ring of five: after the newest one the ring holds the oldest, which came long before.
+    rolled = targets(story([""] * 7, rows=5), steps=3)
+    assert [following for _, following, _ in rolled] == [4, 5, 6, 6, 6]
+    assert [weight for *_, weight in rolled] == [0.125, 0.125, 0.125, 0.25, 0.5]
+    assert rolled[-1] == [64.0, 6, 0.5]
+    assert rolled[-2] == [32.0 + 32.0, 6, 0.25]
+
+
+@given(
+    st.lists(st.sampled_from(["", "", "", "terminated", "truncated"]), min_size=1, max_size=14),
+    st.integers(1, 8),
+    st.integers(1, 6),
+    st.floats(0.1, 1.0),
+)
+def test_targets_are_those_said_plainly(events, rows, steps, discount):
+    found = targets(story(events, rows), steps, discount)
+    for time, (reward, following, weight) in zip(range(max(0, len(events) - rows), len(events)), found, strict=True):
+        total, factor, now = 0.0, 1.0, time
+        while True:
+            total, factor = total + factor * 2.0**now, factor * discount
+            if events[now] or now - time + 1 == steps or now == len(events) - 1:
+                break
+            now += 1
+        assert reward == pytest.approx(total, rel=1e-6)
+        assert following == now
+        assert weight == pytest.approx(0.0 if events[now] == "terminated" else factor, rel=1e-6)
+
+
+def test_each_agent_has_a_sum_of_its_own():
+    replay = Replay(40, Lanes(LANES, range(LANES), 0), step_values(0, envs=1, agents=(3,)))
+    for time in range(4):
+        values = step_values(time, envs=1, agents=(3,))
+        values["reward"] = torch.tensor([1.0, 10.0, 100.0]).repeat(LANES, 1)
+        replay.write(values)
+    batch = replay.sample(0, 50, steps=2, discount=0.5)
+    assert batch["reward"].shape == (50 * LANES, 3)
+    full = batch["discount"] == 0.25
+    assert batch["reward"][full].unique(dim=0).tolist() == [[1.5, 15.0, 150.0]]
+
+
+# ----------------------------------------------------------------------------------------------------------- the state
+
+
+@pytest.mark.parametrize("steps", [0, 3, 5, 12])
+def test_lanes_go_on_wherever_they_are_loaded(steps):
+    whole = filled(5, steps)
+    saved = {lane: plain(whole, lane) for lane in range(LANES)}
+    for local in (range(1), range(1, 4)):
+        part = filled(5, 7, local)  # something else to be overwritten
+        for lane in local:
+            part.load_lane_state(lane, saved[lane])
+            for name, tensor in plain(part, lane).items():
+                assert torch.equal(tensor, saved[lane][name]), name
+        for time in range(steps, steps + 4):
+            part.write(step_values(time, local))
+        expected = filled(5, steps + 4).sample(9, 30)
+        mine = slice(30 * local.start, 30 * local.stop)
+        assert torch.equal(part.sample(9, 30)["action"], expected["action"][mine])
+
+
+def test_rows_are_numbered_from_the_beginning_of_the_run_and_read_in_any_part():
+    rows = filled(5, 12).lane_state(1)["action"]
+    assert (rows.first, rows.stop) == (7, 12)
+    for start in range(7, 13):
+        for stop in range(start, 13):
+            assert (rows.read(start, stop)[:, 0] // 1000).tolist() == list(range(start, stop))
+    first = rows.read(7, 12)
+    first.zero_()
+    assert rows.all().any()  # what is read is a copy
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("action"),
+        lambda state: state.update(more=torch.zeros(1)),
+        lambda state: state.update(action=state["action"][:-1]),
+        lambda state: state.update(action=state["action"].int()),
+        lambda state: state.update(action=state["action"][:, :1]),
+        lambda state: state.update(written=torch.tensor(4)),
+        lambda state: state.update(written=torch.tensor(-1)),
+        lambda state: state.update(written=torch.tensor(2**63 - 1)),
+        lambda state: state.update(written=torch.tensor([9, 9])),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change):
+    replay = filled(5, 9)
+    before = plain(replay, 1)
+    state = plain(filled(5, 12), 1)
+    change(state)
+    with pytest.raises(ValueError, match="replay, lane 1"):
+        replay.load_lane_state(1, state)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in plain(replay, 1).items())
+
+
+def test_lanes_of_different_lengths_are_refused():
+    replay = filled(5, 3)
+    replay.load_lane_state(2, plain(filled(5, 2), 2))
+    with pytest.raises(ValueError, match=r"written \[3, 3, 2, 3\] steps"):
+        replay.sample(0, 1)
