@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from lockstep.config import Recipe, RunConfig, overlay
-from lockstep.data.replay import Replay, transition
+from lockstep.data.replay import Replay, outcome
 from lockstep.protocols import Metrics
 from lockstep.tasks.snake import SnakeConfig
 from lockstep.train import train
@@ -45,8 +45,8 @@ class Recorder:
 
     def collect(self, clock):
         for action in self.actions.integers(clock.iteration, 4, HORIZON, ENVS).transpose(0, 1).flatten(1, 2):
-            obs = self.task.observe().clone()
-            self.replay.write(transition(obs, action, self.task.step(action)))
+            before = {"obs": self.task.observe().clone(), "action": action}
+            self.replay.write(before | outcome(self.task.step(action)))
         return Metrics()
 
     def update(self, clock):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.data.replay import Replay, transition
+from lockstep.data.replay import Replay, outcome
 from lockstep.lanes import Lanes
 from lockstep.protocols import Rows, Step
 
@@ -99,15 +99,13 @@ def test_what_is_written_is_a_copy_and_memory_is_made_once():
     assert replay.buffers["obs"]["a"].max() < 1e5
 
 
-def test_a_transition_keeps_what_really_followed():
-    obs, following, final = torch.zeros(3, 2), torch.full((3, 2), 1.0), torch.full((3, 2), 9.0)
+def test_an_outcome_keeps_what_really_followed():
+    following, final = torch.full((3, 2), 1.0), torch.full((3, 2), 9.0)
     terminated, truncated = torch.tensor([True, False, False]), torch.tensor([False, True, False])
     step = Step(following, torch.ones(3), terminated, truncated, final, {})
-    values = transition(obs, torch.zeros(3), step)
-    assert values["next_obs"][:, 0].tolist() == [9, 9, 1]
-    assert values["reward"].shape == (3,)
-    agents = transition(obs, torch.zeros(3), step._replace(agent_reward=torch.ones(3, 4)))
-    assert agents["reward"].shape == (3, 4)
+    assert outcome(step)["next_obs"][:, 0].tolist() == [9, 9, 1]
+    assert outcome(step)["reward"].shape == (3,)
+    assert outcome(step._replace(agent_reward=torch.ones(3, 4)))["reward"].shape == (3, 4)
 
 
 def test_nothing_can_be_drawn_before_anything_is_written():

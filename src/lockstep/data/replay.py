@@ -18,18 +18,16 @@ from torch import Tensor
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.protocols import LaneState, Rows, State, Step
-from lockstep.trees import Tree, leaves, tree_map, tree_where
+from lockstep.trees import leaves, tree_map, tree_where
 
 OUTCOME = ("reward", "terminated", "truncated", "next_obs")
 """Parts of a transition that n-step targets are made of; all others are what was seen and done."""
 
 
-def transition(obs: Tree, action: Tensor, step: Step) -> dict[str, Any]:
-    """One step of every environment, [B, ...] each; rewards are the agents' own where there are several."""
+def outcome(step: Step) -> dict[str, Any]:
+    """The second half of a transition, [B, ...] each; rewards are the agents' own where there are several."""
     ended = step.terminated | step.truncated
     return {
-        "obs": obs,
-        "action": action,
         "reward": step.reward if step.agent_reward is None else step.agent_reward,
         "terminated": step.terminated,
         "truncated": step.truncated,

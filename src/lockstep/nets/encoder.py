@@ -31,6 +31,8 @@ class EncoderConfig:
     """Number of hidden layers, or of convolutions."""
     features: int = 256
     """Units of the layer that follows the convolutions."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """What follows each hidden layer of an MLP."""
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -39,14 +41,15 @@ class EncoderConfig:
 
 
 class MLP(nn.Module):
-    """Hidden layers with tanh."""
+    """Hidden layers with tanh, or ReLU."""
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
         sizes = [math.prod(space.shape), *config.widths]
         layers: list[nn.Module] = []
         for size, next_size in pairwise(sizes):
-            layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), nn.Tanh()]
+            activation = nn.Tanh() if config.activation == "tanh" else nn.ReLU(inplace=True)
+            layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), activation]
         self.layers = nn.Sequential(*layers)
         self.features = sizes[-1]
         self.scale = _scale(space)

@@ -13,6 +13,8 @@ RECIPES = {
     "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets tiny, small, base, large)"),
     "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
     "gym-ppo-lstm": ("lockstep.recipes.gym_ppo_lstm", "PPO with memory on any Gymnasium task (--task.mask-velocity)"),
+    "gym-ddpg": ("lockstep.recipes.gym_ddpg", "DDPG on any Gymnasium task (Pendulum-v1 unless told; preset td3)"),
+    "team-ddpg": ("lockstep.recipes.team_ddpg", "DDPG for a team of three snakes against three (preset central)"),
     "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with memory trades files of prices, or a computed market"),
     "cricket-gnn": (
         "lockstep.recipes.cricket_gnn",

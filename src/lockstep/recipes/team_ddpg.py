@@ -1,0 +1,50 @@
+"""Team snakes, three against three, by DDPG: one actor for the team, against scripted opponents that grow."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.config import Recipe, RunConfig
+from lockstep.nets.encoder import EncoderConfig
+from lockstep.tasks.team_snakes import TeamSnakesConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeamDDPG(Recipe):
+    """DDPG learns to play team snakes."""
+
+    task: TeamSnakesConfig = TeamSnakesConfig(rise="curriculum", approach=0.05, death=-0.5)
+    algo: DDPGConfig = DDPGConfig(
+        actor_rate=3e-4,
+        critic_rate=3e-4,
+        batch_size=256,
+        capacity=200_000,
+        learn_from=10_000,
+        horizon=4,
+        update_ratio=1 / 32,
+        gamma=0.97,
+        steps=3,
+        twin=True,
+        epsilon_end=0.02,
+        encoder=EncoderConfig(width=(256,), activation="relu"),
+    )
+    run: RunConfig = RunConfig(samples=2_000_000, log_every=20_480, eval_every=204_800, eval_episodes=64)
+
+    name: ClassVar = "team-ddpg"
+    presets: ClassVar = {"central": {"algo.central": True}}
+    smoke: ClassVar = {
+        "task": {"num_envs": 16, "steps": 40},
+        "algo": {"batch_size": 32, "horizon": 8, "learn_from": 64, "capacity": 512, "update_ratio": 0.03125},
+        "algo.encoder.width": [16],
+        "run": {"samples": 1024, "log_every": 256, "eval_every": 512, "eval_episodes": 8, "save_every": 256},
+    }
+    episode_length: ClassVar = 200
+    aliases: ClassVar = {
+        "a-lr": "algo.actor-rate",
+        "c-lr": "algo.critic-rate",
+        "tau": "algo.tau",
+        "epsilon": "algo.epsilon",
+        "epsilon-speed": "algo.epsilon-part",
+        "buffer-size": "algo.capacity",
+        "opponent-difficulty-strategy": "task.rise",
+    }

@@ -1,0 +1,229 @@
+"""DDPG: counts on global samples, targets that follow, an actor that moves no critic, actions that were executed."""
+
+import pytest
+import torch
+from torch import nn
+
+from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.config import ConfigError, RunConfig, overlay
+from lockstep.protocols import Clock, Rows
+from lockstep.recipes import find_recipe
+from lockstep.runtime import Runtime
+from lockstep.runtime.bad_numbers import BadNumbers
+from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.team_snakes import TeamSnakesConfig
+
+RUN = RunConfig(lanes=8, reduction="exact")
+
+
+class Agent:
+    """An algorithm on its task, as small as the smoke setting of its recipe."""
+
+    def __init__(self, name="team-ddpg", run=None, **algo):
+        recipe = overlay(find_recipe(name)(), find_recipe(name).smoke)
+        recipe = overlay(recipe, {f"algo.{key}": value for key, value in algo.items()} | (run or {}))
+        self.recipe, self.runtime = recipe, Runtime.alone(recipe.run)
+        self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
+        self.algorithm = recipe.algo.build(self.task, self.runtime)
+        self.clock = Clock(budget=recipe.run.samples)
+
+    def iterate(self, count=1):
+        for _ in range(count):
+            self.task.advance(self.clock)
+            self.algorithm.collect(self.clock)
+            metrics = self.algorithm.update(self.clock)
+            self.clock.advance(self.algorithm.samples)
+        return metrics
+
+
+def parameters(net):
+    return [x.detach().clone() for x in net.parameters()]
+
+
+def same(one, other):
+    return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------------------ counting
+
+
+def test_updates_follow_global_samples_however_they_are_cut_into_iterations():
+    config = DDPGConfig(learn_from=100, update_ratio=0.3)
+    assert [config.updates_until(samples) for samples in (0, 99, 100, 103, 104, 110, 1100)] == [0, 0, 0, 0, 1, 3, 300]
+    for step in (1, 7, 64):
+        taken = [config.updates_until(n + step) - config.updates_until(n) for n in range(0, 64 * 7 * 10, step)]
+        assert sum(taken) == config.updates_until(64 * 7 * 10)
+
+
+def test_epsilon_falls_with_the_progress_of_the_run_and_is_1_before_learning():
+    config = DDPGConfig(epsilon=0.5, epsilon_end=0.1, epsilon_part=0.5)
+    assert [config.epsilon_at(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0.5, 0.3, 0.1, 0.1])
+    agent = Agent(learn_from=200, epsilon=0.5, epsilon_end=0.5)
+    seen = []
+    for _ in range(4):
+        agent.iterate()
+        seen.append((agent.algorithm.epsilon, agent.algorithm.updates > 0))
+    # 128 samples an iteration: after the second there is enough, and so there is for the third to explore with.
+    assert seen == [(1.0, False), (1.0, True), (0.5, True), (0.5, True)]
+
+
+def test_the_actor_learns_once_for_so_many_updates_of_the_critics():
+    agent = Agent(delay=3, update_ratio=0.0625)
+    agent.iterate(3)
+    algorithm = agent.algorithm
+    assert algorithm.updates == algorithm.config.updates_until(agent.clock.samples) == 20
+    assert int(algorithm.actor_optimizer.updates) == 20 // 3
+
+
+# ------------------------------------------------------------------------------------------------------------- learning
+
+
+def test_a_step_of_the_actor_moves_no_critic_and_leaves_nothing_in_one():
+    agent = Agent()
+    agent.iterate(2)
+    algorithm = agent.algorithm
+    critics, actor = parameters(algorithm.critics), parameters(algorithm.actor)
+    left = [x.grad.clone() if x.grad is not None else None for x in algorithm.critics.parameters()]
+    algorithm.actor_optimizer.step(algorithm.actor_loss, algorithm._draw())
+    assert same(parameters(algorithm.critics), critics)
+    assert not same(parameters(algorithm.actor), actor)
+    for before, x in zip(left, algorithm.critics.parameters(), strict=True):
+        assert (x.grad is None and before is None) or torch.equal(x.grad, before)
+
+
+def test_targets_start_as_copies_follow_by_tau_and_belong_to_no_optimizer():
+    agent = Agent(tau=0.25, delay=1, update_ratio=1 / 64)
+    algorithm = agent.algorithm
+    assert same(parameters(algorithm.target_actor), parameters(algorithm.actor))
+    before = parameters(algorithm.target_critics)
+    agent.iterate()
+    assert algorithm.updates == 1
+    for old, target, live in zip(
+        before, algorithm.target_critics.parameters(), algorithm.critics.parameters(), strict=True
+    ):
+        assert torch.allclose(target, old + 0.25 * (live.detach() - old), atol=1e-7)
+        assert not target.requires_grad
+    assert not any("target" in name for name in algorithm.critic_optimizer.state())
+
+
+@pytest.mark.parametrize("settings", [{}, {"twin": False}, {"central": True}, {"smoothing": 0.5}])
+def test_the_critics_loss_is_the_distance_to_rewards_and_the_lower_target(settings):
+    agent = Agent(**settings)
+    agent.iterate(2)
+    algorithm, batch = agent.algorithm, agent.algorithm._draw()
+    rows = len(batch["discount"])
+    following = batch["next_obs"]
+    scores = algorithm.target_actor(following["seen"].flatten(0, 1)).view(rows, 3, 4)
+    scores = scores + settings.get("smoothing", 0.0) * batch["smoothing"]
+    scores = scores.masked_fill(following["legal"] == 0, -torch.inf)
+    one_hot = nn.functional.one_hot(scores.argmax(-1), 4).float()
+
+    def judge(critics, obs, vectors):
+        if settings.get("central"):
+            return [critic(obs, vectors.flatten(1)) for critic in critics]
+        return [critic(obs.flatten(0, 1), vectors.flatten(0, 1)).view(rows, 3) for critic in critics]
+
+    lowest = torch.stack(judge(algorithm.target_critics, following["seen"], one_hot)).amin(0)
+    target = batch["reward"] + batch["discount"].view(-1, 1) * lowest
+    done = nn.functional.one_hot(batch["action"], 4).float()
+    expected = sum((values - target).square().sum() for values in judge(algorithm.critics, batch["obs"]["seen"], done))
+    loss = algorithm.critic_loss(batch)
+    assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.samples == rows * 3  # a sample of three agents is three transitions
+    assert len(algorithm.critics) == (2 if settings.get("twin", True) else 1)
+
+
+def test_what_was_learned_from_is_what_was_executed():
+    agent = Agent()
+    agent.iterate(3)
+    lane = agent.algorithm.lane_state(2)
+    stored = {name: x.all() if isinstance(x, Rows) else x for name, x in lane.items()}
+    legal, action = stored["replay.obs.legal"], stored["replay.action"]  # [rows, E, 3, 4], [rows, E, 3]
+    assert legal.gather(-1, action.unsqueeze(-1)).all()  # never a reverse, which the rules would have replaced
+    after = stored["replay.next_obs.legal"].argmin(-1) ^ 1  # the heading that each snake has then
+    lived = stored["replay.reward"] > -0.4  # the recipe takes 0.5 for a death
+    assert (after == action)[lived].all()
+    assert not lived.all()
+
+
+def test_the_policy_chooses_what_is_legal_without_noise():
+    agent = Agent()
+    agent.iterate(2)
+    obs = agent.task.observe()
+    action, _ = agent.algorithm.policy().act(obs, {})
+    assert action.shape == (16, 3)
+    assert obs["legal"].gather(-1, action.unsqueeze(-1)).all()
+
+
+def test_a_motion_is_executed_within_the_bounds_of_its_space():
+    agent = Agent("gym-ddpg")
+    agent.iterate(2)
+    action, _ = agent.algorithm.policy().act(agent.task.observe(), {})
+    assert action.shape == (8, 1)
+    assert action.abs().max() <= 2
+    assert agent.algorithm.replay.buffers["action"][:, :2].abs().max() <= 1
+
+
+# ---------------------------------------------------------------------------------------------------------- bad numbers
+
+
+class Spoilt:
+    """A task whose reward is not finite at one step."""
+
+    def __init__(self, task, at):
+        self.task, self.at, self.steps = task, at, 0
+
+    def __getattr__(self, name):
+        return getattr(self.task, name)
+
+    def step(self, action):
+        step = self.task.step(action)
+        self.steps += 1
+        if self.steps == self.at:
+            step.reward[3] = torch.nan
+        return step
+
+
+@pytest.mark.parametrize("nonfinite", ["stop", "skip"])
+def test_bad_numbers_never_reach_replay(nonfinite):
+    agent = Agent("gym-ddpg", run={"run.nonfinite": nonfinite})
+    agent.algorithm.task = Spoilt(agent.task, at=12)  # in the second iteration of eight steps
+    agent.iterate()
+    updates, count = agent.algorithm.updates, agent.algorithm.replay.count
+    if nonfinite == "stop":
+        with pytest.raises(
+            BadNumbers, match=r"lane 3, environment 0 of the lane, step 3 of the rollout: reward is nan"
+        ):
+            agent.iterate()
+        return
+    agent.iterate()
+    assert (agent.algorithm.updates, agent.algorithm.replay.count) == (updates, count)
+    agent.iterate()
+    assert agent.algorithm.replay.count == count + 64
+    assert agent.algorithm.updates > updates
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"batch_size": 100}, "batch_size is 100, which 8 lanes cannot share evenly"),
+        ({"learn_from": 4}, "learn_from is 4"),
+        ({"learn_from": 10**6}, "learn_from is 1000000"),
+        ({"horizon": 0}, "horizon is 0"),
+        ({"steps": 0}, "steps 0"),
+        ({"delay": 0}, "delay 0"),
+        ({"update_ratio": 0.0}, "update_ratio is 0.0"),
+        ({"tau": 0.0}, "tau 0.0"),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_starts(wrong, words):
+    with pytest.raises(ConfigError, match=words):
+        DDPGConfig(**wrong).check(GymConfig(id="Pendulum-v1", num_envs=8), RUN)
+
+
+def test_games_that_lanes_cannot_share_are_refused():
+    with pytest.raises(ConfigError, match="num_envs is 12"):
+        DDPGConfig().check(TeamSnakesConfig(num_envs=12), RUN)
