@@ -47,7 +47,9 @@ def score(directory: Path, kind: str, delay: int, samples: int) -> float:
             samples=samples, eval_every=samples, eval_episodes=256, dir=str(directory), name=f"{kind}-{delay}"
         ),
     )
-    return train(recipe).clock.evaluation["right_mean"]
+    right = train(recipe).clock.evaluation["right_mean"]
+    print(f"recall, {kind}, delay {delay}: {right:.3f} right")
+    return right
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -63,6 +65,7 @@ def test_without_memory_an_answer_is_a_guess(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_a_cue_is_recalled_after_thirty_two_steps(tmp_path: Path) -> None:
     assert score(tmp_path, "lstm", delay=32, samples=400_000) >= 0.95
+    assert 0.1 <= score(tmp_path, "none", delay=32, samples=100_000) <= 0.4
 
 
 def without_velocities(directory: Path, recipe: str, processes: int) -> float:
@@ -74,6 +77,7 @@ def without_velocities(directory: Path, recipe: str, processes: int) -> float:
         problem = launch_quietly(["train", *words], processes)
         assert not problem, problem
         returns.append(last_values(directory / str(seed) / METRICS)["eval/return_mean"])
+    print(f"{recipe} without velocities, {processes} processes: {returns}")
     return statistics.mean(returns)
 
 
