@@ -14,8 +14,8 @@ from lockstep.runtime import Runtime
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPLIT = ("env", "act", "learn", "reduce")
-"""Phases that the time split names; the rest is `other`."""
+SPLIT = ("env", "act", "load", "learn", "reduce")
+"""Phases that the time split names, where a run has them; the rest is `other`."""
 
 
 class NullLog:
@@ -65,7 +65,7 @@ class Log:
         elapsed = time.perf_counter() - self._since
         speed = (clock.samples - self._samples) / elapsed
         shares = {name: seconds / elapsed for name, seconds in self.runtime.seconds.items()}
-        split = {name: shares.get(name, 0.0) for name in SPLIT}
+        split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
         times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
         self._put(clock, metrics | times)
