@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config import Recipe
+from lockstep.config import ConfigError, Recipe
 from lockstep.protocols import Clock
 from lockstep.run.records import DIGESTS, METRICS, append_line, cut_lines
 from lockstep.run.screen import Screen, Snapshot, open_screen
@@ -41,12 +41,15 @@ class Log:
 
     def begin(self, clock: Clock, notes: list[str]) -> None:
         """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
-        for name in (METRICS, DIGESTS):
-            cut_lines(self.path / name, clock.samples)
         from torch.utils.tensorboard import SummaryWriter  # a second of import that only the main process pays
 
-        # TensorBoard drops everything from this step on when it reads the new file.
-        self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
+        try:
+            for name in (METRICS, DIGESTS):
+                cut_lines(self.path / name, clock.samples)
+            # TensorBoard drops everything from this step on when it reads the new file.
+            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error}.", "Make room there, then go on.") from None
         self._since, self._samples = time.perf_counter(), clock.samples
         self.runtime.seconds.clear()
         self.screen.start(clock)
