@@ -7,6 +7,7 @@ disadvantage that is ours. The bootstrap draws matches, because deliveries of on
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +33,25 @@ def linear(task, known, asked):
     return np.c_[columns(task, asked), np.ones(len(asked))] @ solution
 
 
-def logistic(task, known, asked):
-    """Twelve terms by Newton's method."""
+def chase(task, rows):
+    """Eleven terms of what is needed, and of late."""
+    needed, left, wickets, rate = columns(task, rows, "needed", "left", "wickets", "needed_rate").T
+    late = columns(task, rows, "runs_12", "wickets_12", "stand_runs").T
+    more = [wickets * rate, rate**2, needed * wickets, left * wickets]
+    return np.stack([needed, left, wickets, rate, *late, *more], axis=1)
 
-    def terms(rows):
-        needed, left, wickets, rate = columns(task, rows, "needed", "left", "wickets", "needed_rate").T
-        late = columns(task, rows, "runs_12", "wickets_12", "stand_runs").T
-        more = [wickets * rate, rate**2, needed * wickets, left * wickets]
-        return np.stack([needed, left, wickets, rate, *late, *more], axis=1)
 
+def chase_and_target(task, rows):
+    """Eleven others, with the target: whoever chases many runs is, on the whole, a better side."""
+    needed, left, wickets, rate = columns(task, rows, "needed", "left", "wickets", "needed_rate").T
+    (target,) = columns(task, rows, "target").T
+    curved = [np.log1p(rate), wickets**2, np.log1p(needed) - np.log1p(left), np.sqrt(needed)]
+    return np.stack([needed, left, wickets, rate, wickets * rate, (10 - wickets) * left, target, *curved], axis=1)
+
+
+def logistic(task, known, asked, terms):
+    """Eleven terms and a constant, by Newton's method."""
+    terms = partial(terms, task)
     x, y = terms(known), targets(task, known)
     mean, deviation = x.mean(0), x.std(0)
     x = np.c_[(x - mean) / deviation, np.ones(len(x))]
@@ -89,7 +100,8 @@ def main():
     asked = task.examples["test"]
     target = targets(task, asked)
     match = task.archive.innings[task.archive.innings_of[asked], 2]
-    plain = {"linear": linear} if task.kind == "regression" else {"logistic": logistic}
+    chances = {"logistic": partial(logistic, terms=chase), "log. + target": partial(logistic, terms=chase_and_target)}
+    plain = {"linear": linear} if task.kind == "regression" else chances
     found = {name: fit(task, known, asked) for name, fit in plain.items()}
     for name, policy in loaded.items():
         runtime = Runtime.alone(policy.recipe.run)
@@ -102,9 +114,8 @@ def main():
         print(f"  {name:16}", "  ".join(f"{key} {value:.4f}" for key, value in of(prediction, target).items()))
     what = "MAE" if task.kind == "regression" else "log-loss"
     print(f"differences in {what} (below zero: the first is better), 95 % by match")
-    base = next(iter(found))
-    tabular = next((name for name in found if "tabular" in name), None)
-    pairs = [(name, other) for name in loaded for other in (base, tabular) if other and other != name]
+    beside = [*plain, *(name for name in loaded if "tabular" in name)]
+    pairs = [(name, other) for name in loaded for other in beside if other != name]
     for name, other in pairs:
         mean, low, high = bootstrap(losses(task, found[name], target), losses(task, found[other], target), match)
         print(f"  {name:16} - {other:16} {mean:+.4f}  [{low:+.4f}, {high:+.4f}]")

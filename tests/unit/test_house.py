@@ -396,3 +396,9 @@ def test_honest_code_is_left_alone(path: str, source: str):
 
 def test_every_law_has_been_tried():
     assert {law for law, _, _ in FAULTS} == set(LAWS)
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by it, and would not collect the second."""
+    names = [path.name for path in Path(__file__).parents[1].glob("*/test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -139,6 +139,20 @@ def test_memory_is_kept_in_single_precision(kind):
     assert {x.dtype for x in (output, outputs, *state.values())} == {torch.float32}
 
 
-def test_a_memory_without_units_is_refused():
-    with pytest.raises(ConfigError, match="units is 0"):
-        MemoryConfig(kind="lstm", units=0)
+@each_kind
+def test_an_untrained_memory_fades_over_its_span(kind):
+    with initialising(Stream(0, "init")):
+        memory = Memory(MemoryConfig(kind=kind, units=UNITS, span=32), FEATURES)
+    for weight in memory.layer.all_weights[0][:2]:
+        weight.data.zero_()  # nothing comes in: what is there fades
+    state = {name: torch.ones(1, UNITS) for name in memory.names}
+    for _ in range(32):
+        _, state = memory.step(torch.zeros(1, FEATURES), state)
+    kept = state["cell" if kind == "lstm" else "hidden"]
+    torch.testing.assert_close(kept, torch.full((1, UNITS), (32 / 33) ** 32))
+
+
+@pytest.mark.parametrize("settings", [{"units": 0}, {"span": 0}])
+def test_a_memory_that_cannot_be_is_refused(settings):
+    with pytest.raises(ConfigError, match=" is 0"):
+        MemoryConfig(kind="lstm", **settings)

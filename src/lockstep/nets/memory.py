@@ -7,6 +7,7 @@ Shapes: N samples or environments, D features, H units; R sequences of S steps, 
 G pieces that the sequences are cut into, P steps of the longest.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -27,10 +28,15 @@ class MemoryConfig:
     """none sees only the present."""
     units: int = 64
     """Units of the memory; policy and value have one each where they have an encoder each."""
+    span: int = 1
+    """Steps over which an untrained memory fades to about a third. What is needed later than a few steps is learned
+    only if its gradient gets there, so give about the steps that must be bridged; 1 is what torch begins with."""
 
     def __post_init__(self) -> None:
         if self.units < 1:
             raise ConfigError(f"memory.units is {self.units}.", "Use 1 or more, or --algo.memory.kind none.")
+        if self.span < 1:
+            raise ConfigError(f"memory.span is {self.span}.", "Use the steps that memory must bridge, or 1.")
 
 
 class Memory(nn.Module):
@@ -42,6 +48,9 @@ class Memory(nn.Module):
         self.names = ("hidden", "cell") if config.kind == "lstm" else ("hidden",)
         for name, weight in self.layer.named_parameters():
             (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(weight)
+        # The gate that keeps what was is the second of both kinds; it begins at span / (span + 1).
+        gate = slice(config.units, 2 * config.units)
+        dict(self.layer.named_parameters())["bias_ih_l0"].data[gate] = math.log(config.span)
 
     def initial(self, count: int) -> MemoryState:
         """The state at the start of `count` episodes."""

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lockstep.config import Recipe
+from lockstep.config import ConfigError, Recipe
 from lockstep.protocols import Clock
 from lockstep.run.records import DIGESTS, METRICS, append_line, cut_lines
 from lockstep.run.screen import Screen, Snapshot, open_screen
@@ -14,8 +14,8 @@ from lockstep.runtime import Runtime
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPLIT = ("env", "act", "learn", "reduce")
-"""Phases that the time split names; the rest is `other`."""
+SPLIT = ("env", "act", "load", "learn", "reduce")
+"""Phases that the time split names, where a run has them; the rest is `other`."""
 
 
 class NullLog:
@@ -41,12 +41,15 @@ class Log:
 
     def begin(self, clock: Clock, notes: list[str]) -> None:
         """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
-        for name in (METRICS, DIGESTS):
-            cut_lines(self.path / name, clock.samples)
         from torch.utils.tensorboard import SummaryWriter  # a second of import that only the main process pays
 
-        # TensorBoard drops everything from this step on when it reads the new file.
-        self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
+        try:
+            for name in (METRICS, DIGESTS):
+                cut_lines(self.path / name, clock.samples)
+            # TensorBoard drops everything from this step on when it reads the new file.
+            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error}.", "Make room there, then go on.") from None
         self._since, self._samples = time.perf_counter(), clock.samples
         self.runtime.seconds.clear()
         self.screen.start(clock)
@@ -65,7 +68,7 @@ class Log:
         elapsed = time.perf_counter() - self._since
         speed = (clock.samples - self._samples) / elapsed
         shares = {name: seconds / elapsed for name, seconds in self.runtime.seconds.items()}
-        split = {name: shares.get(name, 0.0) for name in SPLIT}
+        split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
         times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
         self._put(clock, metrics | times)

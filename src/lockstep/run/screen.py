@@ -25,7 +25,14 @@ from lockstep.runtime import Runtime
 RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
 _COUNTS = ("score", "examples")
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"env": "blue", "act": "cyan", "learn": "green", "reduce": "magenta", "other": "bright_black"}
+_COLOURS = {
+    "env": "blue",
+    "act": "cyan",
+    "load": "yellow",
+    "learn": "green",
+    "reduce": "magenta",
+    "other": "bright_black",
+}
 
 
 @dataclass(frozen=True)

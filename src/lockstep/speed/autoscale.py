@@ -34,11 +34,9 @@ class Choice:
 
 def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambda _: None) -> Choice:
     """The settings that make good use of this machine, for a run of so many processes on it."""
+    if (why_not := refusal(recipe)) is not None:
+        return Choice({}, [why_not])
     fields = {field.name for field in dataclasses.fields(recipe.algo)}
-    if not {"horizon", "batch_size", "epochs"} <= fields:
-        return Choice({}, [f"{recipe.name} collects no rollouts: there is nothing to scale."])
-    if getattr(recipe.algo, "length", 1) > 1:
-        return Choice({}, [f"{recipe.name} learns from sequences, which the probes do not know: nothing is scaled."])
     envs, minibatches = recipe.task.num_envs, recipe.algo.iteration_samples(recipe.task) // recipe.algo.batch_size
 
     def acting(count: int) -> tuple[float, float]:
@@ -76,6 +74,15 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
         settings["algo.lr_scaling"] = "sqrt"
         reasons.append(f"learning rate times {grown**0.5:.3g}: the square root of the batch's growth, after a warm-up")
     return Choice(settings, reasons)
+
+
+def refusal(recipe: Recipe) -> str | None:
+    """Why nothing of a recipe is scaled, where that is so."""
+    if not {"horizon", "batch_size", "epochs"} <= {field.name for field in dataclasses.fields(recipe.algo)}:
+        return f"{recipe.name} collects no rollouts: there is nothing to scale."
+    if getattr(recipe.algo, "length", 1) > 1:
+        return f"{recipe.name} learns from sequences, which the probes do not know: nothing is scaled."
+    return None
 
 
 def _double(start: int, cost: Callable[[int], tuple[float, float]], processes: int) -> tuple[int, str]:

@@ -119,12 +119,14 @@ def _match(task: "Cricket", split: Split, predictions: np.ndarray) -> Any:
     figure, axes = _figure(title, "delivery of the chase", "chance to win, %", width=8.0)
     axes.axhline(50, color=GREY, linewidth=1, linestyle="--")
     axes.plot(ball, line, color=BLUE, linewidth=1.8)
+    # The last chance was said before the last ball; what came of it is known.
+    axes.plot([ball[-1], ball[-1] + 1], [line[-1], 100 if won else 0], color=BLUE, linewidth=1.8, linestyle=":")
     out = archive.balls[deliveries, BALL.index("wicket")] > 0
     axes.scatter(ball[out], line[out], color="#c0392b", zorder=3, s=36, label="a wicket falls")
     six = archive.balls[deliveries, BALL.index("bat")] == 6
     axes.scatter(ball[six], line[six], color=ORANGE, zorder=3, s=22, marker="^", label="a six")
     axes.set_ylim(0, 100)
-    axes.set_xlim(0, len(ball) + 1)
+    axes.set_xlim(0, len(ball) + 2)
     axes.text(0.99, 0.02, "the chase succeeded" if won else "the chase failed", transform=axes.transAxes, ha="right")
     axes.legend(loc="upper left", frameon=False)
     return figure

@@ -38,16 +38,18 @@ def score(directory: Path, kind: str, delay: int, samples: int) -> float:
             schedule="linear",
             horizon=length,
             batch_size=16 * length,
-            gae_lambda=1.0,
+            gae_lambda=0.5,
             gamma=1.0,
             encoder=EncoderConfig(depth=1, width=(32,)),
-            memory=MemoryConfig(kind=kind, units=32),
+            memory=MemoryConfig(kind=kind, units=32, span=delay),
         ),
         run=RunConfig(
             samples=samples, eval_every=samples, eval_episodes=256, dir=str(directory), name=f"{kind}-{delay}"
         ),
     )
-    return train(recipe).clock.evaluation["right_mean"]
+    right = train(recipe).clock.evaluation["right_mean"]
+    print(f"recall, {kind}, delay {delay}: {right:.3f} right")
+    return right
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -59,10 +61,13 @@ def test_without_memory_an_answer_is_a_guess(tmp_path: Path) -> None:
     assert 0.1 <= score(tmp_path, "none", delay=4, samples=20_000) <= 0.4  # one in four
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_cue_is_recalled_after_thirty_two_steps(tmp_path: Path) -> None:
-    assert score(tmp_path, "lstm", delay=32, samples=400_000) >= 0.95
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_cue_is_recalled_after_thirty_two_steps(tmp_path: Path, kind: str) -> None:
+    assert score(tmp_path, kind, delay=32, samples=400_000) >= 0.95
+
+
+def test_without_memory_it_is_a_guess_after_thirty_two_steps(tmp_path: Path) -> None:
+    assert 0.1 <= score(tmp_path, "none", delay=32, samples=100_000) <= 0.4
 
 
 def without_velocities(directory: Path, recipe: str, processes: int) -> float:
@@ -74,6 +79,7 @@ def without_velocities(directory: Path, recipe: str, processes: int) -> float:
         problem = launch_quietly(["train", *words], processes)
         assert not problem, problem
         returns.append(last_values(directory / str(seed) / METRICS)["eval/return_mean"])
+    print(f"{recipe} without velocities, {processes} processes: {returns}")
     return statistics.mean(returns)
 
 
