@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
-from lockstep.parent import crash_file, launch_directory
+from lockstep.parent import crash_file, launch_directory, phase_file
 
 PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
@@ -121,12 +122,26 @@ def cores_for(processes: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
 
 
-def leave_stack_on_crash(place: Place) -> None:
-    """Have a process that crashes in native code leave its Python stack where our launcher finds it."""
+PHASE_BYTES = 32
+
+
+def leave_stack_on_crash(place: Place) -> mmap.mmap | None:
+    """Have a process that crashes in native code leave its Python stack where our launcher finds it.
+
+    What is returned is a file in memory for the phase it is in: it outlives the process, and costs no call.
+    """
     shared = launch_directory()
-    if shared is not None and not faulthandler.is_enabled():
+    if shared is None:
+        return None
+    if not faulthandler.is_enabled():
         # Left open for good: it is written to when nothing else can be done any more.
         faulthandler.enable((shared / crash_file(place.rank)).open("w"))
+    with contextlib.suppress(OSError):
+        path = shared / phase_file(place.rank)
+        path.write_bytes(b" " * PHASE_BYTES)
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), PHASE_BYTES)
+    return None
 
 
 def say(sentence: str) -> None:
