@@ -21,6 +21,8 @@ PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to save and stop."""
+PHASE_BYTES = 32
+"""Room for the name of a phase."""
 ONE_REQUEST = 3.0
 """Signals within so many seconds count as one; a later one means at once."""
 
@@ -122,20 +124,19 @@ def cores_for(processes: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)
 
 
-PHASE_BYTES = 32
+def leave_stack_on_crash(place: Place) -> None:
+    """Have a process that crashes in native code leave its Python stack where our launcher finds it."""
+    shared = launch_directory()
+    if shared is not None and not faulthandler.is_enabled():
+        # Left open for good: it is written to when nothing else can be done any more.
+        faulthandler.enable((shared / crash_file(place.rank)).open("w"))
 
 
-def leave_stack_on_crash(place: Place) -> mmap.mmap | None:
-    """Have a process that crashes in native code leave its Python stack where our launcher finds it.
-
-    What is returned is a file in memory for the phase it is in: it outlives the process, and costs no call.
-    """
+def open_phase_note(place: Place) -> mmap.mmap | None:
+    """PHASE_BYTES of memory where our launcher finds the phase of a process that is no more: writing it is no call."""
     shared = launch_directory()
     if shared is None:
         return None
-    if not faulthandler.is_enabled():
-        # Left open for good: it is written to when nothing else can be done any more.
-        faulthandler.enable((shared / crash_file(place.rank)).open("w"))
     with contextlib.suppress(OSError):
         path = shared / phase_file(place.rank)
         path.write_bytes(b" " * PHASE_BYTES)

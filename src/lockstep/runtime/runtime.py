@@ -85,10 +85,10 @@ class Runtime:
     @contextmanager
     def start(cls, run: RunConfig) -> Iterator["Runtime"]:
         """Join the other processes of this run; leave them when the block ends."""
-        place, note = Place.from_environment(), None
+        place = Place.from_environment()
         if place.started:
             die_with_launcher()
-            note = places.leave_stack_on_crash(place)
+            places.leave_stack_on_crash(place)
         device = places.choose_device(run.device, place)
         places.set_arithmetic(run, place)
         run = with_lanes(run, place.size)
@@ -103,7 +103,7 @@ class Runtime:
                 backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
             )
         runtime = cls(run, place, device, store)
-        runtime._phase_note = note
+        runtime._phase_note = places.open_phase_note(place)
         try:
             with runtime.watchdog.watching():
                 yield runtime
