@@ -65,9 +65,7 @@ def logistic(task, known, asked, terms):
 
 
 def targets(task, rows):
-    if task.kind == "regression":
-        return np.asarray(task.archive.ahead[rows], dtype=np.float64)
-    return task.archive.matches[task.archive.innings[task.archive.innings_of[rows], 2], 1].astype(np.float64)
+    return task.outcomes(rows).astype(np.float64)
 
 
 def losses(task, prediction, target):

@@ -33,11 +33,14 @@ def evaluate(
     data = task.build(runtime.lanes, runtime.device)
     try:
         predictions = predict(policy, data, runtime, split)
-        if predictions is None:
-            return None
-        return data.measure(split, predictions) | {"examples": float(len(predictions))}
+        return None if predictions is None else measure(data, split, predictions)
     finally:
         data.close()
+
+
+def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
+    """What the predictions for a whole split amount to, and how many there are."""
+    return data.measure(split, predictions) | {"examples": float(len(predictions))}
 
 
 def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np.ndarray | None:

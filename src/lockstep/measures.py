@@ -3,6 +3,8 @@
 Shapes: N examples.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 BINS = 15
@@ -29,6 +31,11 @@ def of_chances(logit: np.ndarray, label: np.ndarray) -> dict[str, float]:
         "auc": area_under_curve(logit, label),
         "calibration": calibration_error(chance, label),
     }
+
+
+def of_the_whole(result: Mapping[str, float]) -> dict[str, float]:
+    """The measures of all examples in what a data set measures: neither those of parts, nor score and count."""
+    return {name: value for name, value in result.items() if "/" not in name and name not in ("score", "examples")}
 
 
 def chances(logit: np.ndarray) -> np.ndarray:

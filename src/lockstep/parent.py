@@ -47,3 +47,8 @@ def launch_directory() -> Path | None:
 def crash_file(rank: int) -> str:
     """Where in that directory a process leaves its stack when it crashes in native code."""
     return f"crash-{rank}.txt"
+
+
+def phase_file(rank: int) -> str:
+    """Where in that directory the phase stands that a process is in, whatever becomes of it."""
+    return f"phase-{rank}.txt"

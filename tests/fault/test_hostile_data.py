@@ -55,13 +55,18 @@ CSVS = {
 }
 
 
-@pytest.mark.parametrize(("text", "sentence"), CSVS.values(), ids=CSVS)
-def test_a_csv_that_cannot_be_is_refused(tmp_path, text, sentence):
-    (tmp_path / "a.csv").write_bytes(text)
+def assert_refused(path, content, sentence):
+    """What is in a file of prices is refused, and shortly so."""
+    path.write_bytes(content)
     with pytest.raises(ConfigError) as refused:
-        read_bars(str(tmp_path / "a.csv"), {})
+        read_bars(str(path), {})
     assert sentence in str(refused.value)
     assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize(("text", "sentence"), CSVS.values(), ids=CSVS)
+def test_a_csv_that_cannot_be_is_refused(tmp_path, text, sentence):
+    assert_refused(tmp_path / "a.csv", text, sentence)
 
 
 def test_a_csv_of_a_terabyte_costs_nothing(tmp_path):
@@ -95,11 +100,7 @@ PARQUETS = {
 
 @pytest.mark.parametrize(("content", "sentence"), PARQUETS.values(), ids=PARQUETS)
 def test_a_parquet_file_that_cannot_be_is_refused(tmp_path, content, sentence):
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(ConfigError) as refused:
-        read_bars(str(tmp_path / "a.parquet"), {})
-    assert sentence in str(refused.value)
-    assert len(str(refused.value)) < 1000
+    assert_refused(tmp_path / "a.parquet", content, sentence)
 
 
 def test_a_parquet_file_of_too_many_rows_is_not_read(tmp_path, monkeypatch):

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     from rich.console import Console
 
     from lockstep.config import ConfigError
-    from lockstep.evaluate import evaluate, predict
+    from lockstep.evaluate import evaluate, measure, predict
     from lockstep.loading import load
     from lockstep.protocols import TaskConfig
     from lockstep.runtime import Runtime
@@ -56,7 +56,12 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"{command.run} plays, and pictures are of predictions.", f"Use lockstep play {command.run}")
     work = f"{command.episodes} episodes" if played else f"the {command.split} split"
     with console.status(f"{'playing' if played else 'predicting'} {work}") if not command.json else nullcontext():
-        scores = evaluate(loaded.policy, task, runtime, command.episodes, command.split)
+        if played:
+            scores = evaluate(loaded.policy, task, runtime, command.episodes)
+        else:  # predicted once, for the measures and for the pictures
+            data = task.build(runtime.lanes, runtime.device)
+            predictions = predict(loaded.policy, data, runtime, command.split)
+            scores = None if predictions is None else measure(data, command.split, predictions)
     assert scores is not None  # nobody asks this runtime to stop
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True, highlight=False)
@@ -64,8 +69,6 @@ def run(arguments: Sequence[str]) -> int:
         console.print(f"{command.run}: {work}", highlight=False, soft_wrap=True)
         console.print(_table(scores) if played else _table_of_parts(scores))
     if command.pictures is not None:
-        data = task.build(runtime.lanes, runtime.device)
-        predictions = predict(loaded.policy, data, runtime, command.split)
         for path in data.draw(command.split, predictions, command.pictures):
             console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     return 0
@@ -87,7 +90,9 @@ def _table_of_parts(scores: dict[str, float]) -> "Table":
     """A row for the whole and one for each part, a column for each measure."""
     from rich.table import Table
 
-    measures = [name for name in scores if "/" not in name and name not in ("score", "examples")]
+    from lockstep.measures import of_the_whole
+
+    measures = list(of_the_whole(scores))
     parts = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
     table = Table(title=f"{scores['examples']:,.0f} examples", title_justify="left")
     table.add_column("")

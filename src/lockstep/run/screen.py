@@ -19,11 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.config import Recipe
+from lockstep.measures import of_the_whole
 from lockstep.protocols import Clock
 from lockstep.runtime import Runtime
 
 RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
-_COUNTS = ("score", "examples")
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {
     "env": "blue",
@@ -214,7 +214,7 @@ def evaluation_words(clock: Clock) -> str:
     """The last evaluation as a phrase."""
     result = clock.evaluation
     if "score" in result:  # predictions, of which the whole measures are told, not those of parts
-        measures = [f"{name} {value:.4g}" for name, value in result.items() if "/" not in name and name not in _COUNTS]
+        measures = [f"{name} {value:.4g}" for name, value in of_the_whole(result).items()]
         best = "the best so far" if clock.best == result["score"] else f"best score {clock.best:.4g}"
         return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
     words = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lockstep.parent import LEFT, crash_file
+from lockstep.parent import LEFT, crash_file, phase_file
 from lockstep.runtime.presence import is_plumbing
 
 
@@ -42,7 +42,8 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
         if not stack:
             return f"{who}: it was ended by {name}.", True
         hint = _ABORT if name == "SIGABRT" else ""
-        return f"{who}: it crashed in native code ({name}), at (innermost first):\n{stack}{hint}", False
+        phase = _phase(shared / phase_file(rank)) if shared else ""
+        return f"{who}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
     details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
     if not isinstance(details, dict) or "message" not in details:
         return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == LEFT
@@ -58,6 +59,12 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
 _ABORT = """
 gloo aborts a process that meets the others in another collective than theirs: if the line above is one, look for a
 branch around it that only some processes take, and agree on it first."""
+
+
+def _phase(path: Path) -> str:
+    """In which phase of an iteration a process was when it ended."""
+    name = path.read_text(errors="replace").strip() if path.exists() else ""
+    return f" in phase {name}" if name else ""
 
 
 def _crash_stack(path: Path) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import faulthandler
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -14,12 +15,14 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
-from lockstep.parent import crash_file, launch_directory
+from lockstep.parent import crash_file, launch_directory, phase_file
 
 PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to save and stop."""
+PHASE_BYTES = 32
+"""Room for the name of a phase."""
 ONE_REQUEST = 3.0
 """Signals within so many seconds count as one; a later one means at once."""
 
@@ -127,6 +130,19 @@ def leave_stack_on_crash(place: Place) -> None:
     if shared is not None and not faulthandler.is_enabled():
         # Left open for good: it is written to when nothing else can be done any more.
         faulthandler.enable((shared / crash_file(place.rank)).open("w"))
+
+
+def open_phase_note(place: Place) -> mmap.mmap | None:
+    """PHASE_BYTES of memory where our launcher finds the phase of a process that is no more: writing it is no call."""
+    shared = launch_directory()
+    if shared is None:
+        return None
+    with contextlib.suppress(OSError):
+        path = shared / phase_file(place.rank)
+        path.write_bytes(b" " * PHASE_BYTES)
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), PHASE_BYTES)
+    return None
 
 
 def say(sentence: str) -> None:

@@ -7,6 +7,7 @@ Shapes: L local lanes, N samples a lane, K columns of a table. A batch is [L x N
 """
 
 import json
+import mmap
 import os
 import time
 from collections import Counter
@@ -72,6 +73,8 @@ class Runtime:
         self._store = store
         self._local_mailbox = LocalMailbox()
         self._phases: list[str] = []
+        self._phase_note: mmap.mmap | None = None
+        """Where the outermost of them is written, for whoever asks after a crash."""
         self._since = 0.0
         self._strike = strike.read(place)
         self._inside_lane = False
@@ -100,6 +103,7 @@ class Runtime:
                 backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
             )
         runtime = cls(run, place, device, store)
+        runtime._phase_note = places.open_phase_note(place)
         try:
             with runtime.watchdog.watching():
                 yield runtime
@@ -302,6 +306,8 @@ class Phase:
         runtime.pass_through(self._name)
         self._turn()
         runtime._phases.append(self._name)
+        if runtime._phase_note is not None and len(runtime._phases) == 1:
+            runtime._phase_note[:] = self._name.ljust(places.PHASE_BYTES)[: places.PHASE_BYTES].encode()
 
     def __exit__(self, *_: object) -> None:
         self._turn()

@@ -18,6 +18,7 @@ import torch
 from lockstep import measures
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
+from lockstep.nets.graph import NOBODY
 from lockstep.protocols import Clock, Split, State
 from lockstep.streams import Stream
 from lockstep.tasks.cricket_made_up import write_matches
@@ -27,8 +28,6 @@ from lockstep.trees import Tree, copy_into, tree_map
 
 P = 144
 """Deliveries that a graph holds at most; of a longer innings, the last ones."""
-NOBODY = 255
-"""Points to no node."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 PHASES = ("powerplay", "middle", "death")
 """Overs 1-6, 7-15 and 16-20."""
@@ -99,10 +98,13 @@ class Cricket:
 
     def targets(self, split: Split) -> np.ndarray:
         """[N] float32."""
-        rows = self.examples[split]
+        return self.outcomes(self.examples[split])
+
+    def outcomes(self, deliveries: np.ndarray) -> np.ndarray:
+        """[N] float32: what came of some deliveries."""
         if self.config.predict == "score":
-            return np.asarray(self.archive.ahead[rows])
-        match = self.archive.innings[self.archive.innings_of[rows], 2]
+            return np.asarray(self.archive.ahead[deliveries])
+        match = self.archive.innings[self.archive.innings_of[deliveries], 2]
         return self.archive.matches[match, 1].astype(np.float32)
 
     def count(self, split: Split) -> int:
@@ -110,14 +112,8 @@ class Cricket:
 
     def read(self, split: Split, rows: np.ndarray) -> dict[str, Tree]:
         deliveries = self.examples[split][rows]
-        target: np.ndarray
-        if self.config.predict == "score":
-            target = self.archive.ahead[deliveries]
-        else:
-            match = self.archive.innings[self.archive.innings_of[deliveries], 2]
-            target = self.archive.matches[match, 1].astype(np.float32)
         inputs: dict[str, Tree] = tree_map(torch.from_numpy, self._graphs(deliveries))
-        return {"inputs": inputs, "target": torch.from_numpy(np.ascontiguousarray(target))}
+        return {"inputs": inputs, "target": torch.from_numpy(np.ascontiguousarray(self.outcomes(deliveries)))}
 
     def _graphs(self, deliveries: np.ndarray) -> dict[str, Any]:
         """The graphs before some deliveries [N], as `nets.graph` takes them."""
