@@ -23,6 +23,7 @@ from lockstep.tasks.team_rules import (
     RING,
     SERVE,
     SNAKES,
+    TEAM,
     TURN,
     UP,
     WIDTH,
@@ -36,6 +37,10 @@ PARKED = [[(4 + snake, column) for column in (14, 13, 12)] for snake in range(SN
 SPARE = [(4 + row, 19) for row in range(BEANS)]
 """Beans that nobody reaches in a step or two."""
 WAYS = {(-1, 0): UP, (1, 0): DOWN, (0, -1): LEFT, (0, 1): RIGHT}
+
+
+def random_actions(steps, count, agents=TEAM, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).integers(4, size=(steps, count, agents)))
 
 
 def cell(place):

@@ -30,9 +30,9 @@ OWN_AT = SNAKES_AT + (SNAKES - 1) * BY_SNAKE
 RUNS_RIGHT = [(2, 5), (2, 4), (2, 3)]
 
 
-def features(game, snake=0):
+def features(game, snake=0, facing=UP):
     out = np.full(FEATURES, np.nan, np.float32)
-    show_features(game, snake, np.zeros((2, CELLS + 1), np.int64), out)
+    show_features(game, snake, facing, np.zeros((2, CELLS + 1), np.int64), out)
     return out
 
 
@@ -76,15 +76,17 @@ def test_the_legal_actions_are_all_but_the_reverse():
     legal = np.full(4, 9, np.uint8)
     for heading, expected in ((UP, [1, 0, 1, 1]), (DOWN, [0, 1, 1, 1]), (LEFT, [1, 1, 1, 0]), (RIGHT, [1, 1, 0, 1])):
         games = arrange({0: RUNS_RIGHT}, headings={0: heading})
-        show_legal(games[0], 0, legal)
+        show_legal(games[0], 0, UP, legal)
         assert legal.tolist() == expected
+        show_legal(games[0], 0, heading, legal)
+        assert legal.tolist() == [1, 0, 1, 1]  # what lies behind is always below
 
 
 def test_directions_tell_what_is_free_how_far_who_comes_and_how_much_room_there_is():
     walls = [(0, 6), (0, 7), (0, 8), (1, 8), (2, 8), (2, 7), (2, 6)]  # round (1, 6) and (1, 7), open to the left
     games = arrange({0: [(1, 5), (1, 4), (1, 3)], 3: walls}, beans=[(1, 7)])
     by_direction = features(games[0])[:BEANS_AT].reshape(4, BY_DIRECTION)
-    free, far, threatened, near, space = by_direction.T
+    free, far, threatened, near, nearest_of_team, space = by_direction.T
     assert free.tolist() == [1, 1, 0, 1]
     assert far[RIGHT] == np.float32(2 / 19)
     assert far[LEFT] == 0
@@ -92,6 +94,7 @@ def test_directions_tell_what_is_free_how_far_who_comes_and_how_much_room_there_
     assert threatened.tolist() == [1, 0, 0, 1]  # the head at (0, 6) reaches (0, 5) and (1, 6)
     assert near[RIGHT] == np.float32(1 - 1 / 15)
     assert near[UP] == np.float32(1 - 3 / 15)
+    assert nearest_of_team.tolist() == near.tolist()  # all of its team are farther away
     assert space.tolist() == [1, 1, 0, 2 / 32]
 
 
@@ -102,7 +105,61 @@ def test_beans_come_nearest_first_with_their_place_and_whether_they_can_be_had()
     assert beans[1].tolist() == [np.float32(-3 / 5), 0, np.float32(1 - 3 / 15), 1]  # (9, 5), over the seam
     assert beans[2].tolist() == [0, np.float32(4 / 10), np.float32(1 - 4 / 15), 0]  # (2, 9), where snake 3 is nearer
     assert beans[3].tolist()[:2] == [0, np.float32(-7 / 10)]  # (2, 18), the short way round
-    assert nearest_bean(games[0], cell((2, 5))) == 1
+    assert nearest_bean(games[0], cell((2, 5)), 0) == 1
+    assert nearest_bean(games[0], cell((2, 5)), 0b10) == 3  # without the one at (1, 5)
+
+
+def test_a_bean_that_another_of_the_team_is_nearer_to_is_left_to_it():
+    near, far = (2, 7), (2, 12)  # snake 0 is two steps from the first and seven from the second
+    mate, rival = [(2, 8), (1, 8), (0, 8)], [(3, 7), (3, 8), (3, 9)]
+    beans = [near, far, *[(7, 5)] * 3]
+    ahead = 4 * BY_DIRECTION - 2  # of the direction right
+
+    def seen(others):
+        return features(arrange({0: RUNS_RIGHT} | others, beans=beans)[0])[ahead]
+
+    assert seen({}) == np.float32(1 - 1 / 15)
+    assert seen({3: rival}) == np.float32(1 - 1 / 15)  # a rival has no claim
+    assert seen({1: mate}) < np.float32(1 - 1 / 15)
+    both_two_away = [(2, 9), (1, 9), (0, 9)]
+    assert features(arrange({0: RUNS_RIGHT, 1: both_two_away}, beans=beans)[0])[ahead] == np.float32(1 - 1 / 15)
+    later = arrange({1: RUNS_RIGHT, 0: both_two_away}, beans=beans)[0]
+    assert features(later, 1)[ahead] < np.float32(1 - 1 / 15)  # of two as near, the one that moves first has it
+
+
+def turned(cells):
+    """Places on a board that is turned by half round (5, 10)."""
+    return [(10 - row, 20 - column) for row, column in cells]
+
+
+def test_a_snake_that_sees_ahead_sees_the_same_when_all_is_turned_by_half():
+    layout = {0: [(5, 10), (6, 10), (7, 10)], 1: [(3, 12), (3, 13), (3, 14)], 3: [(6, 7), (6, 6), (6, 5)]}
+    layout |= {2: [(1, 1), (1, 2), (1, 3)], 4: [(8, 16), (8, 17), (8, 18)], 5: [(9, 2), (9, 3), (9, 4)]}
+    beans = [(4, 11), (2, 9), (5, 14), (1, 11), (8, 8)]
+    up = arrange(layout, beans=beans)[0]
+    down = arrange({snake: turned(lies) for snake, lies in layout.items()}, beans=turned(beans))[0]
+    assert up.heading[0] == UP
+    assert down.heading[0] == DOWN
+    one, other = features(up, 0, UP), features(down, 0, DOWN)
+    assert np.array_equal(one[:OWN_AT], other[:OWN_AT])
+    assert not np.array_equal(features(down, 0, UP)[:OWN_AT], other[:OWN_AT])  # as the board lies it looks otherwise
+
+
+def test_what_lies_ahead_is_above_whichever_way_a_snake_heads():
+    for heading, neck, tail, ahead, aside in (
+        (UP, (3, 8), (4, 8), (9, 8), (2, 9)),
+        (DOWN, (1, 8), (0, 8), (5, 8), (2, 7)),
+        (LEFT, (2, 9), (2, 10), (2, 5), (1, 8)),
+        (RIGHT, (2, 7), (2, 6), (2, 11), (3, 8)),
+    ):
+        game = arrange({0: [(2, 8), neck, tail]}, beans=[ahead, aside])[0]
+        beans = features(game, 0, heading)[BEANS_AT:SNAKES_AT].reshape(BEANS, BY_BEAN)
+        assert beans[0, 0] == 0  # the one beside it is nearest, and neither ahead nor behind
+        assert beans[0, 1] > 0  # but to its right
+        assert beans[1, 0] < 0  # the other lies ahead, so above
+        assert beans[1, 1] == 0
+        by_direction = features(game, 0, heading)[:BEANS_AT].reshape(4, BY_DIRECTION)
+        assert by_direction[RIGHT, 3] == 1  # turning right takes the bean there
 
 
 def test_other_snakes_come_team_first_and_nearest_first():

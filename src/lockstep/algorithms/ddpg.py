@@ -1,10 +1,11 @@
 """DDPG: an actor follows the gradient of critics that learn from replay; for one agent, or for a team that shares it.
 
 A sample is one step of an environment: A transitions, if a team of A agents acts in it. With twin critics and a delayed
-actor it is TD3. Targets are state: every process moves its own in the same way, and nothing of them is reduced.
+actor it is TD3. Targets are state: every process moves its own in the same way, and nothing of them is reduced. Where
+a task lets an algorithm act for the other team, too, past selves of the actor play there in some of the games.
 
-Shapes: L local lanes, T horizon, E environments a lane, B = L x E, A agents of an environment, K action features, M
-samples a lane in a batch; N = L x M samples in a batch, or M in exact mode, where a lane comes after another.
+Shapes: L local lanes, T horizon, E environments a lane, B = L x E, A agents of an environment, R rivals, K action
+features, M samples a lane in a batch; N = L x M samples in a batch, or M in exact mode, where lanes come in turn.
 """
 
 import copy
@@ -22,6 +23,7 @@ from lockstep.lanes import Lanes
 from lockstep.nets.deterministic import Actor, Choice, Critic, Moves, Team, build_moves
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
+from lockstep.nets.past_selves import PastSelves
 from lockstep.protocols import Clock, LaneState, Loss, Metrics, State, VecEnv, Work
 from lockstep.runtime import Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
@@ -71,6 +73,12 @@ class DDPGConfig:
     """Of the softmax through which gradients pass to a choice."""
     restraint: float = 1e-3
     """Weight of the squared outputs for choices, so that the actor does not become certain too early."""
+    past_selves: int = 0
+    """Past selves to play against, where the task lets an algorithm act for both teams; 0 leaves it to the script."""
+    self_play: float = 0.5
+    """Part of the games in which they are played against."""
+    self_every: int = 100_000
+    """Samples after which the oldest past self gives way to what the actor is by then."""
     max_grad_norm: float = 10.0
     """Gradients of the whole batch are clipped to this norm."""
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(width=(256,), activation="relu"))
@@ -94,6 +102,17 @@ class DDPGConfig:
         if self.update_ratio <= 0 or not 0 < self.tau <= 1:
             raise ConfigError(
                 f"update_ratio is {self.update_ratio} and tau {self.tau}.", "Use more than 0, and at most 1 for tau."
+            )
+
+        if self.past_selves and not getattr(task, "both", False):
+            raise ConfigError(
+                f"past_selves is {self.past_selves}, and the task acts for the other team itself.",
+                "Leave them out, or use a task with two teams and --task.both.",
+            )
+        if self.past_selves < 0 or self.self_every < 1 or not 0 <= self.self_play <= 1:
+            raise ConfigError(
+                f"past_selves is {self.past_selves}, self_every {self.self_every}, self_play {self.self_play}.",
+                "Use 0 or more, 1 or more, and a part from 0 to 1.",
             )
 
     def iteration_samples(self, task: Any) -> int:
@@ -130,6 +149,8 @@ class DDPG:
             ).to(runtime.device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        faced = round(config.self_play * self.envs)
+        self.past = PastSelves(self.actor, self.moves, self.team, config.past_selves, faced, self.envs)
         self.actor_optimizer = self._optimizer(self.actor, config.actor_rate)
         self.critic_optimizer = self._optimizer(self.critics, config.critic_rate)
         self.exploring, self.chance = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
@@ -139,8 +160,12 @@ class DDPG:
         self.epsilon = 1.0
         obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
         agents = (task.num_envs, self.team.agents) if self.team.several else (task.num_envs,)  # [B, A] or [B]
-        example = {"obs": obs, "action": self.moves.example.expand(*agents, *self.moves.example.shape)}
-        example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended, "next_obs": obs}
+        example = {
+            "obs": self.team.ours_of(obs),
+            "action": self.moves.example.expand(*agents, *self.moves.example.shape),
+        }
+        example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended}
+        example |= {"next_obs": example["obs"]}
         self.replay = Replay(config.capacity, lanes, example, "ddpg.replay")
 
     def _optimizer(self, net: nn.Module, rate: float) -> Optimizer:
@@ -166,23 +191,28 @@ class DDPG:
             obs = self.task.observe()
             with runtime.phase("act"):
                 action: Tensor = runtime.map_lanes(self._explore, {"obs": obs, "draw": draw})
-                self.rollout.write(t, {"obs": obs, "action": action})  # before the step, which reuses their memory
+                # Before the step, which reuses their memory.
+                self.rollout.write(t, self.team.ours_of({"obs": obs, "action": action}))
             with runtime.phase("env"):
                 step = self.task.step(self.moves.executed(action))
-            self.outcomes.write(t, outcome(step))
+            followed = outcome(step)
+            self.outcomes.write(
+                t, followed | {name: self.team.ours_of(followed[name]) for name in ("reward", "next_obs")}
+            )
             self.told.write(t, {"earned": step.reward, **step.episode})
         ended = self.outcomes["terminated"] | self.outcomes["truncated"]
         return self.episodes.count(self.told["earned"], ended, {name: self.told[name] for name in step.episode})
 
     def _explore(self, part: dict[str, Any]) -> Tensor:
-        """Actions as they are stored, [B, A, ...] or [B, ...]: the actor's with noise, or with luck any."""
-        seen, legal = self.team.own(part["obs"])
+        """Actions as they are stored, [B, A + R] or [B, ...]: the actor's with noise, or with luck any; rivals' own."""
+        seen, legal = self.team.own(self.team.ours_of(part["obs"]))
         noise, luck, uniform = part["draw"].flatten(0, 1).split((self.moves.width, 1, self.moves.width), dim=-1)
         with self.runtime.autocast():
             outputs = self.actor(seen)
         acted, anything = self.moves.act(outputs, noise, legal), self.moves.random(uniform, legal)
         stored = self.moves.stored(torch.where(luck < self.epsilon, anything, acted))
-        return stored.unflatten(0, (-1, self.team.agents)) if self.team.several else stored
+        stored = stored.unflatten(0, (-1, self.team.agents)) if self.team.several else stored
+        return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +230,9 @@ class DDPG:
                 self._follow()
         self.critic_optimizer.confirm()
         self.actor_optimizer.confirm()
+        kept = (clock.samples + self.samples) // config.self_every
+        if self.past.copies and kept > clock.samples // config.self_every:
+            self.past.remember(self.actor, kept)
         metrics = critic.under("critic")
         metrics += actor.under("actor")
         metrics.agree("epsilon", torch.tensor(self.epsilon), torch.ones(()))
@@ -321,7 +354,8 @@ class DDPG:
 
     def shared_state(self) -> State:
         optimizers = self.actor_optimizer.state("actor_optimizer") | self.critic_optimizer.state("critic_optimizer")
-        return self.weights() | optimizers
+        past = {f"past.{name}": x for name, x in self.past.copies.state_dict(keep_vars=True).items()}
+        return self.weights() | past | optimizers
 
     def load_shared_state(self, state: State) -> None:
         copy_into(self.shared_state(), state, "the agent")
@@ -348,7 +382,8 @@ class DDPGPolicy:
 
     @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
-        seen, legal = self.team.own(obs)
-        stored = self.moves.stored(self.moves.act(self.actor(seen), None, legal))
-        action = self.moves.executed(stored)
-        return action.unflatten(0, (-1, self.team.agents)) if self.team.several else action, memory
+        seen, legal = self.team.own(self.team.ours_of(obs))
+        action = self.moves.executed(self.moves.stored(self.moves.act(self.actor(seen), None, legal)))
+        if self.team.several:
+            action = self.team.with_rivals(action.unflatten(0, (-1, self.team.agents)))
+        return action, memory

@@ -21,8 +21,12 @@ class Evaluate:
     """How many episodes to play."""
     split: Literal["train", "validation", "test"] = "test"
     """Which part of a data set to predict, where the run learns from one."""
+    opponents: tuple[str, ...] = ()
+    """Play a team against these, and each against each: all, a level, a run directory, or RUN@SAMPLES of one."""
+    games: int = 200
+    """Games of each pair of teams, half of them on each side."""
     pictures: Path | None = None
-    """Also draw the predictions, into this directory."""
+    """Also draw the predictions, or the ladder of teams, into this directory."""
     at: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
@@ -35,6 +39,14 @@ class Evaluate:
 
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Evaluate, args=list(arguments), prog="lockstep eval")
+
+    if command.opponents:
+        from lockstep.cli.standings import show_standings
+
+        show_standings(
+            command.run, command.at, command.opponents, command.games, command.seed, command.pictures, command.json
+        )
+        return 0
 
     import dataclasses
     import json

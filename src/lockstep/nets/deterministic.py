@@ -164,17 +164,36 @@ class Critic(nn.Module):
 class Team:
     """Who acts in an environment: one agent, or several that lie along the first axis of its observations.
 
+    The last may be rivals, for whom somebody else acts, or nobody: then they are given the last of their choices.
     `legal`, a part of an observation where choices are not always obeyed, says which are; networks do not see it.
     """
 
     def __init__(self, task: Any) -> None:
-        agents = getattr(task, "agents", None)
-        self.several, self.agents = agents is not None, agents or 1
+        agents, self.rivals = getattr(task, "agents", None), getattr(task, "rivals", 0)
+        self.several, self.agents = agents is not None, (agents or 1) - self.rivals
         self.whole_space = _visible(task.observation_space)
         self.own_space, self.action_space = self.whole_space, task.action_space
         if self.several:
-            self.own_space = _own(self.whole_space)
+            self.own_space, self.whole_space = _of_agents(self.whole_space, 0), _of_agents(self.whole_space, self.ours)
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
+            self.idle = int(task.action_space.nvec[-1]) - 1
+
+    @property
+    def ours(self) -> slice:
+        return slice(0, self.agents)
+
+    def ours_of(self, tree: Any) -> Any:
+        """The part of observations, actions or rewards [B, A + R, ...] that is ours."""
+        return tree_map(lambda x: x[:, self.ours], tree) if self.rivals else tree
+
+    def rivals_of(self, tree: Any) -> Any:
+        """The part [B, R, ...] that is not."""
+        return tree_map(lambda x: x[:, self.agents :], tree)
+
+    def with_rivals(self, action: Tensor) -> Tensor:
+        """Our actions [B, A] as an environment wants them: beside them rivals for whom nobody acts."""
+        idle = action.new_full((len(action), self.rivals), self.idle) if self.rivals else None
+        return action if idle is None else torch.cat([action, idle], dim=1)
 
     def own(self, obs: Tree) -> tuple[Tree, Tensor | None]:
         """What each agent sees and may do, [N, ...] each, from observations of N / A environments."""
@@ -203,10 +222,10 @@ def _visible(space: Space) -> Space:
     return spaces.Dict(list(seen.items())) if isinstance(seen, dict) else seen
 
 
-def _own(space: Space) -> Space:
-    """The space of one agent out of several alike."""
+def _of_agents(space: Space, which: int | slice) -> Space:
+    """The space of one agent or some, out of several."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict([(name, _own(part)) for name, part in space.items()])
+        return spaces.Dict([(name, _of_agents(part, which)) for name, part in space.items()])
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"observations of {space} have no agents.", "Use a Box, or a Dict of them.")
-    return spaces.Box(space.low[0], space.high[0], dtype=space.dtype.type)
+    return spaces.Box(space.low[which], space.high[which], dtype=space.dtype.type)

@@ -13,7 +13,7 @@ from lockstep.tasks.team_snakes import TeamSnakesConfig
 class TeamDDPG(Recipe):
     """DDPG learns to play team snakes."""
 
-    task: TeamSnakesConfig = TeamSnakesConfig(rise="curriculum", approach=0.05, death=-0.5)
+    task: TeamSnakesConfig = TeamSnakesConfig(view="ahead", rise="curriculum", approach=0.05, death=-0.5)
     algo: DDPGConfig = DDPGConfig(
         actor_rate=3e-4,
         critic_rate=3e-4,
@@ -31,7 +31,10 @@ class TeamDDPG(Recipe):
     run: RunConfig = RunConfig(samples=2_000_000, log_every=20_480, eval_every=204_800, eval_episodes=64)
 
     name: ClassVar = "team-ddpg"
-    presets: ClassVar = {"central": {"algo.central": True}}
+    presets: ClassVar = {
+        "central": {"algo.central": True},
+        "self-play": {"task.both": True, "task.rise": "gate", "algo.past_selves": 4},
+    }
     smoke: ClassVar = {
         "task": {"num_envs": 16, "steps": 40},
         "algo": {"batch_size": 32, "horizon": 8, "learn_from": 64, "capacity": 512, "update_ratio": 0.03125},

@@ -1,7 +1,7 @@
 """What a snake of a team sees, compiled: as a vector of features, or as a grid with its head in the middle.
 
 Both are the same wherever on the torus a snake is: places are offsets from its head, the short way round. Directions
-are those of the board, as actions are.
+are those of the board, or those of the snake itself: then its heading is up, and actions are meant as it sees them.
 """
 
 import numpy as np
@@ -14,55 +14,68 @@ from lockstep.tasks.team_rules import (
     BEANS,
     CELLS,
     COLUMN,
+    DOWN,
     FIRST,
     HEIGHT,
+    LEFT,
+    RIGHT,
     ROW,
     SNAKES,
     TEAM,
+    UP,
     WIDTH,
     Game,
     cell_of,
 )
 
-BY_DIRECTION, BY_BEAN, BY_SNAKE, OWN = 5, 4, 7, 9
+BY_DIRECTION, BY_BEAN, BY_SNAKE, OWN = 6, 4, 7, 9
 FEATURES = 4 * BY_DIRECTION + BEANS * BY_BEAN + (SNAKES - 1) * BY_SNAKE + OWN
-"""For each direction: is it free, how far, may another come there, how near is a bean then, how much room is there. For
-each bean, nearest first: where is it, how near, is nobody else as near. For each other snake, those of the team first,
-the nearest of each first: where is it, how long, its heading. Its own heading, length, and place in the order."""
+"""For each direction: is it free, how far, may another come there, how near is a bean then, and a bean that none of the
+team is nearer to, how much room is there. For each bean, nearest first: where is it, how near, is nobody else as near.
+For each other snake, those of the team first, the nearest of each first: where is it, how long, its heading. Its own
+heading on the board, length, and place in the order."""
 PLANES = 7
 OWN_BODY, TEAM_BODIES, OTHER_BODIES, BEAN_PLACES, TEAM_HEADS, OTHER_HEADS, TAILS = range(PLANES)
+ON_BOARD = np.array(
+    [[UP, DOWN, LEFT, RIGHT], [DOWN, UP, RIGHT, LEFT], [LEFT, RIGHT, DOWN, UP], [RIGHT, LEFT, UP, DOWN]]
+)
+"""[4, 4] the board's direction for each a snake sees, by the one it faces: up, if it sees the board as it lies."""
+AS_SEEN = np.argsort(ON_BOARD, axis=1)
+"""[4, 4] the same backwards."""
 _FARTHEST, _LONG, _ROOM = HEIGHT // 2 + WIDTH // 2, 20, 32
 
 
 @njit(cache=True, nogil=True)
-def show_legal(game: Game, snake: int, legal: np.ndarray) -> None:
+def show_legal(game: Game, snake: int, facing: int, legal: np.ndarray) -> None:
     """Which actions are no reverse, [4]."""
     legal[:] = 1
-    legal[game.heading[snake] ^ 1] = 0
+    legal[AS_SEEN[facing, game.heading[snake] ^ 1]] = 0
 
 
 @njit(cache=True, nogil=True)
-def show_features(game: Game, snake: int, marks: np.ndarray, out: np.ndarray) -> None:
+def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
     """The vector, [FEATURES] from -1 to 1, all 0 for a snake that has no place; `marks` are as `room` wants them."""
     out[:] = 0.0
     if game.length[snake] == 0:
         return
     head, place = cell_of(game, snake, 0), 0
-    for direction in range(4):
+    claimed = _claimed_beans(game, snake)
+    for direction in ON_BOARD[facing]:
         cell = AROUND[head, direction]
         out[place] = game.owner[cell] < FIRST
         out[place + 1] = _open(game, head, direction)
         out[place + 2] = is_threatened(game, snake, cell)
-        out[place + 3] = 1.0 - nearest_bean(game, cell) / _FARTHEST
+        out[place + 3] = 1.0 - nearest_bean(game, cell, 0) / _FARTHEST
+        out[place + 4] = 1.0 - nearest_bean(game, cell, claimed) / _FARTHEST
         place += BY_DIRECTION
-    _measure_rooms(game, head, marks, out)
+    _measure_rooms(game, head, facing, marks, out)
     used = 0
     for _ in range(game.served):
         bean = _next_bean(game, head, used)
         used |= 1 << bean
         cell = game.beans[bean]
         steps = distance(head, cell, True)
-        _offset(head, cell, out[place:])
+        _offset(head, cell, facing, out[place:])
         out[place + 2] = 1.0 - steps / _FARTHEST
         out[place + 3] = _is_nearest(game, snake, cell, steps)
         place += BY_BEAN
@@ -73,9 +86,9 @@ def show_features(game: Game, snake: int, marks: np.ndarray, out: np.ndarray) ->
         other = _next_snake(game, head, team, used)
         used |= 1 << other
         if game.length[other]:
-            _offset(head, cell_of(game, other, 0), out[place:])
+            _offset(head, cell_of(game, other, 0), facing, out[place:])
             out[place + 2] = min(game.length[other] / _LONG, 1.0)
-            out[place + 3 + game.heading[other]] = 1.0
+            out[place + 3 + AS_SEEN[facing, game.heading[other]]] = 1.0
         place += BY_SNAKE
     out[place + game.heading[snake]] = 1.0
     out[place + 4] = min(game.length[snake] / _LONG, 1.0)
@@ -131,9 +144,18 @@ def _short_way(offset: int, size: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _offset(head: int, cell: int, out: np.ndarray) -> None:
-    out[0] = _short_way(ROW[cell] - ROW[head], HEIGHT) / (HEIGHT // 2)
-    out[1] = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) / (WIDTH // 2)
+def _offset(head: int, cell: int, facing: int, out: np.ndarray) -> None:
+    """How far below and to the right of the head a cell is, as parts of half the way round."""
+    below = _short_way(ROW[cell] - ROW[head], HEIGHT) / (HEIGHT // 2)
+    right = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) / (WIDTH // 2)
+    if facing == UP:
+        out[0], out[1] = below, right
+    elif facing == DOWN:
+        out[0], out[1] = -below, -right
+    elif facing == LEFT:
+        out[0], out[1] = right, -below
+    else:
+        out[0], out[1] = -right, below
 
 
 @njit(cache=True, nogil=True)
@@ -148,14 +170,14 @@ def _open(game: Game, head: int, direction: int) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _measure_rooms(game: Game, head: int, marks: np.ndarray, out: np.ndarray) -> None:
+def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
     """How much room each direction leads to. What one search has come by needs none of its own: it hangs together."""
     before, searches, searched = marks[0, CELLS], 0, 0  # `searched` are their directions, two bits each
     for direction in range(4):
-        cell, place = AROUND[head, direction], direction * BY_DIRECTION + 4
+        cell, place = AROUND[head, ON_BOARD[facing, direction]], direction * BY_DIRECTION + 5
         number = marks[0, cell] - before
         if number > 0:
-            out[place] = out[(searched >> 2 * (number - 1) & 3) * BY_DIRECTION + 4]
+            out[place] = out[(searched >> 2 * (number - 1) & 3) * BY_DIRECTION + 5]
             continue
         out[place] = room(game, cell, _ROOM, marks) / _ROOM
         if out[place] > 0:
@@ -164,12 +186,27 @@ def _measure_rooms(game: Game, head: int, marks: np.ndarray, out: np.ndarray) ->
 
 
 @njit(cache=True, nogil=True)
-def nearest_bean(game: Game, cell: int) -> int:
-    """Steps from a cell to the nearest bean, round the torus; as many as can be where there is none."""
+def nearest_bean(game: Game, cell: int, used: int) -> int:
+    """Steps from a cell to the nearest bean that is not among those used; as many as can be where there is none."""
     nearest = _FARTHEST
     for bean in range(game.served):
-        nearest = min(nearest, distance(cell, game.beans[bean], True))
+        if not used >> bean & 1:
+            nearest = min(nearest, distance(cell, game.beans[bean], True))
     return nearest
+
+
+@njit(cache=True, nogil=True)
+def _claimed_beans(game: Game, snake: int) -> int:
+    """The beans, bit by bit, that another of the team is nearer to; of two as near, the one that moves first."""
+    claimed, first = 0, snake // TEAM * TEAM
+    for bean in range(game.served):
+        own = distance(cell_of(game, snake, 0), game.beans[bean], True)
+        for other in range(first, first + TEAM):
+            if other != snake and game.length[other]:
+                steps = distance(cell_of(game, other, 0), game.beans[bean], True)
+                if steps < own or (steps == own and other < snake):
+                    claimed |= 1 << bean
+    return claimed
 
 
 @njit(cache=True, nogil=True)

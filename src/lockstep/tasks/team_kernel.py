@@ -8,20 +8,22 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from lockstep.tasks.team_features import show_features, show_grid, show_legal
+from lockstep.tasks.team_features import AS_SEEN, ON_BOARD, show_features, show_grid, show_legal
 from lockstep.tasks.team_opponents import choose, distance
-from lockstep.tasks.team_rules import BEANS, CELLS, SNAKES, START_LENGTH, TEAM, Game, cell_of, start, step
+from lockstep.tasks.team_rules import BEANS, CELLS, SNAKES, START_LENGTH, TEAM, UP, Game, cell_of, start, step
 
 SCRIPTED = 4
 """The action that leaves a snake of the other team to the script."""
-RESULTS = ("score", "conceded", "won", "drawn", "level")
-"""What is told of a game: what our snakes gained, what the others did, whether we won, or nobody, and the level."""
+RESULTS = ("score", "conceded", "won", "drawn", "level", "scripted", "beaten")
+"""What is told of a game: what our snakes gained, what the others did, whether we won, or nobody, the script's level;
+where the other team may be acted for, whether it was left to the script, and whether we beat it then."""
 
 
 class Terms(NamedTuple):
     """The settings a kernel needs."""
 
     steps: int
+    turned: bool
     wrapped: bool
     approach: float
     death: float
@@ -47,7 +49,7 @@ class Results(NamedTuple):
     final_seen: np.ndarray
     final_legal: np.ndarray
     outcome: np.ndarray
-    """[5, B] float32, in the order of RESULTS."""
+    """[7, B] float32, in the order of RESULTS."""
 
 
 @njit(cache=True, nogil=True)
@@ -57,21 +59,28 @@ def side_of(game: Game) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _look(game: Game, seen: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
+def _facing(game: Game, snake: int, turned: bool) -> int:
+    """The direction that is up in what a snake sees and does."""
+    return game.heading[snake] if turned else UP
+
+
+@njit(cache=True, nogil=True)
+def _look(game: Game, turned: bool, seen: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
     """What the agents of a game see, ours first."""
     for agent in range(len(seen)):
         snake = (side_of(game) * TEAM + agent) % SNAKES
-        show_legal(game, snake, legal[agent])
+        facing = _facing(game, snake, turned)
+        show_legal(game, snake, facing, legal[agent])
         if seen.ndim == 2:
-            show_features(game, snake, marks, seen[agent])
+            show_features(game, snake, facing, marks, seen[agent])
         else:
             show_grid(game, snake, seen[agent])
 
 
 @njit(cache=True, nogil=True)
-def look_all(games: np.recarray, results: Results, marks: np.ndarray) -> None:
+def look_all(games: np.recarray, turned: bool, results: Results, marks: np.ndarray) -> None:
     for b in range(games.size):
-        _look(games[b], results.seen[b], results.legal[b], marks)
+        _look(games[b], turned, results.seen[b], results.legal[b], marks)
 
 
 @njit(cache=True, nogil=True)
@@ -82,13 +91,17 @@ def start_all(games: np.recarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def advise_all(games: np.recarray, level: int, wrapped: bool, marks: np.ndarray, advice: np.ndarray) -> None:
+def advise_all(
+    games: np.recarray, level: int, wrapped: bool, turned: bool, marks: np.ndarray, advice: np.ndarray
+) -> None:
     """What a script would do in our place, [B, TEAM]."""
     moves = np.zeros(SNAKES, np.int64)
     for b in range(games.size):
         first = side_of(games[b]) * TEAM
         choose(games[b], first, level, wrapped, marks, moves)
-        advice[b] = moves[first : first + TEAM]
+        for agent in range(TEAM):
+            facing = _facing(games[b], first + agent, turned)
+            advice[b, agent] = AS_SEEN[facing, moves[first + agent]]
 
 
 @njit(cache=True, nogil=True)
@@ -119,13 +132,14 @@ def _shape(game: Game, terms: Terms, before: np.ndarray, beans: np.ndarray, died
 
 
 @njit(cache=True, nogil=True)
-def _settle(game: Game, side: int, level: int, outcome: np.ndarray) -> None:
-    """What a game came to, [5]. A snake that found no place to return to has gained nothing."""
+def _settle(game: Game, side: int, level: int, scripted: bool, outcome: np.ndarray) -> None:
+    """What a game came to, [7]. A snake that found no place to return to has gained nothing."""
     gained = np.zeros(2, np.int64)
     for snake in range(SNAKES):
         gained[snake // TEAM] += max(game.length[snake] - START_LENGTH, 0)
     ours, theirs = gained[side], gained[1 - side]
-    outcome[0], outcome[1], outcome[2], outcome[3], outcome[4] = ours, theirs, ours > theirs, ours == theirs, level
+    outcome[0], outcome[1], outcome[2], outcome[3] = ours, theirs, ours > theirs, ours == theirs
+    outcome[4], outcome[5], outcome[6] = level, scripted, scripted and ours > theirs
 
 
 @njit(cache=True, nogil=True)
@@ -141,11 +155,13 @@ def step_all(
     for b in range(games.size):
         game, side = games[b], side_of(games[b])
         first, others = side * TEAM, TEAM - side * TEAM
-        if agents == TEAM or (actions[b, TEAM:] == SCRIPTED).any():
+        scripted = agents == TEAM or (actions[b, TEAM:] == SCRIPTED).any()
+        if scripted:
             choose(game, others, level, terms.wrapped, marks, moves)
         for agent in range(agents):
             if actions[b, agent] != SCRIPTED:
-                moves[(first + agent) % SNAKES] = actions[b, agent]
+                snake = (first + agent) % SNAKES
+                moves[snake] = ON_BOARD[_facing(game, snake, terms.turned), actions[b, agent]]
         beans[:] = game.beans
         for snake in range(SNAKES):
             before[snake] = cell_of(game, snake, 0)
@@ -163,10 +179,10 @@ def step_all(
         results.terminated[b] = over
         results.truncated[b] = not over and game.step >= terms.steps
         if over or results.truncated[b]:
-            _look(game, results.final_seen[b], results.final_legal[b], marks)
-            _settle(game, side, level, results.outcome[:, b])
+            _look(game, terms.turned, results.final_seen[b], results.final_legal[b], marks)
+            _settle(game, side, level, scripted, results.outcome[:, b])
             cut += results.truncated[b]
             game.episode += 1
             start(game)
-        _look(game, results.seen[b], results.legal[b], marks)
+        _look(game, terms.turned, results.seen[b], results.legal[b], marks)
     return cut

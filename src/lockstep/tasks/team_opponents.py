@@ -31,15 +31,15 @@ RANDOM, BLIND, GREEDY, WARY, CAUTIOUS, EVADER = range(6)
 blocked sides; the more so the longer it is, and not into pockets; and only where two steps are safe."""
 LEVELS = ("random", "1", "2", "3", "4", "evader")
 
-Rise = Literal["fixed", "linear", "exponential", "curriculum"]
+Rise = Literal["fixed", "linear", "exponential", "curriculum", "gate"]
 CURRICULUM = (0.10, 0.30, 0.60, 0.85)
 """The parts of a run after which the curriculum's level rises by one."""
 
 _STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs: a step, into less room than it needs or into danger, into a body
 
 
-def level_at(rise: Rise, fixed: int, evade_from: float | None, progress: float) -> int:
-    """The level of the scripted team at some progress of a run, from 0 to 1."""
+def level_at(rise: Rise, fixed: int, evade_from: float | None, progress: float) -> int | None:
+    """The level of the scripted team at some progress of a run, from 0 to 1; None if it follows from results."""
     if evade_from is not None and progress >= evade_from:
         return EVADER
     match rise:
@@ -49,6 +49,8 @@ def level_at(rise: Rise, fixed: int, evade_from: float | None, progress: float) 
             return int(CAUTIOUS * progress**1.5)
         case "curriculum":
             return sum(progress >= point for point in CURRICULUM)
+        case "gate":
+            return None
     return fixed
 
 

@@ -38,9 +38,9 @@ from lockstep.tasks.team_kernel import (
     start_all,
     step_all,
 )
-from lockstep.tasks.team_opponents import EVADER, GREEDY, LEVELS, Rise, level_at
+from lockstep.tasks.team_opponents import CAUTIOUS, EVADER, GREEDY, LEVELS, RANDOM, Rise, level_at
 from lockstep.tasks.team_pictures import as_frame, as_text
-from lockstep.tasks.team_rules import CELLS, FIELDS, GAME, HEIGHT, SNAKES, TEAM, WIDTH, is_sound
+from lockstep.tasks.team_rules import CELLS, FIELDS, GAME, HEIGHT, TEAM, WIDTH, is_sound
 from lockstep.trees import Tree, copy_into
 
 
@@ -52,8 +52,8 @@ class TeamSnakesConfig:
     """Games played side by side."""
     steps: int = 200
     """Steps after which a game is cut off."""
-    view: Literal["features", "grid"] = "features"
-    """What a snake sees: a vector of features, or planes of the board around its head."""
+    view: Literal["features", "ahead", "grid"] = "features"
+    """What a snake sees: a vector of features; the same turned so that its heading is up, and so actions; a grid."""
     window: tuple[int, int] = (HEIGHT, WIDTH)
     """Rows and columns of the grid; odd numbers put the head in the very middle."""
     both: bool = False
@@ -61,7 +61,9 @@ class TeamSnakesConfig:
     level: int = GREEDY
     """Level of the scripted team, 0 (random) to 4 or 5 (evader), where `rise` does not say; in evaluations always."""
     rise: Rise = "fixed"
-    """How the level goes from 0 to 4 over the run: linear, exponential (later), by a curriculum, or not at all."""
+    """How the level goes from 0 to 4: linear, exponential (later), by a curriculum, by a gate of wins, or fixed."""
+    gate: float = 0.6
+    """Part of the games against the scripted team that must be won at a level before the gate opens to the next."""
     evade_from: float | None = None
     """Part of the run, 0 to 1, after which the scripted team evades; none never does."""
     wrapped: bool = False
@@ -83,6 +85,8 @@ class TeamSnakesConfig:
             raise ConfigError(
                 f"steps is {self.steps} and level is {self.level}.", f"Use 1 or more, and 0 to {len(LEVELS) - 1}."
             )
+        if not 0 < self.gate <= 1:
+            raise ConfigError(f"gate is {self.gate}.", "Use a part of the games, more than 0 and at most 1.")
         if self.evade_from is not None and not 0 <= self.evade_from <= 1:
             raise ConfigError(f"evade_from is {self.evade_from}.", "Use a part of the run, from 0 to 1, or none.")
         if self.approach < 0 or self.death > 0 or not 0 <= self.shared <= 1 or self.against < 0:
@@ -96,21 +100,22 @@ class TeamSnakesConfig:
 
 
 class TeamSnakes:
-    """The games of the local lanes. Actions are up, down, left, right."""
+    """The games of the local lanes. Actions are up, down, left, right, as a snake sees them."""
 
     def __init__(self, config: TeamSnakesConfig, lanes: Lanes, device: torch.device) -> None:
         self._config, self._lanes = config, lanes
         self._share = lanes.share(config.num_envs, "num_envs")
         self.num_envs = count = len(lanes) * self._share
-        self.agents = agents = SNAKES if config.both else TEAM
-        shape = (agents, FEATURES) if config.view == "features" else (agents, PLANES, *config.window)
-        kind = np.float32 if config.view == "features" else np.uint8
-        seen = Box(-1 if config.view == "features" else 0, 1, shape, kind)
+        self.rivals = TEAM if config.both else 0
+        self.agents = agents = TEAM + self.rivals
+        grid, self._turned = config.view == "grid", config.view == "ahead"
+        shape = (agents, PLANES, *config.window) if grid else (agents, FEATURES)
+        seen = Box(0, 1, shape, np.uint8) if grid else Box(-1, 1, shape, np.float32)
         # A list of pairs, because Dict would sort a mapping.
         self.observation_space: Space[Any] = Dict([("seen", seen), ("legal", Box(0, 1, (agents, 4), np.uint8))])
         self.action_space: Space[Any] = MultiDiscrete([4] * TEAM + [SCRIPTED + 1] * (agents - TEAM))
 
-        stored = (torch.float32 if config.view == "features" else torch.uint8, (count, *shape))
+        stored = (torch.uint8 if grid else torch.float32, (count, *shape))
         legal = (torch.uint8, (count, agents, 4))
         self._buffers = Buffers(
             device,
@@ -125,7 +130,9 @@ class TeamSnakes:
             outcome=(torch.float32, (len(RESULTS), count)),
         )
         self._results = Results(**self._buffers.arrays)
-        self._terms = Terms(config.steps, config.wrapped, config.approach, config.death, config.shared, config.against)
+        shaping = config.approach, config.death, config.shared, config.against
+        self._terms = Terms(config.steps, self._turned, config.wrapped, *shaping)
+        self._told = RESULTS if config.both else RESULTS[: RESULTS.index("scripted")]
         self._marks = np.zeros((2, CELLS + 1), np.int64)
         self._level = torch.tensor(config.level)
         self._games = np.zeros(count, GAME).view(np.recarray)
@@ -153,7 +160,7 @@ class TeamSnakes:
                 "(right); 4 leaves one of the other team to the script."
             )
         out = self._buffers.publish()
-        episode = dict(zip(RESULTS, out["outcome"], strict=True))
+        episode = dict(zip(self._told, out["outcome"][: len(self._told)], strict=True))
         ended = out["terminated"], out["truncated"]
         return Step(self._obs(""), out["reward"], *ended, self._obs("final_"), episode, cut > 0, out["agent_reward"])
 
@@ -164,13 +171,23 @@ class TeamSnakes:
     def advise(self, level: int, wrapped: bool = False) -> Tensor:
         """What a scripted team would do in our place, [B, 3]."""
         advice = np.zeros((self.num_envs, TEAM), np.int64)
-        advise_all(self._games, level, wrapped, self._marks, advice)
+        advise_all(self._games, level, wrapped, self._turned, self._marks, advice)
         return torch.from_numpy(advice)
 
     def advance(self, clock: Clock) -> None:
-        """The scripted team's level follows the clock, in the games under way too."""
+        """The scripted team's level follows the clock or what was agreed on, in the games under way too."""
         config = self._config
-        self._level.fill_(level_at(config.rise, config.level, config.evade_from, clock.progress))
+        level = level_at(config.rise, config.level, config.evade_from, clock.progress)
+        self._level.fill_(self._gated(clock) if level is None else level)
+
+    def _gated(self, clock: Clock) -> int:
+        """The level by the gate: one more when enough games were won, all of which were played at this one."""
+        level = RANDOM if clock.samples == 0 else int(self._level)
+        told = {name: clock.metrics.get(f"rollout/ep_{name}_mean") for name in self._told}
+        beaten, scripted = told.get("beaten", told["won"]), told.get("scripted", 1.0)
+        if not scripted or beaten is None or told["level"] != level:
+            return level
+        return min(level + 1, CAUTIOUS) if beaten / scripted >= self._config.gate else level
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -200,7 +217,7 @@ class TeamSnakes:
         return {name: self._buffers.tensors[f"{moment}{name}"] for name in ("seen", "legal")}
 
     def _shown(self) -> Tree:
-        look_all(self._games, self._results, self._marks)
+        look_all(self._games, self._turned, self._results, self._marks)
         self._buffers.publish()
         return self.observe()
 

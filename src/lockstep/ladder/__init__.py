@@ -1,0 +1,1 @@
+"""Teams against each other: matches, ratings, and a picture of who stands where."""
