@@ -11,8 +11,10 @@ from lockstep.recipes import find_recipe
 from lockstep.runtime import Runtime
 from lockstep.runtime.bad_numbers import BadNumbers
 from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.team_features import FEATURES, ON_BOARD
 from lockstep.tasks.team_snakes import TeamSnakesConfig
 
+OWN = slice(FEATURES - 9, FEATURES - 5)  # where a snake's own heading on the board is among its features
 RUN = RunConfig(lanes=8, reduction="exact")
 
 
@@ -140,9 +142,10 @@ def test_what_was_learned_from_is_what_was_executed():
     stored = {name: x.all() if isinstance(x, Rows) else x for name, x in lane.items()}
     legal, action = stored["replay.obs.legal"], stored["replay.action"]  # [rows, E, 3, 4], [rows, E, 3]
     assert legal.gather(-1, action.unsqueeze(-1)).all()  # never a reverse, which the rules would have replaced
-    after = stored["replay.next_obs.legal"].argmin(-1) ^ 1  # the heading that each snake has then
+    before, after = (stored[f"replay.{moment}.seen"][..., OWN].argmax(-1) for moment in ("obs", "next_obs"))  # headings
     lived = stored["replay.reward"] > -0.4  # the recipe takes 0.5 for a death
-    assert (after == action)[lived].all()
+    turned = torch.from_numpy(ON_BOARD)[before, action]
+    assert (after == turned)[lived].all()
     assert not lived.all()
 
 

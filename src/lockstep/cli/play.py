@@ -1,4 +1,4 @@
-"""`lockstep play RUN`: watch a policy in the terminal, or keep it as a GIF."""
+"""`lockstep play RUN`: watch a policy in the terminal, or keep it as a GIF or as a replay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class Play:
     """Frames a second."""
     gif: Path | None = None
     """Write a GIF to this file instead of playing in the terminal."""
+    replay: Path | None = None
+    """Write a game of team snakes to this file, for the viewer of the competition's platform."""
     at: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
@@ -38,7 +40,11 @@ def run(arguments: Sequence[str]) -> int:
     policy = load(command.run, command.at)
     if not isinstance(policy.recipe.task, TaskConfig):
         raise ConfigError(f"{command.run} predicts, and there is nothing to watch.", f"lockstep eval {command.run}")
-    if command.gif is None:
+    if command.replay is not None:
+        from lockstep.jidi.submission import write_replay
+
+        write_replay(policy, command.replay, command.seed)
+    elif command.gif is None:
         play_terminal(policy, command.episodes, command.seed, command.fps, command.max_steps)
     else:
         play_gif(policy, command.episodes, command.seed, command.fps, command.max_steps, command.gif)

@@ -1,0 +1,188 @@
+"""What is handed in at the competition: it stands alone, says what the policy says, and replays are as the viewer's."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.cli import main
+from lockstep.config import ConfigError, overlay
+from lockstep.jidi.controller import choose_direction, read_game
+from lockstep.jidi.platform import NAMES, observation_of, play_game
+from lockstep.jidi.submission import network_of, write_submission
+from lockstep.lanes import Lanes
+from lockstep.loading import load
+from lockstep.tasks.team_features import ON_BOARD
+from lockstep.tasks.team_opponents import CAUTIOUS, GREEDY, RANDOM
+from lockstep.tasks.team_rules import FIRST, SNAKES, START_LENGTH, TEAM, WIDTH
+from lockstep.trees import tree_map
+from team_games import arrange
+
+# A process without any of us: what it is asked it answers with the submission alone.
+ALONE = """
+import json, sys
+for name in ("torch", "numba", "lockstep", "gymnasium"):
+    sys.modules[name] = None
+import importlib.util
+answers = []
+for directory in sys.argv[1:]:
+    spec = importlib.util.spec_from_file_location("submission", directory + "/submission.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    asked = json.load(open("asked.json"))
+    asked = [{int(key) if key.isdigit() else key: value for key, value in one.items()} for one in asked]
+    answers.append([module.my_controller(one, [None], False) for one in asked])
+print(json.dumps(answers))
+"""
+
+
+def train(directory, *words):
+    assert main(["train", "team-ddpg", "--smoke", "--run.dir", str(directory), *words]) == 0
+    return load(next(directory.iterdir()))
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory):
+    """Two teams that hardly learned: one sees ahead, one the board as it lies, with both teams before it."""
+    ahead = train(tmp_path_factory.mktemp("ahead"), "--run.seed", "5")
+    board = train(tmp_path_factory.mktemp("board"), "--task.view", "features", "--preset", "self-play")
+    return [ahead, board]
+
+
+def watch(policy, steps=120, count=8):
+    """Games on the way: for each step what the platform would show and what the policy does, as board directions."""
+    config = overlay(policy.recipe, {"task.num_envs": count, "task.both": False, "task.steps": 200}).task
+    env = config.build(Lanes(1, range(1), 3), torch.device("cpu"))
+    turned, both = config.view == "ahead", policy.recipe.task.both
+    for _ in range(steps):
+        obs = env.observe()
+        policy.reset()
+        seen = tree_map(lambda x: torch.cat([x, x], dim=1), obs) if both else obs
+        actions = torch.from_numpy(policy.act(seen))[:, :TEAM]
+        yield env._games, actions, turned
+        env.step(env.advise(CAUTIOUS))
+
+
+def test_a_controller_does_what_the_policy_does(policies):
+    for policy in policies:
+        network, compared, odd = network_of(policy), 0, 0
+        for games, actions, turned in watch(policy):
+            for number, game in enumerate(games):
+                first = (game.place + game.episode) % 2 * TEAM
+                for agent in range(TEAM):
+                    snake = first + agent
+                    shown = observation_of(game, snake, None)
+                    if (read_game(shown).heading != game.heading).any():
+                        odd += 1  # just back over a seam of the board, where the platform looks the other way
+                        continue
+                    facing = game.heading[snake] if turned else 0
+                    assert choose_direction(network, shown) == ON_BOARD[facing, actions[number, agent]]
+                    compared += 1
+        assert compared > 2500
+        assert odd < 0.02 * compared
+
+
+def test_the_game_is_read_from_what_the_platform_shows():
+    game = arrange({0: [(0, 0), (0, 19), (9, 19)], 4: [(0, 5), (9, 5), (8, 5), (8, 6)]}, beans=[(3, 3)])[0]
+    read = read_game(observation_of(game, 2, ["up"] * 6))
+    assert np.array_equal(read.owner, game.owner)
+    assert np.array_equal(read.heading, game.heading)  # round the torus
+    assert np.array_equal(read.length, game.length)
+    assert np.array_equal(read.beans, game.beans)
+    with pytest.raises(ValueError, match="10 x 20 cells"):
+        read_game(observation_of(game, 2, None) | {"board_width": 10})
+
+
+def test_a_submission_stands_alone_and_two_of_them_stay_apart(policies, tmp_path):
+    names = ["one", "other"]
+    for policy, name in zip(policies, names, strict=True):
+        write_submission(policy, tmp_path / name)
+    asked, expected = [], [[], []]
+    for step, (games, _, _) in enumerate(watch(policies[0], steps=60, count=2)):
+        if step % 10 == 0:
+            for snake in range(SNAKES):
+                asked.append(observation_of(games[0], snake, ["up"] * SNAKES))
+                for answers, policy in zip(expected, policies, strict=True):
+                    direction = choose_direction(network_of(policy), asked[-1])
+                    answers.append([[int(direction == way) for way in range(4)]])
+    (tmp_path / "asked.json").write_text(json.dumps(asked))
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *names], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
+    assert expected[0] != expected[1]
+
+
+def test_a_replay_has_what_the_viewer_wants_and_keeps_the_books(policies):
+    network = network_of(policies[0])
+    controllers = [lambda shown, space, continuous: one_hot(choose_direction(network, shown)), GREEDY]
+    replay = json.loads(json.dumps(play_game(controllers, ["ours", "level 2"], key=7)))
+    assert (replay["game_name"], replay["n_player"], replay["board_height"], replay["board_width"]) == (
+        "snakes_3v3",
+        SNAKES,
+        10,
+        20,
+    )
+    assert len(replay["steps"]) == 200
+    last = replay["steps"][-1]["info_after"]
+    assert replay["winner_information"] == last["score"] == replay["n_return"]
+    assert replay["winner"] == FIRST + int(np.argmax(last["score"]))
+    assert [len(body) - START_LENGTH for body in last["snakes_position"]] == last["score"]
+    before = replay["init_info"]
+    for step in replay["steps"]:
+        assert step["info_before"]["directions"] != []
+        assert set(step["info_before"]["directions"]) <= set(NAMES)
+        after = step["info_after"]
+        assert len(after["beans_position"]) == 5
+        for snake in range(SNAKES):
+            if not after["hit"][snake]:  # it moved by one cell
+                (row, column), (old_row, old_column) = (
+                    after["snakes_position"][snake][0],
+                    before["snakes_position"][snake][0],
+                )
+                assert ((row - old_row) % 10, (column - old_column) % WIDTH) in {(1, 0), (9, 0), (0, 1), (0, 19)}
+        before = after
+    assert sum(sum(step["info_after"]["hit"]) for step in replay["steps"]) > 0
+
+
+def one_hot(direction):
+    return [[int(direction == way) for way in range(4)]]
+
+
+def test_controllers_are_asked_as_the_platform_asks():
+    asked = []
+
+    def controller(observation, action_space, is_act_continuous):
+        asked.append(observation)
+        return [[0, 0, 1, 0]]
+
+    replay = play_game([RANDOM, controller], ["a", "b"], key=1, steps=3)
+    assert [one["controlled_snake_index"] for one in asked] == [5, 6, 7] * 3
+    assert asked[0]["last_direction"] is None
+    assert asked[3]["last_direction"] == replay["init_info"]["directions"]  # a step behind, as it is there
+    assert asked[6]["last_direction"] == replay["steps"][1]["info_before"]["directions"]
+    assert all(asked[0][number] for number in range(1, 8))
+
+
+def test_the_commands_write_a_submission_and_a_replay(policies, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "runs"
+    train(run)
+    monkeypatch.chdir(tmp_path)
+    directory = str(next(run.iterdir()))
+    assert main(["export", directory, "--to", "jidi"]) == 0
+    assert (tmp_path / "submission" / "submission.py").is_file()
+    assert main(["export", directory]) == 2  # there already
+    assert "is not empty" in capsys.readouterr().err
+    assert main(["play", directory, "--replay", "game.json"]) == 0
+    assert json.loads((tmp_path / "game.json").read_text())["names"] == ["lockstep", "level 2"]
+
+
+def test_a_team_that_sees_a_grid_is_refused(policies):
+    policy = policies[0]
+    grid = overlay(policy.recipe, {"task.view": "grid"})
+    with pytest.raises(ConfigError, match="sees a grid"):
+        network_of(type(policy)(policy.policy, grid, policy.device))
