@@ -179,6 +179,20 @@ def test_a_terminal_gets_a_live_screen_and_a_file_gets_lines(monkeypatch, tmp_pa
     assert screen.heading == f"snake-ppo · 1 process · cpu · fast · {tmp_path / 'a'}"
 
 
+def test_the_losses_of_several_networks_are_told():
+    metrics = {"rollout/ep_score_mean": 3.0, "rollout/ep_level_mean": 2.0, "train/critic/loss": 0.51234}
+    metrics |= {"train/actor/loss": -1.5, "train/loss": 9.0, "train/critic/value": 8.0}
+    entry = Snapshot(metrics, 1000.0, SPLIT, 0)
+    lines, page = captured(Lines("team", 1))
+    lines.show(Clock(budget=100, samples=10), entry)
+    assert "score 3.00, level 2.00, critic loss 0.5123, actor loss -1.5\n" in page.getvalue()
+    live, page = captured(LiveScreen("team", 1))
+    live.start(Clock(budget=100, samples=10))
+    live.show(Clock(budget=100, samples=10), entry)
+    live.stop()
+    assert "critic loss 0.5123, actor loss -1.5" in page.getvalue()
+
+
 def test_the_live_screen_shows_the_same_numbers():
     screen, page = captured(LiveScreen("heading", 2))
     clock = Clock(budget=100_000, samples=40_000, evaluation=SCORES, best=1.25)

@@ -5,7 +5,7 @@ import torch
 
 from lockstep.protocols import Clock
 from lockstep.tasks.team_kernel import SCRIPTED
-from lockstep.tasks.team_opponents import BLIND, CAUTIOUS, GREEDY, RANDOM
+from lockstep.tasks.team_opponents import BLIND, CAUTIOUS, EVADER, GREEDY, RANDOM
 from lockstep.tasks.team_rules import TEAM
 from team_games import build, random_actions
 
@@ -21,6 +21,14 @@ def test_the_level_follows_the_clock_alone_and_is_shared_state():
     fresh = build(4, rise="curriculum", level=GREEDY)
     fresh.load_shared_state({name: x.clone() for name, x in env.shared_state().items()})
     assert fresh.shared_state()["level"] == 4
+
+
+@pytest.mark.parametrize("rise", ["fixed", "linear", "exponential", "curriculum", "gate"])
+def test_the_others_evade_from_a_given_sample_on(rise):
+    env = build(4, rise=rise, evade_from=60)
+    for samples in (0, 59, 60, 100):
+        env.advance(Clock(budget=100, samples=samples))
+        assert (env.shared_state()["level"] == EVADER) == (samples >= 60)
 
 
 def told(**results):

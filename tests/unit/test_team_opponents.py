@@ -160,12 +160,7 @@ def test_room_is_counted_through_free_cells_and_beans_up_to_enough():
 )
 def test_levels_rise_over_the_run_as_named(rise, levels):
     points = [0.0, 0.09, 0.1, 0.25, 0.5, 0.6, 0.85, 1.0]
-    assert [level_at(rise, GREEDY, None, point) for point in points] == levels
-
-
-def test_the_evader_comes_from_a_given_point_on_whatever_the_level():
-    assert [level_at("linear", GREEDY, 0.5, point) for point in (0.0, 0.49, 0.5, 1.0)] == [0, 1, EVADER, EVADER]
-    assert level_at("fixed", GREEDY, 0.0, 0.0) == EVADER
+    assert [level_at(rise, GREEDY, point) for point in points] == levels
 
 
 # ---------------------------------------------------------------------------------------------------------- the anchors

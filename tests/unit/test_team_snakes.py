@@ -338,7 +338,7 @@ def test_the_state_of_other_settings_is_refused():
         {"level": -1},
         {"window": (11, 20)},
         {"window": (0, 5)},
-        {"evade_from": 1.5},
+        {"evade_from": -1},
         {"approach": -0.1},
         {"death": 0.1},
         {"shared": 1.1},

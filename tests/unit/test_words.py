@@ -84,6 +84,15 @@ def test_a_dropped_word_does_not_swallow_the_word_that_follows_it():
     assert (words.flags, words.settings) == (["--init-from", "runs/a"], {"run.seed": "1"})
 
 
+def test_the_guides_words_for_opponents_and_models_become_ours():
+    line = ["--enable_opponent_evasion", "--opponent_evasion_start_episode", "30", "--load_model"]
+    line += ["--load_model_run_episode", "50", "--load_model_run", "runs/old"]
+    words = translate(line, {}, 200)
+    assert words.flags == ["--task.evade-from", "6000", "--init-from", "runs/old@10000"]
+    assert "--enable-opponent-evasion is not needed: --task.evade-from SAMPLES says it all." in words.notes
+    assert len(words.notes) == 4
+
+
 @pytest.mark.parametrize("name", ["episodes", "max-episodes", "max_episodes"])
 def test_episodes_become_samples_and_the_user_is_told_once(name):
     word = name.replace("_", "-")

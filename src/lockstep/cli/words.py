@@ -37,8 +37,17 @@ DROPPED = {
     "distributed": "--procs says how many processes there are",
     "master-port": "a free port is found by itself on one machine",
     "load-model": "--init-from RUN says it all",
+    "enable-opponent-evasion": "--task.evade-from SAMPLES says it all",
 }
 """Words that need no counterpart, with what to tell the user."""
+
+EPISODES = {
+    "episodes": "run.samples",
+    "max-episodes": "run.samples",
+    "opponent-evasion-start-episode": "task.evade-from",
+    "load-model-run-episode": "init-from",
+}
+"""Words that count episodes, and which of our settings counts samples in their place."""
 
 
 @dataclass
@@ -53,7 +62,7 @@ class Words:
 def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_length: int | None = None) -> Words:
     """Bring a command line into our own words; recipe aliases beat the common ones."""
     known: dict[str, str] = {**ALIASES, **aliases}
-    words = Words()
+    words, at = Words(), ""
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
@@ -67,13 +76,19 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
             words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
             if not has_value and rest and (rest[0].isdigit() or rest[0].lower() in ("true", "false")):
                 rest.pop(0)  # its value; any other word stands for itself
-        elif name in ("episodes", "max-episodes"):
+        elif name in EPISODES:
             count = value if has_value else (rest.pop(0) if rest else "")
-            _set(words, flag, "run.samples", _episodes_as_samples(name, count, episode_length, words.notes.append))
+            samples = _episodes_as_samples(name, count, episode_length, words.notes.append)
+            if EPISODES[name] == "init-from":
+                at = f"@{samples}"
+            else:
+                _set(words, flag, EPISODES[name], samples)
         elif flag:
             words.flags += [f"--{known.get(name, name)}", *([value] if has_value else [])]
         else:
             _set(words, flag, known.get(name, name), value)
+    if at and "--init-from" in words.flags[:-1]:  # a run and a point of it were two words once
+        words.flags[words.flags.index("--init-from") + 1] += at
     return words
 
 

@@ -88,6 +88,7 @@ class Lines:
             f"{clock.samples:>12,} of {clock.budget:,} steps  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         )
         told = result_words({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
+        told += loss_words(snapshot.metrics)
         line += f"  {', '.join(told)}" if told else ""
         slow = f"  slow: {snapshot.slow}" if snapshot.slow else ""
         self._say(line + _sync_words(self.processes, snapshot.checked) + slow)
@@ -164,6 +165,8 @@ class LiveScreen:
             told = result_words({name.removeprefix("rollout/ep_"): x for name, x in snapshot.metrics.items()})
             if told:
                 table.add_row("episodes", Text(", ".join(told)))
+            if losses := loss_words(snapshot.metrics):
+                table.add_row("losses", Text(", ".join(losses)))
             if clock.evaluation:
                 table.add_row("eval", Text(evaluation_words(clock)))
             table.add_row("time", _split_bar(snapshot.split))
@@ -208,6 +211,12 @@ def result_words(means: Mapping[str, float]) -> list[str]:
     ):  # of sums over the same episodes: pooled, not a mean of means
         words.append(f"win rate {counts['wins'] / counts['trades']:.0%}")
     return words
+
+
+def loss_words(metrics: Mapping[str, float]) -> list[str]:
+    """The losses of an algorithm that has several networks, by their names."""
+    parts = [name.split("/") for name in metrics if name.startswith("train/") and name.endswith("/loss")]
+    return [f"{part[1]} loss {metrics['/'.join(part)]:.4g}" for part in parts if len(part) == 3]
 
 
 def evaluation_words(clock: Clock) -> str:

@@ -38,10 +38,8 @@ CURRICULUM = (0.10, 0.30, 0.60, 0.85)
 _STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs: a step, into less room than it needs or into danger, into a body
 
 
-def level_at(rise: Rise, fixed: int, evade_from: float | None, progress: float) -> int | None:
+def level_at(rise: Rise, fixed: int, progress: float) -> int | None:
     """The level of the scripted team at some progress of a run, from 0 to 1; None if it follows from results."""
-    if evade_from is not None and progress >= evade_from:
-        return EVADER
     match rise:
         case "linear":
             return int(CAUTIOUS * progress)

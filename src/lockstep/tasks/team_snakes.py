@@ -64,8 +64,8 @@ class TeamSnakesConfig:
     """How the level goes from 0 to 4: linear, exponential (later), by a curriculum, by a gate of wins, or fixed."""
     gate: float = 0.6
     """Part of the games against the scripted team that must be won at a level before the gate opens to the next."""
-    evade_from: float | None = None
-    """Part of the run, 0 to 1, after which the scripted team evades; none never does."""
+    evade_from: int | None = None
+    """Samples after which the scripted team evades; none never does."""
     wrapped: bool = False
     """Whether the scripted team measures distances round the torus, which makes it stronger."""
     approach: float = 0.0
@@ -87,8 +87,8 @@ class TeamSnakesConfig:
             )
         if not 0 < self.gate <= 1:
             raise ConfigError(f"gate is {self.gate}.", "Use a part of the games, more than 0 and at most 1.")
-        if self.evade_from is not None and not 0 <= self.evade_from <= 1:
-            raise ConfigError(f"evade_from is {self.evade_from}.", "Use a part of the run, from 0 to 1, or none.")
+        if self.evade_from is not None and self.evade_from < 0:
+            raise ConfigError(f"evade_from is {self.evade_from}.", "Use a number of samples, or none.")
         if self.approach < 0 or self.death > 0 or not 0 <= self.shared <= 1 or self.against < 0:
             raise ConfigError(
                 f"approach is {self.approach}, death {self.death}, shared {self.shared}, against {self.against}.",
@@ -177,7 +177,9 @@ class TeamSnakes:
     def advance(self, clock: Clock) -> None:
         """The scripted team's level follows the clock or what was agreed on, in the games under way too."""
         config = self._config
-        level = level_at(config.rise, config.level, config.evade_from, clock.progress)
+        level = level_at(config.rise, config.level, clock.progress)
+        if config.evade_from is not None and clock.samples >= config.evade_from:
+            level = EVADER
         self._level.fill_(self._gated(clock) if level is None else level)
 
     def _gated(self, clock: Clock) -> int:
