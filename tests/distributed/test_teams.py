@@ -43,8 +43,7 @@ def trained(reduction, iterations=8):
 def test_games_that_end_on_one_process_stop_nobody_and_all_hold_one_agent():
     one, other = together(trained, 2, "fast")
     assert one == other
-    assert len(set(one["ended"])) > 2  # in each iteration other games ended, on one process or the other
-    assert sum(one["ended"]) > 0
+    assert set(one["ended"]) == {2.0, 4.0}  # games of one lane or two in each iteration, of 16 in all
 
 
 @pytest.mark.distributed
