@@ -1,10 +1,11 @@
-"""Watch a policy: in the terminal, or as a GIF."""
+"""Watch a policy: in the terminal, in a window, or as a GIF."""
 
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.progress import track
 from rich.text import Text
 
+from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.loading import LoadedPolicy
 from lockstep.protocols import VecEnv
@@ -28,6 +30,44 @@ def play_terminal(policy: LoadedPolicy, episodes: int, seed: int, fps: float, ma
             live.update(Text(f"{env.text(0)}\n{line}"), refresh=moving)
             if moving:
                 time.sleep(1.0 / fps)
+
+
+def play_window(policy: LoadedPolicy, episodes: int, seed: int, fps: float, max_steps: int) -> None:
+    """Show episodes in a window, until they end or it is closed."""
+    try:
+        import pygame
+    except ImportError:
+        raise ConfigError(
+            "a window needs pygame-ce, which is not installed.", "pip install 'lockstep-rl[play]'"
+        ) from None
+    try:
+        pygame.display.init()
+        pygame.display.set_caption("Lockstep")
+        clock, window = pygame.time.Clock(), None
+        for env, _, _ in _steps(policy, episodes, seed, max_steps):
+            frame = env.frame(0)
+            height, width = frame.shape[:2]
+            times = max(1, 640 // max(height, width))  # small pictures are shown larger
+            window = window or pygame.display.set_mode((times * width, times * height))
+            picture = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
+            window.blit(pygame.transform.scale(picture, window.get_size()), (0, 0))
+            pygame.display.flip()
+            clock.tick(fps)
+            if any(event.type == pygame.QUIT or _is_farewell(event) for event in pygame.event.get()):
+                return
+    except pygame.error as error:
+        raise ConfigError(
+            f"no window can be opened here: {error}.", "Use --gif FILE, or no flag for the terminal."
+        ) from error
+    finally:
+        pygame.display.quit()
+
+
+def _is_farewell(event: Any) -> bool:
+    """Whether Escape or q was pressed."""
+    import pygame
+
+    return bool(event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))
 
 
 def play_gif(policy: LoadedPolicy, episodes: int, seed: int, fps: float, max_steps: int, path: Path) -> None:

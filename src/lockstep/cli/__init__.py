@@ -9,7 +9,7 @@ VERBS = {
     "train": "train a recipe on one process or many",
     "resume": "go on with a run, on any number of processes",
     "eval": "score a run's policy over many episodes",
-    "play": "watch a run's policy in the terminal or as a GIF",
+    "play": "watch a run's policy in the terminal, a window or a GIF",
     "export": "take a run's policy away",
     "ls": "list runs and where they stand",
     "bench": "measure a recipe's speed beside the bare engine",

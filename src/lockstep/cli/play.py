@@ -1,4 +1,4 @@
-"""`lockstep play RUN`: watch a policy in the terminal, or keep it as a GIF or as a replay."""
+"""`lockstep play RUN`: watch a policy in the terminal or a window, or keep it as a GIF or as a replay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,8 @@ class Play:
     """Frames a second."""
     gif: Path | None = None
     """Write a GIF to this file instead of playing in the terminal."""
+    window: bool = False
+    """Open a window instead of playing in the terminal; Escape, q or closing it ends."""
     replay: Path | None = None
     """Write a game of team snakes to this file, for the viewer of the competition's platform."""
     at: int | None = None
@@ -34,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
     from lockstep.loading import load
-    from lockstep.play import play_gif, play_terminal
+    from lockstep.play import play_gif, play_terminal, play_window
     from lockstep.protocols import TaskConfig
 
     policy = load(command.run, command.at)
@@ -44,8 +46,9 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.jidi.submission import write_replay
 
         write_replay(policy, command.replay, command.seed)
-    elif command.gif is None:
-        play_terminal(policy, command.episodes, command.seed, command.fps, command.max_steps)
-    else:
+    elif command.gif is not None:
         play_gif(policy, command.episodes, command.seed, command.fps, command.max_steps, command.gif)
+    else:
+        show = play_window if command.window else play_terminal
+        show(policy, command.episodes, command.seed, command.fps, command.max_steps)
     return 0
