@@ -29,9 +29,13 @@ imports:  ## Check who may import whom.
 	$(BIN)lint-imports
 
 # Fault tests wait for processes more than they work: they run beside the others, and are shown when both have ended.
+# What only reads hostile files waits for nobody, and is one of the others.
+HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
+OTHERS := $(filter-out tests/fault/,$(wildcard tests/*/)) $(HOSTILE)
+
 test:  ## Run the tests, but for the slow ones.
-	@log=$$(mktemp); $(PYTHON) -m pytest -m "not slow" $(PYTEST) tests/fault >$$log 2>&1 & faults=$$!; \
-	code=0; $(PYTHON) -m pytest -m "not slow" $(PYTEST) --ignore tests/fault || code=1; \
+	@log=$$(mktemp); $(PYTHON) -m pytest -m "not slow" $(PYTEST) tests/fault $(HOSTILE:%=--ignore=%) >$$log 2>&1 & \
+	faults=$$!; code=0; $(PYTHON) -m pytest -m "not slow" $(PYTEST) $(OTHERS) || code=1; \
 	wait $$faults || code=1; cat $$log; rm -f $$log; exit $$code
 
 test-slow:  ## Run the slow tests.
@@ -41,8 +45,9 @@ prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes
 	$(PYTHON) -m lockstep prove $(RECIPE) --procs 1 2 3 4 --kill
 
 chaos:  ## Hurt two recipes on the real command line; every run must end as the one left in peace.
-	$(PYTHON) benchmarks/chaos.py --recipe snake-ppo --faults 8 --seed 1
-	$(PYTHON) benchmarks/chaos.py --recipe gym-ppo --faults 7 --seed 2
+	@log=$$(mktemp); $(PYTHON) benchmarks/chaos.py --recipe snake-ppo --faults 8 --seed 1 >$$log 2>&1 & one=$$!; \
+	code=0; $(PYTHON) benchmarks/chaos.py --recipe gym-ppo --faults 7 --seed 2 || code=1; \
+	wait $$one || code=1; cat $$log; rm -f $$log; exit $$code
 
 format:  ## Format, and mend what can be mended.
 	$(PYTHON) -m ruff check --fix .
