@@ -26,7 +26,8 @@ class GymDDPG(Recipe):
     name: ClassVar = "gym-ddpg"
     presets: ClassVar = {"td3": {"algo": {"twin": True, "delay": 2, "smoothing": 0.2}}}
     smoke: ClassVar = {
-        "algo": {"batch_size": 32, "horizon": 8, "learn_from": 32, "capacity": 256, "encoder": {"width": [16]}},
+        "algo": {"batch_size": 32, "horizon": 8, "learn_from": 32, "capacity": 256, "update_ratio": 0.25},
+        "algo.encoder.width": [16],
         "run": {"samples": 512, "log_every": 128, "eval_every": 256, "eval_episodes": 8, "save_every": 128},
     }
     aliases: ClassVar = {
