@@ -15,9 +15,9 @@ from work import CNN, recipe, start_again, started
 
 from lockstep.runtime import Runtime
 from lockstep.runtime.place import cores_for, keep_freed_memory
-from lockstep.speed.measure import Meter, time_reductions
+from lockstep.speed.measure import Meter, time_contention, time_reductions
 from lockstep.speed.network import Network, fit_link
-from lockstep.speed.plan import measure_shares, predict
+from lockstep.speed.plan import measure_shares, predict, slowest_of
 
 ROUNDS = 7
 
@@ -30,6 +30,7 @@ def work():
         timed = time_reductions(runtime)
         link = fit_link([int(size) for size in timed], list(timed.values()), runtime.size)
         meter, seconds = Meter(chosen, runtime), []
+        contention = time_contention(meter, dist.get_rank() < cores_for(1))
 
         def all_together():
             dist.barrier()
@@ -43,14 +44,16 @@ def work():
                 all_together()
             return
         shares = measure_shares(chosen, ROUNDS, between=all_together)
-        network = Network("here", 2**20, link, link, launch=0.0)
+        network = Network("here", 2**20, link, link, launch=0.0, contention=contention)
         said = predict(shares, runtime.size, network, 1, cores=cores_for(1))
         alone = predict(shares, 1, network, 1, cores=cores_for(1))
+        slowest = slowest_of(runtime.size, shares.jitter)
         done = meter.algorithm.samples / statistics.median(seconds)
         print(
             f"{runtime.size} processes on {cores_for(1)} cores: predicted {said.steps_per_second:,.0f} steps/s "
             f"({said.steps_per_second / alone.steps_per_second:.2f}x of one), measured {done:,.0f}: "
-            f"{said.steps_per_second / done - 1:+.0%}",
+            f"{said.steps_per_second / done - 1:+.0%} (the slowest takes {slowest:.2f}x, "
+            f"all at once {contention:.2f}x, waiting {said.waiting / (said.waiting + said.compute):.0%})",
             flush=True,
         )
 

@@ -13,7 +13,17 @@ from lockstep.config import overlay
 from lockstep.runtime import Runtime
 from lockstep.speed.measure import Meter
 from lockstep.speed.network import NETWORKS, Link, Network
-from lockstep.speed.plan import Line, Prediction, Shares, _fit, as_json, measure_shares, predict, stops_paying
+from lockstep.speed.plan import (
+    Line,
+    Prediction,
+    Shares,
+    _fit,
+    as_json,
+    measure_shares,
+    predict,
+    slowest_of,
+    stops_paying,
+)
 from tiny import ITERATION, SETTINGS, tiny
 
 FREE = Network("free", 8, Link(0.0, math.inf), Link(0.0, math.inf), launch=0.0)
@@ -41,6 +51,37 @@ lines = st.builds(Line, fixed=st.floats(0, 10), per_sample=st.floats(1e-6, 1))
 
 def predict_for(processes, shares=SHARES, network=FREE, budget=3600, **settings):
     return predict(shares, processes, network, budget, **settings)
+
+
+# --------------------------------------------------------------------------------------------------------- the slowest
+
+
+def test_the_slowest_of_some_is_as_worked_by_hand():
+    jitter = [0.5, 1.5]  # of two, both are quick in a quarter of all cases
+    assert slowest_of(1, jitter) == pytest.approx(1.0)
+    assert slowest_of(2, jitter) == pytest.approx(0.25 * 0.5 + 0.75 * 1.5)
+    assert slowest_of(1000, jitter) == pytest.approx(1.5)
+    assert slowest_of(7, []) == 1.0
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9), st.integers(1, 50))
+def test_of_more_processes_the_slowest_is_no_faster(jitter, processes):
+    assert slowest_of(processes, jitter) <= slowest_of(processes + 1, jitter) + 1e-9
+    assert slowest_of(processes, jitter) <= max(jitter) + 1e-9
+
+
+def test_an_update_waits_for_the_slowest_process():
+    steady, shaky = predict_for(2), predict_for(2, replace(SHARES, jitter=[0.5, 1.5]))
+    assert shaky.compute == steady.compute
+    assert shaky.waiting - steady.waiting == pytest.approx(2 * 0.1 * 32 * 0.25)  # two updates of 32 samples here
+    assert predict_for(1, replace(SHARES, jitter=[0.5, 1.5])).steps_per_second == predict_for(1).steps_per_second
+
+
+def test_busy_cores_slow_each_other():
+    network = replace(FREE, contention=1.5)
+    assert predict_for(2, network=network, cores=2).compute == pytest.approx(1.5 * predict_for(2, cores=2).compute)
+    assert predict_for(1, network=network, cores=2).compute == predict_for(1, cores=2).compute
+    assert predict_for(2, network=network).compute == predict_for(2).compute  # on cores of their own
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines

@@ -145,26 +145,27 @@ def _read_network(path: Path) -> "Network":
     try:
         timed = read_json(path)
         link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
-        if not all(map(math.isfinite, (link.latency, link.bandwidth))):
+        contention = float(timed.get("contention", 1.0))
+        if not all(map(math.isfinite, (link.latency, link.bandwidth, contention))):
             raise ValueError("its times are no numbers")
     except (OSError, Unreadable, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
             f"{path} holds no times of reductions: {error!r}.",
             f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
         ) from None
-    return Network(path.stem, 2**20, link, link, launch=0.0)
+    return Network(path.stem, 2**20, link, link, launch=0.0, contention=contention)
 
 
 def _time_network(recipe: Recipe, path: Path) -> int:
     from lockstep.runtime import Runtime
-    from lockstep.speed.measure import time_reductions
+    from lockstep.speed.measure import Meter, time_contention, time_reductions
 
     with Runtime.start(recipe.run) as runtime:
         if runtime.size == 1:
             raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
-        timed = time_reductions(runtime)
+        timed, contention = time_reductions(runtime), time_contention(Meter(recipe, runtime))
         if runtime.main:
-            path.write_text(json.dumps({"processes": runtime.size, "seconds": timed}))
+            path.write_text(json.dumps({"processes": runtime.size, "seconds": timed, "contention": contention}))
     return 0
 
 
@@ -178,7 +179,7 @@ def _print(
 ) -> None:
     from rich.console import Console
 
-    from lockstep.speed.plan import stops_paying
+    from lockstep.speed.plan import slowest_of, stops_paying
 
     console = Console(highlight=False)
     console.print(_table(f"{name}: the same global batch", fixed))
@@ -190,8 +191,10 @@ def _print(
         "number of samples, not to the same score. --algo.lr-scaling says how the learning rate follows."
     )
     console.print("\nAssumed:")
-    crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each.",)
-    for line in (network.describe(), *crowded, *ASSUMPTIONS):
+    slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all are busy"
+    crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each{slower}.",)
+    waits = f"An update waits for the slowest process: on two of them it takes {slowest_of(2, shares.jitter):.2f}x."
+    for line in (network.describe(), *crowded, *([waits] if shares.jitter else []), *ASSUMPTIONS):
         console.print(f"  - {line}", markup=False, soft_wrap=True)
 
 

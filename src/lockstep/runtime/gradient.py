@@ -33,14 +33,20 @@ class Gradient:
         self._missing: list[int] = []
         self._travelling: list[tuple[Waiting, Tensor]] = []
         self._overlapping = False
+        # Where hooks run anyway, backward hands over what it has and it is copied into the buffer: that moves half as
+        # much memory as clearing the buffer and adding to it.
+        self._handed_over = runtime.size > 1 and not runtime.exact
+        self._place: dict[Parameter, Tensor] = {}
+        """Where in the buffer each parameter's gradient is."""
         self._lay_out()
 
     def _lay_out(self) -> None:
         """Give every parameter its place, and every bucket its bounds; the same on every process."""
         start = offset = 0
         for parameter in self.parameters:
-            parameter.grad = self.flat.as_strided(parameter.shape, parameter.stride(), offset)
-            if self.runtime.size > 1 and not self.runtime.exact:
+            place = self.flat.as_strided(parameter.shape, parameter.stride(), offset)
+            parameter.grad = self._place[parameter] = place
+            if self._handed_over:
                 parameter.register_post_accumulate_grad_hook(self._arrived)
             self._bucket_of[parameter] = len(self._bounds)
             offset += parameter.numel()
@@ -54,7 +60,11 @@ class Gradient:
 
     def clear(self) -> None:
         """Start anew, at zero."""
-        self.flat.zero_()
+        if self._handed_over:
+            for parameter in self.parameters:
+                parameter.grad = None
+        else:
+            self.flat.zero_()
         if self._lanes is not None:
             self._lanes.zero_()
         self._travelling = []
@@ -77,6 +87,7 @@ class Gradient:
             self._sum_integers(self._lanes)
         else:
             # What backward did not fill (a head unused here, a loss that touches nothing) is zero, and joins now.
+            self.fill()
             while len(self._travelling) < len(self._bounds):
                 self._launch_next()
             for (handle, bucket), (start, stop) in zip(self._travelling, self._bounds, strict=True):
@@ -84,7 +95,18 @@ class Gradient:
                 if bucket.dtype != self.flat.dtype:
                     self.flat[start:stop] = bucket
 
+    def fill(self) -> None:
+        """See that every parameter has its gradient in the buffer, zero if it has none."""
+        for parameter, place in self._place.items():
+            if parameter.grad is not place:
+                place.zero_()
+                parameter.grad = place
+
     def _arrived(self, parameter: Tensor) -> None:
+        place = self._place[parameter]  # type: ignore[index]
+        if parameter.grad is not place:
+            place.copy_(parameter.grad)  # type: ignore[arg-type]
+            parameter.grad = place
         if not self._overlapping:
             return  # an earlier micro-batch: what it brought is not yet all of it
         self._missing[self._bucket_of[parameter]] -= 1  # type: ignore[index]

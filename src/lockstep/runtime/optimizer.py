@@ -179,6 +179,7 @@ class Optimizer:
     def _create_state(self) -> None:
         """Make torch create the state now, so that it can be saved, restored and compared from the start."""
         self.gradient.clear()
+        self.gradient.fill()
         self._set_rates(0.0)
         self._inner.step()
         for slots in self._inner.state.values():

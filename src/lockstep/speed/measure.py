@@ -106,6 +106,19 @@ def time_reductions(runtime: Runtime, times: int = 20) -> dict[str, float]:
     return seconds
 
 
+def time_contention(meter: Meter, busy: bool = True, times: int = 8) -> float:
+    """How many times slower an update's bare work is when all busy processes are at it than when one is."""
+    (work,) = (work for work in meter.algorithm.engine() if work.part == "learning")
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * times):
+        alone = number % 2 == 0
+        meter.runtime.agree(ready=True)  # nobody begins before everybody is here
+        if meter.runtime.main or (busy and not alone):
+            took[alone].append(meter.seconds(work.run)[1])
+    slower = statistics.median(took[False]) / statistics.median(took[True]) if meter.runtime.main else 1.0
+    return max(1.0, slower)
+
+
 def saved_bytes(work: Callable[[], object]) -> int:
     """Bytes that autograd keeps between a forward and its backward."""
     kept: dict[int, int] = {}

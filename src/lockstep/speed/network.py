@@ -32,6 +32,8 @@ class Network:
     across: Link
     launch: float
     """Seconds to start any collective."""
+    contention: float = 1.0
+    """How many times slower a process is when all cores of its machine are busy: they share memory and caches."""
 
     def describe(self) -> str:
         """Every assumption, in words."""

@@ -8,7 +8,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config import Recipe
@@ -56,6 +56,8 @@ class Shares:
     """Memory of the rollout, for each environment."""
     activation_bytes: float
     """Memory that backward needs, for each sample of a batch."""
+    jitter: list[float] = field(default_factory=list)
+    """Times of the same update over and over, as parts of their mean: the slowest of many processes is waited for."""
 
 
 def shares_from(values: Any) -> Shares:
@@ -65,7 +67,7 @@ def shares_from(values: Any) -> Shares:
     counts = [shares.num_envs, shares.batch_size, shares.horizon, shares.updates, shares.samples]
     amounts = [shares.state_bytes, shares.rollout_bytes, shares.activation_bytes]
     amounts += [amount for line in lines.values() for amount in (line.fixed, line.per_sample)]
-    amounts += [amount for _, *pair in shares.sent for amount in pair]
+    amounts += [amount for _, *pair in shares.sent for amount in pair] + shares.jitter
     for number in (*counts, *amounts):
         if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e18:
             raise ValueError(f"{str(number)[:50]!r} stands where a number should")
@@ -172,7 +174,24 @@ def _facts(meter: Meter, rounds: int) -> dict[str, Any]:
         "state_bytes": shared + 4 * meter.parameters,
         "rollout_bytes": sum(tensor.nbytes for tensor in tensors(algorithm.buffers())) / envs,
         "activation_bytes": saved_bytes(learning.run) / learning.samples,
+        "jitter": _jitter([meter.seconds(learning.run)[1] for _ in range(40)]),
     }
+
+
+def _jitter(seconds: list[float]) -> list[float]:
+    """What should always take the same time, as parts of its mean."""
+    mean = statistics.fmean(seconds)
+    return sorted(time / mean for time in seconds)
+
+
+def slowest_of(processes: int, jitter: list[float]) -> float:
+    """The time of the slowest of so many that each draw one of these times, on average."""
+    if not jitter:
+        return 1.0
+    below = [(place / len(jitter)) ** processes for place in range(len(jitter) + 1)]  # all of them are no slower
+    return sum(
+        time * (until - before) for time, (before, until) in zip(sorted(jitter), itertools.pairwise(below), strict=True)
+    )
 
 
 def predict(
@@ -191,6 +210,8 @@ def predict(
     share = 1 / processes
     update, steps = shares.update.at(batch * share), shares.horizon * shares.rollout_step.at(envs * share)
     crowded = max(1.0, processes / cores) if cores is not None else 1.0
+    if cores is not None and cores > 1:  # of so many, each further one that is busy slows the others by as much
+        crowded *= 1.0 + (network.contention - 1.0) * (min(processes, cores) - 1) / (cores - 1)
     compute = crowded * (steps + shares.updates * update + shares.rest.at(samples * share))
     travelling = {name: 0.0 for name, _, _ in shares.sent}
     way, last = "", 0.0
@@ -203,6 +224,7 @@ def predict(
     # Buckets travel while backward works; the last of them cannot, and what is too much for that time waits as well.
     hidden = OVERLAP * shares.updates * update * crowded
     waiting = sum(travelling.values()) + max(last * shares.updates, gradient - hidden)
+    waiting += shares.updates * update * crowded * (slowest_of(processes, shares.jitter) - 1.0)
     speed = samples / (compute + waiting)
     alone = shares.samples / (
         shares.horizon * shares.rollout_step.at(shares.num_envs)
