@@ -13,7 +13,7 @@ from lockstep.train import iterate
 from processes import together
 
 RECIPE = find_recipe("team-ddpg")
-SETTING = RECIPE.smoke | RECIPE.presets["self-play"] | {"run.lanes": 8, "run.device": "cpu", "algo.self_every": 256}
+SETTING = RECIPE.smoke | {"run.lanes": 8, "run.device": "cpu", "algo.self_every": 256}
 
 
 def trained(reduction, iterations=8):

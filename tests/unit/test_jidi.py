@@ -47,8 +47,8 @@ def train(directory, *words):
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
     """Two teams that hardly learned: one sees ahead, one the board as it lies, with both teams before it."""
-    ahead = train(tmp_path_factory.mktemp("ahead"), "--run.seed", "5")
-    board = train(tmp_path_factory.mktemp("board"), "--task.view", "features", "--preset", "self-play")
+    ahead = train(tmp_path_factory.mktemp("ahead"), "--run.seed", "5", "--preset", "scripts")
+    board = train(tmp_path_factory.mktemp("board"), "--task.view", "features")
     return [ahead, board]
 
 

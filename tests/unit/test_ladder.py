@@ -25,7 +25,7 @@ def record(wins, losses, draws=0):
 def run(tmp_path_factory):
     """A run of a team that has hardly learned; against past selves, so that its task is one for both teams."""
     directory = tmp_path_factory.mktemp("ladder")
-    assert main(["train", "team-ddpg", "--smoke", "--preset", "self-play", "--run.dir", str(directory)]) == 0
+    assert main(["train", "team-ddpg", "--smoke", "--run.dir", str(directory)]) == 0
     return next(directory.iterdir())
 
 
