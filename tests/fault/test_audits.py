@@ -85,4 +85,3 @@ def test_a_script_that_fails_is_told_with_its_last_words(capsys, tmp_path):
     told = capsys.readouterr().err
     assert "broken.py failed before its first optimizer step" in told
     assert "ValueError: no data here" in told
-
