@@ -199,6 +199,15 @@ def test_a_run_that_exists_is_refused_before_any_process_starts(launched, capsys
     assert launched == []
 
 
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_a_job_on_one_host_that_is_queued_again_goes_on_with_the_run_it_began(launched, tmp_path, procs):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("")  # whose it is, its processes find out from its status
+    line = ["train", "snake-ppo", "--smoke", "-n", procs, "--rdzv-id", "job7", f"run.dir={tmp_path}", "run.name=mine"]
+    assert main(line) == 0
+    assert [count for _, count in launched] == [int(procs)]
+
+
 def test_a_run_may_go_on_with_another_budget_and_device_as_flags_or_keys(launched, tmp_path):
     train(tiny(tmp_path, samples=ITERATION))
     path = str(tmp_path / "run")
