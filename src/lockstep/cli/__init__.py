@@ -14,6 +14,7 @@ VERBS = {
     "bench": "measure a recipe's speed beside the bare engine",
     "plan": "predict what more GPUs would bring, before renting them",
     "backtest": "walk a trading recipe forward over a file of prices",
+    "launch": "print a job file for SLURM, Kubernetes or SkyPilot",
     "doctor": "look whether this machine is fit to train on, and say what mends it",
     "audit": "find out whether the processes of any training script train one model",
     "prove": "show that any number of processes, killed or not, trains the same agent",
