@@ -182,7 +182,7 @@ class DDPG:
             outputs = self.actor(seen)
         acted, anything = self.moves.act(outputs, noise, legal), self.moves.random(uniform, legal)
         stored = self.moves.stored(torch.where(luck < self.epsilon, anything, acted))
-        return stored.unflatten(0, (-1, self.team.agents)) if self.team.several else stored
+        return self.team.apart(stored)
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
@@ -346,9 +346,13 @@ class DDPGPolicy:
     def initial_memory(self, count: int) -> Tree:
         return {}
 
-    @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        action, _, after = self.decide(obs, memory)
+        return action, after
+
+    @torch.no_grad()
+    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         seen, legal = self.team.own(obs)
-        stored = self.moves.stored(self.moves.act(self.actor(seen), None, legal))
-        action = self.moves.executed(stored)
-        return action.unflatten(0, (-1, self.team.agents)) if self.team.several else action, memory
+        outputs = self.actor(seen)
+        action = self.moves.executed(self.moves.stored(self.moves.act(outputs, None, legal)))
+        return self.team.apart(action), self.team.apart(outputs), memory

@@ -10,6 +10,8 @@ VERBS = {
     "resume": "go on with a run, on any number of processes",
     "eval": "score a run's policy over many episodes",
     "play": "watch a run's policy in the terminal or as a GIF",
+    "export": "take a model away: safetensors, ONNX, pt2, or a file for Stable-Baselines3",
+    "import": "bring a model in: of Stable-Baselines3, of an export, or a state dict",
     "ls": "list runs and where they stand",
     "bench": "measure a recipe's speed beside the bare engine",
     "plan": "predict what more GPUs would bring, before renting them",
