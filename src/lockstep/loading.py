@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.config import ConfigError, Recipe, overlay
-from lockstep.protocols import Policy, VecEnv
+from lockstep.protocols import Algorithm, Policy, VecEnv
 from lockstep.run import format as form
 from lockstep.run.lineage import Name, best_of, find
 from lockstep.run.records import CHECKPOINTS, CONFIG
@@ -46,8 +46,7 @@ class LoadedPolicy:
 def load(run: str | Path, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
     """The best policy of a run (the newest if none was evaluated), or with `at` the one at so many samples."""
     recipe = recipe_of(Path(run))
-    runtime = Runtime.alone(recipe.run, device, hosting=range(1))  # one lane is enough to build an agent around
-    return LoadedPolicy(_restore_policy(Path(run), recipe, runtime, at), recipe, runtime.device)
+    return LoadedPolicy(load_agent(Path(run), recipe, at, device).policy(), recipe, torch.device(device))
 
 
 def recipe_of(run: Path) -> Recipe:
@@ -69,23 +68,29 @@ def recipe_of(run: Path) -> Recipe:
     return overlay(find_recipe(name)(), values)
 
 
-def _restore_policy(run: Path, recipe: Recipe, runtime: Runtime, at: int | None) -> Policy:
-    """Build the agent of a run around a runtime, and put its best weights into it."""
+def load_agent(run: Path, recipe: Recipe, at: int | None = None, device: str = "cpu") -> Algorithm:
+    """The whole agent of a run at its best (or at so many samples), on a task that is closed again."""
     directory = run / CHECKPOINTS
     name = _best_or_newest(directory) if at is None else find(directory, at)[0]
     if name is None:
         raise ConfigError(
             f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
         )
+    algorithm = build_agent(recipe, device)
+    with form.said_in_words(directory / str(name)):
+        algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
+    return algorithm
+
+
+def build_agent(recipe: Recipe, device: str = "cpu") -> Algorithm:
+    """An agent that has learned nothing yet."""
+    runtime = Runtime.alone(recipe.run, device, hosting=range(1))  # one lane is enough to build an agent around
     task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
     try:
-        algorithm = recipe.algo.build(task, runtime)
-        with form.said_in_words(directory / str(name)):
-            algorithm.load_shared_state(form.split(form.read_shared(directory / str(name)), "algorithm"))
+        algorithm: Algorithm = recipe.algo.build(task, runtime)
     finally:
         task.close()
-    policy: Policy = algorithm.policy()
-    return policy
+    return algorithm
 
 
 def _best_or_newest(directory: Path) -> Name | None:

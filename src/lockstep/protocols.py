@@ -168,6 +168,9 @@ class Policy(Protocol):
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         """Actions for a batch of observations, and the memory after them."""
 
+    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
+        """The same, with the network's outputs that the actions were made of: what an export hands out, too."""
+
 
 class Algorithm(Stateful, Protocol):
     """One agent learning on one task."""

@@ -92,7 +92,7 @@ def test_the_help_page_lists_every_verb_with_what_it_does(helped):
 def test_a_verbs_help_says_how_it_is_used(helped, verb):
     page = helped[0][verb].stdout
     assert f"lockstep {verb}" in page
-    assert "(required)" in page or verb == "ls"
+    assert "(required)" in page or verb in ("ls", "doctor")
 
 
 def test_the_help_of_train_lists_the_recipes(helped):
@@ -197,6 +197,15 @@ def test_a_run_that_exists_is_refused_before_any_process_starts(launched, capsys
     assert main(["train", "snake-ppo", "--smoke", "-n", "2", f"run.dir={tmp_path}", "run.name=mine"]) == 2
     assert f"Go on with it: lockstep resume {tmp_path / 'mine'}" in capsys.readouterr().err
     assert launched == []
+
+
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_a_job_on_one_host_that_is_queued_again_goes_on_with_the_run_it_began(launched, tmp_path, procs):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("")  # whose it is, its processes find out from its status
+    line = ["train", "snake-ppo", "--smoke", "-n", procs, "--rdzv-id", "job7", f"run.dir={tmp_path}", "run.name=mine"]
+    assert main(line) == 0
+    assert [count for _, count in launched] == [int(procs)]
 
 
 def test_a_run_may_go_on_with_another_budget_and_device_as_flags_or_keys(launched, tmp_path):

@@ -148,6 +148,8 @@ PICKLES = (
     *("torch.distributed.checkpoint", "torch.distributed.rpc"),
     "pandas.read_pickle",
 )
+TENSORS_ALONE = "export/tensors.py"
+"""Models of other programs come as torch saved them: one module may ask torch for the tensors in them, and no more."""
 YAML = {"safe_load", "safe_load_all", "safe_dump", "safe_dump_all", "dump", "YAMLError", "SafeLoader", "SafeDumper"}
 OBJECT_COLLECTIVE = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?")
 
@@ -156,6 +158,8 @@ def nothing_can_unpickle(module: Module) -> Iterator[Breach]:
     for use in module.uses:
         root, _, rest = use.name.partition(".")
         unsafe_yaml = root == "yaml" and rest and rest.partition(".")[0] not in YAML
+        if use.name == "torch.load" and module.path == TENSORS_ALONE and only_weights(use.call):
+            continue
         if under(use.name, *PICKLES) or unsafe_yaml:
             yield Breach(use.line, use.name)
         elif use.name == "numpy.load" and use.call and (len(use.call.args) > 2 or has_keyword(use.call, None)):
@@ -166,6 +170,12 @@ def nothing_can_unpickle(module: Module) -> Iterator[Breach]:
         yield from (Breach(node.lineno, name) for name in names if OBJECT_COLLECTIVE.fullmatch(name))
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and not is_false(node.value):
             yield Breach(node.value.lineno, "allow_pickle")
+
+
+def only_weights(call: ast.Call | None) -> bool:
+    """Whether a call of torch.load says, in so many words, that it reads tensors alone."""
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "weights_only"] if call else []
+    return len(given) == 1 and isinstance(given[0], ast.Constant) and given[0].value is True
 
 
 def is_false(node: ast.AST) -> bool:
@@ -198,6 +208,8 @@ RANDOM_ALLOWED = {
         "torch.get_rng_state",
         "torch.random.get_rng_state",
     },
+    # An audit looks whether the global generators of somebody else's script stand at the same place on every process.
+    "runtime/audit/witness.py": {"random.getstate", "numpy.random.get_state", "torch.get_rng_state"},
 }
 
 
@@ -325,6 +337,9 @@ FAULTS: list[tuple[Law, str, str]] = [
     (nothing_can_unpickle, "run/a.py", "import importlib\nimportlib.import_module('pickle')"),
     (nothing_can_unpickle, "run/a.py", "import torch\ntorch.load('x.pt', weights_only=True)"),
     (nothing_can_unpickle, "run/a.py", "from torch import load as read\nread('x.pt')"),
+    (nothing_can_unpickle, TENSORS_ALONE, "import torch\ntorch.load('x.pt')"),
+    (nothing_can_unpickle, TENSORS_ALONE, "import torch\ntorch.load('x.pt', weights_only=trusted)"),
+    (nothing_can_unpickle, TENSORS_ALONE, "import torch\nread = torch.load"),
     (nothing_can_unpickle, "run/a.py", "import torch\ngetattr(torch, 'load')('x.pt')"),
     (nothing_can_unpickle, "run/a.py", "import torch.distributed.checkpoint as dcp"),
     (nothing_can_unpickle, "run/a.py", "import numpy as np\nnp.load('x.npy', allow_pickle=True)"),
@@ -381,6 +396,7 @@ INNOCENT: list[tuple[str, str]] = [
     ("tasks/a.py", '"""A."""\nimport numpy as np\nnp.random.default_rng(seed)\nnp.load("x.npy", allow_pickle=False)'),
     ("run/a.py", '"""A."""\nimport yaml\nyaml.safe_load(text)\nconsole.print("hello")\nopen("x")\nrandom.choice(x)'),
     ("cli/a.py", '"""A."""\nfrom lockstep.cli import eval\neval.main()'),
+    (TENSORS_ALONE, '"""A."""\nimport torch\ntorch.load("x.pt", weights_only=True)'),
 ]
 
 

@@ -175,7 +175,7 @@ def test_the_commands_write_a_submission_and_a_replay(policies, tmp_path, capsys
     directory = str(next(run.iterdir()))
     assert main(["export", directory, "--to", "jidi"]) == 0
     assert (tmp_path / "submission" / "submission.py").is_file()
-    assert main(["export", directory]) == 2  # there already
+    assert main(["export", directory, "--to", "jidi"]) == 2  # there already
     assert "is not empty" in capsys.readouterr().err
     assert main(["play", directory, "--replay", "game.json"]) == 0
     assert json.loads((tmp_path / "game.json").read_text())["names"] == ["lockstep", "level 2"]

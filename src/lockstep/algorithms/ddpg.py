@@ -211,7 +211,7 @@ class DDPG:
             outputs = self.actor(seen)
         acted, anything = self.moves.act(outputs, noise, legal), self.moves.random(uniform, legal)
         stored = self.moves.stored(torch.where(luck < self.epsilon, anything, acted))
-        stored = stored.unflatten(0, (-1, self.team.agents)) if self.team.several else stored
+        stored = self.team.apart(stored)
         return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
 
     # -- learning ------------------------------------------------------------------------------------------------------
@@ -380,10 +380,13 @@ class DDPGPolicy:
     def initial_memory(self, count: int) -> Tree:
         return {}
 
-    @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        action, _, after = self.decide(obs, memory)
+        return action, after
+
+    @torch.no_grad()
+    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         seen, legal = self.team.own(self.team.ours_of(obs))
-        action = self.moves.executed(self.moves.stored(self.moves.act(self.actor(seen), None, legal)))
-        if self.team.several:
-            action = self.team.with_rivals(action.unflatten(0, (-1, self.team.agents)))
-        return action, memory
+        outputs = self.actor(seen)
+        action = self.moves.executed(self.moves.stored(self.moves.act(outputs, None, legal)))
+        return self.team.with_rivals(self.team.apart(action)), self.team.apart(outputs), memory

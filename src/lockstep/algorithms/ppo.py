@@ -387,7 +387,11 @@ class PPOPolicy:
     def initial_memory(self, count: int) -> Tree:
         return self.net.initial_memory(count)
 
-    @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        action, _, after = self.decide(obs, memory)
+        return action, after
+
+    @torch.no_grad()
+    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         outputs, _, after = self.net.step(self.normalizer(obs), memory)
-        return self.actions.mode(outputs), after
+        return self.actions.mode(outputs), outputs, after

@@ -186,10 +186,15 @@ class Predictor:
     def initial_memory(self, count: int) -> Tree:
         return {}
 
-    @torch.no_grad()
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        prediction, _, after = self.decide(obs, memory)
+        return prediction, after
+
+    @torch.no_grad()
+    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         mean, deviation = self.scale
-        return self.net(obs).float() * deviation + mean, memory
+        outputs = self.net(obs).float()
+        return outputs * deviation + mean, outputs, memory
 
 
 def _groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:

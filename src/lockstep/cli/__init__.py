@@ -10,11 +10,15 @@ VERBS = {
     "resume": "go on with a run, on any number of processes",
     "eval": "score a run's policy over many episodes",
     "play": "watch a run's policy in the terminal, a window or a GIF",
-    "export": "take a run's policy away",
+    "export": "take a model away: safetensors, ONNX, pt2, for Stable-Baselines3 or for Jidi",
+    "import": "bring a model in: of Stable-Baselines3, of an export, or a state dict",
     "ls": "list runs and where they stand",
     "bench": "measure a recipe's speed beside the bare engine",
     "plan": "predict what more GPUs would bring, before renting them",
     "backtest": "walk a trading recipe forward over a file of prices",
+    "launch": "print a job file for SLURM, Kubernetes or SkyPilot",
+    "doctor": "look whether this machine is fit to train on, and say what mends it",
+    "audit": "find out whether the processes of any training script train one model",
     "prove": "show that any number of processes, killed or not, trains the same agent",
 }
 

@@ -67,6 +67,18 @@ def run_worker(work: Callable[[], Result]) -> int:
     return 0 if done else _end_in_order("preempted", PREEMPTED)
 
 
+def as_worker(work: Callable[[], None]) -> int:
+    """Run as one process of a group that has no run to save; a failure is left where the launcher finds it."""
+    try:
+        work()
+    except Exception as error:
+        record_failure(error)
+        if LAUNCHED in os.environ:
+            return 1
+        raise
+    return 0
+
+
 def _end_in_order(kind: str, code: int, sentence: str = "") -> int:
     """Leave word of how the run ended for our launcher. Whoever started this process would take any code but 0 for a
     failure and start it again, which is wrong for both kinds; a process that nobody started says it by its code."""

@@ -2,10 +2,10 @@
 
 import dataclasses
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
@@ -72,8 +72,8 @@ class Start(Machines):
     """Go on with this run instead (the same as `lockstep resume RUN`)."""
 
 
-def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
-    """The recipe a command line asks for."""
+def parse_recipe(start: Start, rest: Sequence[str], prog: str, brought: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe a command line asks for; `brought` are settings that come with a model, which flags beat."""
     from lockstep.recipes import find_recipe
 
     kind = find_recipe(start.recipe)
@@ -88,6 +88,7 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str) -> Recipe:
         recipe = overlay(recipe, kind.presets[start.preset])
     if start.smoke:
         recipe = overlay(recipe, kind.smoke)
+    recipe = overlay(recipe, brought or {})
     meant = recipe
     if start.config is not None:
         recipe = overlay(recipe, read_yaml(start.config))

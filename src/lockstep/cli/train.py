@@ -33,13 +33,14 @@ def run(arguments: Sequence[str]) -> int:
     settings = _autoscaled(recipe, started, procs) if start.autoscale else {}
     recipe = settle(overlay(recipe, settings), started or procs)
     fleet = start.fleet(procs)
-    hosts = fleet.nodes[1]
-    if started or (procs == 1 and hosts == 1):
+    # A job with a name goes on with the run it began: a scheduler that queues it again gives the very same command.
+    alone = fleet.nodes[1] == 1 and fleet.job is None
+    if started or (procs == 1 and alone):
         return run_worker(lambda: train(recipe, init_from=start.init_from))
     words = [*_without(arguments, *LAUNCHER_FLAGS)]
     words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
     words += [f"{name}={value}" for name, value in settings.items()]
-    if hosts == 1:
+    if alone:
         path = path_of(recipe)  # settled here, so that a name already taken is refused before anything starts
         refuse_taken(path)
         words += [f"run.name={path.name}", f"run.lanes={recipe.run.lanes}"]

@@ -200,6 +200,10 @@ class Team:
         flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.several else obs
         return _seen(flat), flat["legal"] if _has_legal(flat) else None
 
+    def apart(self, rows: Tensor) -> Tensor:
+        """Rows of all agents [N, ...] as those of each environment's, [N / A, A, ...]; one agent's stay as they are."""
+        return rows.unflatten(0, (-1, self.agents)) if self.several else rows
+
     def whole(self, obs: Tree) -> Tree:
         """What all agents of each environment see."""
         return _seen(obs)

@@ -55,7 +55,7 @@ class MLP(nn.Module):
         self.scale = _scale(space)
 
     def forward(self, obs: Tensor) -> Tensor:
-        x = obs.reshape(len(obs), -1).float()
+        x = obs.reshape(obs.shape[0], -1).float()  # not len(): an export must not take it for a constant
         return self.layers(x if self.scale == 1.0 else x * self.scale)  # [N, D]
 
 

@@ -42,6 +42,11 @@ class RunningMoments:
         return mean.float(), std.float()
 
 
+def normalize(obs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Observations [N, ...] shifted and scaled by moments [D], clipped to +-10."""
+    return ((obs.unsqueeze(-1).flatten(1) - mean) / std).clamp(-10.0, 10.0).view(obs.shape)
+
+
 class ObservationNormalizer:
     """Shifts and scales the floating-point parts of observations, clipped to +-10; pictures pass as they are."""
 
@@ -59,8 +64,7 @@ class ObservationNormalizer:
     def _normalize(self, name: str, obs: Tensor) -> Tensor:
         if name not in self._frozen:
             return obs
-        mean, std = self._frozen[name]
-        return ((obs.unsqueeze(-1).flatten(1) - mean) / std).clamp(-10.0, 10.0).view(obs.shape)
+        return normalize(obs, *self._frozen[name])
 
     def table(self, obs: Tree) -> Tensor:
         """What this process saw, observations [L, N, ...] as one table [L, K] to be pooled."""
@@ -76,6 +80,10 @@ class ObservationNormalizer:
     def freeze(self) -> None:
         """Take the moments as they are now for all normalising until the next merge."""
         self._frozen = {name: part.mean_and_std() for name, part in self.moments.items()}
+
+    def frozen(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Mean and deviation in use now, by the part of an observation they are of."""
+        return dict(self._frozen)
 
     def state(self) -> State:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}

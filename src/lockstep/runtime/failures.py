@@ -38,7 +38,7 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
     who = f"process {rank} of {size} failed first"
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
-        stack = _crash_stack(shared / crash_file(rank)) if shared else ""
+        stack = "\n".join(f"    {line}" for line in crash_stack(shared / crash_file(rank))) if shared else ""
         if not stack:
             return f"{who}: it was ended by {name}.", True
         hint = _ABORT if name == "SIGABRT" else ""
@@ -67,11 +67,11 @@ def _phase(path: Path) -> str:
     return f" in phase {name}" if name else ""
 
 
-def _crash_stack(path: Path) -> str:
-    """The Python stack of the thread that did the work, from what the fault handler wrote."""
+def crash_stack(path: Path) -> list[str]:
+    """The Python stack of the thread that did the work, innermost first, from what the fault handler wrote."""
     threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
     stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
     longest: list[str] = max(stacks, key=len, default=[])
     while longest and is_plumbing(longest[0]):
         longest.pop(0)
-    return "\n".join(f"    {line}" for line in longest[:8])
+    return longest[:8]

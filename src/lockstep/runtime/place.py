@@ -61,6 +61,10 @@ _ENVIRONMENT = {
 }
 
 
+LAUNCHER_VARIABLES = tuple(name for name, _ in _ENVIRONMENT.values() if name != "TORCHELASTIC_RESTART_COUNT")
+"""What a launcher sets: found outside of one, they are left over and make a process wait for others."""
+
+
 def choose_device(wanted: str, place: Place) -> torch.device:
     """The device of this process: its own GPU where there are GPUs, else what the machine has."""
     if wanted == "auto":

@@ -1,0 +1,107 @@
+"""Job files: what is printed is what the scheduler takes, with the words of the command quoted and checked."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lockstep.cli import main
+from lockstep.cli.launch import Launch, render
+
+ROOT = Path(__file__).parents[2]
+TRAIN = ["train", "gym-ppo", "--smoke"]
+
+
+def printed(capsys, *words):
+    assert main(["launch", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_example_for_slurm_is_what_is_printed():
+    """It is tried on a cluster by tests/fault/test_slurm.py; what is printed differs in its words alone."""
+    about = (
+        "#   sbatch examples/slurm/train.sbatch snake-ppo --preset large\n"
+        "#   sbatch --nodes=4 --gpus-per-node=4 --partition=spot examples/slurm/train.sbatch snake-ppo\n#\n"
+        "# Options before the script's name are SLURM's and beat those below; what follows it is for `lockstep train`."
+    )
+    text = render(Launch(to="slurm", nodes=2), ["WORDS"], about)
+    assert text.replace("train WORDS", 'train "$@"') == (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
+
+
+def test_a_slurm_script_is_bash_and_keeps_words_whole(capsys, tmp_path):
+    text = printed(capsys, "slurm", "--nodes", "2", "--gpus", "4", "--", *TRAIN, "run.dir=/shared/my runs")
+    assert "#SBATCH --nodes=2\n" in text
+    assert "lockstep train gym-ppo --smoke 'run.dir=/shared/my runs' \\" in text
+    (tmp_path / "job").write_text(text)
+    subprocess.run(["bash", "-n", tmp_path / "job"], check=True)
+
+
+def test_a_trainjob_starts_what_was_asked_for(capsys):
+    job = yaml.safe_load(printed(capsys, "k8s", "--nodes", "2", "--gpus", "4", "--name", "snakes", "--", *TRAIN))
+    trainer = job["spec"]["trainer"]
+    assert (job["kind"], job["metadata"]["name"]) == ("TrainJob", "snakes")
+    assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
+    assert trainer["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "4"}
+    words = shlex.split(trainer["command"][-1])
+    assert words[:5] == ["exec", "lockstep", "train", "gym-ppo", "--smoke"]
+    assert words[words.index("--procs") + 1] == "4"
+    assert words[words.index("--rdzv-id") + 1] == "snakes"
+
+
+def test_a_sky_task_starts_what_was_asked_for(capsys):
+    task = yaml.safe_load(printed(capsys, "sky", "--nodes", "2", "--gpus", "4", "--storage", "mine", "--", *TRAIN))
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (2, "H100:4")
+    assert task["volumes"] == {"/runs": "mine"}
+    assert "exec lockstep train gym-ppo --smoke \\" in task["run"]
+
+
+@pytest.mark.parametrize("to", ["slurm", "k8s", "sky"])
+def test_no_template_keeps_a_blank(capsys, to):
+    assert not re.search("@[A-Z]+@", printed(capsys, to, "--", *TRAIN))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["slurm"], "Write: lockstep launch slurm -- train snake-ppo"),
+        (["slurm", "--", "resume", "runs/a"], "a job trains"),
+        (["k8s", "--", "train", "gym-pp"], "Did you mean 'gym-ppo'?"),
+        (["k8s", "--", *TRAIN, "task.num_emvs=8"], "Did you mean 'num_envs'?"),
+        (["k8s", "--", *TRAIN, "--procs", "4"], "--procs is what the job file says"),
+        (["k8s", "--", *TRAIN, "run.name=mine"], "run.name=mine is what the job file says"),
+        (["sky", "--", *TRAIN, "run.dir=elsewhere"], "run.dir=elsewhere is what the job file says"),
+        (["sky", "--nodes", "100", "--", *TRAIN], "num_envs is 8, which 800 lanes cannot share"),
+        (["sky", "--nodes", "0", "--", *TRAIN], "count from 1"),
+        (["sky", "--name", "My Job", "--", *TRAIN], "--name is 'My Job'"),
+        (["k8s", "--image", "a b", "--", *TRAIN], "--image is 'a b'"),
+        (["k8s", "--", *TRAIN, "run.tag=a\nkind: Pod"], "is more than one line"),
+    ],
+)
+def test_what_would_fail_on_the_cluster_fails_here(capsys, words, told):
+    assert main(["launch", *words]) == 2
+    ended = capsys.readouterr()
+    assert told in ended.err
+    assert ended.out == ""
+
+
+# ----------------------------------------------------------------------------------------------------------- Dockerfile
+
+
+def test_the_image_runs_as_nobody_special_and_can_draw():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert re.fullmatch(r"FROM nvidia/cuda:[\d.]+-runtime-ubuntu[\d.]+", next(x for x in lines if x.startswith("FROM")))
+    assert [line for line in lines if line.startswith("USER")] == ["USER lockstep"]
+    assert any("libegl1" in line for line in lines)
+    assert any("MUJOCO_GL=egl" in line for line in lines)
+
+
+def test_what_the_image_copies_exists_and_is_sent_to_the_builder():
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for line in (ROOT / "Dockerfile").read_text().splitlines():
+        if line.startswith("COPY"):
+            *sources, _ = [word for word in line.split()[1:] if not word.startswith("--")]
+            assert all((ROOT / source).exists() for source in sources), line
+            assert set(sources) <= sent, line
