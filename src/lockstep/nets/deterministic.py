@@ -192,7 +192,7 @@ class Team:
 
     def with_rivals(self, action: Tensor) -> Tensor:
         """Our actions [B, A] as an environment wants them: beside them rivals for whom nobody acts."""
-        idle = action.new_full((len(action), self.rivals), self.idle) if self.rivals else None
+        idle = action.new_full((action.shape[0], self.rivals), self.idle) if self.rivals else None
         return action if idle is None else torch.cat([action, idle], dim=1)
 
     def own(self, obs: Tree) -> tuple[Tree, Tensor | None]:
