@@ -92,6 +92,8 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(capsys, monk
 @pytest.mark.parametrize("kind", ["motion", "ddpg", "lstm"])
 def test_a_pt2_file_needs_torch_alone(capsys, runs, tmp_path, kind):
     export(capsys, runs / kind, "pt2", tmp_path / "policy.pt2")
+    with zipfile.ZipFile(tmp_path / "policy.pt2") as file:  # and it does not tell where lockstep is installed here
+        assert not [name for name in file.namelist() if lockstep.__path__[0].encode() in file.read(name)]
     policy = lockstep.load(runs / kind)
     obs, memory = draw_observations(policy.recipe, 7, seed=9), policy.policy.initial_memory(7)
     found = torch.export.load(tmp_path / "policy.pt2").module()(*([obs, memory] if memory else [obs]))
@@ -118,6 +120,17 @@ def test_a_file_that_acts_otherwise_is_not_kept(capsys, monkeypatch, runs, tmp_p
     assert main(["export", str(runs / "mlp"), "--to", "pt2", "--out", str(tmp_path / "policy.pt2")]) == 2
     assert "does not act as the policy does: outputs differ by 0.001" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_torch_cannot_trace_is_told_so(capsys, monkeypatch, runs, tmp_path):
+    def branches(self, obs, memory=None):
+        return (obs, obs) if obs.sum() > 0 else (obs, obs * 2)
+
+    monkeypatch.setattr(Acting, "forward", branches)
+    assert main(["export", str(runs / "mlp"), "--to", "pt2", "--out", str(tmp_path / "policy.pt2")]) == 2
+    told = capsys.readouterr().err
+    assert "torch cannot make a graph of this network: " in told
+    assert "Use --to safetensors." in told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from lockstep.parent import LAUNCHED, OUTCOME, launch_directory
 from lockstep.run.fence import Outdated
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
-from lockstep.runtime.failures import record_failure
+from lockstep.runtime.failures import in_words, record_failure
 from lockstep.runtime.place import PREEMPTED, REQUESTS, Place
 from lockstep.runtime.place import say as warn
 
@@ -48,13 +48,13 @@ def run_worker(work: Callable[[], Result]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:
         result = work()
-    except (ConfigError, BadNumbers) as error:
-        record_failure(error)
-        return 2 if LAUNCHED in os.environ else fail(str(error))
     except Outdated as error:
         return _end_in_order("outdated", 1, str(error))
-    except Exception as error:
-        record_failure(error)
+    except Exception as raised:
+        said = in_words(raised, Place.from_environment())
+        record_failure(said)
+        if isinstance(said, ConfigError | BadNumbers):
+            return 2 if LAUNCHED in os.environ else fail(str(said))
         if LAUNCHED in os.environ:
             return 1
         raise

@@ -42,7 +42,17 @@ def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     memory = policy.initial_memory(count)
     given = (obs, memory) if memory != {} else (obs,)
     free = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, {str(place): part for place, part in enumerate(given)})
-    return torch.export.export(Acting(policy), given, dynamic_shapes=tuple(free.values()), strict=False)
+    try:
+        program = torch.export.export(Acting(policy), given, dynamic_shapes=tuple(free.values()), strict=False)
+    except Exception as error:  # whatever a network of the user's own is told by torch
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"torch cannot make a graph of this network: {first}", "Use --to safetensors.") from error
+    # Where in which file a node came from is nobody's business, and a module's name with a comma is not read back.
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            for remark in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+                node.meta.pop(remark, None)
+    return program
 
 
 def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:

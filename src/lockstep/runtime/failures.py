@@ -1,12 +1,17 @@
 """Why processes failed: each leaves word of itself, and whoever started them says who was first and why."""
 
+import errno
 import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from lockstep.config import ConfigError
 from lockstep.parent import LEFT, crash_file, phase_file
+from lockstep.runtime.place import Place
 from lockstep.runtime.presence import is_plumbing
 
 
@@ -16,6 +21,29 @@ def record_failure(error: BaseException) -> None:
 
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         ErrorHandler().record_exception(error)
+
+
+_LOWER = (
+    "Lower algo.batch_size (what backward keeps shrinks with it), or task.num_envs or algo.horizon (what a rollout"
+    " takes), or use --run.precision bf16; `lockstep plan RECIPE` says what a setting takes."
+)
+
+_IF_NOBODY = "If nobody did that, memory ran out (`dmesg` tells): lower task.num_envs or algo.batch_size."
+
+
+def in_words(error: Exception, place: Place) -> Exception:
+    """The error as a sentence with what to do, where that is known: when memory ran out, or a port is taken."""
+    first = (str(error).splitlines() or [""])[0]
+    who = f"process {place.rank} of {place.size}"
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in first:
+        return ConfigError(f"{who} ran out of memory: {first}", _LOWER)
+    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    if taken or "EADDRINUSE" in str(error):
+        return ConfigError(
+            f"{who} cannot listen at port {os.environ.get('MASTER_PORT', '?')}, which another program holds.",
+            "With torchrun: --standalone, or another --master-port. `lockstep train --procs N` finds a free one.",
+        )
+    return error
 
 
 _COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "LostPeer")
@@ -40,7 +68,8 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
         name = signal.Signals(-failure.exitcode).name
         stack = "\n".join(f"    {line}" for line in crash_stack(shared / crash_file(rank))) if shared else ""
         if not stack:
-            return f"{who}: it was ended by {name}.", True
+            memory = name == "SIGKILL" and f" {_IF_NOBODY}"
+            return f"{who}: it was ended by {name}.{memory or ''}", True
         hint = _ABORT if name == "SIGABRT" else ""
         phase = _phase(shared / phase_file(rank)) if shared else ""
         return f"{who}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False

@@ -21,6 +21,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from lockstep.config import ConfigError
 from lockstep.parent import LAUNCHED, LAUNCHER, OUTCOME, PEER_FAILED
 from lockstep.runtime.failures import explain
 from lockstep.runtime.hosts import Fleet, Host, here, several
@@ -221,18 +222,25 @@ class _Agent(LocalElasticAgent):
 def _make_agent(arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path, quiet: bool) -> _Agent:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     job = fleet.job or uuid.uuid4().hex
     few, many = fleet.nodes
     meeting = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    try:
+        handler = get_rendezvous_handler(meeting)
+    except RendezvousConnectionError:
+        raise ConfigError(
+            f"hosts cannot meet at {host.endpoint}: another program holds that port, or nobody listens there.",
+            "Choose another port in --rdzv-endpoint, the same on every host, and start the first host's command, too.",
+        ) from None
     spec = WorkerSpec(
         role="lockstep",
         local_world_size=fleet.processes,
         entrypoint=sys.executable,
         args=("-m", "lockstep", *arguments),
-        rdzv_handler=get_rendezvous_handler(meeting),
+        rdzv_handler=handler,
         max_restarts=fleet.max_restarts,
         monitor_interval=0.1,
         local_addr=host.address,
