@@ -66,6 +66,11 @@ class Stream:
         exponential = self.generator(counter).standard_exponential(shape, dtype=np.float32)
         return torch.from_numpy(-np.log(np.maximum(exponential, np.finfo(np.float32).tiny)))
 
+    def chance(self, counter: int, part: float, *shape: int) -> Tensor:
+        """True with a probability of `part`, to a 65,536th: two bytes for each, where a uniform number takes four."""
+        draws = self.generator(counter).integers(2**16, size=shape, dtype=np.uint16)
+        return torch.from_numpy(draws < round(part * 2**16))
+
     def integers(self, counter: int, high: int, *shape: int) -> Tensor:
         return torch.from_numpy(self.generator(counter).integers(high, size=shape))
 
@@ -91,6 +96,9 @@ class LaneStreams:
 
     def gumbel(self, counter: int, *shape: int) -> Tensor:
         return torch.stack([stream.gumbel(counter, *shape) for stream in self.streams])  # [L, *shape]
+
+    def chance(self, counter: int, part: float, *shape: int) -> Tensor:
+        return torch.stack([stream.chance(counter, part, *shape) for stream in self.streams])  # [L, *shape]
 
     def integers(self, counter: int, high: int, *shape: int) -> Tensor:
         return torch.stack([stream.integers(counter, high, *shape) for stream in self.streams])  # [L, *shape]

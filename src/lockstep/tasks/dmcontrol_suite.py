@@ -56,6 +56,8 @@ class World:
         self.actions = int(spec.shape[0])
         self._low, self._high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
         self._camera = 2 if name.startswith("quadruped") else 0
+        if steps is None and not np.isfinite(self._env._step_limit):
+            raise ConfigError(f"{name} has episodes without an end.", "Give one: --task.steps 500.")
         self.length = steps or round(self._env._step_limit / repeat)
         self.taken = 0
         """Decisions of the current episode."""
