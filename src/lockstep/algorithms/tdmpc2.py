@@ -15,6 +15,7 @@ import torch
 from gymnasium.spaces import Box, Dict
 from torch import Tensor
 
+from lockstep.algorithms.tdmpc2_engine import bare_works
 from lockstep.algorithms.tdmpc2_losses import LossConfig, judge_policy, model_loss, policy_loss
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.finite import bad_places, extent
@@ -134,8 +135,7 @@ class TDMPC2:
         self.planner = Planner(self.model, config.plan, config.horizon, self.discounts)
         self.model_optimizer, self.policy_optimizer = self._optimizers()
         self.acting, self.choosing = lanes.streams("tdmpc2.acting"), lanes.streams("tdmpc2.choosing")
-        self.noise = {name: lanes.streams(f"tdmpc2.{name}") for name in ("target", "policy")}
-        self.forgetting = {name: lanes.streams(f"tdmpc2.forgetting.{name}") for name in ("kept", "policy_kept")}
+        self.noise, self.forgetting = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
         self.pairing = lanes.shared_stream("tdmpc2.pairs")
         self.plan_pairing = lanes.shared_stream("tdmpc2.plan_pairs")
         self.pairs: list[Tensor] = []
@@ -149,9 +149,9 @@ class TDMPC2:
         example = {"obs": obs, "action": torch.zeros(task.num_envs, self.model.actions)}
         example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended, "next_obs": obs}
         self.replay = Replay(config.capacity, lanes, example, "tdmpc2.replay")
-        self._model_loss, self._policy_loss = model_loss, policy_loss
+        self.losses = model_loss, policy_loss
         if config.compile:
-            self._model_loss, self._policy_loss = torch.compile(model_loss), torch.compile(policy_loss)
+            self.losses = torch.compile(model_loss), torch.compile(policy_loss)
             self.planner.value = torch.compile(self.planner.value)  # type: ignore[method-assign]
 
     def _optimizers(self) -> tuple[Optimizer, Optimizer]:
@@ -201,7 +201,7 @@ class TDMPC2:
             chance = self.acting.normal(counter, self.envs, self.model.actions).flatten(0, 1).to(device)
             done: Tensor = self.runtime.map_lanes(self._follow_policy, {"obs": obs, "noise": chance})
             return done
-        noise = self._plan_noise(counter)
+        noise = self.plan_noise(counter)
         pairs = pairs_of(self.plan_pairing, counter, self.planner.rounds, self.model.critics.count).to(device)
 
         def plan(part: dict[str, Any]) -> Tree:
@@ -215,7 +215,7 @@ class TDMPC2:
         self.plans.copy_(planned["mean"])
         return planned["action"]
 
-    def _plan_noise(self, counter: int) -> dict[str, Any]:
+    def plan_noise(self, counter: int) -> dict[str, Any]:
         config = self.config
         noise = draw(self.acting, self.choosing, counter, self.envs, config.plan, config.horizon, self.model.actions)
         return dict(tree_map(lambda x: x.to(self.runtime.device), noise))
@@ -267,28 +267,30 @@ class TDMPC2:
         )
         return False
 
-    def _draw(self) -> dict[str, Any]:
-        """A batch of replay [L x M, ...] with all that is left to chance in an update."""
+    def with_chance(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Stretches [L x M, ...] with all that is left to chance in an update."""
         config, counter, count = self.config, self.updates, self.share
         critics, actions = self.model.critics.count, self.model.actions
-        batch = self.replay.slices(counter, count, config.horizon)
         batch["obs"], task = seen_of(batch["obs"])
         if task is not None:
             batch["task"] = task[:, 0]
         batch["row"], batch["whole"] = torch.arange(len(self.latents)), batch["whole"].float()
-        steps = {"target": config.horizon, "policy": config.horizon + 1}
-        for name, streams in self.noise.items():
-            batch[name] = streams.normal(counter, count, steps[name], actions).flatten(0, 1)
+        steps, more = config.horizon, config.horizon + 1
+        noise = self.noise.normal(counter, count, steps + more, actions).flatten(0, 1)
+        batch["target"], batch["policy"] = noise.split((steps, more), dim=1)
         if config.model.dropout:
-            forms = {"kept": (critics, config.horizon), "policy_kept": (2, config.horizon + 1)}
-            for name, streams in self.forgetting.items():
-                shape = (count, *forms[name], config.model.shape().width)
-                batch[name] = streams.chance(counter, 1.0 - config.model.dropout, *shape).flatten(0, 1)
+            sizes, width = (critics * steps, 2 * more), config.model.shape().width
+            kept = self.forgetting.chance(counter, 1.0 - config.model.dropout, count, sum(sizes), width).flatten(0, 1)
+            own, other = kept.split(sizes, dim=1)
+            batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
         self.pairs = list(pairs_of(self.pairing, counter, 2, critics).to(self.runtime.device))
         return dict(tree_map(lambda x: x.to(self.runtime.device, non_blocking=True), batch))
 
+    def _draw(self) -> dict[str, Any]:
+        return self.with_chance(self.replay.slices(self.updates, self.share, self.config.horizon))
+
     def model_loss(self, batch: dict[str, Any]) -> Loss:
-        result, latents = self._model_loss(
+        result, latents = self.losses[0](
             self.model, self.targets, self.discounts, self.pairs[0], self.config.loss, batch
         )
         self.latents[batch["row"]] = latents.float()  # by row, in whatever parts a batch comes
@@ -296,7 +298,7 @@ class TDMPC2:
 
     def policy_loss(self, batch: dict[str, Any]) -> Loss:
         """The optimizer moves nothing but the policy by it."""
-        return self._policy_loss(self.model, self.scale, self.pairs[1], self.config.loss, batch)
+        return self.losses[1](self.model, self.scale, self.pairs[1], self.config.loss, batch)
 
     @torch.no_grad()
     def _rescale(self, batch: dict[str, Any]) -> None:
@@ -325,41 +327,7 @@ class TDMPC2:
     # -- what it is made of --------------------------------------------------------------------------------------------
 
     def engine(self, fewer: int = 1) -> list[Work]:
-        """The environments, bare plans, and bare updates of a copy of the model, with nothing around them."""
-        config, model, targets = self.config, copy.deepcopy(self.model), copy.deepcopy(self.targets)
-        rates = [
-            torch.optim.Adam(model.parameters(), fused=True),
-            torch.optim.Adam(model.policy.parameters(), fused=True),
-        ]
-        planner = Planner(model, config.plan, config.horizon, self.discounts)
-        batch = tree_map(lambda x: x[: max(1, len(x) // fewer)].clone(), self._draw())
-        envs = max(1, self.task.num_envs // fewer)
-        obs = tree_map(lambda x: x[:envs].clone(), self.task.observe())
-        noise = tree_map(lambda x: x[:envs].clone(), self._plan_noise(0))
-        pairs = pairs_of(self.plan_pairing, 0, planner.rounds, model.critics.count).to(self.runtime.device)
-        actions = self.rollout["action"][0].cpu().double().numpy()
-
-        @torch.no_grad()
-        def act() -> None:
-            with self.runtime.autocast():
-                planner.plan(*seen_of(obs), self.plans[:envs], noise, pairs, explore=True)
-
-        def learn() -> None:
-            with self.runtime.autocast():
-                result, latents = self._model_loss(model, targets, self.discounts, self.pairs[0], config.loss, batch)
-            _step(rates[0], result.total)
-            with self.runtime.autocast():
-                own = self._policy_loss(model, self.scale, self.pairs[1], config.loss, batch | {"z": latents})
-            _step(rates[1], own.total)
-            torch._foreach_lerp_(list(targets.parameters()), list(model.critics.parameters()), config.tau)
-
-        updates = max(1, round(self.samples * config.update_ratio))
-        works = [
-            Work("inference", envs, config.collect, act, fewer),
-            Work("learning", len(batch["obs"]), updates, learn, fewer),
-        ]
-        env = Work("env", self.task.num_envs, config.collect, lambda: self.task.kernel(actions))
-        return [env, *works] if fewer == 1 else works
+        return bare_works(self, fewer)
 
     def buffers(self) -> Tree:
         rollouts = self.rollout.buffers | self.outcomes.buffers | self.told.buffers
@@ -399,14 +367,6 @@ def _discounts(config: TDMPC2Config, parts: tuple[Part, ...]) -> list[float]:
     """The discount of each task."""
     if config.gamma is None and not parts:
         raise ConfigError("the length of this task's episodes is not known.", "Give a discount: --algo.gamma 0.99.")
-    return [discount_for(part.length) if config.gamma is None else config.gamma for part in parts] or [
-        config.gamma or 0.0
-    ]
-
-
-def _step(rate: torch.optim.Optimizer, total: Tensor) -> None:
-    rate.zero_grad()
-    parameters = [p for group in rate.param_groups for p in group["params"]]
-    total.backward(inputs=parameters)
-    torch.nn.utils.clip_grad_norm_(parameters, 20.0)
-    rate.step()
+    if config.gamma is not None:
+        return [config.gamma] * max(1, len(parts))
+    return [discount_for(part.length) for part in parts]

@@ -18,14 +18,14 @@ class DMCTDMPC2(Recipe):
 
     name: ClassVar = "dmc-tdmpc2"
     smoke: ClassVar = {
-        "task": {"names": ["pendulum-swingup"], "steps": 20},
+        "task": {"names": ["pendulum-swingup"], "steps": 10},
         "algo": {
             "batch_size": 32,
             "learn_from": 24,
             "capacity": 256,
             "update_ratio": 0.25,
             "collect": 4,
-            "plan": {"samples": 16, "from_policy": 4, "elites": 4, "rounds": 2},
+            "plan": {"samples": 8, "from_policy": 2, "elites": 4, "rounds": 1},
             "model": {"size": 1, "encoder": 16, "width": 16, "latent": 16, "critics": 3, "bins": 11},
         },
         "run": {"samples": 256, "log_every": 64, "eval_every": 128, "eval_episodes": 8, "save_every": 64},
