@@ -280,7 +280,7 @@ class TDMPC2:
         batch["target"], batch["policy"] = noise.split((steps, more), dim=1)
         if config.model.dropout:
             sizes, width = (critics * steps, 2 * more), config.model.shape().width
-            kept = self.forgetting.chance(counter, 1.0 - config.model.dropout, count, sum(sizes), width).flatten(0, 1)
+            kept = ~self.forgetting.rare(counter, config.model.dropout, count, sum(sizes), width).flatten(0, 1)
             own, other = kept.split(sizes, dim=1)
             batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
         self.pairs = list(pairs_of(self.pairing, counter, 2, critics).to(self.runtime.device))
