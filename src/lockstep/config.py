@@ -143,8 +143,9 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
                 except ConfigError:
                     continue
     elif origin is Literal:
-        if value in arguments:
-            return value
+        for choice in arguments:
+            if value == choice or (isinstance(value, str) and value == str(choice)):  # a command line has only text
+                return choice
     elif origin is tuple and isinstance(value, list | tuple | str | int):
         # A list, `32,64` from a command line, or a single number for a list of one.
         value = str(value).split(",") if isinstance(value, str | int) and value != "" else value

@@ -89,7 +89,7 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
         return None
     everybody = sorted(tuple(row) for rows in runtime.gather(played) for row in rows)
     names = sorted({name for _, result in everybody for name in result})
-    results = {name: [result[name] for _, result in everybody] for name in names}
+    results = {name: [result[name] for _, result in everybody if name in result] for name in names}
     summary = {f"{name}_mean": sum(values) / len(values) for name, values in results.items()}
     spread = sum((value - summary["return_mean"]) ** 2 for value in results["return"]) / len(everybody)
     return summary | {"return_std": math.sqrt(spread), "episodes": float(len(everybody))}
@@ -120,7 +120,8 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         memory = tree_where(ended, fresh, acted["memory"])
         for index in ended.nonzero().flatten().tolist():
             if next_episode[index] < episodes:
-                extras = {name: float(values[index]) for name, values in step.episode.items()}
+                counted = {name: float(values[index]) for name, values in step.episode.items()}
+                extras = {name: value for name, value in counted.items() if not math.isnan(value)}
                 result = {"return": float(totals[index]), "length": float(lengths[index])} | extras
                 played.append((next_episode[index], result))
                 next_episode[index] += envs

@@ -111,6 +111,51 @@ def ppo_loss(
     return PPOLoss(total, policy, value, spread, kl, clipped)
 
 
+def symlog(x: Tensor) -> Tensor:
+    """Logarithm on both sides of zero: small numbers as they are, large ones brought near."""
+    return x.sign() * x.abs().log1p()
+
+
+def symexp(x: Tensor) -> Tensor:
+    """The inverse of `symlog`."""
+    return x.sign() * x.abs().expm1()
+
+
+def two_hot(values: Tensor, bins: int, reach: float) -> Tensor:
+    """Values as weights of two neighbouring bins [..., bins] that lie evenly from -reach to reach, after a symlog."""
+    place = (symlog(values).clamp(-reach, reach) + reach) * ((bins - 1) / (2 * reach))
+    below = place.floor().clamp(max=bins - 2)  # the last bin is the upper neighbour of the one before it
+    part = (place - below).unsqueeze(-1)
+    weights = values.new_zeros(*values.shape, bins)
+    index = below.long().unsqueeze(-1)
+    weights.scatter_(-1, index, 1.0 - part)
+    return weights.scatter_(-1, index + 1, part)
+
+
+def two_hot_inverse(logits: Tensor, reach: float) -> Tensor:
+    """The values that logits of bins [..., bins] stand for: the mean bin, and a symexp."""
+    places = torch.linspace(-reach, reach, logits.shape[-1], device=logits.device)
+    return symexp(logits.float().softmax(-1) @ places)
+
+
+def two_hot_loss(logits: Tensor, values: Tensor, reach: float) -> Tensor:
+    """Cross-entropy between logits of bins [..., bins] and the weights of values [...]."""
+    weights = two_hot(values, logits.shape[-1], reach)
+    return -(weights * logits.float().log_softmax(-1)).sum(-1)
+
+
+def discount_for(length: float) -> float:
+    """A discount that looks as far ahead as a fifth of an episode, between 0.95 and 0.995."""
+    fifth = length / 5
+    return min(max((fifth - 1) / fifth, 0.95), 0.995)
+
+
+def spread_of(values: Tensor) -> Tensor:
+    """What lies between the 5th and the 95th percentile of values [N], at least 1."""
+    ends = torch.quantile(values, torch.tensor([0.05, 0.95], dtype=values.dtype, device=values.device))
+    return (ends[1] - ends[0]).clamp(min=1.0)
+
+
 def moments(total: Tensor, squares: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance from pooled sums; a variance that rounding made negative is zero."""
     mean = total / count.clamp(min=1)

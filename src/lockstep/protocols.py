@@ -58,11 +58,24 @@ class Step(NamedTuple):
     final_obs: Tree
     """[B, ...] The last observation of the episodes that ended here; other rows mean nothing."""
     episode: dict[str, Tensor]
-    """[B] each: what the task counts over an episode (apples, won); meaningful in rows that ended."""
+    """[B] each: what the task counts over an episode (apples, won); meaningful in rows that ended.
+
+    NaN in a row that does not count it: an environment of another task.
+    """
     cut: bool = True
     """Whether any was truncated, known without asking a device; True where the task does not say."""
     agent_reward: Tensor | None = None
     """[B, A] float32: what each agent of a team learns from; none where an environment has one agent."""
+
+
+class Part(NamedTuple):
+    """One of the tasks that a `VecEnv` plays; those that are called by name have them as its `parts`."""
+
+    name: str
+    actions: int
+    """Features of its actions; an action may have more, for other tasks."""
+    length: int
+    """Steps of an episode."""
 
 
 class Stateful(Protocol):

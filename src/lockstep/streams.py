@@ -8,6 +8,7 @@ Shapes: L local lanes.
 """
 
 import hashlib
+import math
 import threading
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,6 +67,17 @@ class Stream:
         exponential = self.generator(counter).standard_exponential(shape, dtype=np.float32)
         return torch.from_numpy(-np.log(np.maximum(exponential, np.finfo(np.float32).tiny)))
 
+    def rare(self, counter: int, part: float, *shape: int) -> Tensor:
+        """True with a small probability, each for itself: drawn are the gaps between them, which are few."""
+        generator, count = self.generator(counter), math.prod(shape)
+        enough = int(count * part + 6 * math.sqrt(count * part)) + 16
+        places = generator.geometric(part, enough).cumsum() - 1
+        while places[-1] < count:  # hardly ever
+            places = np.concatenate([places, generator.geometric(part, enough).cumsum() + places[-1]])
+        found = np.zeros(count, np.bool_)
+        found[places[: np.searchsorted(places, count)]] = True
+        return torch.from_numpy(found.reshape(shape))
+
     def integers(self, counter: int, high: int, *shape: int) -> Tensor:
         return torch.from_numpy(self.generator(counter).integers(high, size=shape))
 
@@ -91,6 +103,9 @@ class LaneStreams:
 
     def gumbel(self, counter: int, *shape: int) -> Tensor:
         return torch.stack([stream.gumbel(counter, *shape) for stream in self.streams])  # [L, *shape]
+
+    def rare(self, counter: int, part: float, *shape: int) -> Tensor:
+        return torch.stack([stream.rare(counter, part, *shape) for stream in self.streams])  # [L, *shape]
 
     def integers(self, counter: int, high: int, *shape: int) -> Tensor:
         return torch.stack([stream.integers(counter, high, *shape) for stream in self.streams])  # [L, *shape]

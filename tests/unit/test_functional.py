@@ -8,7 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from lockstep.functional import PPOLoss, generalized_advantages, moments, ppo_loss, schedule
+from lockstep.functional import (
+    PPOLoss,
+    discount_for,
+    generalized_advantages,
+    moments,
+    ppo_loss,
+    schedule,
+    spread_of,
+    symexp,
+    symlog,
+    two_hot,
+    two_hot_inverse,
+    two_hot_loss,
+)
 
 KINDS = ["constant", "linear", "cosine"]
 parts = st.floats(0, 1)
@@ -314,3 +327,51 @@ def test_the_variance_of_one_value_again_and_again_is_never_negative(value, coun
     mean, variance = moments(same.sum(), same.square().sum(), tensor(float(count)))
     assert variance >= 0
     assert mean.item() == pytest.approx(value)
+
+
+# --------------------------------------------------------------------------------------------------------- world models
+
+
+def test_two_hot_shares_a_value_between_the_two_bins_beside_it():
+    # Bins at -2, -1, 0, 1, 2 of a symlog; symlog(e^1.25 - 1) = 1.25 lies a quarter of the way from 1 to 2.
+    values = torch.tensor([math.exp(1.25) - 1, 0.0, -(math.e - 1), 1e9, -1e9])
+    assert two_hot(values, 5, 2.0).tolist() == [
+        pytest.approx([0, 0, 0, 0.75, 0.25], abs=1e-6),
+        [0, 0, 1, 0, 0],
+        pytest.approx([0, 1, 0, 0, 0], abs=1e-6),
+        [0, 0, 0, 0, 1],
+        [1, 0, 0, 0, 0],
+    ]
+
+
+@given(st.lists(st.floats(-2e4, 2e4, width=32), min_size=1, max_size=20))
+def test_two_hot_has_an_inverse(values):
+    x = torch.tensor(values)
+    logits = two_hot(x, 101, 10.0).clamp(min=1e-30).log()
+    torch.testing.assert_close(two_hot_inverse(logits, 10.0), x, rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_of_bins_is_the_cross_entropy_to_both_neighbours():
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    log_prob = logits.log_softmax(-1)[0]
+    value = torch.tensor([math.exp(0.25) - 1])  # a quarter of the way from the middle bin of -1, 0, 1
+    expected = -(0.75 * log_prob[1] + 0.25 * log_prob[2])
+    torch.testing.assert_close(two_hot_loss(logits, value, 1.0), expected[None])
+
+
+@pytest.mark.parametrize(("length", "discount"), [(500, 0.99), (100, 0.95), (1000, 0.995), (5000, 0.995), (5, 0.95)])
+def test_the_discount_follows_from_the_length_of_an_episode(length, discount):
+    assert discount_for(length) == pytest.approx(discount)
+
+
+def test_the_spread_lies_between_two_percentiles_and_is_at_least_one():
+    values = torch.arange(101.0)[torch.randperm(101, generator=torch.Generator().manual_seed(0))]
+    assert spread_of(values).item() == pytest.approx(90.0)
+    assert spread_of(torch.tensor([0.0, 10.0])).item() == pytest.approx(9.0)  # between two, by how near they are
+    assert spread_of(torch.full((9,), 3.0)).item() == 1.0
+
+
+@given(st.floats(-1e6, 1e6, width=32))
+def test_symlog_and_symexp_undo_each_other(value):
+    x = torch.tensor(value, dtype=torch.float64)
+    assert symexp(symlog(x)).item() == pytest.approx(value, rel=1e-9, abs=1e-9)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
@@ -273,3 +273,64 @@ def test_lanes_of_different_lengths_are_refused():
     replay.load_lane_state(2, plain(filled(5, 2), 2))
     with pytest.raises(ValueError, match=r"written \[3, 3, 2, 3\] steps"):
         replay.sample(0, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- slices
+
+
+def with_ends(rows, steps, every, local=range(LANES)):
+    """Episodes of `every` steps in environment 0 and of one more in environment 1, ended in both ways in turn."""
+    replay = Replay(rows * LANES * ENVS, Lanes(LANES, local, 0), step_values(0, local))
+    for time in range(steps):
+        over = [env for env in range(ENVS) if time % (every + env) == every + env - 1]
+        replay.write(step_values(time, local, **{("terminated", "truncated")[time % 2]: over}))
+    return replay
+
+
+@settings(max_examples=30)
+@given(st.integers(9, 15), st.integers(9, 30), st.integers(3, 5))
+def test_a_slice_is_so_many_steps_of_one_episode_and_what_followed_them(rows, steps, every):
+    batch = with_ends(rows, steps, every).slices(1, 25, 3)
+    where = batch["action"]  # [N, 3]
+    assert batch["whole"].all()
+    assert where.shape == (LANES * 25, 3)
+    times, env = where // 1000, where[:, 0] % 10
+    assert torch.equal(where[:, 1:], where[:, :1] + torch.tensor([1000, 2000]))  # one after another, in one place
+    assert times.min() >= max(0, steps - rows)
+    assert times.max() < steps
+    assert torch.equal(times[:, 0] // (every + env), times[:, -1] // (every + env))  # in one episode
+    assert torch.equal(batch["obs"]["a"][:, :-1, 0], where.float())
+    assert torch.equal(batch["obs"]["a"][:, -1, 0], where[:, -1] + 0.5)  # what really followed, not the next episode
+    assert "next_obs" not in batch
+
+
+def test_every_slice_is_drawn_about_as_often():
+    replay, counts = with_ends(12, 12, 4), torch.zeros(12)
+    for counter in range(200):
+        starts = replay.slices(counter, 10, 3)["action"][:, 0]
+        counts += torch.bincount(starts[starts % 10 == 0] // 1000, minlength=12)
+    drawn = counts[counts > 0]
+    assert counts.nonzero().flatten().tolist() == [0, 1, 4, 5, 8, 9]  # in environment 0, which has episodes of four
+    assert drawn.max() / drawn.min() < 1.2
+
+
+def test_slices_are_found_where_hardly_any_episode_is_long_enough():
+    replay = Replay(400 * LANES * ENVS, Lanes(LANES, range(LANES), 0), step_values(0))
+    for time in range(400):
+        replay.write(step_values(time, terminated=() if 200 <= time < 203 else range(ENVS)))
+    starts = replay.slices(0, 6, 3)["action"][:, 0] // 1000
+    assert set(starts.tolist()) <= {200, 201}
+
+
+def test_slices_are_the_same_whoever_hosts_the_lane():
+    whole, part = with_ends(9, 20, 4), with_ends(9, 20, 4, range(2, 3))
+    assert torch.equal(whole.slices(7, 5, 3)["action"][10:15], part.slices(7, 5, 3)["action"])
+
+
+def test_where_no_episode_is_long_enough_a_slice_is_not_whole():
+    assert with_ends(9, 20, 5).slices(0, 2, 5)["whole"].all()
+    batch = with_ends(9, 20, 3).slices(0, 2, 5)
+    assert not batch["whole"].any()
+    assert batch["action"].shape == (2 * LANES, 5)
+    with pytest.raises(ValueError, match="there are no 3 steps to draw"):
+        filled(5, 2).slices(0, 1, 3)

@@ -1,5 +1,6 @@
 """Randomness is a pure function of seed, purpose, lane and counter, and of nothing else."""
 
+import math
 import random
 
 import numpy as np
@@ -155,3 +156,28 @@ def test_a_shared_stream_is_the_same_on_every_process_and_belongs_to_no_lane():
     here, there = Lanes(8, range(2), 4).shared_stream("init"), Lanes(8, range(2, 8), 4).shared_stream("init")
     assert torch.equal(here.normal(0, 5), there.normal(0, 5))
     assert not any(torch.equal(here.normal(0, 5), Stream(4, "init", lane).normal(0, 5)) for lane in range(8))
+
+
+@pytest.mark.parametrize("part", [0.01, 0.2, 0.9])
+def test_rare_events_come_each_for_itself_as_often_as_they_should(part):
+    found = Stream(0, "rare", 3).rare(7, part, 400, 250)
+    assert found.shape == (400, 250)
+    assert found.dtype == torch.bool
+    expected, deviation = part * 100_000, math.sqrt(part * (1 - part) * 100_000)
+    assert abs(found.sum().item() - expected) < 5 * deviation
+    pairs = (found[:, 1:] & found[:, :-1]).sum().item() / (400 * 249)
+    assert pairs == pytest.approx(part**2, abs=5 * part / math.sqrt(400 * 249))  # one says nothing of the next
+    assert torch.equal(found, Stream(0, "rare", 3).rare(7, part, 400, 250))
+    assert not torch.equal(found, Stream(0, "rare", 3).rare(8, part, 400, 250))
+
+
+def test_rare_events_reach_to_the_end_however_few_gaps_were_drawn():
+    class Short:
+        """Gaps of one: the first draw of them does not reach the end."""
+
+        def geometric(self, part, count):
+            return np.ones(count, np.int64)
+
+    stream = Stream(0, "rare")
+    object.__setattr__(stream, "generator", lambda counter: Short())
+    assert stream.rare(0, 0.001, 5000).all()

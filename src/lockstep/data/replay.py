@@ -20,6 +20,8 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import LaneState, Rows, State, Step
 from lockstep.trees import leaves, tree_map, tree_where
 
+_TRIES = 16
+"""Stretches that are drawn for one sample, of which the first that lies in one episode is taken."""
 OUTCOME = ("reward", "terminated", "truncated", "next_obs")
 """Parts of a transition that n-step targets are made of; all others are what was seen and done."""
 
@@ -96,6 +98,30 @@ class Replay:
         batch = {name: _gather(rings, first) for name, rings in self.buffers.items() if name not in OUTCOME}
         return batch | {"reward": total, "next_obs": _gather(self.buffers["next_obs"], last), "discount": weights}
 
+    def slices(self, counter: int, count: int, steps: int) -> dict[str, Any]:
+        """Draw `count` stretches of `steps` steps of each lane that lie in one episode; [L x M, steps, ...] each.
+
+        `obs` has one more: what followed the last step. Each stretch is as likely as the others. `whole` [L x M] says
+        whether a stretch is one: where no episode of a lane is that long, those drawn are to count nothing.
+        """
+        held = min(self._stop, self.rows)
+        if (self._written != self._stop).any() or held < steps:
+            raise ValueError(f"there are no {steps} steps to draw: lanes have written {self._written.tolist()}.")
+        draws = self._streams.integers(counter, (held - steps + 1) * self.envs, count, _TRIES).numpy()  # [L, M, tries]
+        ring = Ring(self._stop - held, self._stop, self.rows, self.envs)
+        ends = self.buffers["terminated"].flatten().numpy(), self.buffers["truncated"].flatten().numpy()
+        places, whole = np.empty((*draws.shape[:2], steps), np.int64), np.ones(draws.shape[:2], np.bool_)
+        _follow(draws, ring, steps, *ends, places, whole)
+        flat = torch.from_numpy(places.reshape(-1, steps))
+        batch = {
+            name: tree_map(lambda x: x.unflatten(0, flat.shape), _gather(rings, flat.flatten()))
+            for name, rings in self.buffers.items()
+            if name != "next_obs"
+        }
+        last = _gather(self.buffers["next_obs"], flat[:, -1])
+        batch["obs"] = tree_map(lambda x, y: torch.cat([x, y.unsqueeze(1)], 1), batch["obs"], last)
+        return batch | {"whole": torch.from_numpy(whole.reshape(-1))}
+
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def lane_state(self, lane: int) -> LaneState:
@@ -171,6 +197,39 @@ def _accumulate(
                     break
             weights[sample] = weight
             sample += 1
+
+
+@njit(cache=True, nogil=True)
+def _follow(draws: Any, ring: Ring, steps: int, terminated: Any, truncated: Any, places: Any, whole: Any) -> None:
+    """Places of the steps from the first of each sample's tries [L, M, tries] whose episode goes on for long enough.
+
+    Where none does, the next one that does is looked for, step by step, and if there is none at all, it is not whole.
+    """
+    starts = (ring.stop - ring.first - steps + 1) * ring.envs
+    for lane in range(draws.shape[0]):
+        for sample in range(draws.shape[1]):
+            start, attempt = draws[lane, sample, 0], 0
+            while True:
+                number, env = ring.first + start // ring.envs, start % ring.envs
+                fits = True
+                for ahead in range(steps):
+                    place = (lane * ring.rows + (number + ahead) % ring.rows) * ring.envs + env
+                    places[lane, sample, ahead] = place
+                    if ahead < steps - 1 and (terminated[place] or truncated[place]):
+                        fits = False
+                if fits:
+                    break
+                attempt += 1
+                if attempt < draws.shape[2]:
+                    start = draws[lane, sample, attempt]
+                elif attempt < draws.shape[2] + starts:
+                    start = (start + 1) % starts
+                else:
+                    whole[lane, sample:] = False
+                    places[lane, sample:] = places[lane, sample]
+                    break
+            if not whole[lane, sample]:
+                break
 
 
 def _gather(rings: Any, places: Tensor) -> Any:

@@ -87,9 +87,14 @@ class Episodes:
         metrics.add("ep_length_mean", length, episodes)
         for name, values in extras.items():
             # Rows that did not end mean nothing; lane by lane, so that the bits do not depend on who else lives here.
-            last = torch.where(ended, values.cpu().double(), 0.0)
-            sums = torch.stack([lane.sum() for lane in samples(last, len(self.lanes)).chunk(len(self.lanes))])
-            metrics.add(f"ep_{name}_mean", sums, episodes)
+            last = values.cpu().double()
+            counted = ended & ~last.isnan()
+            last = torch.where(counted, last, 0.0)
+            sums, counts = (
+                torch.stack([lane.sum() for lane in samples(x, len(self.lanes)).chunk(len(self.lanes))])
+                for x in (last, counted)
+            )
+            metrics.add(f"ep_{name}_mean", sums, counts)
         return metrics
 
     def state(self, lane: int) -> State:

@@ -15,6 +15,10 @@ RECIPES = {
     "gym-ppo-lstm": ("lockstep.recipes.gym_ppo_lstm", "PPO with memory on any Gymnasium task (--task.mask-velocity)"),
     "gym-ddpg": ("lockstep.recipes.gym_ddpg", "DDPG on any Gymnasium task (Pendulum-v1 unless told; preset td3)"),
     "team-ddpg": ("lockstep.recipes.team_ddpg", "DDPG for a team of three snakes against three (preset central)"),
+    "dmc-tdmpc2": (
+        "lockstep.recipes.dmc_tdmpc2",
+        "TD-MPC2 on the control suite (task=walker-run; preset small)",
+    ),
     "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with memory trades files of prices, or a computed market"),
     "cricket-gnn": (
         "lockstep.recipes.cricket_gnn",

@@ -263,7 +263,8 @@ def _first_difference(whole: Group, part: Group, times: range) -> str:
     """Play two groups side by side and say where the second first differs from the first; nothing if nowhere."""
     for (when, seen), (_, partly) in zip(_moments(whole, times), _moments(part, times), strict=True):
         for name, tensor in seen.items():
-            rows = _where((tensor[part.rows] != partly[name]).reshape(len(partly[name]), -1).any(dim=1))
+            same = tensor[part.rows].eq(partly[name]) | (tensor[part.rows].isnan() & partly[name].isnan())
+            rows = _where((~same).reshape(len(partly[name]), -1).any(dim=1))
             if rows:
                 return f"{name} of environment {part.rows.start + rows[0]} {when}"
     return ""

@@ -1,0 +1,163 @@
+"""TD-MPC2 beside its bare engine, plans of many environments beside single ones, and two processes beside one.
+
+python benchmarks/world_model.py                   updates and plans against the bare engine, and batched plans
+python benchmarks/world_model.py --scaling         two processes against one, updates and planning
+
+The bare engine is the same tensors through the same modules with torch's Adam, and nothing around: no replay, no noise
+that is drawn, no reduction, no environment. Everything is measured in turns; on one process in CPU time, because others
+may share the machine.
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from work import start_again, started
+
+from lockstep.config import overlay
+from lockstep.protocols import Clock
+from lockstep.recipes.dmc_tdmpc2 import DMCTDMPC2
+from lockstep.runtime import Runtime
+from lockstep.trees import tree_map
+
+SMALL = {
+    "algo.batch_size": 128,
+    "algo.plan": {"samples": 64, "from_policy": 8, "elites": 8, "rounds": 4},
+    "algo.model": {"size": 1, "encoder": 64, "width": 64, "latent": 32, "critics": 2},
+}
+
+
+def build(runtime, arguments):
+    settings = SMALL if arguments.size == 0 else {"algo.model.size": arguments.size}
+    settings |= {"task.names": [arguments.task], "algo.learn_from": 64, "algo.capacity": 20_000}
+    settings |= {"algo.compile": arguments.compile}
+    recipe = overlay(DMCTDMPC2(), settings)
+    task = recipe.task.build(runtime.lanes, runtime.device)
+    return recipe.algo.build(task, runtime)
+
+
+class Agent:
+    """Iterates, and does the parts of an iteration apart."""
+
+    def __init__(self, runtime, arguments):
+        self.algorithm, self.clock = build(runtime, arguments), Clock(budget=10**6)
+        while self.algorithm.updates == 0:
+            self.iterate()
+
+    def iterate(self):
+        self.collect()
+        self.learn()
+
+    def collect(self):
+        self.algorithm.collect(self.clock)
+
+    def learn(self):
+        self.algorithm.update(self.clock)
+        self.clock.advance(self.algorithm.samples)
+
+
+def in_turns(contenders, rounds, clock):
+    seconds = {name: [] for name in contenders}
+    for work in contenders.values():
+        work()
+    for _ in range(rounds):
+        for name, work in contenders.items():
+            began = clock()
+            work()
+            seconds[name].append(clock() - began)
+    return seconds
+
+
+def ratio(seconds, top, bottom, factor=1.0):
+    found = [factor * a / b for a, b in zip(seconds[top], seconds[bottom], strict=True)]
+    return f"{statistics.median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
+
+
+def single_plans(algorithm):
+    """Plans of all environments at once, and of one after another."""
+    obs, noise = algorithm.task.observe(), algorithm.plan_noise(0)
+    pairs = torch.zeros(algorithm.planner.rounds, 2, dtype=torch.int64)
+    pairs[:, 1] = 1
+    plan = algorithm.planner.plan
+
+    @torch.no_grad()
+    def together():
+        plan(obs, None, algorithm.plans, noise, pairs, explore=True)
+
+    @torch.no_grad()
+    def one_by_one():
+        for env in range(len(obs)):
+            own = slice(env, env + 1)
+            plan(obs[own], None, algorithm.plans[own], tree_map(lambda x, own=own: x[own], noise), pairs, explore=True)
+
+    return together, one_by_one
+
+
+def alone(arguments):
+    agent = Agent(Runtime.alone(DMCTDMPC2().run), arguments)
+    algorithm = agent.algorithm
+    env, plan, update = algorithm.engine()
+    together, one_by_one = single_plans(algorithm)
+    contenders = {
+        "collect": agent.collect,
+        "bare collect": lambda: (plan.run(), env.run()),
+        "learn": agent.learn,
+        "bare learn": lambda: [update.run() for _ in range(update.times)],
+        "together": together,
+        "one by one": one_by_one,
+    }
+    seconds = in_turns(contenders, arguments.rounds, time.process_time)
+    envs, updates = algorithm.task.num_envs, update.times
+    parameters = sum(p.numel() for p in algorithm.model.parameters())
+    print(f"{arguments.task}, {parameters:,} parameters, {envs} environments, {arguments.rounds} rounds, CPU time")
+    print(f"  updates/s {updates / statistics.median(seconds['learn']):8.1f}   of the bare engine's", end=" ")
+    print(ratio(seconds, "bare learn", "learn"))
+    print(f"  plans/s   {envs / statistics.median(seconds['collect']):8.1f}   of the bare engine's", end=" ")
+    print(ratio(seconds, "bare collect", "collect"))
+    print(f"  one plan of {envs} environments against {envs} plans of one: {ratio(seconds, 'one by one', 'together')}")
+
+
+def scaling(arguments):
+    torch.set_num_threads(1)
+    recipe = overlay(DMCTDMPC2(), {"run.lanes": 8, "run.timeout": 600.0})
+
+    def clock():
+        dist.barrier()
+        return time.perf_counter()
+
+    with Runtime.start(recipe.run) as runtime:
+        single, pair = Agent(Runtime.alone(recipe.run), arguments), Agent(runtime, arguments)
+        contenders = {
+            "one": single.iterate if runtime.main else lambda: None,
+            "both alone": single.iterate,
+            "two": pair.iterate,
+        }
+        seconds = in_turns(contenders, arguments.rounds, clock)
+        if runtime.main:
+            size = arguments.size or "small"
+            print(f"{arguments.task}, size {size}, {arguments.rounds} rounds, two processes against one, wall time")
+            print(f"  sharing nothing   {ratio(seconds, 'one', 'both alone', 2)}: what the machine allows")
+            print(f"  the same run      {ratio(seconds, 'one', 'two')}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--task", default="cartpole-balance")
+    parser.add_argument("--size", type=int, default=0, help="1, 5, 19, 48 or 317; 0 is a very small one")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--scaling", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if not arguments.scaling:
+        alone(arguments)
+    elif started():
+        scaling(arguments)
+    else:
+        start_again(2)
+
+
+if __name__ == "__main__":
+    main()

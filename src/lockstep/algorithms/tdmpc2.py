@@ -1,0 +1,372 @@
+"""TD-MPC2: a world model learns from replay to foresee rewards and values, and actions are planned in it.
+
+Every update takes one step of the model and one of the policy, which learns from the latents that the model's step went
+through. What the policy's values are divided by is measured on the whole batch of the run, before its step.
+
+Shapes: L local lanes, E environments a lane, B = L x E, M samples a lane in a batch, N = L x M samples (or M in exact
+mode, where a lane comes after another), H steps ahead, K action features, Z of a latent, R rounds of a plan.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box, Dict
+from torch import Tensor
+
+from lockstep.algorithms.tdmpc2_engine import bare_works
+from lockstep.algorithms.tdmpc2_losses import LossConfig, judge_policy, model_loss, policy_loss
+from lockstep.config import ConfigError, RunConfig, with_lanes
+from lockstep.data.finite import bad_places, extent
+from lockstep.data.replay import Replay, outcome
+from lockstep.data.rollout import Episodes, Rollout
+from lockstep.functional import discount_for, spread_of
+from lockstep.lanes import Lanes
+from lockstep.nets.init import initialising
+from lockstep.nets.planning import PlanConfig, Planner, PlanningPolicy, draw, pairs_of, seen_of, shifted
+from lockstep.nets.world_model import WorldModel, WorldModelConfig
+from lockstep.protocols import Clock, LaneState, Loss, Metrics, Part, State, VecEnv, Work
+from lockstep.runtime import Optimizer, Runtime
+from lockstep.trees import Tree, copy_into, tree_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class TDMPC2Config:
+    """Settings of TD-MPC2. Every number is for the whole run, not for one process."""
+
+    learning_rate: float = 3e-4
+    """Of all networks."""
+    encoder_rate: float = 0.3
+    """What it is multiplied by for the encoder."""
+    batch_size: int = 256
+    """Stretches of `horizon` steps in one update, over all processes."""
+    capacity: int = 1_000_000
+    """Samples that replay holds."""
+    learn_from: int = 2_500
+    """Samples with random actions before learning starts; the updates that they owe are then taken at once."""
+    collect: int = 1
+    """Steps each environment takes between updates."""
+    update_ratio: float = 1.0
+    """Updates for each sample."""
+    horizon: int = 3
+    """Steps that are foreseen, in learning and in planning."""
+    gamma: float | None = None
+    """Discount of future rewards; none: by the length of a task's episodes, 0.99 for 500 steps."""
+    episodic: bool = False
+    """Whether episodes may end for good, so that ends are to be foreseen; the control suite's only run out of time."""
+    tau: float = 0.01
+    """How far targets and the scale of values move in each update."""
+    max_grad_norm: float = 20.0
+    """Gradients of the whole batch are clipped to this norm; those of model and policy apart."""
+    accumulate: int = 1
+    """Parts in which a batch is learned from, to save memory; one step is taken for all of them."""
+    planning: bool = True
+    """Whether actions are planned; else they are the policy's own, with its noise."""
+    compile: bool = False
+    """Compile the losses and the value of plans: faster after a minute or two (fast reduction only)."""
+    loss: LossConfig = field(default_factory=LossConfig)
+    """What each error counts."""
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    """How hard to think about an action."""
+    model: WorldModelConfig = field(default_factory=WorldModelConfig)
+    """Shape of the networks."""
+
+    def check(self, task: Any, run: RunConfig) -> None:
+        """Refuse numbers that do not divide, in words, before any process starts."""
+        lanes = with_lanes(run, 1).lanes or 0
+        Lanes(lanes, range(0), run.seed).share(task.num_envs, "num_envs")
+        Lanes(lanes, range(0), run.seed).share(self.batch_size, "batch_size")
+        self.model.shape()
+        self.plan.check()
+        tasks = getattr(task, "tasks", 1)
+        if task.num_envs % tasks:
+            raise ConfigError(
+                f"num_envs is {task.num_envs}, which {tasks} tasks cannot share evenly.",
+                f"Use a number that {tasks} tasks and {lanes} lanes both divide, or other --run.lanes.",
+            )
+        if min(self.horizon, self.collect, self.accumulate) < 1 or self.update_ratio <= 0 or not 0 < self.tau <= 1:
+            raise ConfigError(
+                f"horizon is {self.horizon}, collect {self.collect}, accumulate {self.accumulate}, update_ratio "
+                f"{self.update_ratio} and tau {self.tau}.",
+                "Use 1 or more of the first three, and more than 0 of the others; tau is 1 at most.",
+            )
+        if not task.num_envs * self.horizon <= self.learn_from <= self.capacity:
+            raise ConfigError(
+                f"learn_from is {self.learn_from}, and replay holds {self.capacity} samples of {task.num_envs} "
+                f"environments, of which {self.horizon} steps are foreseen.",
+                f"Start to learn after {task.num_envs * self.horizon} samples or more, and before replay is full.",
+            )
+        if self.compile and run.reduction == "exact":
+            raise ConfigError("compiled code is not exact.", "Use compile=false, or --run.reduction fast.")
+
+    def iteration_samples(self, task: Any) -> int:
+        return int(task.num_envs * self.collect)
+
+    def updates_until(self, samples: int) -> int:
+        """Updates that are due when so many samples have been taken: a function of the clock, so a resume owes none."""
+        return int(samples * self.update_ratio) if samples >= self.learn_from else 0
+
+    def build(self, task: VecEnv, runtime: Runtime) -> "TDMPC2":
+        return TDMPC2(self, task, runtime)
+
+
+class TDMPC2:
+    """One world model, its policy and its critics."""
+
+    def __init__(self, config: TDMPC2Config, task: VecEnv, runtime: Runtime) -> None:
+        self.config, self.task, self.runtime = config, task, runtime
+        lanes, device = runtime.lanes, runtime.device
+        self.envs = task.num_envs // len(lanes)
+        self.samples = lanes.count * self.envs * config.collect
+        self.share = config.batch_size // lanes.count
+        if not isinstance(task.action_space, Box) or not task.action_space.is_bounded():
+            raise ConfigError(f"actions of {task.action_space} are not supported.", "TD-MPC2 acts in a bounded Box.")
+        bounds = torch.from_numpy(task.action_space.low), torch.from_numpy(task.action_space.high)
+        self.middle, self.reach = ((bounds[1] + bounds[0]) / 2).to(device), ((bounds[1] - bounds[0]) / 2).to(device)
+        parts = getattr(task, "parts", ())
+        actions = tuple(part.actions for part in parts) or (int(task.action_space.shape[0]),)
+        space = task.observation_space["obs"] if isinstance(task.observation_space, Dict) else task.observation_space
+        with initialising(lanes.shared_stream("tdmpc2.init")):
+            self.model = WorldModel(config.model, space, actions, config.episodic).to(device)
+        self.targets = copy.deepcopy(self.model.critics).requires_grad_(False)
+        self.scale = torch.ones(1, device=device)
+        self.discounts = torch.tensor(_discounts(config, parts), device=device)
+        self.planner = Planner(self.model, config.plan, config.horizon, self.discounts)
+        self.model_optimizer, self.policy_optimizer = self._optimizers()
+        self.acting, self.choosing = lanes.streams("tdmpc2.acting"), lanes.streams("tdmpc2.choosing")
+        self.noise, self.forgetting = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
+        self.pairing = lanes.shared_stream("tdmpc2.pairs")
+        self.plan_pairing = lanes.shared_stream("tdmpc2.plan_pairs")
+        self.pairs: list[Tensor] = []
+        """The two critics that targets are made of, and the two that the policy asks, in the update under way."""
+        self.latents = torch.zeros(len(lanes) * self.share, config.horizon + 1, self.model.latent, device=device)
+        """What the model's last step went through, from which the policy learns."""
+        self.episodes = Episodes(lanes.local, self.envs)
+        self.plans = torch.zeros(task.num_envs, config.horizon, self.model.actions, device=device)  # [B, H, K]
+        self.rollout, self.outcomes, self.told = (Rollout(config.collect) for _ in range(3))
+        obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
+        example = {"obs": obs, "action": torch.zeros(task.num_envs, self.model.actions)}
+        example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended, "next_obs": obs}
+        self.replay = Replay(config.capacity, lanes, example, "tdmpc2.replay")
+        self.losses = model_loss, policy_loss
+        if config.compile:
+            self.losses = torch.compile(model_loss), torch.compile(policy_loss)
+            self.planner.value = torch.compile(self.planner.value)  # type: ignore[method-assign]
+
+    def _optimizers(self) -> tuple[Optimizer, Optimizer]:
+        """One for the model and one for its policy: neither moves what is the other's."""
+        config, names = self.config, list(self.model.named_parameters())
+        encoder = [(name, p) for name, p in names if name.startswith("encoder.")]
+        policy = [(name, p) for name, p in names if name.startswith("policy.")]
+        rest = [(name, p) for name, p in names if not name.startswith(("encoder.", "policy."))]
+        groups: list[dict[str, Any]] = [{"params": rest}]
+        groups.append({"params": encoder, "lr": config.learning_rate * config.encoder_rate})
+        options: dict[str, Any] = {"max_grad_norm": config.max_grad_norm, "accumulate": config.accumulate}
+        model = torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
+        own = torch.optim.Adam(policy, lr=config.learning_rate, eps=1e-5, fused=True)
+        return Optimizer(self.runtime, model, **options), Optimizer(self.runtime, own, **options)
+
+    @property
+    def updates(self) -> int:
+        return int(self.model_optimizer.updates)
+
+    # -- collecting ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def collect(self, clock: Clock) -> Metrics:
+        """Take `collect` steps in every environment."""
+        config, runtime = self.config, self.runtime
+        for t in range(config.collect):
+            obs = self.task.observe()
+            with runtime.phase("act"):
+                action = self._act(obs, clock.iteration * config.collect + t)
+                self.rollout.write(t, {"obs": obs, "action": action})  # before the step, which reuses their memory
+            with runtime.phase("env"):
+                step = self.task.step(action * self.reach + self.middle)
+            ended = (step.terminated | step.truncated).to(runtime.device)
+            self.plans.masked_fill_(ended[:, None, None], 0.0)
+            self.outcomes.write(t, outcome(step))
+            self.told.write(t, {"earned": step.reward, **step.episode})
+        over = self.outcomes["terminated"] | self.outcomes["truncated"]
+        return self.episodes.count(self.told["earned"], over, {name: self.told[name] for name in step.episode})
+
+    def _act(self, obs: Tree, counter: int) -> Tensor:
+        """Actions [B, K]: any at first, then planned, or the policy's own."""
+        config, device = self.config, self.runtime.device
+        if self.replay.count < config.learn_from:
+            chance = self.acting.uniform(counter, self.envs, self.model.actions).flatten(0, 1).to(device)
+            return (2.0 * chance - 1.0) * self.model.mask(seen_of(obs)[1])
+        if not config.planning:
+            chance = self.acting.normal(counter, self.envs, self.model.actions).flatten(0, 1).to(device)
+            done: Tensor = self.runtime.map_lanes(self._follow_policy, {"obs": obs, "noise": chance})
+            return done
+        noise = self.plan_noise(counter)
+        pairs = pairs_of(self.plan_pairing, counter, self.planner.rounds, self.model.critics.count).to(device)
+
+        def plan(part: dict[str, Any]) -> Tree:
+            with self.runtime.autocast():
+                action, mean = self.planner.plan(
+                    *seen_of(part["obs"]), shifted(part["plan"]), part["noise"], pairs, explore=True
+                )
+            return {"action": action, "mean": mean}
+
+        planned = self.runtime.map_lanes(plan, {"obs": obs, "plan": self.plans, "noise": noise})
+        self.plans.copy_(planned["mean"])
+        return planned["action"]
+
+    def plan_noise(self, counter: int) -> dict[str, Any]:
+        config = self.config
+        noise = draw(self.acting, self.choosing, counter, self.envs, config.plan, config.horizon, self.model.actions)
+        return dict(tree_map(lambda x: x.to(self.runtime.device), noise))
+
+    def _follow_policy(self, part: dict[str, Any]) -> Tensor:
+        obs, task = seen_of(part["obs"])
+        with self.runtime.autocast():
+            return self.model.act(self.model.encode(obs, task), part["noise"], task).action
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def update(self, clock: Clock) -> Metrics:
+        """Remember what was collected, then take the updates that are due."""
+        config, model, policy, metrics = self.config, Metrics(), Metrics(), Metrics()
+        if not self._remember(clock):
+            return metrics
+        due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
+        for number in range(due):
+            batch, where = self._draw(), f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
+            model += self.model_optimizer.step(self.model_loss, batch, where=where)
+            self.model.shorten_tasks()
+            seen: dict[str, Any] = {"z": self.latents}
+            seen |= {name: batch[name] for name in ("task", "whole", "policy", "policy_kept") if name in batch}
+            self._rescale(seen)
+            policy += self.policy_optimizer.step(self.policy_loss, seen, where=where)
+            self._follow()
+        self.model_optimizer.confirm()
+        self.policy_optimizer.confirm()
+        metrics += model.under("model")
+        metrics += policy.under("policy")
+        metrics.agree("scale", self.scale.detach()[0].cpu(), torch.ones(()))
+        return metrics
+
+    def _remember(self, clock: Clock) -> bool:
+        """Write the rollout to replay, unless it has bad numbers on any process: those would stay for long."""
+        lanes, seen = self.runtime.lanes, self.rollout.buffers | self.outcomes.buffers
+        table = extent(seen).to(self.runtime.device).expand(len(lanes), 1)
+        if self.runtime.pool(table).isfinite().all():
+            for t in range(self.config.collect):
+                self.replay.write(tree_map(lambda x, t=t: x[t], seen))
+            return True
+        given = {"observation": self.rollout["obs"], "reward": self.outcomes["reward"]}
+        given |= {"next observation": self.outcomes["next_obs"]}
+        self.model_optimizer.tolerance.meet(
+            f"iteration {clock.iteration + 1}, before update {self.updates + 1}, has a rollout that is not finite:",
+            bad_places(given, lanes.local) or bad_places({"action": self.rollout["action"]}, lanes.local),
+            "Mend the environment, or use --run.nonfinite skip to leave such iterations out.",
+            {"rollout": seen},
+        )
+        return False
+
+    def with_chance(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Stretches [L x M, ...] with all that is left to chance in an update."""
+        config, counter, count = self.config, self.updates, self.share
+        critics, actions = self.model.critics.count, self.model.actions
+        batch["obs"], task = seen_of(batch["obs"])
+        if task is not None:
+            batch["task"] = task[:, 0]
+        batch["row"], batch["whole"] = torch.arange(len(self.latents)), batch["whole"].float()
+        steps, more = config.horizon, config.horizon + 1
+        noise = self.noise.normal(counter, count, steps + more, actions).flatten(0, 1)
+        batch["target"], batch["policy"] = noise.split((steps, more), dim=1)
+        if config.model.dropout:
+            sizes, width = (critics * steps, 2 * more), config.model.shape().width
+            kept = ~self.forgetting.rare(counter, config.model.dropout, count, sum(sizes), width).flatten(0, 1)
+            own, other = kept.split(sizes, dim=1)
+            batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
+        self.pairs = list(pairs_of(self.pairing, counter, 2, critics).to(self.runtime.device))
+        return dict(tree_map(lambda x: x.to(self.runtime.device, non_blocking=True), batch))
+
+    def _draw(self) -> dict[str, Any]:
+        return self.with_chance(self.replay.slices(self.updates, self.share, self.config.horizon))
+
+    def model_loss(self, batch: dict[str, Any]) -> Loss:
+        result, latents = self.losses[0](
+            self.model, self.targets, self.discounts, self.pairs[0], self.config.loss, batch
+        )
+        self.latents[batch["row"]] = latents.float()  # by row, in whatever parts a batch comes
+        return result
+
+    def policy_loss(self, batch: dict[str, Any]) -> Loss:
+        """The optimizer moves nothing but the policy by it."""
+        return self.losses[1](self.model, self.scale, self.pairs[1], self.config.loss, batch)
+
+    @torch.no_grad()
+    def _rescale(self, batch: dict[str, Any]) -> None:
+        """Move the scale of values to the spread of those that the policy is about to learn from, of all lanes."""
+        first = {name: x[:, :1] if name in ("z", "policy") else x for name, x in batch.items()}
+        if "policy_kept" in batch:
+            first["policy_kept"] = batch["policy_kept"][:, :, :1]
+
+        def judge(part: dict[str, Any]) -> Tensor:
+            with self.runtime.autocast():
+                return judge_policy(self.model, self.pairs[1], part)[1].flatten().float()
+
+        lanes = self.runtime.lanes
+        everybody = torch.zeros(lanes.count, self.share, device=self.runtime.device)
+        values = self.runtime.map_lanes(judge, first)
+        everybody[lanes.local.start : lanes.local.stop] = values.view(len(lanes), self.share)
+        spread = spread_of(self.runtime.sum(everybody).flatten())  # each is somebody's own, and adding zero is exact
+        if spread.isfinite():  # the same on every process; bad numbers are the optimizer's to tell
+            self.scale.lerp_(spread, self.config.tau)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Move targets a little towards what was learned."""
+        torch._foreach_lerp_(list(self.targets.parameters()), list(self.model.critics.parameters()), self.config.tau)
+
+    # -- what it is made of --------------------------------------------------------------------------------------------
+
+    def engine(self, fewer: int = 1) -> list[Work]:
+        return bare_works(self, fewer)
+
+    def buffers(self) -> Tree:
+        rollouts = self.rollout.buffers | self.outcomes.buffers | self.told.buffers
+        return {"rollout": rollouts, "replay": self.replay.buffers}
+
+    def policy(self) -> PlanningPolicy:
+        return PlanningPolicy(self.planner, self.middle, self.reach, self.config.planning)
+
+    def weights(self) -> State:
+        nets = {"model": self.model, "targets": self.targets}
+        return {f"{n}.{name}": x for n, net in nets.items() for name, x in net.state_dict(keep_vars=True).items()}
+
+    def shared_state(self) -> State:
+        optimizers = self.model_optimizer.state("model_optimizer") | self.policy_optimizer.state("policy_optimizer")
+        return self.weights() | {"scale": self.scale} | optimizers
+
+    def load_shared_state(self, state: State) -> None:
+        copy_into(self.shared_state(), state, "the agent")
+
+    def lane_state(self, lane: int) -> LaneState:
+        replay = {f"replay.{name}": value for name, value in self.replay.lane_state(lane).items()}
+        return {**self._own(lane), **replay}
+
+    def load_lane_state(self, lane: int, state: State) -> None:
+        replay = {name: tensor for name, tensor in state.items() if name.startswith("replay.")}
+        rest = {name: tensor for name, tensor in state.items() if name not in replay}
+        self.replay.load_lane_state(lane, {name.removeprefix("replay."): x for name, x in replay.items()})
+        copy_into(self._own(lane), rest, f"lane {lane}")
+
+    def _own(self, lane: int) -> State:
+        """What a lane owns beside replay: its episodes, and the plans to go on from."""
+        plans = self.plans.unflatten(0, (-1, self.envs))[self.runtime.lanes.local.index(lane)]
+        return {**self.episodes.state(lane), "plans": plans}
+
+
+def _discounts(config: TDMPC2Config, parts: tuple[Part, ...]) -> list[float]:
+    """The discount of each task."""
+    if config.gamma is None and not parts:
+        raise ConfigError("the length of this task's episodes is not known.", "Give a discount: --algo.gamma 0.99.")
+    if config.gamma is not None:
+        return [config.gamma] * max(1, len(parts))
+    return [discount_for(part.length) for part in parts]

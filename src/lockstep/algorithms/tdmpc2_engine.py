@@ -1,0 +1,72 @@
+"""The bare work of TD-MPC2, for `bench`: the same tensors through the same modules, with nothing around them.
+
+No replay, no noise that is drawn, no reduction, no scale of the whole run: torch's optimizers on a copy of the model.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.nets.planning import Planner, pairs_of, seen_of
+from lockstep.protocols import Work
+from lockstep.trees import tree_map
+
+
+def bare_works(agent: Any, fewer: int) -> list[Work]:
+    """The environments, plans and updates of an iteration of a `TDMPC2`, on batches `fewer` times smaller."""
+    config, runtime, discounts = agent.config, agent.runtime, agent.discounts
+    model, targets = copy.deepcopy(agent.model), copy.deepcopy(agent.targets)
+    model_rate = torch.optim.Adam(model.parameters(), fused=True)
+    policy_rate = torch.optim.Adam(model.policy.parameters(), fused=True)
+    planner = Planner(model, config.plan, config.horizon, discounts)
+    pairs = pairs_of(agent.plan_pairing, 0, planner.rounds, model.critics.count).to(runtime.device)
+    envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
+    obs, noise = (tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observe(), agent.plan_noise(0)))
+    batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_stretches(agent)))
+    actions = agent.rollout["action"][0].cpu().double().numpy()
+
+    @torch.no_grad()
+    def act() -> None:
+        with runtime.autocast():
+            planner.plan(*seen_of(obs), agent.plans[:envs], noise, pairs, explore=True)
+
+    def learn() -> None:
+        with runtime.autocast():
+            result, latents = agent.losses[0](model, targets, discounts, agent.pairs[0], config.loss, batch)
+        _step(model_rate, result.total, config.max_grad_norm)
+        with runtime.autocast():
+            own = agent.losses[1](model, agent.scale, agent.pairs[1], config.loss, batch | {"z": latents})
+        _step(policy_rate, own.total, config.max_grad_norm)
+        torch._foreach_lerp_(list(targets.parameters()), list(model.critics.parameters()), config.tau)
+
+    updates = max(1, round(agent.samples * config.update_ratio))
+    works = [
+        Work("inference", envs, config.collect, act, fewer),
+        Work("learning", rows, updates, learn, fewer),
+    ]
+    env = Work("env", agent.task.num_envs, config.collect, lambda: agent.task.kernel(actions))
+    return [env, *works] if fewer == 1 else works
+
+
+def _stretches(agent: Any) -> dict[str, Any]:
+    """A batch like those of replay, of one observation again and again: there may be nothing in replay yet."""
+    rows, steps = len(agent.latents), agent.config.horizon
+    obs = tree_map(lambda x: x[:1].unsqueeze(1).expand(rows, steps + 1, *x.shape[1:]), agent.task.observe())
+    blank = torch.zeros(rows, steps)
+    return {
+        "obs": obs,
+        "action": torch.zeros(rows, steps, agent.model.actions),
+        "reward": blank,
+        "terminated": blank.bool(),
+        "whole": torch.ones(rows),
+    }
+
+
+def _step(rate: torch.optim.Optimizer, total: Tensor, max_norm: float) -> None:
+    rate.zero_grad()
+    parameters = [p for group in rate.param_groups for p in group["params"]]
+    total.backward(inputs=parameters)
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    rate.step()

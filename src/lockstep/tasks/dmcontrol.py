@@ -1,0 +1,254 @@
+"""The DeepMind control suite: any of its tasks, or several at once for one agent, saved to the last bit.
+
+With several tasks environment i plays task i modulo their number, for ever. Observations are then padded to the longest
+and come with the task's number; of an action a task takes as many features as it has.
+
+Shapes: E environments a lane, B local environments, D features of an observation, K of an action.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict
+from torch import Tensor
+
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.protocols import Clock, Part, State, Step
+from lockstep.streams import Stream
+from lockstep.tasks.dmcontrol_suite import FRAMES, PIXELS, World, resolve
+from lockstep.trees import Tree, copy_into
+
+CHANCE = 626
+"""Numbers of a generator's state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DMControlConfig:
+    """Settings of a task of the control suite. Every number but `threads` is for the whole run."""
+
+    names: tuple[str, ...] = ("walker-run",)
+    """A task such as walker-run or cup-catch, several of them for one agent, or the set mt30."""
+    num_envs: int = 8
+    """Environments played side by side."""
+    repeat: int = 2
+    """How often each action is taken; a sample is a decision, so two steps of the simulation's own counting."""
+    steps: int | None = None
+    """Decisions of an episode; none plays it as long as the suite does, 500 of them."""
+    pixels: bool = False
+    """Show pictures, three of 64 x 64 in a row, instead of the state."""
+    threads: int = 0
+    """Threads that step the environments of each process, for speed alone; pays for large bodies and many cores."""
+
+    def __post_init__(self) -> None:
+        if self.repeat < 1 or self.threads < 0 or (self.steps is not None and self.steps < 1):
+            raise ConfigError(
+                f"repeat is {self.repeat}, steps {self.steps}, threads {self.threads}.",
+                "Use 1 or more of the first two, and 0 or more threads.",
+            )
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks the environments share."""
+        return len(resolve(self.names))
+
+    def build(self, lanes: Lanes, device: torch.device) -> "DMControl":
+        return DMControl(self, lanes, device)
+
+
+class DMControl:
+    """The environments of the local lanes."""
+
+    def __init__(self, config: DMControlConfig, lanes: Lanes, device: torch.device) -> None:
+        self._config, self._lanes, self._device = config, lanes, device
+        self._share = lanes.share(config.num_envs, "num_envs")
+        self.num_envs = count = len(lanes) * self._share
+        # Keyed by the place in the whole run, so that it does not matter who hosts an environment.
+        places = range(lanes.local.start * self._share, lanes.local.stop * self._share)
+        self._streams = [Stream(lanes.seed, "dmcontrol", place) for place in places]
+        names = resolve(config.names)
+        self._task = torch.tensor([place % len(names) for place in places])
+        self._worlds = [self._world(names[task]) for task in self._task.tolist()]
+        # One of each task says what all processes must know of it, whichever tasks they play themselves.
+        examples = {world.name: world for world in self._worlds}
+        examples |= {name: self._world(name) for name in names if name not in examples}
+        worlds = [examples[name] for name in names]
+        self.parts = tuple(Part(world.name, world.actions, world.length) for world in worlds)
+        self._state_size = max(world.state_size() for world in worlds)
+        space = _space([world.begin(0) for world in worlds])
+        self.action_space = Box(-1.0, 1.0, (max(world.actions for world in worlds),), np.float32)
+        self.observation_space = space if len(names) == 1 else _with_task(space, len(names))
+        for world in worlds:
+            if not any(world is mine for mine in self._worlds):
+                world.close()
+
+        self._obs = np.zeros((count, *space.shape), space.dtype)
+        self._final = np.zeros_like(self._obs)
+        self._reward = np.zeros(count, np.float32)
+        self._terminated, self._ended = np.zeros(count, bool), np.zeros(count, bool)
+        self._episode = np.zeros(count, np.int64)
+        self._total = np.zeros(count)
+        """Rewards of the current episode."""
+        self._earned = np.zeros(count)
+        """Those of the episodes that ended in the last step."""
+        self._pool = ThreadPoolExecutor(config.threads) if config.threads and not config.pixels else None
+
+    def _world(self, name: str) -> World:
+        return World(name, self._config.repeat, self._config.steps, self._config.pixels)
+
+    def reset(self) -> Tree:
+        for row in range(self.num_envs):
+            self._begin(row, episode=0)
+        return self.observe()
+
+    def step(self, action: Tensor) -> Step:
+        if len(action) != self.num_envs:
+            raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
+        self.kernel(action.cpu().double().numpy())
+        truncated = self._ended & ~self._terminated
+        return Step(
+            obs=self.observe(),
+            reward=self._out(self._reward),
+            terminated=self._out(self._terminated),
+            truncated=self._out(truncated),
+            final_obs=self._seen(self._final),
+            episode=self._returns(),
+            cut=bool(truncated.any()),
+        )
+
+    def kernel(self, actions: np.ndarray) -> None:
+        """The environments alone, with nothing around them."""
+        rows = range(self.num_envs)
+        for _ in map(self._act, rows, actions) if self._pool is None else self._pool.map(self._act, rows, actions):
+            pass
+
+    def observe(self) -> Tree:
+        return self._seen(self._obs)
+
+    def advance(self, clock: Clock) -> None:
+        """The suite knows nothing of the run's time."""
+
+    # What is saved with the run
+
+    def shared_state(self) -> State:
+        return {}
+
+    def load_shared_state(self, state: State) -> None:
+        """Nothing is shared: each lane has its own environments."""
+
+    def lane_state(self, lane: int) -> State:
+        """Where E environments stand: episode, decisions, the simulation, the task's generator, what was seen."""
+        rows = self._rows(lane)
+        state = self._empty()
+        for place, world in enumerate(self._worlds[rows]):
+            physics = world.physics()
+            state["physics"][place, : len(physics)] = torch.from_numpy(physics)
+            chance, number = world.chance()
+            state["chance"][place], state["number"][place] = torch.from_numpy(chance), number
+            state["taken"][place] = world.taken
+        mine = {"episode": self._episode, "total": self._total, "obs": self._obs}
+        return state | {name: torch.tensor(array[rows]) for name, array in mine.items()}
+
+    def load_lane_state(self, lane: int, state: State) -> None:
+        rows, who = self._rows(lane), f"{', '.join(self._config.names)}, lane {lane}"
+        saved = self.lane_state(lane)
+        copy_into(saved, state, who)  # for its checks of names and shapes
+        taken, episodes, chance = saved["taken"], saved["episode"], saved["chance"]
+        lengths = torch.tensor([world.length for world in self._worlds[rows]])
+        fits = (taken >= 0) & (taken < lengths) & (episodes >= 0) & (episodes < 2**62)
+        fits &= ((chance >= 0) & (chance < 2**32)).all(1) & (chance[:, 624] <= 624) & (chance[:, 625] <= 1)
+        if not fits.all() or not saved["physics"].isfinite().all():
+            raise ValueError(f"{who}: the saved worlds cannot have been: episodes, decisions or numbers are none.")
+        for place, row in enumerate(range(self.num_envs)[rows]):
+            self._episode[row] = int(episodes[place])
+            world, obs = self._worlds[row], saved["obs"][place].numpy()
+            physics = saved["physics"][place, : world.state_size()].numpy()
+            number = float(saved["number"][place])
+            world.restore(self._seed(row), int(taken[place]), physics, chance[place].numpy(), number, obs)
+            self._obs[row], self._total[row] = obs, float(saved["total"][place])
+
+    def _empty(self) -> State:
+        share = self._share
+        return {
+            "physics": torch.zeros(share, self._state_size, dtype=torch.float64),
+            "chance": torch.zeros(share, CHANCE, dtype=torch.int64),
+            "number": torch.zeros(share, dtype=torch.float64),
+            "taken": torch.zeros(share, dtype=torch.int64),
+        }
+
+    # What is shown
+
+    def text(self, env: int) -> str:
+        world, obs = self._worlds[env], self._obs[env]
+        seen = "" if self._config.pixels else np.array2string(obs, precision=2, threshold=24, suppress_small=True)
+        return f"{world.name}  decision {world.taken}  return {self._total[env]:.1f}\n{seen}"
+
+    def frame(self, env: int) -> np.ndarray:
+        return self._worlds[env].draw(240, 320)
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        for world in self._worlds:
+            world.close()
+
+    # How it is done
+
+    def _begin(self, row: int, episode: int) -> None:
+        self._episode[row], self._total[row] = episode, 0.0
+        self._write(self._obs, row, self._worlds[row].begin(self._seed(row)))
+
+    def _act(self, row: int, action: np.ndarray) -> None:
+        world = self._worlds[row]
+        outcome = world.act(action[: world.actions])
+        self._reward[row], self._terminated[row] = outcome.reward, outcome.terminated
+        self._total[row] += outcome.reward
+        self._ended[row] = outcome.ended
+        if outcome.ended:
+            self._write(self._final, row, outcome.obs)
+            self._earned[row] = self._total[row]
+            self._begin(row, int(self._episode[row]) + 1)
+        else:
+            self._write(self._obs, row, outcome.obs)
+
+    def _write(self, to: np.ndarray, row: int, obs: np.ndarray) -> None:
+        to[row][tuple(map(slice, obs.shape))] = obs  # what is beyond it is padding, and stays zero
+
+    def _seed(self, row: int) -> int:
+        """The seed of an environment's current episode."""
+        return self._streams[row].number(int(self._episode[row]), bits=32)
+
+    def _returns(self) -> dict[str, Tensor]:
+        """What the episodes that ended came to, by task where there are several; not a number for all others."""
+        if len(self.parts) == 1:
+            return {}
+        earned = torch.tensor(self._earned)
+        return {
+            f"return/{part.name}": torch.where(self._task == number, earned, torch.nan).to(self._device)
+            for number, part in enumerate(self.parts)
+        }
+
+    def _seen(self, obs: np.ndarray) -> Tree:
+        seen = self._out(obs)
+        return seen if len(self.parts) == 1 else {"obs": seen, "task": self._task.to(self._device)}
+
+    def _out(self, array: np.ndarray) -> Any:
+        return torch.from_numpy(array).to(self._device)
+
+    def _rows(self, lane: int) -> slice:
+        first = self._lanes.local.index(lane) * self._share
+        return slice(first, first + self._share)
+
+
+def _space(examples: list[np.ndarray]) -> Box:
+    """The space of observations that are padded to the longest."""
+    if examples[0].dtype == np.uint8:
+        return Box(0, 255, (FRAMES * 3, PIXELS, PIXELS), np.uint8)
+    return Box(-np.inf, np.inf, (max(len(obs) for obs in examples),), np.float32)
+
+
+def _with_task(space: Box, tasks: int) -> Dict:
+    return Dict([("obs", space), ("task", Box(0, tasks - 1, (), np.int64))])

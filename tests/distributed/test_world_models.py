@@ -1,0 +1,171 @@
+"""A world model on several processes is one: gradients, scale, targets, vectors of tasks, however episodes end."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from problems import digest, distance
+
+from lockstep.algorithms.tdmpc2 import TDMPC2Config
+from lockstep.algorithms.tdmpc2_losses import model_loss, policy_loss
+from lockstep.config import RunConfig
+from lockstep.nets.planning import PlanConfig
+from lockstep.nets.world_model import WorldModelConfig
+from lockstep.protocols import Clock
+from lockstep.runtime import Runtime
+from lockstep.train import iterate
+from processes import together
+from toy_worlds import ToyWorldsConfig
+
+pytestmark = pytest.mark.distributed
+
+LANES = 4
+CONFIG = TDMPC2Config(
+    batch_size=16,
+    learn_from=64,
+    capacity=800,
+    update_ratio=0.1,
+    episodic=True,
+    tau=0.5,
+    plan=PlanConfig(samples=8, from_policy=2, elites=3, rounds=2),
+    model=WorldModelConfig(size=1, encoder=16, width=16, latent=16, critics=3, bins=11),
+)
+WORLDS = ToyWorldsConfig(num_envs=LANES, tasks=4)
+"""A task for each lane: no process plays one that another plays."""
+
+
+def run_config(**options):
+    return RunConfig(**{"lanes": LANES, "device": "cpu", "timeout": 30.0} | options)
+
+
+class Agent:
+    def __init__(self, runtime, worlds=WORLDS, config=CONFIG):
+        self.runtime = runtime
+        self.task = worlds.build(runtime.lanes, runtime.device)
+        self.algorithm = config.build(self.task, runtime)
+        self.clock = Clock(budget=10**6)
+
+    def fill(self, steps=20):
+        """Play at random, and give all networks something to say: the same on every process."""
+        for _ in range(steps):
+            self.algorithm.collect(self.clock)
+            assert self.algorithm._remember(self.clock)
+            self.clock.advance(self.algorithm.samples)
+        draws = torch.Generator().manual_seed(5)
+        for parameter in [*self.algorithm.model.parameters(), *self.algorithm.targets.parameters()]:
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=draws)
+        self.algorithm.model.critics[-1].weight.data *= 20  # values that differ by more than 1
+        return self
+
+    def iterate(self, count):
+        for _ in range(count):
+            iterate(self.task, self.algorithm, self.clock, self.runtime, check_every=16)
+        return self
+
+
+def gradient_of(optimizer):
+    """By parameter, as the step left it: divided by the count of the whole run."""
+    parameters = optimizer.gradient.parameters
+    flat = optimizer.gradient.flat.split([p.numel() for p in parameters])
+    return {optimizer._names[p]: x.view_as(p) for p, x in zip(parameters, flat, strict=True)}
+
+
+def stepped(runtime):
+    """The gradients of one update, and what else an update moves."""
+    agent = Agent(runtime).fill()
+    algorithm = agent.algorithm
+    batch = algorithm._draw()
+    algorithm.model_optimizer.step(algorithm.model_loss, batch)
+    seen = {"z": algorithm.latents} | {name: batch[name] for name in ("task", "whole", "policy", "policy_kept")}
+    algorithm._rescale(seen)
+    algorithm.policy_optimizer.step(algorithm.policy_loss, seen)
+    both = algorithm.model_optimizer, algorithm.policy_optimizer
+    return [gradient_of(optimizer) for optimizer in both], algorithm.scale.item()
+
+
+def on_processes(reduction):
+    with Runtime.start(run_config(reduction=reduction)) as runtime:
+        gradients, scale = stepped(runtime)
+        tasks = sorted(set(Agent(runtime).task.observe()["task"].tolist()))
+        return {
+            "gradients": [{name: x.tolist() for name, x in each.items()} for each in gradients],
+            "digest": [digest(each) for each in gradients],
+            "scale": scale,
+            "tasks": tasks,
+        }
+
+
+def plain(hosting=None):
+    """What plain torch finds for the batch of the hosted lanes, by default all of them."""
+    agent = Agent(Runtime.alone(run_config(), hosting=hosting)).fill()
+    algorithm, model = agent.algorithm, agent.algorithm.model
+    batch = algorithm._draw()
+    loss, latents = model_loss(
+        model, algorithm.targets, algorithm.discounts, algorithm.pairs[0], algorithm.config.loss, batch
+    )
+    rest = {name: p for name, p in model.named_parameters() if not name.startswith("policy.")}
+    own = {name: p for name, p in model.named_parameters() if name.startswith("policy.")}
+    slopes = dict(zip(rest, torch.autograd.grad(loss.total / loss.samples, list(rest.values())), strict=True))
+    # The policy's step comes after the model's: take that one, and the scale of all values, before.
+    algorithm.model_optimizer.step(algorithm.model_loss, batch)
+    seen = batch | {"z": latents}
+    algorithm._rescale({name: seen[name] for name in ("z", "task", "whole", "policy", "policy_kept")})
+    later = policy_loss(model, algorithm.scale, algorithm.pairs[1], algorithm.config.loss, seen)
+    policy = dict(zip(own, torch.autograd.grad(later.total / later.samples, list(own.values())), strict=True))
+    return [slopes, policy], algorithm.scale.item()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_gradients_of_model_and_policy_are_those_of_the_union_of_all_batches(processes):
+    wanted, scale = plain()
+    alone, alone_scale = plain(hosting=range(1))
+    found = together(on_processes, processes, "fast")
+    for outcome in found:
+        for ours, theirs in zip(outcome["gradients"], wanted, strict=True):
+            assert distance({name: torch.tensor(x) for name, x in ours.items()}, theirs) < 1e-4
+        assert outcome["scale"] == pytest.approx(scale, rel=1e-6)
+    assert distance(alone[0], wanted[0]) > 0.1  # a process that learned from its own alone would be found out
+    assert scale > 1.0
+    assert alone_scale != pytest.approx(scale, rel=1e-3)
+
+
+def test_in_exact_mode_gradients_and_scale_have_the_same_bits_on_any_number_of_processes():
+    (one,), two, four = (together(on_processes, processes, "exact") for processes in (1, 2, 4))
+    assert all(outcome["digest"] == one["digest"] for outcome in (*two, *four))
+    assert all(outcome["scale"] == one["scale"] for outcome in (*two, *four))
+    assert [outcome["tasks"] for outcome in two] == [[0, 1], [2, 3]]
+
+
+def trained(iterations):
+    with Runtime.start(run_config()) as runtime:
+        algorithm = Agent(runtime).iterate(iterations).algorithm
+        state = algorithm.shared_state()
+        moved = algorithm.model.task.weight.detach()
+        return {"digests": {name: digest({name: tensor}) for name, tensor in state.items()}, "tasks": moved.tolist()}
+
+
+def test_targets_scale_and_vectors_of_tasks_are_equal_on_processes_that_play_different_tasks():
+    one, two = together(trained, 2, 60)
+    assert one["digests"] == two["digests"]
+    assert {"scale", "model.task.weight", "targets.0.weight"} <= one["digests"].keys()
+    fresh = Agent(Runtime.alone(run_config())).algorithm.model.task.weight
+    assert all(
+        torch.tensor(row).sub(old).abs().max() > 0 for row, old in zip(one["tasks"], fresh.detach(), strict=True)
+    )
+
+
+def ended_early(steps):
+    with Runtime.start(run_config()) as runtime:
+        brief = replace(CONFIG, update_ratio=0.05, plan=replace(CONFIG.plan, rounds=1))
+        agent = Agent(runtime, ToyWorldsConfig(num_envs=LANES, ends=0.2), brief)
+        agent.iterate(steps)
+        ends = agent.algorithm.replay.buffers["terminated"].flatten(1)
+        return {"digest": digest(agent.algorithm.shared_state()), "ends": ends.long().sum(1).tolist()}
+
+
+@pytest.mark.timeout(150)
+def test_episodes_that_end_early_on_one_process_and_not_on_another_hang_nothing():
+    found = together(ended_early, 2, 1000, seconds=120)
+    assert found[0]["digest"] == found[1]["digest"]
+    assert found[0]["ends"] != found[1]["ends"]
+    assert min(found[0]["ends"] + found[1]["ends"]) > 10

@@ -1,0 +1,59 @@
+"""Curves: evaluations in the reference's steps, and files that are none refused in words."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lockstep.config import ConfigError
+from lockstep.run.curves import Point, draw_curve, evaluations_of, read_reference
+
+REFERENCE = "step,reward,seed\n0,10,1\n0,20,2\n100,500,1\n100,700,2\n1000,900,1\n"
+CURVES = Path("/work/shared/data/tdmpc2-curves")
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tmp_path / "run"
+    path.mkdir()
+    lines = [{"samples": 10, "train/loss": 1.0}, {"samples": 20, "eval/return_mean": 100.0}]
+    lines += [{"samples": 40, "eval/return_mean": 300.0}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_evaluations_are_counted_in_the_references_steps(run):
+    assert evaluations_of(run, 2.0) == [Point(40.0, 100.0), Point(80.0, 300.0)]
+
+
+def test_a_picture_is_another_with_a_reference_behind_it(run, tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "walker-run.csv").write_text(REFERENCE)
+    draw_curve(run, tmp_path / "alone.png")
+    draw_curve(run, tmp_path / "both.png", tmp_path / "walker-run.csv", per_sample=2)
+    alone, both = (Image.open(tmp_path / f"{name}.png").convert("RGB") for name in ("alone", "both"))
+    assert alone.size == both.size
+    assert alone.tobytes() != both.tobytes()
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "step,reward\n1,x\n", "step,reward\n1,nan\n", "step,reward\n1\n"])
+def test_a_file_that_has_no_curves_is_refused_in_words(tmp_path, text):
+    (tmp_path / "no.csv").write_text(text)
+    with pytest.raises(ConfigError, match=r"no\.csv"):
+        read_reference(tmp_path / "no.csv")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_reference(tmp_path / "missing.csv")
+
+
+def test_a_run_without_evaluations_says_so(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ConfigError, match="has no evaluations yet"):
+        draw_curve(tmp_path, tmp_path / "a.png")
+
+
+@pytest.mark.skipif(not CURVES.is_dir(), reason="the reference's curves are not here")
+def test_the_references_own_curves_can_be_read():
+    points = [p for p in read_reference(CURVES / "cartpole-balance.csv") if p.step == 100_000]
+    assert len(points) == 3
+    assert sum(p.score for p in points) / 3 == pytest.approx(998, abs=1)

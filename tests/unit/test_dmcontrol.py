@@ -1,0 +1,331 @@
+"""The control suite: names, lengths and repeats, worlds that come back to the last bit, several tasks in one."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lockstep.config import ConfigError, RunConfig
+from lockstep.evaluate import evaluate
+from lockstep.lanes import Lanes
+from lockstep.runtime import Runtime
+
+pytest.importorskip("dm_control")
+
+from lockstep.tasks import dmcontrol_suite
+from lockstep.tasks.check import check
+from lockstep.tasks.dmcontrol import DMControlConfig
+from lockstep.tasks.dmcontrol_suite import SETS, VARIANTS, World, resolve
+
+CPU = torch.device("cpu")
+DOMAINS = ("cartpole-swingup", "walker-run", "cup-catch", "hopper-hop", "acrobot-swingup")
+TARGETS = ("reacher-easy", "finger-turn-hard", "fish-swim", "swimmer-swimmer6", "pointmass-hard")
+"""Domains whose episodes write a target, or a gain, into the model itself."""
+
+
+def build(*names, num_envs=8, lanes=None, **settings):
+    lanes = lanes or Lanes(num_envs, range(num_envs), 0)
+    return DMControlConfig(names=names, num_envs=num_envs, **settings).build(lanes, CPU)
+
+
+def actions(world, count, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (count, world.actions))
+
+
+# --------------------------------------------------------------------------------------------------------------- states
+
+
+@pytest.mark.parametrize("name", [*DOMAINS, *TARGETS])
+def test_a_world_that_was_saved_and_restored_goes_on_to_the_last_bit(name):
+    world, other = World(name, 2, None, False), World(name, 2, None, False)
+    world.begin(7)
+    other.begin(8)
+    moves = actions(world, 60)
+    for move in moves[:30]:
+        last = world.act(move)
+    for move in moves[:11]:
+        other.act(move)
+    other.restore(7, world.taken, world.physics(), *world.chance(), last.obs)
+    assert other.taken == world.taken == 30
+    for move in moves[30:]:
+        one, two = world.act(move), other.act(move)
+        assert one.obs.tobytes() == two.obs.tobytes()
+        assert one.reward == two.reward
+        assert world.physics().tobytes() == other.physics().tobytes()
+
+
+def test_the_state_that_the_suite_itself_hands_out_would_drift():
+    """So that the test above would fail for whoever saves less."""
+    world, other = World("walker-run", 2, None, False), World("walker-run", 2, None, False)
+    world.begin(7)
+    other.begin(7)
+    moves = actions(world, 90)
+    for move in moves[:60]:
+        world.act(move)
+    with other._env.physics.reset_context():
+        other._env.physics.set_state(world._env.physics.get_state())
+    for each in (world, other):
+        each.act(moves[60])
+    assert (world._env.physics.get_state() != other._env.physics.get_state()).any()
+
+
+def test_the_generator_of_a_task_comes_back_too():
+    world, other = World("pendulum-swingup", 2, None, False), World("pendulum-swingup", 2, None, False)
+    obs = world.begin(3)
+    world._env.task.random.randn(5)  # a task that draws within an episode, and keeps half of a pair
+    other.restore(3, 0, world.physics(), *world.chance(), obs)
+    assert (world._env.task.random.randn(9) == other._env.task.random.randn(9)).all()
+
+
+@pytest.mark.parametrize("broken", ["taken", "episode", "chance", "physics"])
+def test_a_state_that_cannot_have_been_is_refused_in_words(broken):
+    env = build("pendulum-swingup", num_envs=1)
+    env.reset()
+    state = {name: tensor.clone() for name, tensor in env.lane_state(0).items()}
+    state[broken].view(-1)[0] = torch.nan if broken == "physics" else -1
+    with pytest.raises(ValueError, match="lane 0: the saved worlds cannot have been"):
+        env.load_lane_state(0, state)
+
+
+def test_several_tasks_keep_the_contract():
+    assert check(DMControlConfig(names=("reacher-easy", "pendulum-swingup", "cup-spin"), steps=9, repeat=1), 24) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- episodes
+
+
+def test_an_episode_has_five_hundred_decisions_of_two_steps_and_is_cut_off():
+    world = World("pendulum-swingup", 2, None, False)
+    world.begin(0)
+    outcomes = [world.act(np.zeros(1)) for _ in range(500)]
+    assert [o.ended for o in outcomes] == [False] * 499 + [True]
+    assert not any(o.terminated for o in outcomes)
+    assert world._env._step_count == 1000
+
+
+def test_the_reward_of_a_decision_is_that_of_both_its_steps():
+    twice, once = World("cartpole-balance", 2, None, False), World("cartpole-balance", 1, None, False)
+    twice.begin(5)
+    once.begin(5)
+    for _ in range(10):
+        single = [once.act(np.array([0.3])) for _ in range(2)]
+        double = twice.act(np.array([0.3]))
+        assert double.reward == sum(o.reward for o in single)
+        assert (double.obs == single[1].obs).all()
+
+
+def test_actions_reach_from_bound_to_bound_of_the_worlds_own():
+    world = World("pendulum-swingup", 1, None, False)
+    given = []
+    step = world._env.step
+    world.begin(0)
+    world._env.step = lambda action: (given.append(float(action[0])), step(action))[1]
+    world._low, world._high = np.array([-3.0]), np.array([5.0])
+    for action in (-2.0, -1.0, 0.0, 1.0):
+        world.act(np.array([action]))
+    assert given == [-3.0, -3.0, 1.0, 5.0]
+
+
+def test_threads_change_no_bit():
+    plain, threaded = build("walker-run", num_envs=4), build("walker-run", num_envs=4, threads=2)
+    plain.reset()
+    threaded.reset()
+    for number in range(20):
+        action = torch.full((4, 6), (-1.0) ** number)
+        one, two = plain.step(action), threaded.step(action)
+        assert torch.equal(one.obs, two.obs)
+        assert torch.equal(one.reward, two.reward)
+    threaded.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def test_tasks_go_by_the_guides_names_however_they_are_written():
+    assert resolve(("cup-catch",)) == resolve(("ball_in_cup-catch",)) == ("cup-catch",)
+    assert resolve(("Walker_Run", "humanoid-cmu-run")) == ("walker-run", "humanoid-cmu-run")
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"no task 'walker-rum'.\nDid you mean 'walker-run'\?"):
+        resolve(("walker-rum",))
+    with pytest.raises(ConfigError, match="Name each task once"):
+        resolve(("walker-run", "walker-run"))
+
+
+def test_mt30_is_nineteen_tasks_of_the_suite_and_eleven_variants():
+    names = resolve(("mt30",))
+    assert len(names) == len(set(names)) == 30
+    assert [name in VARIANTS for name in names] == [False] * 19 + [True] * 11
+
+
+def test_mt80_is_refused_in_words():
+    with pytest.raises(ConfigError, match="mt80 needs the 50 tasks of Meta-World"):
+        resolve(("mt80",))
+
+
+def test_a_task_without_an_end_asks_for_one():
+    with pytest.raises(ConfigError, match=r"lqr-lqr-2-1 has episodes without an end.\nGive one: --task.steps 500"):
+        World("lqr-lqr-2-1", 2, None, False)
+    assert World("lqr-lqr-2-1", 2, 30, False).length == 30
+
+
+# ------------------------------------------------------------------------------------------------------------- variants
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_plays_with_rewards_between_nothing_and_one_a_step(name):
+    world = World(name, 1, None, False)
+    assert world.length == 1000
+    assert np.isfinite(world.begin(1)).all()
+    rewards = [world.act(move).reward for move in actions(world, 40)]
+    assert 0.0 <= min(rewards) <= max(rewards) <= 1.0
+
+
+def moving(name, speed, **heights):
+    """The reward of a variant whose body moves at a speed."""
+    env = World(name, 1, None, False)._env
+    env.reset()
+    physics = env.physics
+    for name in ("speed", "horizontal_velocity"):
+        if hasattr(physics, name):
+            setattr(physics, name, lambda: speed)
+    for body, height in heights.items():
+        physics.named.data.xpos[body, "z"] = height
+    return env.task.get_reward(physics)
+
+
+def test_a_cheetah_is_paid_for_running_backwards():
+    assert [moving("cheetah-run-backwards", -speed) for speed in (8.0, 4.0, 0.0, -4.0)] == [1.0, 0.5, 0.0, 0.0]
+
+
+def test_a_cheetah_is_paid_for_a_raised_foot_before_it_is_paid_for_speed():
+    high = {"torso": 1.2, "bfoot": 1.2, "ffoot": 0.0}
+    assert moving("cheetah-run-front", 6.0, **high) == pytest.approx(1.0)
+    assert moving("cheetah-run-front", 0.0, **high) == pytest.approx(1 / 6)
+    assert moving("cheetah-run-back", 6.0, **high) < 0.5
+
+
+def test_a_cheetah_that_jumps_is_paid_for_height_and_a_little_for_staying():
+    high = {"torso": 1.2, "bfoot": 1.2, "ffoot": 1.2}
+    assert moving("cheetah-jump", 0.0, **high) == pytest.approx(1.0)
+    assert moving("cheetah-jump", 9.0, **high) == pytest.approx(5 / 6)
+
+
+def test_a_walker_looks_the_other_way():
+    from dm_control.suite import walker
+
+    env = World("walker-walk-backwards", 1, None, False)._env
+    env.reset()
+    env.step(np.ones(6))
+    forwards = walker.Physics.horizontal_velocity(env.physics)
+    assert env.physics.horizontal_velocity() == -forwards != 0.0
+
+
+def test_the_arm_has_three_links():
+    world = World("reacher-three-easy", 1, None, False)
+    assert world.actions == 3
+    assert len(world.begin(0)) == 3 + 2 + 3
+
+
+# -------------------------------------------------------------------------------------------------------- several tasks
+
+
+def test_environments_share_the_tasks_in_turn_and_see_which_is_theirs():
+    env = build("cartpole-balance", "walker-run", num_envs=4)
+    obs = env.reset()
+    assert obs["task"].tolist() == [0, 1, 0, 1]
+    assert obs["obs"].shape == (4, 24)
+    assert not obs["obs"][0, 5:].any()
+    assert [(part.name, part.actions, part.length) for part in env.parts] == [
+        ("cartpole-balance", 1, 500),
+        ("walker-run", 6, 500),
+    ]
+    assert env.action_space.shape == (6,)
+
+
+def test_a_process_knows_of_tasks_that_others_play():
+    env = build("cartpole-balance", "walker-run", num_envs=2, lanes=Lanes(2, range(1), 0))
+    assert env.reset()["task"].tolist() == [0]
+    assert env.observation_space["obs"].shape == (24,)
+    assert env.action_space.shape == (6,)
+
+
+def test_an_evaluation_reports_each_task():
+    class Idle:
+        def initial_memory(self, count):
+            return {}
+
+        def act(self, obs, memory):
+            return torch.zeros(len(obs["task"]), 1), memory
+
+    config = DMControlConfig(names=("cartpole-balance", "pendulum-swingup"), num_envs=4, steps=20)
+    scores = evaluate(Idle(), config, Runtime.alone(RunConfig(lanes=2)), 4)
+    balance, swingup = scores["return/cartpole-balance_mean"], scores["return/pendulum-swingup_mean"]
+    assert balance > 20.0 > 1.0 > swingup
+    assert scores["return_mean"] == pytest.approx((balance + swingup) / 2)
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def drawn(world):
+    try:
+        return world.draw(48, 64)
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def test_a_picture_shows_the_world():
+    world = World("cartpole-balance", 2, None, False)
+    world.begin(0)
+    picture = drawn(world)
+    assert picture.shape == (48, 64, 3)
+    assert picture.dtype == np.uint8
+    assert picture.std() > 5
+
+
+def test_pictures_are_an_observation_that_comes_back():
+    drawn(World("pendulum-swingup", 2, None, False))
+    env, other = (build("pendulum-swingup", num_envs=1, pixels=True) for _ in range(2))
+    env.reset()
+    other.reset()
+    for _ in range(4):
+        step = env.step(torch.ones(1, 1))
+    assert step.obs.shape == (1, 9, 64, 64)
+    assert step.obs.dtype == torch.uint8
+    assert not torch.equal(step.obs[0, :3], step.obs[0, 6:])
+    other.load_lane_state(0, env.lane_state(0))
+    assert torch.equal(env.step(torch.ones(1, 1)).obs, other.step(torch.ones(1, 1)).obs)
+
+
+def test_where_nothing_can_be_drawn_the_physics_works_and_pictures_say_why():
+    code = (
+        "import torch; from lockstep.lanes import Lanes; from lockstep.tasks.dmcontrol import DMControlConfig\n"
+        "config, lanes = DMControlConfig(names=('pendulum-swingup',), num_envs=1), Lanes(1, range(1), 0)\n"
+        "env = config.build(lanes, torch.device('cpu'))\n"
+        "env.reset(); env.step(torch.zeros(1, 1)); print(env.text(0)); env.frame(0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"MUJOCO_GL": "disabled", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+    )
+    assert b"pendulum-swingup  decision 1" in done.stdout
+    assert b"cannot be drawn here (MUJOCO_GL=disabled)" in done.stderr
+    assert b"libegl1" in done.stderr
+
+
+def test_the_way_to_draw_is_chosen_by_what_is_there(monkeypatch):
+    monkeypatch.setattr(dmcontrol_suite.sys, "platform", "linux")
+    for there, chosen in (({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa"), (set(), "disabled")):
+        monkeypatch.setattr(
+            dmcontrol_suite.ctypes.util, "find_library", lambda name, there=there: name in there or None
+        )
+        assert dmcontrol_suite._backend() == chosen
+
+
+def test_sets_name_tasks_that_there_are():
+    assert set(SETS["mt30"]) <= dmcontrol_suite._known().keys()
