@@ -144,7 +144,7 @@ def test_a_plan_leaves_its_later_steps_to_the_next():
 @torch.no_grad()
 def test_a_policy_leaves_nothing_to_chance_and_goes_on_from_its_plan():
     plan = planner()
-    policy = PlanningPolicy(plan, torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), planning=True)
+    policy = PlanningPolicy(plan, torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]))
     obs, memory = torch.ones(3, 4), policy.initial_memory(3)
     action, after = policy.act(obs, memory)
     assert torch.equal(action, policy.act(obs, memory)[0])

@@ -24,7 +24,7 @@ from lockstep.data.rollout import Episodes, Rollout
 from lockstep.functional import discount_for, spread_of
 from lockstep.lanes import Lanes
 from lockstep.nets.init import initialising
-from lockstep.nets.planning import PlanConfig, Planner, PlanningPolicy, draw, pairs_of, seen_of, shifted
+from lockstep.nets.planning import PlanConfig, Planner, PlanningPolicy, PriorPolicy, draw, pairs_of, seen_of, shifted
 from lockstep.nets.world_model import WorldModel, WorldModelConfig
 from lockstep.protocols import Clock, LaneState, Loss, Metrics, Part, State, VecEnv, Work
 from lockstep.runtime import Optimizer, Runtime
@@ -333,8 +333,10 @@ class TDMPC2:
         rollouts = self.rollout.buffers | self.outcomes.buffers | self.told.buffers
         return {"rollout": rollouts, "replay": self.replay.buffers}
 
-    def policy(self) -> PlanningPolicy:
-        return PlanningPolicy(self.planner, self.middle, self.reach, self.config.planning)
+    def policy(self) -> PlanningPolicy | PriorPolicy:
+        if not self.config.planning:
+            return PriorPolicy(self.model, self.middle, self.reach)
+        return PlanningPolicy(self.planner, self.middle, self.reach)
 
     def weights(self) -> State:
         nets = {"model": self.model, "targets": self.targets}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lockstep.config import ConfigError, Recipe
 from lockstep.lanes import Lanes
-from lockstep.protocols import Policy, TaskConfig
+from lockstep.protocols import Algorithm, Policy, TaskConfig
 from lockstep.trees import Tree, leaves, tree_map
 
 _LARGE = 1e6
@@ -34,6 +34,13 @@ class Acting(nn.Module):
     def forward(self, obs: Tree, memory: Any = None) -> tuple[Any, ...]:
         action, outputs, after = self._policy.decide(obs, {} if memory is None else memory)
         return (action, outputs, after) if after != {} else (action, outputs)
+
+
+def portable(algorithm: Algorithm) -> Policy:
+    """What can be taken away of an agent: its policy, or, where actions are planned, the one that plans start from."""
+    policy = algorithm.policy()
+    prior: Policy = getattr(policy, "prior", policy)
+    return prior
 
 
 def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:

@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lockstep.config import ConfigError, Recipe
+from lockstep.export.acting import portable
 from lockstep.export.formats import compare, put_weights
 from lockstep.export.sb3 import from_sb3, read_sb3, settings_of
 from lockstep.export.tensors import read_tensors
@@ -71,7 +72,7 @@ def bring_in(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Path:
             run.finish(algorithm, task, clock, preempted=True)
     finally:
         task.close()
-    compare(algorithm.policy(), load_agent(run.path, recipe).policy().decide, recipe, tolerance=0.0)
+    compare(portable(algorithm), portable(load_agent(run.path, recipe)).decide, recipe, tolerance=0.0)
     return Path(run.path)
 
 

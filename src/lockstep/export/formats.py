@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lockstep import __version__
 from lockstep.config import ConfigError, Recipe, as_dict
-from lockstep.export.acting import draw_observations, largest_difference, trace
+from lockstep.export.acting import draw_observations, largest_difference, portable, trace
 from lockstep.loading import build_agent
 from lockstep.protocols import Algorithm, Policy
 from lockstep.trees import Tree, copy_into, leaves, tree_map
@@ -74,7 +74,7 @@ def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float
     save_file(weights, str(path), metadata=about)
     fresh = build_agent(recipe)
     put_weights(fresh, load_file(str(path)))
-    return compare(algorithm.policy(), fresh.policy().decide, recipe, tolerance=0.0)
+    return compare(portable(algorithm), portable(fresh).decide, recipe, tolerance=0.0)
 
 
 def put_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
@@ -90,7 +90,7 @@ def put_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
 
 def write_pt2(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     """torch's own exported program: `torch.export.load(path).module()(obs)`, without lockstep."""
-    policy = algorithm.policy()
+    policy = portable(algorithm)
     torch.export.save(trace(policy, draw_observations(recipe, 3, seed=0)), path)
     module = torch.export.load(path).module()
 
@@ -108,7 +108,7 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
             raise ConfigError(f"ONNX needs {name}, which is not installed.", 'pip install "lockstep-rl[onnx]"')
     import onnxruntime
 
-    policy, obs = algorithm.policy(), draw_observations(recipe, 3, seed=0)
+    policy, obs = portable(algorithm), draw_observations(recipe, 3, seed=0)
     memory = leaves(policy.initial_memory(1), "memory") if policy.initial_memory(1) != {} else {}
     inputs = [*leaves(obs, "obs"), *memory]
     outputs = ["action", "outputs", *(f"{name}.after" for name in memory)]

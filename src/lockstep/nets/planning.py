@@ -174,12 +174,35 @@ class Planner:
         return torch.stack(actions, dim=2)
 
 
+class PriorPolicy:
+    """What the model's own policy does, without noise and without planning."""
+
+    def __init__(self, model: WorldModel, middle: Tensor, reach: Tensor) -> None:
+        """Actions are `middle` and up to `reach` beside it."""
+        self.model, self.middle, self.reach = model, middle, reach
+
+    def initial_memory(self, count: int) -> Tree:
+        return {}
+
+    def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        action, _, after = self.decide(obs, memory)
+        return action, after
+
+    @torch.no_grad()
+    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
+        seen, task = seen_of(obs)
+        z = self.model.encode(seen, task)
+        action = self.model.act(z, z.new_zeros(z.shape[0], self.model.actions), task).action
+        return action * self.reach + self.middle, action, memory
+
+
 class PlanningPolicy:
     """What is planned for each observation, with the same noise every time: nothing is left to chance."""
 
-    def __init__(self, planner: Planner, middle: Tensor, reach: Tensor, planning: bool) -> None:
-        """Actions are `middle` and up to `reach` beside it; without planning they are the policy's own."""
-        self.planner, self.middle, self.reach, self.planning = planner, middle, reach, planning
+    def __init__(self, planner: Planner, middle: Tensor, reach: Tensor) -> None:
+        self.planner, self.middle, self.reach = planner, middle, reach
+        self.prior = PriorPolicy(planner.model, middle, reach)
+        """What can be taken away without the planner."""
         normal, gumbel = (LaneStreams((Stream(0, f"planning.{kind}"),)) for kind in ("normal", "gumbel"))
         model = planner.model
         noise = draw(normal, gumbel, 0, 1, planner.config, planner.steps, model.actions)
@@ -189,12 +212,13 @@ class PlanningPolicy:
     def initial_memory(self, count: int) -> Tree:
         return {"plan": torch.zeros(count, self.planner.steps, self.planner.model.actions, device=self.middle.device)}
 
-    @torch.no_grad()
     def act(self, obs: Tree, memory: Any) -> tuple[Tensor, Tree]:
-        (seen, task), model = seen_of(obs), self.planner.model
-        if not self.planning:
-            still = torch.zeros(len(seen), model.actions, device=seen.device)
-            return model.act(model.encode(seen, task), still, task).action * self.reach + self.middle, memory
+        action, _, after = self.decide(obs, memory)
+        return action, after
+
+    @torch.no_grad()
+    def decide(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
+        seen, task = seen_of(obs)
         noise = tree_map(lambda x: x.expand(len(seen), *x.shape[1:]), self.noise)
         action, mean = self.planner.plan(seen, task, shifted(memory["plan"]), noise, self.pairs, explore=False)
-        return action * self.reach + self.middle, {"plan": mean}
+        return action * self.reach + self.middle, action, {"plan": mean}
