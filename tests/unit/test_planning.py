@@ -9,6 +9,7 @@ from gymnasium.spaces import Box
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
+from lockstep.nets import planning
 from lockstep.nets.init import initialising
 from lockstep.nets.planning import (
     PlanConfig,
@@ -113,6 +114,18 @@ def test_plans_of_many_environments_are_those_of_each_alone(actions):
         alone = plan.plan(obs[own], None if task is None else task[own], warm[own], mine, pairs, explore=True)
         for part, single in zip(whole, alone, strict=True):
             torch.testing.assert_close(part[own], single, rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_plans_are_the_same_however_many_sequences_fit_into_the_cache(monkeypatch):
+    plan = planner((1, 3))
+    obs, noise, pairs = inputs(5, 3)
+    given = obs, torch.tensor([0, 1, 0, 1, 0]), torch.zeros(5, STEPS, 3), noise, pairs
+    whole = plan.plan(*given, explore=True)
+    for fit in (1, 2 * SMALL.samples):
+        monkeypatch.setattr(planning, "CACHED", fit)
+        for part, single in zip(whole, plan.plan(*given, explore=True), strict=True):
+            torch.testing.assert_close(part, single, rtol=1e-3, atol=1e-4)
 
 
 @torch.no_grad()

@@ -19,6 +19,8 @@ from lockstep.nets.world_model import WorldModel
 from lockstep.streams import LaneStreams, Stream
 from lockstep.trees import Tree, tree_map
 
+CACHED = 512
+"""Sequences that a CPU follows at once: more do not fit into its cache, and one environment after another is faster."""
 MANY_ACTIONS = 20
 """From so many action features on, two rounds are added."""
 
@@ -125,6 +127,20 @@ class Planner:
 
         `pairs` [R, 2] are the critics that are asked in each round.
         """
+        count, at_once = len(obs), len(obs)
+        if obs.device.type == "cpu":
+            at_once = max(1, CACHED // self.config.samples)
+        plans = []
+        for start in range(0, count, at_once):
+            own = slice(start, start + at_once)
+            mine = tree_map(lambda x, own=own: x[own], noise)
+            plans.append(self._plan(obs[own], None if task is None else task[own], mean[own], mine, pairs, explore))
+        actions, means = zip(*plans, strict=True)
+        return torch.cat(actions), torch.cat(means)
+
+    def _plan(
+        self, obs: Tensor, task: Tensor | None, mean: Tensor, noise: dict[str, Any], pairs: Tensor, explore: bool
+    ) -> tuple[Tensor, Tensor]:
         model, config = self.model, self.config
         z = model.encode(obs, task).unsqueeze(1)  # [B, 1, Z]
         tasks = None if task is None else task.unsqueeze(1)
