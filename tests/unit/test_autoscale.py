@@ -395,7 +395,7 @@ def test_every_recipe_can_be_probed_or_says_why_not(name):
     recipe = overlay(kind(), kind.smoke)
     if (why_not := scaling.refusal(recipe)) is not None:
         assert scaling.autoscale(recipe, 1) == scaling.Choice({}, [why_not])
-        assert name in ("gym-ppo-lstm", "trading-lstm", "cricket-gnn", "gym-ddpg", "team-ddpg")
+        assert name not in ("snake-ppo", "gym-ppo")  # these two learn from rollouts that can be cut as one likes
         return
     meter = scaling._meter(recipe, envs=recipe.task.num_envs, horizon=4)
     try:
