@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 from runs import errors
@@ -9,6 +11,7 @@ from runs import errors
 from lockstep.run import format as form
 from lockstep.run.checkpoints import Checkpoints
 from lockstep.run.lineage import find, lineage
+from lockstep.runtime import Runtime
 from processes import outcomes
 from recorder import ITERATION, record
 from tiny import hash_of
@@ -56,6 +59,19 @@ def train_until(directory, victim, moment):
     record(directory)
 
 
+def train_and_come_late(directory):
+    """The same; the main process dies, and the writer of the other one looks for it only then."""
+    mailbox = Runtime.mailbox
+
+    def come_late(self):
+        if os.environ["RANK"] == "1" and threading.current_thread() is not threading.main_thread():
+            time.sleep(3.0)
+        return mailbox(self)
+
+    Runtime.mailbox = come_late
+    train_until(directory, 0, "after a segment")
+
+
 def run(directory, processes, resume=False, **settings):
     return outcomes(train, processes, str(directory), resume, settings)
 
@@ -90,6 +106,12 @@ def test_a_run_killed_while_it_saves_segments_resumes_as_if_it_had_not_been(
     assert not errors(run(tmp_path, resumed_on, resume=True))
     assert not list(checkpoints.glob(".*"))
     assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_a_writer_that_comes_late_does_not_wait_for_a_store_that_is_gone(tmp_path):
+    killed, late = outcomes(train_and_come_late, 2, str(tmp_path))  # Hung, if it waited for longer than any test may
+    assert killed.error == "ended by SIGKILL"
+    assert late.error
 
 
 def test_replay_is_the_same_on_any_number_of_processes_from_one_start_to_the_next(tmp_path, undisturbed):

@@ -56,6 +56,9 @@ class Checkpoints:
         self._cadence = Cadence()
         self._segments = Segments()
         self.fence = Fence(directory, runtime)
+        # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
+        self._mailbox, self._pulse = runtime.mailbox(), runtime.mailbox()
+        """For the thread that saves, and for its heartbeat."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +179,7 @@ class Checkpoints:
         # Nobody goes on, perhaps to leave and take the store along, before everybody has heard how it ended.
         self.runtime.agree(heard=True)
         if self.runtime.main:
-            self.runtime.mailbox().forget([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
+            self._mailbox.forget([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
         if not self._problem:
             self._whole = self._last
             self._segments.settle()
@@ -208,8 +211,8 @@ class Checkpoints:
 
     def _write_files(self, name: Name, lanes: State, shared: State, values: object, keep: bool, best: bool) -> None:
         partial, me = self.directory / f".{name}.partial", self.runtime.rank
-        mailbox, mine = self.runtime.mailbox(), form.lane_file(self.runtime.lanes.local)
-        with heartbeat(self.runtime.mailbox(), f"save/{name}/{me}/beat", self.run.timeout):
+        mailbox, mine = self._mailbox, form.lane_file(self.runtime.lanes.local)
+        with heartbeat(self._pulse, f"save/{name}/{me}/beat", self.run.timeout):
             problem, files = "", {}
             try:
                 partial.mkdir(exist_ok=True)
@@ -238,7 +241,7 @@ class Checkpoints:
             files[form.VALUES] = form.write_json(partial / form.VALUES, values)
         except OSError as error:
             problems.append(self._describe(error))
-        mailbox = self.runtime.mailbox()
+        mailbox = self._mailbox
         words = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, word in words.items():
             # However long it takes, as long as that process is at work; no collective would tell of its end here.
