@@ -31,7 +31,7 @@ from lockstep.run.lineage import (
 from lockstep.run.records import CHECKPOINTS
 from lockstep.run.segments import Segments
 from lockstep.runtime import Runtime
-from lockstep.runtime.store import heartbeat, wait_while_beating
+from lockstep.runtime.store import LocalMailbox, Mailbox, heartbeat, wait_while_beating
 from lockstep.trees import copy_into
 
 SLOW_SECONDS = 1.0
@@ -57,7 +57,8 @@ class Checkpoints:
         self._segments = Segments()
         self.fence = Fence(directory, runtime)
         # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
-        self._mailbox, self._pulse = runtime.mailbox(), runtime.mailbox()
+        self._mailbox: Mailbox = runtime.mailbox()
+        self._pulse: Mailbox = runtime.mailbox()
         """For the thread that saves, and for its heartbeat."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
@@ -166,6 +167,8 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait for the last save of a run; without it, the run is not over."""
         self.wait()
+        # Closed while the process is whole: what is left to the interpreter's end is torn down in no known order.
+        self._mailbox = self._pulse = LocalMailbox()
         if self.runtime.agree(outdated=bool(self.fence.outdated))["outdated"]:
             raise Outdated(self.fence.outdated or self._problem)
         if self._problem:
