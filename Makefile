@@ -44,10 +44,8 @@ test-slow:  ## Run the slow tests.
 prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes, killed or not.
 	$(PYTHON) -m lockstep prove $(RECIPE) --procs 1 2 3 4 --kill
 
-chaos:  ## Hurt two recipes on the real command line; every run must end as the one left in peace.
-	@log=$$(mktemp); $(PYTHON) benchmarks/chaos.py --recipe snake-ppo --faults 8 --seed 1 >$$log 2>&1 & one=$$!; \
-	code=0; $(PYTHON) benchmarks/chaos.py --recipe gym-ppo --faults 7 --seed 2 || code=1; \
-	wait $$one || code=1; cat $$log; rm -f $$log; exit $$code
+chaos:  ## Hurt a recipe on the real command line (RECIPE=gym-ppo); the run must end as the one left in peace.
+	$(PYTHON) benchmarks/chaos.py --recipe $(RECIPE) --faults 6 --seed 2
 
 format:  ## Format, and mend what can be mended.
 	$(PYTHON) -m ruff check --fix .
