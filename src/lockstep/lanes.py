@@ -48,6 +48,11 @@ class Lanes:
             )
         return total // self.count
 
+    def rows(self, lane: int, share: int) -> slice:
+        """Where a local lane's part lies in what is kept of all of them, `share` rows for each."""
+        first = self.local.index(lane) * share
+        return slice(first, first + share)
+
     def streams(self, purpose: str) -> LaneStreams:
         """Randomness that differs between lanes."""
         return LaneStreams(tuple(Stream(self.seed, purpose, lane) for lane in self.local))

@@ -78,3 +78,10 @@ def test_whatever_is_suggested_instead_works(count, total):
 
 def test_lanes_know_how_many_live_here():
     assert len(Lanes(8, range(3, 6), 0)) == 3
+
+
+def test_the_rows_of_a_lane_are_counted_among_the_local_ones():
+    lanes = Lanes(8, range(3, 6), 0)
+    assert [lanes.rows(lane, 4) for lane in lanes.local] == [slice(0, 4), slice(4, 8), slice(8, 12)]
+    with pytest.raises(ValueError, match="not in range"):
+        lanes.rows(2, 4)  # it lives elsewhere

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
-from lockstep.data.finite import bad_places, extent
-from lockstep.data.replay import Replay, outcome
+from lockstep.data.replay import Replay, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
 from lockstep.lanes import Lanes
 from lockstep.nets.deterministic import Actor, Choice, Critic, Moves, Team, build_moves
@@ -219,7 +218,7 @@ class DDPG:
     def update(self, clock: Clock) -> Metrics:
         """Remember what was collected, then take the updates that are due."""
         config, critic, actor = self.config, Metrics(), Metrics()
-        if not self._remember(clock):
+        if not remember(self.replay, self.rollout, self.outcomes, self.critic_optimizer, clock):
             return Metrics()
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due if self.replay.count >= config.learn_from else 0):
@@ -237,24 +236,6 @@ class DDPG:
         metrics += actor.under("actor")
         metrics.agree("epsilon", torch.tensor(self.epsilon), torch.ones(()))
         return metrics
-
-    def _remember(self, clock: Clock) -> bool:
-        """Write the rollout to replay, unless it has bad numbers on any process: those would stay for long."""
-        lanes, seen = self.runtime.lanes, self.rollout.buffers | self.outcomes.buffers
-        table = extent(seen).to(self.runtime.device).expand(len(lanes), 1)
-        if self.runtime.pool(table).isfinite().all():
-            for t in range(self.config.horizon):
-                self.replay.write(tree_map(lambda x, t=t: x[t], seen))
-            return True
-        given = {"observation": self.rollout["obs"], "reward": self.outcomes["reward"]}
-        given |= {"next observation": self.outcomes["next_obs"]}
-        self.critic_optimizer.tolerance.meet(
-            f"iteration {clock.iteration + 1}, before update {self.updates + 1}, has a rollout that is not finite:",
-            bad_places(given, lanes.local) or bad_places({"action": self.rollout["action"]}, lanes.local),
-            "Mend the environment, or use --run.nonfinite skip to leave such iterations out.",
-            {"rollout": seen},
-        )
-        return False
 
     def _draw(self) -> dict[str, Any]:
         """A batch [L x M, ...] of replay, with noise for choosing and for smoothing, [L x M, A, K] each."""

@@ -18,8 +18,7 @@ from torch import Tensor
 from lockstep.algorithms.tdmpc2_engine import bare_works
 from lockstep.algorithms.tdmpc2_losses import LossConfig, judge_policy, model_loss, policy_loss
 from lockstep.config import ConfigError, RunConfig, with_lanes
-from lockstep.data.finite import bad_places, extent
-from lockstep.data.replay import Replay, outcome
+from lockstep.data.replay import Replay, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
 from lockstep.functional import discount_for, spread_of
 from lockstep.lanes import Lanes
@@ -230,7 +229,7 @@ class TDMPC2:
     def update(self, clock: Clock) -> Metrics:
         """Remember what was collected, then take the updates that are due."""
         config, model, policy, metrics = self.config, Metrics(), Metrics(), Metrics()
-        if not self._remember(clock):
+        if not remember(self.replay, self.rollout, self.outcomes, self.model_optimizer, clock):
             return metrics
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due):
@@ -248,24 +247,6 @@ class TDMPC2:
         metrics += policy.under("policy")
         metrics.agree("scale", self.scale.detach()[0].cpu(), torch.ones(()))
         return metrics
-
-    def _remember(self, clock: Clock) -> bool:
-        """Write the rollout to replay, unless it has bad numbers on any process: those would stay for long."""
-        lanes, seen = self.runtime.lanes, self.rollout.buffers | self.outcomes.buffers
-        table = extent(seen).to(self.runtime.device).expand(len(lanes), 1)
-        if self.runtime.pool(table).isfinite().all():
-            for t in range(self.config.collect):
-                self.replay.write(tree_map(lambda x, t=t: x[t], seen))
-            return True
-        given = {"observation": self.rollout["obs"], "reward": self.outcomes["reward"]}
-        given |= {"next observation": self.outcomes["next_obs"]}
-        self.model_optimizer.tolerance.meet(
-            f"iteration {clock.iteration + 1}, before update {self.updates + 1}, has a rollout that is not finite:",
-            bad_places(given, lanes.local) or bad_places({"action": self.rollout["action"]}, lanes.local),
-            "Mend the environment, or use --run.nonfinite skip to leave such iterations out.",
-            {"rollout": seen},
-        )
-        return False
 
     def with_chance(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Stretches [L x M, ...] with all that is left to chance in an update."""

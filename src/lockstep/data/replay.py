@@ -16,8 +16,11 @@ from numba import njit
 from torch import Tensor
 
 from lockstep.config import ConfigError
+from lockstep.data.finite import bad_places, extent
+from lockstep.data.rollout import Rollout
 from lockstep.lanes import Lanes
-from lockstep.protocols import LaneState, Rows, State, Step
+from lockstep.protocols import Clock, LaneState, Rows, State, Step
+from lockstep.runtime import Optimizer
 from lockstep.trees import leaves, tree_map, tree_where
 
 _TRIES = 16
@@ -35,6 +38,28 @@ def outcome(step: Step) -> dict[str, Any]:
         "truncated": step.truncated,
         "next_obs": tree_where(ended, step.final_obs, step.obs),
     }
+
+
+def remember(replay: "Replay", rollout: Rollout, outcomes: Rollout, optimizer: Optimizer, clock: Clock) -> bool:
+    """Write a rollout to replay, unless it has bad numbers on any process: those would stay for long. Whether it did.
+
+    An optimizer that learns from it says how many such rollouts may be left out, or stops the run.
+    """
+    lanes, seen = optimizer.runtime.lanes, rollout.buffers | outcomes.buffers
+    table = extent(seen).to(optimizer.runtime.device).expand(len(lanes), 1)
+    if optimizer.runtime.pool(table).isfinite().all():
+        for t in range(rollout.horizon):
+            replay.write(tree_map(lambda x, t=t: x[t], seen))
+        return True
+    given = {"observation": rollout["obs"], "reward": outcomes["reward"], "next observation": outcomes["next_obs"]}
+    update = int(optimizer.updates) + 1
+    optimizer.tolerance.meet(
+        f"iteration {clock.iteration + 1}, before update {update}, has a rollout that is not finite:",
+        bad_places(given, lanes.local) or bad_places({"action": rollout["action"]}, lanes.local),
+        "Mend the environment, or use --run.nonfinite skip to leave such iterations out.",
+        {"rollout": seen},
+    )
+    return False
 
 
 class Replay:

@@ -16,7 +16,7 @@ from lockstep.jidi.platform import play_game
 from lockstep.loading import LoadedPolicy
 from lockstep.nets.deterministic import Actor
 from lockstep.nets.encoder import MLP
-from lockstep.tasks.team_opponents import LEVELS
+from lockstep.tasks.team_opponents import name_of
 from lockstep.tasks.team_snakes import TeamSnakesConfig
 
 COPIED = ("jidi/controller", "tasks/team_features", "tasks/team_opponents", "tasks/team_rules")
@@ -72,7 +72,7 @@ def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
     def controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool) -> list[list[int]]:
         return as_one_hot(choose_direction(network, observation))
 
-    game = play_game([controller, level], ["lockstep", f"level {LEVELS[level]}"], seed)
+    game = play_game([controller, level], ["lockstep", name_of(level)], seed)
     path.write_text(json.dumps(game))
 
 
@@ -86,10 +86,8 @@ def network_of(policy: LoadedPolicy) -> Network:
             "this team sees a grid, and a submission has no convolutions.", "Train with --task.view ahead or features."
         )
     layers = [layer for layer in (*actor.encoder.layers, actor.head) if isinstance(layer, nn.Linear)]
-    weights, biases = (
-        [part.detach().numpy() for part in parts]
-        for parts in ([layer.weight for layer in layers], [layer.bias for layer in layers])
-    )
+    weights = [layer.weight.detach().numpy() for layer in layers]
+    biases = [layer.bias.detach().numpy() for layer in layers]
     tanh = any(isinstance(layer, nn.Tanh) for layer in actor.encoder.layers)
     return Network(weights, biases, tanh, task.view == "ahead")
 

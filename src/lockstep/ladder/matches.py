@@ -14,7 +14,7 @@ from lockstep.ladder.ratings import Record
 from lockstep.lanes import Lanes
 from lockstep.loading import LoadedPolicy
 from lockstep.tasks.team_kernel import SCRIPTED
-from lockstep.tasks.team_opponents import LEVELS
+from lockstep.tasks.team_opponents import name_of
 from lockstep.tasks.team_rules import TEAM
 from lockstep.tasks.team_snakes import TeamSnakes, TeamSnakesConfig
 from lockstep.trees import Tree, tree_map
@@ -28,8 +28,7 @@ class Contestant(NamedTuple):
 
 
 def script(level: int) -> Contestant:
-    name = LEVELS[level]
-    return Contestant(f"level {name}" if name.isdigit() else name, level)
+    return Contestant(name_of(level), level)
 
 
 def trained(name: str, policy: LoadedPolicy) -> Contestant:

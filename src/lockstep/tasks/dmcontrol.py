@@ -141,7 +141,7 @@ class DMControl:
 
     def lane_state(self, lane: int) -> State:
         """Where E environments stand: episode, decisions, the simulation, the task's generator, what was seen."""
-        rows = self._rows(lane)
+        rows = self._lanes.rows(lane, self._share)
         state = self._empty()
         for place, world in enumerate(self._worlds[rows]):
             physics = world.physics()
@@ -153,7 +153,7 @@ class DMControl:
         return state | {name: torch.tensor(array[rows]) for name, array in mine.items()}
 
     def load_lane_state(self, lane: int, state: State) -> None:
-        rows, who = self._rows(lane), f"{', '.join(self._config.names)}, lane {lane}"
+        rows, who = self._lanes.rows(lane, self._share), f"{', '.join(self._config.names)}, lane {lane}"
         saved = self.lane_state(lane)
         copy_into(saved, state, who)  # for its checks of names and shapes
         taken, episodes, chance = saved["taken"], saved["episode"], saved["chance"]
@@ -237,10 +237,6 @@ class DMControl:
 
     def _out(self, array: np.ndarray) -> Any:
         return torch.from_numpy(array).to(self._device)
-
-    def _rows(self, lane: int) -> slice:
-        first = self._lanes.local.index(lane) * self._share
-        return slice(first, first + self._share)
 
 
 def _space(examples: list[np.ndarray]) -> Box:

@@ -141,7 +141,7 @@ class GymEnvs:
 
     def lane_state(self, lane: int) -> State:
         """Episodes, steps and observations of E environments, and the actions of those episodes, end to end."""
-        rows = self._rows(lane)
+        rows = self._lanes.rows(lane, self._share)
         steps = self._steps[rows]
         # An episode past the cap is saved without its actions, which tells the restore to begin another.
         logged = np.where(steps <= self._config.replay_cap, steps, 0)
@@ -168,7 +168,7 @@ class GymEnvs:
         if not are_actions(self._act_space, saved["actions"].numpy()):
             raise ValueError(f"{who}: the saved actions are none that {self._act_space} allows.")
         actions = saved["actions"].split(logged)
-        rows = range(self.num_envs)[self._rows(lane)]
+        rows = range(self.num_envs)[self._lanes.rows(lane, self._share)]
         for row, episode in zip(rows, episodes, strict=True):
             self._enter(row, episode)
         self._envs.begin({row: self._seed(row) for row in rows})
@@ -231,10 +231,6 @@ class GymEnvs:
                 "soundly, but not as the uninterrupted run would have.",
                 stacklevel=3,
             )
-
-    def _rows(self, lane: int) -> slice:
-        first = self._lanes.local.index(lane) * self._share
-        return slice(first, first + self._share)
 
     def _on_device(self, tree: Any) -> Any:
         return tree_map(lambda host: host.to(self._device, non_blocking=self._pinned), tree)

@@ -134,8 +134,7 @@ class Recall:
         self._shown()
 
     def _live(self, lane: int) -> State:
-        first = self._lanes.local.index(lane) * self._share
-        rows = slice(first, first + self._share)
+        rows = self._lanes.rows(lane, self._share)
         return {"episode": torch.from_numpy(self._episode[rows]), "age": torch.from_numpy(self._age[rows])}
 
     def _shown(self) -> Tensor:

@@ -303,8 +303,8 @@ class Snake:
         self._buffers.publish()
 
     def _lane_boards(self, lane: int) -> Boards:
-        first = self._lanes.local.index(lane) * self._share
-        return Boards(*(array[first : first + self._share] for array in self._boards))  # type: ignore[arg-type]
+        rows = self._lanes.rows(lane, self._share)
+        return Boards(*(array[rows] for array in self._boards))  # type: ignore[arg-type]
 
     def _live(self, lane: int) -> State:
         """[E, ...] each: one lane's boards, in the memory the kernel works on."""

@@ -38,6 +38,11 @@ CURRICULUM = (0.10, 0.30, 0.60, 0.85)
 _STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs: a step, into less room than it needs or into danger, into a body
 
 
+def name_of(level: int) -> str:
+    """A level as people say it."""
+    return f"level {LEVELS[level]}" if LEVELS[level].isdigit() else LEVELS[level]
+
+
 def level_at(rise: Rise, fixed: int, progress: float) -> int | None:
     """The level of the scripted team at some progress of a run, from 0 to 1; None if it follows from results."""
     match rise:

@@ -210,7 +210,7 @@ class TeamSnakes:
         live, owner = self._live(lane), f"Team snakes, lane {lane}"
         before = {name: tensor.clone() for name, tensor in live.items()}
         copy_into(live, state, owner)
-        if not is_sound(self._games[self._rows(lane)], self._config.steps):
+        if not is_sound(self._games[self._lanes.rows(lane, self._share)], self._config.steps):
             copy_into(live, before, owner)
             raise ValueError(f"{owner}: the saved games hold what no game can come to.")
         self._shown()
@@ -223,13 +223,9 @@ class TeamSnakes:
         self._buffers.publish()
         return self.observe()
 
-    def _rows(self, lane: int) -> slice:
-        first = self._lanes.local.index(lane) * self._share
-        return slice(first, first + self._share)
-
     def _live(self, lane: int) -> State:
         """[E, ...] each: one lane's games, in the memory the kernel works on."""
-        return {name: torch.from_numpy(self._games[name][self._rows(lane)]) for name in FIELDS}
+        return {name: torch.from_numpy(self._games[name][self._lanes.rows(lane, self._share)]) for name in FIELDS}
 
     def text(self, env: int) -> str:
         return as_text(self._games[env], int(side_of(self._games[env])))

@@ -299,14 +299,10 @@ class Trading:
         if age is not None and not ((age >= 0) & (age < self.config.length)).all():
             raise ValueError(f"trading, lane {lane}: the saved steps are none of an episode of {self.config.length}.")
         copy_into(live, state, f"trading, lane {lane}")
-        self._laid_out(range(self.num_envs)[self._rows(lane)])
-
-    def _rows(self, lane: int) -> slice:
-        first = self._lanes.local.index(lane) * self._share
-        return slice(first, first + self._share)
+        self._laid_out(range(self.num_envs)[self._lanes.rows(lane, self._share)])
 
     def _live(self, lane: int) -> State:
-        rows, table = self._rows(lane), self._table
+        rows, table = self._lanes.rows(lane, self._share), self._table
         account = {name: torch.from_numpy(table.account[name][rows]) for name in ACCOUNT_FIELDS}
         return {"episode": torch.from_numpy(table.episode[rows]), "age": torch.from_numpy(table.age[rows]), **account}
 
