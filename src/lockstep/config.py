@@ -66,6 +66,16 @@ class RunConfig:
     """Seconds a process waits for the others before it gives up."""
     max_hours: float | None = None
     """Save and stop after so many hours, with exit code 75: what a preempted run does."""
+    wandb: bool = False
+    """Send the log to Weights & Biases, too (extra `wandb`)."""
+    wandb_project: str = "lockstep"
+    """Project the run belongs to at Weights & Biases."""
+    wandb_entity: str = ""
+    """User or team the project belongs to at Weights & Biases; your own when empty."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """offline: written into the run directory, to be sent later with `wandb sync`. WANDB_MODE beats it."""
+    wandb_timeout: float = 30.0
+    """Seconds to wait for Weights & Biases at the start and at the end; then the run goes on offline."""
     digests: bool = False
     """Log a digest of every tensor at every iteration (what `prove` reads)."""
 

@@ -10,15 +10,22 @@ from rich.console import Console
 from lockstep.config import RunConfig
 from lockstep.protocols import Clock
 from lockstep.recipes import find_recipe
-from lockstep.run.screen import RETURN, Lines, LiveScreen, Snapshot, duration, evaluation_words, open_screen, sparkline
+from lockstep.run.phrases import duration, evaluation_words, load_words, sparkline, speed_words, use_words
+from lockstep.run.screen import RETURN, Lines, LiveScreen, Snapshot, open_screen
 from lockstep.runtime import Runtime
+from lockstep.runtime.presence import Work
 
 SPLIT = {"env": 0.2, "act": 0.3, "learn": 0.25, "reduce": 0.15, "other": 0.1}
 SCORES = {"return_mean": 1.25, "return_std": 0.5, "length_mean": 7.0, "apples_mean": 3.0, "episodes": 8.0}
 
 
-def snapshot(value=2.5, speed=1000.0, checked=0):
-    return Snapshot({} if value is None else {RETURN: value}, speed, SPLIT, checked)
+USE = {"process0_cpu_percent": 99.0, "process0_memory_gb": 0.75, "process1_cpu_percent": 90.0}
+USE |= {"process1_memory_gb": 0.75, "gpu0_memory_allocated_gb": 10.2, "gpu0_util_percent": 93.0}
+WORK = Work(loads={0: 0.9, 1: 0.8}, use=USE | {"gpu1_memory_allocated_gb": 9.8})
+
+
+def snapshot(value=2.5, speed=1000.0, checked=0, work=WORK):
+    return Snapshot({} if value is None else {RETURN: value}, speed, SPLIT, checked, work)
 
 
 def captured(screen):
@@ -176,7 +183,8 @@ def test_a_terminal_gets_a_live_screen_and_a_file_gets_lines(monkeypatch, tmp_pa
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     screen = open_screen(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.alone(RunConfig()))
     assert type(screen) is kind
-    assert screen.heading == f"snake-ppo · 1 process · cpu · fast · {tmp_path / 'a'}"
+    assert screen.heading.startswith("snake-ppo · 1 process · cpu · fast")
+    assert str(tmp_path / "a") == (screen.path if terminal else screen.heading.rpartition(" · ")[2])
 
 
 def test_the_losses_of_several_networks_are_told():
@@ -186,7 +194,7 @@ def test_the_losses_of_several_networks_are_told():
     lines, page = captured(Lines("team", 1))
     lines.show(Clock(budget=100, samples=10), entry)
     assert "score 3.00, level 2.00, critic loss 0.5123, actor loss -1.5\n" in page.getvalue()
-    live, page = captured(LiveScreen("team", 1))
+    live, page = captured(LiveScreen("team", "runs/team", 1))
     live.start(Clock(budget=100, samples=10))
     live.show(Clock(budget=100, samples=10), entry)
     live.stop()
@@ -194,7 +202,7 @@ def test_the_losses_of_several_networks_are_told():
 
 
 def test_the_live_screen_shows_the_same_numbers():
-    screen, page = captured(LiveScreen("heading", 2))
+    screen, page = captured(LiveScreen("heading", "runs/a", 2))
     clock = Clock(budget=100_000, samples=40_000, evaluation=SCORES, best=1.25)
     screen.start(clock)
     assert "the first iteration is under way" in page.getvalue()
@@ -202,8 +210,12 @@ def test_the_live_screen_shows_the_same_numbers():
         screen.show(clock, snapshot(value, checked=64))
     screen.stop()
     for part in (
-        "40,000 of 100,000 (global)",
-        "1,000 steps/s · 60 s to go",
+        "40,000 of 100,000 (global) · 40%",
+        "1,000 steps/s · 1.7x one process",
+        "60 s to go",
+        "0: 90% · 1: 80%",
+        "1.9 cores · 1.5 GB",
+        "0: 93% 10.2 GB · 1: 9.8 GB",
         "2.50  ▁ █",
         "return 1.25 ± 0.50, apples 3.00",
         "env 20%",
@@ -220,3 +232,42 @@ def test_lines_that_a_full_disk_does_not_take_end_no_run():
         lines.console.print("seen to fail")
     lines.start(Clock(budget=1))
     lines.note("a sentence")
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def test_the_speed_up_is_the_work_of_all_in_which_nobody_waited():
+    assert speed_words(1234.4, {}) == "1,234 steps/s"
+    assert speed_words(1234.4, {0: 1.0}) == "1,234 steps/s"  # one process is no times faster than itself
+    assert speed_words(1234.4, {0: 0.95, 1: 0.85}) == "1,234 steps/s · 1.8x one process"
+
+
+def test_few_loads_are_told_one_by_one_and_of_many_the_least():
+    assert load_words({}) == ""
+    assert load_words({0: 1.0, 1: 0.5}) == "0: 100% · 1: 50%"
+    many = load_words({process: 0.5 if process == 7 else 1.0 for process in range(100)})
+    assert many.startswith("███████▅") or many.startswith("███████▄")
+    assert many.endswith("median 100%, least 50% (process 7)")
+    assert len(many) < 110
+
+
+def test_what_is_not_known_of_a_machine_is_not_told():
+    assert use_words({}) == {}
+    assert use_words({"gpu3_memory_allocated_gb": 1.0}) == {"gpu": "3: 1.0 GB"}
+
+
+def test_nothing_is_cut_in_a_narrow_terminal():
+    screen = LiveScreen("heading", "runs/" + "long-name-" * 12, 2)
+    page = io.StringIO()
+    console = screen.console = screen.live.console = Console(file=page, width=80, force_terminal=True)
+    clock = Clock(budget=100_000, samples=40_000, evaluation=SCORES | {"level_mean": 3.0, "score_mean": 2.0}, best=1.25)
+    screen.start(clock)
+    for value in range(100):
+        screen.show(clock, snapshot(float(value), checked=64))
+    console.print(screen._panel())
+    screen.stop()
+    shown = page.getvalue()
+    assert "…" not in shown
+    assert max(len(line) for line in Console(file=io.StringIO(), width=80).render_str(shown).plain.splitlines()) < 400
+    assert "".join("long-name-" * 12)[-20:] in shown.replace("\n", "").replace("│", "").replace(" ", "")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli import fail
 from lockstep.parent import LAUNCHED, OUTCOME, launch_directory
 from lockstep.run.fence import Outdated
+from lockstep.run.phrases import duration
 from lockstep.run.rundir import Result
 from lockstep.runtime import BadNumbers
 from lockstep.runtime.failures import in_words, record_failure
@@ -58,13 +59,21 @@ def run_worker(work: Callable[[], Result]) -> int:
         if LAUNCHED in os.environ:
             return 1
         raise
-    done = not result.preempted
-    say(f"{'Done' if done else 'Stopped'} at {result.clock.samples:,} steps: {result.path}")
-    if "score" not in result.clock.evaluation:  # predictions are nothing to watch
-        say(f"  watch it   lockstep play {result.path}")
-    say(f"  score it   lockstep eval {result.path}")
-    say(f"  go on      lockstep resume {result.path}" + (" --samples N" if done else ""))
-    return 0 if done else _end_in_order("preempted", PREEMPTED)
+    for line in _farewell(result):
+        say(line)
+    return _end_in_order("preempted", PREEMPTED) if result.preempted else 0
+
+
+def _farewell(result: Result) -> list[str]:
+    """How the run ended, and the three commands that come next."""
+    clock, path = result.clock, result.path
+    best = "" if clock.best is None else f", best evaluation {clock.best:,.4g}"
+    ended = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
+    head = f"{ended} in {duration(result.seconds)}{best}: {path}"
+    watch, score = f"  watch it   lockstep play {path}", f"  score it   lockstep eval {path}"
+    if result.preempted:
+        return [head, f"  go on      lockstep resume {path}", watch, score]
+    return [head, watch, score, f"  take it    lockstep export {path} --to safetensors"]
 
 
 def as_worker(work: Callable[[], None]) -> int:

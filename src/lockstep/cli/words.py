@@ -30,6 +30,10 @@ ALIASES = {
     "world-size": "procs",
     "resume-from": "resume",
     "load-model-run": "init-from",
+    "enable-wandb": "run.wandb",
+    "wandb-project": "run.wandb-project",
+    "wandb-entity": "run.wandb-entity",
+    "wandb-mode": "run.wandb-mode",
 }
 """Words of earlier tools that mean one of our settings or flags as it is."""
 

@@ -1,15 +1,20 @@
-"""The log of a run: metrics.jsonl and TensorBoard on disk, and a screen to watch. Only the main process has one."""
+"""The log of a run: metrics.jsonl and TensorBoard on disk, W&B on request, and a screen to watch.
+
+Only the main process has one, pooled over all of them; every process writes a small log of its own beside it.
+"""
 
 import contextlib
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.config import ConfigError, Recipe
 from lockstep.protocols import Clock
+from lockstep.run.process_log import ProcessLog
 from lockstep.run.records import DIGESTS, METRICS, append_line, cut_lines
 from lockstep.run.screen import Screen, Snapshot, open_screen
+from lockstep.run.wandb_log import WandbLog
 from lockstep.runtime import Runtime
+from lockstep.runtime.vitals import NAMED
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -18,26 +23,18 @@ SPLIT = ("env", "act", "load", "learn", "reduce")
 """Phases that the time split names, where a run has them; the rest is `other`."""
 
 
-class NullLog:
-    """What every process but the main one writes to."""
-
-    def begin(self, clock: Clock, notes: list[str]) -> None: ...
-    def tick(self, clock: Clock, updates: int) -> None: ...
-    def write(self, clock: Clock, metrics: dict[str, float]) -> None: ...
-    def evaluation(self, clock: Clock) -> None: ...
-    def digests(self, clock: Clock, digests: dict[str, str]) -> None: ...
-    def note(self, sentence: str) -> None: ...
-    def close(self) -> None: ...
-
-
 class Log:
     """Writes what happened, pooled over the whole run."""
 
-    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, screen: Screen) -> None:
+    def __init__(
+        self, path: Path, recipe: Recipe, runtime: Runtime, screen: Screen, wandb: WandbLog | None = None
+    ) -> None:
         self.path, self.runtime, self.screen = path, runtime, screen
+        self._own = ProcessLog(path, runtime)
         self._board: SummaryWriter | None = None
+        self._wandb = wandb
         self._checked, self._check_every = 0, recipe.run.check_every
-        self._since, self._samples = time.perf_counter(), 0
+        self._samples = 0
 
     def begin(self, clock: Clock, notes: list[str]) -> None:
         """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
@@ -50,31 +47,30 @@ class Log:
             self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written: {error}.", "Make room there, then go on.") from None
-        self._since, self._samples = time.perf_counter(), clock.samples
-        self.runtime.seconds.clear()
+        self._samples = clock.samples
+        self._own.begin(clock, [])
         self.screen.start(clock)
-        for sentence in notes:
+        for sentence in [*notes, *(self._wandb.notes if self._wandb else ())]:
             self.note(sentence)
 
     def tick(self, clock: Clock, updates: int) -> None:
         """An iteration is over."""
         self._checked = updates - updates % self._check_every
-        self.screen.tick(clock)
         while self.runtime.notes:
             self.note(self.runtime.notes.pop(0))
 
     def write(self, clock: Clock, metrics: dict[str, float]) -> None:
         """Write pooled metrics, with the speed and the time split since the last ones."""
-        elapsed = time.perf_counter() - self._since
-        speed = (clock.samples - self._samples) / elapsed
-        shares = {name: seconds / elapsed for name, seconds in self.runtime.seconds.items()}
+        elapsed, shares = self._own.spend()
+        speed, self._samples = (clock.samples - self._samples) / elapsed, clock.samples
         split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
         times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
-        self._put(clock, metrics | times)
-        self._since, self._samples = time.perf_counter(), clock.samples
-        self.runtime.seconds.clear()
-        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, self.runtime.watchdog.slow_process()))
+        work = self.runtime.watchdog.work()
+        use = work.use | {f"process{p}_load_percent": 100 * load for p, load in work.loads.items() if p < NAMED}
+        self._put(clock, metrics | times | {f"system/{name}": value for name, value in use.items()})
+        self._own.tell(clock, elapsed, shares)
+        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, work))
 
     def evaluation(self, clock: Clock) -> None:
         self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})
@@ -88,15 +84,24 @@ class Log:
 
     def note(self, sentence: str) -> None:
         self.screen.note(sentence)
+        self._own.note(sentence)
+
+    def failed(self, error: BaseException) -> None:
+        self._own.failed(error)
 
     def close(self) -> None:
         self.screen.stop()
+        self._own.close()
+        if self._wandb is not None:
+            self._wandb.close()
         if self._board is not None:
             with contextlib.suppress(OSError):  # a disk that is full now; whoever trains has been told
                 self._board.close()
 
     def _put(self, clock: Clock, values: dict[str, float]) -> None:
         self._append(METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
+        if self._wandb is not None:
+            self._wandb.put(clock.samples, values)
         if self._board is None:
             return
         try:
@@ -114,5 +119,11 @@ class Log:
             self.note(f"{name} misses the line of {line['samples']:,} samples: {error}.")
 
 
-def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> Log | NullLog:
-    return Log(path, recipe, runtime, open_screen(path, recipe, runtime)) if runtime.main else NullLog()
+def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> Log | ProcessLog:
+    """The log of the run on the main process, a process's own on the others."""
+    opened: list[WandbLog] = []
+    if recipe.run.wandb:  # it may take its time: the others wait at the store, not in a collective
+        runtime.from_main(lambda: opened.append(WandbLog(path, recipe)))
+    if not runtime.main:
+        return ProcessLog(path, runtime)
+    return Log(path, recipe, runtime, open_screen(path, recipe, runtime), *opened)

@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.reading import JSON_BYTES, Unreadable, parse_json, read_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
-STATUS, PRESENCE = "status.json", "presence"
+STATUS, PRESENCE, LOGS = "status.json", "presence", "logs"
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:

@@ -21,8 +21,10 @@ from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run.checkpoints import Checkpoints, lanes_copy, shared_copy
 from lockstep.run.fence import Outdated
 from lockstep.run.format import digest_tensor, replace_text
-from lockstep.run.log import Log, NullLog, open_log
+from lockstep.run.log import Log, open_log
+from lockstep.run.process_log import ProcessLog
 from lockstep.run.records import CHECKPOINTS, CONFIG, PRESENCE, STATUS, read_status
+from lockstep.run.wandb_log import refuse_missing
 from lockstep.runtime import Runtime
 
 
@@ -32,6 +34,8 @@ class Result:
 
     path: Path
     clock: Clock
+    seconds: float = 0.0
+    """How long it took, since this start."""
     preempted: bool = False
     """Whether it was asked to stop before its end; it can go on from its last checkpoint."""
 
@@ -39,7 +43,7 @@ class Result:
 class RunDir:
     """Where a run writes: its config, its log, its checkpoints."""
 
-    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: Log | NullLog) -> None:
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: Log | ProcessLog) -> None:
         self.path, self.log, self.runtime = path, log, runtime
         self.checkpoints = Checkpoints(path / CHECKPOINTS, recipe.run, runtime)
 
@@ -57,6 +61,7 @@ class RunDir:
         try:
             yield run
         except BaseException as error:
+            log.failed(error)
             runtime.watchdog.let_save_finish()
             run.note_status("outdated" if isinstance(error, Outdated) else "failed", f"{type(error).__name__}: {error}")
             raise
@@ -86,7 +91,7 @@ class RunDir:
         self.note_status("preempted" if preempted else "finished")
         if self.runtime.main:
             shutil.rmtree(self.path / PRESENCE, ignore_errors=True)
-        return Result(self.path, clock, preempted)
+        return Result(self.path, clock, time.monotonic() - self.runtime.started, preempted)
 
     def keep_best(self, clock: Clock, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv) -> None:
         """Note an evaluation; if it is the best so far, keep the agent that earned it."""
@@ -112,6 +117,7 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     A directory that holds a run is refused, unless this very job began it: then a host came or went, or a scheduler
     started the job again, and the run goes on.
     """
+    refuse_missing(recipe.run)
     path = _begun_by(recipe, runtime.job) or path_of(recipe)
     lanes = runtime.lanes.count
     if (path / CONFIG).exists() and runtime.job and read_status(path).get("job") == runtime.job:

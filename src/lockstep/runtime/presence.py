@@ -32,6 +32,10 @@ class Presence:
     """Seconds it has been waiting in that one; None when it does something else."""
     busy: float
     """Seconds since it started in which it waited for nobody."""
+    age: float = 0.0
+    """Seconds since it started."""
+    use: dict[str, float] = field(default_factory=dict)
+    """What it takes of its machine, by name."""
     stack: list[str] = field(default_factory=list)
     """Its main thread, innermost last."""
 
@@ -123,6 +127,24 @@ def _names(there: Sequence[Presence]) -> str:
         return there[0].who
     numbers = ", ".join(str(p.process) for p in there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
     return f"processes {numbers}"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the processes did over some time."""
+
+    loads: dict[int, float] = field(default_factory=dict)
+    """By process, the part of the time in which it waited for nobody; nothing of a process that is alone."""
+    use: dict[str, float] = field(default_factory=dict)
+    """What they take of their machines, by name."""
+    slow: str = ""
+    """Which process the others wait for, if it is steadily the same."""
+
+
+def loads(before: Mapping[int, Presence], now: Mapping[int, Presence]) -> dict[int, float]:
+    """By process, the part of the time between two words in which it waited for nobody."""
+    both = {p: (now[p].busy - before[p].busy, now[p].age - before[p].age) for p in sorted(now) if p in before}
+    return {p: min(1.0, max(0.0, busy / age)) for p, (busy, age) in both.items() if age > 0}
 
 
 def slowest(before: Mapping[int, Presence], now: Mapping[int, Presence]) -> tuple[Presence, float] | None:

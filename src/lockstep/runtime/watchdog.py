@@ -20,7 +20,8 @@ from lockstep.parent import LEFT, PEER_FAILED, launch_directory
 from lockstep.runtime import presence
 from lockstep.runtime.failures import record_failure
 from lockstep.runtime.place import ONE_REQUEST, REQUESTS, say
-from lockstep.runtime.presence import Presence
+from lockstep.runtime.presence import Presence, Work
+from lockstep.runtime.vitals import Vitals
 
 if TYPE_CHECKING:
     from lockstep.runtime.runtime import Runtime
@@ -56,6 +57,7 @@ class Watchdog:
         self._earlier: dict[int, Presence] = {}
         self._asked_before: dict[int, Presence] = {}
         self._slow: int | None = None
+        self._vitals = Vitals(runtime.rank, runtime.device)
         self._earlier_at = 0.0
 
     @contextmanager
@@ -90,15 +92,28 @@ class Watchdog:
         """From now on write where this process is into a directory that all processes of the run see."""
         self._directory = directory
 
-    def slow_process(self) -> str:
-        """The process that the others have steadily waited for since this was last asked, in words."""
+    def work(self) -> Work:
+        """What the processes of the run did since this was last asked."""
         if self._directory is None or self.runtime.size == 1:
-            return ""
-        now = presence.read(self._directory)
-        slow = presence.slowest(self._asked_before, now)
+            return Work(use=self._vitals.read())
+        before, now = self._asked_before, presence.read(self._directory)
+        slow = presence.slowest(before, now)
         steady = slow is not None and slow[0].process == self._slow
         self._asked_before, self._slow = now, slow[0].process if slow else None
-        return f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
+        words = f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
+        use = {name: value for p in now.values() for name, value in p.use.items()}
+        return Work(presence.loads(before, now), use, words)
+
+    @property
+    def phase(self) -> str:
+        """What this process is doing."""
+        phases = self.runtime._phases[:]  # copied: the main thread goes on
+        return phases[-1] if phases else "between phases"
+
+    @property
+    def undertaking(self) -> str:
+        """The whole of which that is a part."""
+        return next(iter(self.runtime._phases[:]), "")
 
     def note_agreement(self) -> None:
         """The processes agree now, which is where a run may stop: remember how long that took of late."""
@@ -183,12 +198,14 @@ class Watchdog:
             host=socket.gethostname(),
             pid=os.getpid(),
             beat=self._beat,
-            phase=runtime._phases[-1] if runtime._phases else "between phases",
+            phase=self.phase,
             update=runtime.update,
             collective=ledger.begun if waiting is None else waiting.number,
             name=ledger.last if waiting is None else waiting.name,
             waits=waits,
             busy=now - runtime.started - ledger.waited - (waits or 0.0),
+            age=now - runtime.started,
+            use=self._vitals.read(),
             stack=presence.stack_of(frame),
         )
 

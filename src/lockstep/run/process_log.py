@@ -1,0 +1,77 @@
+"""What one process tells of itself, in a file of its own: logs/process-0.log and so on in the run directory."""
+
+import os
+import platform
+import socket
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from lockstep import __version__
+from lockstep.protocols import Clock
+from lockstep.run.records import LOGS
+from lockstep.runtime import Runtime
+
+
+class ProcessLog:
+    """The log of a process that is not the main one; the main process has one beside the log of the run.
+
+    Somebody who looks for what went wrong on one host of many finds it here. A disk that takes no line ends no run.
+    """
+
+    def __init__(self, run: Path, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.path = run / LOGS / f"process-{runtime.rank}.log"
+        self._since = time.perf_counter()
+
+    def begin(self, clock: Clock, notes: list[str]) -> None:
+        runtime, lanes = self.runtime, self.runtime.lanes.local
+        self.note(
+            f"process {runtime.rank} of {runtime.size} on {socket.gethostname()} (pid {os.getpid()}), {runtime.device},"
+            f" lanes {lanes.start} to {lanes.stop - 1} of {runtime.lanes.count}, from {clock.samples:,} samples;"
+            f" lockstep {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+        )
+        for sentence in notes:
+            self.note(sentence)
+        self.spend()
+
+    def tick(self, clock: Clock, updates: int) -> None:
+        while self.runtime.notes:
+            self.note(self.runtime.notes.pop(0))
+
+    def write(self, clock: Clock, metrics: dict[str, float]) -> None:
+        seconds, shares = self.spend()
+        self.tell(clock, seconds, shares)
+
+    def tell(self, clock: Clock, seconds: float, shares: dict[str, float]) -> None:
+        """Where this process is, and what it did with its time since it last said so."""
+        split = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+        self.note(f"{clock.samples:,} samples, iteration {clock.iteration:,}; of {seconds:.1f} s: {split}")
+
+    def evaluation(self, clock: Clock) -> None: ...
+
+    def digests(self, clock: Clock, digests: dict[str, str]) -> None: ...
+
+    def note(self, sentence: str) -> None:
+        """Write a sentence, with the time."""
+        with suppress(OSError):
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
+
+    def failed(self, error: BaseException) -> None:
+        self.note("".join(traceback.format_exception(error)).rstrip())
+
+    def close(self) -> None:
+        self.note("left")
+
+    def spend(self) -> tuple[float, dict[str, float]]:
+        """Seconds since this was last asked, and the part of them that went into each phase."""
+        now = time.perf_counter()
+        elapsed, self._since = now - self._since, now
+        shares = {name: seconds / elapsed for name, seconds in self.runtime.seconds.items()}
+        self.runtime.seconds.clear()
+        return elapsed, shares
