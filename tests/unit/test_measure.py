@@ -236,6 +236,7 @@ def told(processes=1, batch=64, fixed=0.001, per_sample=0.001, **split):
         ({"inference": 0.6, "learning": 0.4}, "inference-bound (60% of the time): more environments"),
         ({"reduction": 0.5, "learning": 0.3, "rest": 0.2}, "reduction-bound (50% of the time): larger batches"),
         ({"rest": 0.4, "learning": 0.35, "env": 0.25}, "overhead-bound: 40% of the time is neither"),
+        ({"loading": 0.6, "learning": 0.4}, "loading-bound (60% of the time): --algo.readers N"),
         ({"learning": 0.8, "env": 0.2}, "learning-bound (80% of the time): more processes help until about 64"),
     ],
 )
@@ -260,6 +261,14 @@ def test_an_update_that_is_all_fixed_time_is_not_helped_by_any_process():
 
 def test_an_update_without_a_fixed_time_has_words_too():
     assert told(fixed=0.0, learning=1.0).startswith("learning-bound (100% of the time)")
+
+
+def test_a_run_that_learns_from_data_waits_for_batches_and_steps_no_environment():
+    recipe = overlay(find_recipe("cricket-gnn")(), dict(find_recipe("cricket-gnn").smoke))
+    report = measure(recipe, Runtime.alone(recipe.run), seconds=0.1, rounds=2)
+    assert list(report["split"]) == ["loading", "learning", "reduction", "rest"]
+    assert report["split"]["loading"] > 0
+    assert "loading:" in draw([report])
 
 
 def test_a_real_report_has_a_verdict(report):

@@ -313,3 +313,9 @@ def test_a_loss_scale_is_in_the_state_and_leaves_no_trace_in_the_step():
     assert fresh.state()["optimizer.good_steps"] == 1
     assert "optimizer.loss_scale" in fresh.state()
     assert "optimizer.loss_scale" not in line()[1].state()
+
+
+def test_a_learning_rate_of_zero_leaves_everything_as_it_is():
+    net, optimizer = line(rate=0.0, weight=3.0)
+    optimizer.step(net.loss, targets(), learning_rate=0.0)
+    assert net.weight.item() == 3.0

@@ -172,9 +172,10 @@ class Optimizer:
 
     def _set_rates(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            # Groups keep their proportions: the first group's rate is the one the caller names.
+            # Groups keep their proportions: the first group's rate is the one the caller names, and may be zero.
+            first = self._base_rates[0]
             for group, base in zip(self._inner.param_groups, self._base_rates, strict=True):
-                group["lr"] = learning_rate * base / self._base_rates[0]
+                group["lr"] = learning_rate * base / first if first else learning_rate
 
     def _create_state(self) -> None:
         """Make torch create the state now, so that it can be saved, restored and compared from the start."""

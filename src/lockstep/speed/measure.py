@@ -21,6 +21,8 @@ from lockstep.train import iterate
 
 PARTS = {"env": "env", "act": "inference", "learn": "learning", "reduce": "reduction"}
 """Phases of the loop, and what the split calls them; whatever else there is, is the rest."""
+DATA_PARTS = {"load": "loading", "learn": "learning", "reduce": "reduction"}
+"""The same of a run that learns from data: it waits for batches, and neither acts nor steps an environment."""
 FEWER = 4
 """Learning is also timed on a batch this many times smaller, to part fixed time from work."""
 
@@ -147,7 +149,8 @@ def _report(
     iteration = statistics.median(counted for counted, _ in ours)
     wall = statistics.median(wall for _, wall in ours)
     total = sum(wall for _, wall in ours)
-    split = {words: phases.get(name, 0.0) / total for name, words in PARTS.items()}
+    parts = DATA_PARTS if "load" in phases else PARTS
+    split = {words: phases.get(name, 0.0) / total for name, words in parts.items()}
     split["rest"] = max(0.0, 1.0 - sum(split.values()))
     fixed, per_sample = _fixed_time(everything)
     return {
@@ -180,7 +183,7 @@ def _fixed_time(works: list[tuple[Work, float]]) -> tuple[float, float]:
 def verdict(report: dict[str, Any]) -> str:
     """What bounds the run, and what would help, in words."""
     split = report["split"]
-    largest = max(("env", "inference", "learning", "reduction"), key=lambda part: split[part])
+    largest = max((part for part in split if part != "rest"), key=lambda part: split[part])
     share = f"{split[largest]:.0%} of the time"
     if split["rest"] > split[largest]:
         return (
@@ -206,5 +209,6 @@ def verdict(report: dict[str, Any]) -> str:
     return {
         "env": f"env-bound ({share}): more processes help while each has a core of its own; a faster GPU does not.",
         "inference": f"inference-bound ({share}): more environments make better use of every call to the network.",
+        "loading": f"loading-bound ({share}): --algo.readers N reads batches ahead in N processes for each.",
         "reduction": f"reduction-bound ({share}): larger batches, or --run.wire bf16, send less for each sample.",
     }[largest]

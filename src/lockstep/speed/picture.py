@@ -6,6 +6,7 @@ from xml.sax.saxutils import escape
 COLOURS = {
     "env": "#3b82c4",
     "inference": "#38a3a5",
+    "loading": "#c98b3b",
     "learning": "#57a773",
     "reduction": "#b565a7",
     "rest": "#8a8f98",
