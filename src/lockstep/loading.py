@@ -11,7 +11,8 @@ from torch import Tensor
 from lockstep.config import ConfigError, Recipe, overlay
 from lockstep.protocols import Algorithm, Policy, VecEnv
 from lockstep.run import format as form
-from lockstep.run.lineage import Name, best_of, find
+from lockstep.run.lineage import best_of, find
+from lockstep.run.names import Name
 from lockstep.run.records import CHECKPOINTS, CONFIG
 from lockstep.run.rundir import read_config
 from lockstep.runtime import Runtime

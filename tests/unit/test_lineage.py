@@ -1,13 +1,15 @@
 """Generations: one process claims each, and readers follow the newest, whatever an older one publishes late."""
 
 import json
+import os
 import threading
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.lineage import Name, claim, lineage, newest_generation, parent_of, published
+from lockstep.run.lineage import Name, claim, claimant, lineage, newest_generation, parent_of, published
 
 
 def publish(directory, samples, generation):
@@ -48,6 +50,13 @@ def test_claims_count_up_and_remember_their_parents(tmp_path):
     assert claim(tmp_path, Name(512, 1)) == 2
     assert newest_generation(tmp_path) == 2
     assert (parent_of(tmp_path, 1), parent_of(tmp_path, 2)) == (None, Name(512, 1))
+
+
+def test_a_claim_says_who_goes_on_and_when(tmp_path):
+    claim(tmp_path, None, "job", processes=3)
+    claimed = claimant(tmp_path, 1)
+    assert (claimed["job"], claimed["processes"], claimed["pid"]) == ("job", 3, os.getpid())
+    assert abs(claimed["began"] - time.time()) < 3600
 
 
 def test_nobody_can_hold_the_same_generation(tmp_path):

@@ -17,17 +17,8 @@ from lockstep.run import format as form
 from lockstep.run.cadence import Cadence
 from lockstep.run.fence import Fence, Outdated
 from lockstep.run.format import Damaged
-from lockstep.run.lineage import (
-    Name,
-    best_of,
-    claim,
-    claimant,
-    find,
-    lineage,
-    newest_generation,
-    parent_of,
-    published,
-)
+from lockstep.run.lineage import best_of, claim, claimant, find, lineage, newest_generation, parent_of, published
+from lockstep.run.names import Name
 from lockstep.run.records import CHECKPOINTS
 from lockstep.run.segments import Segments
 from lockstep.runtime import Runtime
@@ -104,7 +95,7 @@ class Checkpoints:
             if job and claimant(self.directory, newest_generation(self.directory)).get("job") == job:
                 at = None  # this job went on from there once already, and came further
             chosen, notes = find(self.directory, at)
-            generation = claim(self.directory, chosen, job)
+            generation = claim(self.directory, chosen, job, self.runtime.size)
         except OSError as error:
             raise ConfigError(
                 f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."

@@ -7,57 +7,29 @@ that parent, and so on; what an outdated process publishes late is on no such li
 
 import json
 import os
-import re
 import socket
-from dataclasses import dataclass
+import time
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import ConfigError
 from lockstep.reading import Unreadable, read_text
 from lockstep.run.format import Damaged, read_json, settle_directory, verify
-
-_NAME = re.compile(r"(\d{1,18})-g(\d{1,9})", re.ASCII)
-_GENERATION = re.compile(r"generation-(\d{1,9})\.json", re.ASCII)
-
-
-@dataclass(frozen=True, order=True)
-class Name:
-    """The name of a checkpoint: the clock's samples and the generation that wrote it."""
-
-    samples: int
-    generation: int
-
-    def __str__(self) -> str:
-        return f"{self.samples:012d}-g{self.generation:04d}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Name | None":
-        match = _NAME.fullmatch(text)
-        return cls(int(match[1]), int(match[2])) if match else None
-
-
-def _generation_file(directory: Path, generation: int) -> Path:
-    return directory / f"generation-{generation:04d}.json"
+from lockstep.run.names import Name, generation_file, generations
 
 
 def newest_generation(directory: Path) -> int:
     """The newest claimed generation; 0 where there is none."""
-    return max(_claimed(directory), default=0)
+    return max(generations(directory), default=0)
 
 
-def _claimed(directory: Path) -> list[int]:
-    matches = (_GENERATION.fullmatch(path.name) for path in directory.glob("generation-*.json"))
-    return [int(match[1]) for match in matches if match]
-
-
-def claim(directory: Path, parent: Name | None, job: str = "") -> int:
+def claim(directory: Path, parent: Name | None, job: str = "", processes: int = 1) -> int:
     """Claim the next generation, going on from a checkpoint; nobody else can hold the same one."""
-    who = {"host": socket.gethostname(), "pid": os.getpid(), "job": job}
+    who = {"host": socket.gethostname(), "pid": os.getpid(), "job": job, "processes": processes, "began": time.time()}
     while True:
         generation = newest_generation(directory) + 1
         try:
-            with _generation_file(directory, generation).open("x") as file:
+            with generation_file(directory, generation).open("x") as file:
                 json.dump({"parent": str(parent) if parent else None, **who}, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,7 +42,7 @@ def claim(directory: Path, parent: Name | None, job: str = "") -> int:
 def claimant(directory: Path, generation: int) -> dict[str, Any]:
     """Who claimed a generation: host, pid, job; nothing where it is not known."""
     try:
-        claimed = read_json(_generation_file(directory, generation))
+        claimed = read_json(generation_file(directory, generation))
     except (Damaged, OSError):
         return {}
     return claimed if isinstance(claimed, dict) else {}
@@ -78,7 +50,7 @@ def claimant(directory: Path, generation: int) -> dict[str, Any]:
 
 def parent_of(directory: Path, generation: int) -> Name | None:
     """The checkpoint a generation went on from, None for a fresh start; Damaged where the claim does not say."""
-    path = _generation_file(directory, generation)
+    path = generation_file(directory, generation)
     claimed = read_json(path)
     parent = claimed.get("parent", "") if isinstance(claimed, dict) else ""
     name = Name.parse(str(parent))
@@ -106,7 +78,7 @@ def lineage(directory: Path) -> list[Name]:
             if line:
                 break
             # A kill cut the claim short, so nothing was published under it.
-            generation = max((older for older in _claimed(directory) if older < generation), default=0)
+            generation = max((older for older in generations(directory) if older < generation), default=0)
             continue
         if limit is None or limit.generation >= generation:
             break

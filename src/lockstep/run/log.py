@@ -68,7 +68,8 @@ class Log:
         times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
         work = self.runtime.watchdog.work()
         use = work.use | {f"process{p}_load_percent": 100 * load for p, load in work.loads.items() if p < NAMED}
-        self._put(clock, metrics | times | {f"system/{name}": value for name, value in use.items()})
+        checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # a report says how far
+        self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in use.items()})
         self._own.tell(clock, elapsed, shares)
         self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, work))
 
