@@ -1,10 +1,12 @@
 """`lockstep prove` as a user runs it: one hash for a sound recipe, and words and an exit code for one that is not."""
 
+import json
 import re
 import sys
 
 import pytest
 
+from lockstep.cli import main
 from processes import command
 
 pytestmark = pytest.mark.distributed
@@ -44,11 +46,23 @@ class Unsound(Recipe):
 
 def test_a_recipe_of_ones_own_that_trains_another_agent_on_two_processes_is_found_out(tmp_path):
     (tmp_path / "unsound.py").write_text(UNSOUND)
-    ended = command([*PROVE, "unsound.py", "--procs", "1", "2"], directory=tmp_path, seconds=120)
+    ended = command(
+        [*PROVE, "unsound.py", "--procs", "1", "2", "--json", "proof.json"], directory=tmp_path, seconds=120
+    )
     assert ended.code == 1
     assert "Not one agent." in ended.output
     assert re.search(r"procs-2 differs from procs-1 first at iteration 1: algorithm\.net\.", ended.output)
-    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["unsound.py"]
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"unsound.py", "proof.json"}
+    proof = json.loads((tmp_path / "proof.json").read_text())
+    assert (proof["recipe"], proof["verdict"]) == ("unsound", "not one agent")
+    assert [row["processes"] for row in proof["rows"]] == ["1", "2"]
+    assert len({row["hash"] for row in proof["rows"]}) == 2
+
+
+def test_a_record_that_could_not_be_left_is_told_of_before_anything_is_trained(tmp_path, capsys):
+    assert main(["prove", "gym-ppo", "--json", str(tmp_path / "no" / "proof.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.slow  # `make prove` does the same in CI, on one process more

@@ -1,14 +1,17 @@
 """`lockstep prove RECIPE`: show on this machine that any number of processes, killed or not, trains the same agent."""
 
+import json
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from lockstep import __version__
 from lockstep.config import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ class Prove:
     """Chooses who is killed, and when."""
     keep: Path | None = None
     """Keep the runs in this directory."""
+    json: Path | None = None
+    """Also leave a record in this file: settings, versions, every run's hash and the verdict, for `lockstep report`."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +135,8 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.cli.options import Start, parse_recipe, parse_verb
 
     command, rest = parse_verb(Prove, arguments, "prove")
+    if command.json is not None and (command.json.is_dir() or not command.json.parent.is_dir()):
+        raise ConfigError(f"{command.json} cannot be written.", "Name a file in a directory that is there.")
     start = Start(recipe=command.recipe, procs=max(command.procs), smoke=not command.full, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep prove {command.recipe}")
     samples = recipe.run.samples
@@ -154,7 +161,41 @@ def run(arguments: Sequence[str]) -> int:
                 many = sorted(command.procs)[-1 - index % len(command.procs)]
                 other = next((n for n in (*command.procs[index:], *command.procs, many + 1) if n != many), many)
                 proof.killed(many, min(other, recipe.run.lanes or other), phase)
-        return _verdict(proof.rows, console, command.recipe)
+        code = _verdict(proof.rows, console, command.recipe)
+        if command.json is not None:
+            command.json.write_text(json.dumps(record(proof), indent=1) + "\n", encoding="utf-8")
+        return code
+
+
+def record(proof: Proof) -> dict[str, Any]:
+    """What was compared, with what, and what came of it: all that somebody else needs to do it again."""
+    import platform
+
+    import torch
+
+    rows = [
+        {
+            "processes": row.processes,
+            "event": row.event,
+            "hash": row.hash,
+            "seconds": row.seconds,
+            "problem": row.problem,
+        }
+        for row in proof.rows
+    ]
+    hashes = {row.hash for row in proof.rows}
+    return {
+        "recipe": Path(proof.recipe).stem,
+        "settings": proof.flags,
+        "seed": proof.seed,
+        "lockstep": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+        "verdict": "one agent" if len(hashes) == 1 and "" not in hashes else "not one agent",
+    }
 
 
 def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
