@@ -5,8 +5,9 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.cli import main
 from lockstep.run.format import verify
-from lockstep.run.lineage import find
+from lockstep.run.lineage import claimant, find
 from lockstep.run.records import METRICS, read_lines
 from processes import command
 
@@ -44,3 +45,12 @@ def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp
     assert [step for step, _ in returns] == [line["samples"] for line in lines] == [1024, 2048, 3072, 4096]
     assert [value for _, value in returns] == pytest.approx([line["rollout/ep_return_mean"] for line in lines])
     assert [event.step for event in board.Scalars("eval/return_mean")] == [2048, 4096]
+
+    processes = 1 if words == [*LOCKSTEP, *TRAIN] else 2
+    assert claimant(run / "checkpoints", 1)["processes"] == processes
+    compared = [line["sync/update"] for line in lines if "sync/update" in line]
+    assert len(compared) == (4 if processes == 2 else 0)
+    assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Return of evaluations" in page
+    assert ("in sync at update" if processes == 2 else "nobody to compare with") in page

@@ -13,6 +13,7 @@ VERBS = {
     "export": "take a model away: safetensors, ONNX, pt2, for Stable-Baselines3 or for Jidi",
     "import": "bring a model in: of Stable-Baselines3, of an export, or a state dict",
     "ls": "list runs and where they stand",
+    "report": "write one HTML file about runs: curves, evaluations, speed, proof, config",
     "bench": "measure a recipe's speed beside the bare engine",
     "plan": "predict what more GPUs would bring, before renting them",
     "backtest": "walk a trading recipe forward over a file of prices",

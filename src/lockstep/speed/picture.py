@@ -13,7 +13,9 @@ COLOURS = {
     "bare": "#d9a441",
 }
 _WIDTH, _LEFT, _ROW = 720, 110, 26
-_STYLE = "text{font:12px system-ui,sans-serif;fill:#222}@media(prefers-color-scheme:dark){text{fill:#ddd}}"
+_TEXT = ".bench text{font:12px system-ui,sans-serif;fill:var(--ink,%s)}"
+# Standing alone it follows the reader's scheme; inside a page, the page's own colour, and no other text there.
+_STYLE = f"{_TEXT % '#222'}@media(prefers-color-scheme:dark){{{_TEXT % '#ddd'}}}"
 
 
 def draw(reports: list[dict[str, Any]]) -> str:
@@ -34,7 +36,7 @@ def draw(reports: list[dict[str, Any]]) -> str:
         x += 30 + 8 * len(name)
     body = "".join(parts)
     return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {y + 24}' role='img'>"
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {y + 24}' role='img' class='bench'>"
         f"<style>{_STYLE}</style>{body}</svg>\n"
     )
 

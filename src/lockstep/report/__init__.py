@@ -1,0 +1,1 @@
+"""One page about one run or several, that needs nothing but itself."""

@@ -1,0 +1,155 @@
+"""A chart as SVG: lines with bands around them, axes that can be read, and words under the pointer. No script."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from lockstep.report.markup import Markup, join, tag, text
+from lockstep.report.series import Mark, decades, figure, round_ticks, short, wants_decades, widened
+
+STRIPS = 32
+"""Upright strips of a chart that say what is under the pointer."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line to draw, in one of the page's colours."""
+
+    label: str
+    marks: Sequence[Mark]
+    colour: str
+    """The name of a CSS variable, such as c0."""
+    band: bool = True
+    """Whether the range of each mark is drawn, too."""
+    behind: Sequence[Sequence[Mark]] = field(default=())
+    """Thin lines that it sums up."""
+    dots: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where a chart has its axes."""
+
+    width: int = 460
+    height: int = 250
+    left: int = 50
+    right: int = 14
+    top: int = 10
+    bottom: int = 38
+    ticks: int = 6
+    """About how many marks an upright axis has."""
+
+
+WIDE, SMALL = Frame(), Frame(width=320, height=184, left=46, bottom=36, ticks=4)
+
+
+def draw(curves: Sequence[Curve], words: str, frame: Frame = WIDE, until: float = 0.0, log: bool = False) -> Markup:
+    """A chart of curves over samples, at least until there; a log axis only where the values ask for it."""
+    shown = [mark for curve in curves for line in (curve.marks, *curve.behind) for mark in line]
+    if not shown:
+        return Markup("")
+    banded = [mark for curve in curves if curve.band for mark in curve.marks]
+    values = [value for mark in banded for value in (mark.low, mark.high)] + [mark.y for mark in shown]
+    log = log and wants_decades([mark.y for mark in shown])
+    if log:  # around the lines alone: a band may reach below zero
+        ys = decades(min(mark.y for mark in shown), max(values))
+        low, high = math.log10(ys[0]), math.log10(ys[-1])
+    else:
+        low, high = widened(min(values), max(values))
+        ys = round_ticks(low, high, frame.ticks)
+    right = max(1.0, until, *(mark.x for mark in shown))
+    place_x = _scale(0.0, right, frame.left, frame.width - frame.right)
+    flat = _scale(low, high, frame.height - frame.bottom, frame.top)
+
+    def place_y(value: float) -> float:
+        return flat(math.log10(max(value, ys[0]))) if log else flat(value)
+
+    parts = [_grid(frame, round_ticks(0.0, right, 4), ys, place_x, place_y)]
+    parts += [_curve(curve, place_x, place_y) for curve in curves]
+    parts += [_strips(curves, frame, place_x)]
+    return tag("svg", *parts, viewBox=f"0 0 {frame.width} {frame.height}", role="img", aria_label=words, class_="chart")
+
+
+def _scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+    """From values to places."""
+    return lambda value: first + (last - first) * ((value - low) / (high - low))
+
+
+def _grid(
+    frame: Frame,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    place_x: Callable[[float], float],
+    place_y: Callable[[float], float],
+) -> Markup:
+    parts = []
+    for y in ys:
+        at = place_y(y)
+        parts.append(
+            f"<line class='grid' x1='{frame.left}' x2='{frame.width - frame.right}' y1='{at:.1f}' y2='{at:.1f}'/>"
+        )
+        parts.append(f"<text class='y' x='{frame.left - 7}' y='{at + 4:.1f}'>{short(y)}</text>")
+    floor = frame.height - frame.bottom
+    for x in xs:
+        parts.append(f"<text class='x' x='{place_x(x):.1f}' y='{floor + 16}'>{short(x)}</text>")
+    middle = (frame.left + frame.width - frame.right) / 2
+    parts.append(f"<text class='x unit' x='{middle:.0f}' y='{frame.height - 4}'>samples</text>")
+    return Markup("".join(parts))
+
+
+def _curve(curve: Curve, place_x: Callable[[float], float], place_y: Callable[[float], float]) -> Markup:
+    parts = []
+    if curve.band and any(mark.high > mark.low for mark in curve.marks):
+        over = [(place_x(mark.x), place_y(mark.high)) for mark in curve.marks]
+        under = [(place_x(mark.x), place_y(mark.low)) for mark in reversed(curve.marks)]
+        parts.append(f"<path class='band' d='M{_path(over + under)}Z'/>")
+    for line in curve.behind:
+        parts.append(f"<path class='thin' d='M{_path([(place_x(mark.x), place_y(mark.y)) for mark in line])}'/>")
+    places = [(place_x(mark.x), place_y(mark.y)) for mark in curve.marks]
+    if len(places) > 1:
+        parts.append(f"<path class='line' d='M{_path(places)}'/>")
+    if curve.dots or len(places) == 1:
+        parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6'/>" for x, y in places]
+    return tag(
+        "g", Markup("".join(parts)), style=f"--c:var(--{curve.colour})", class_="dashed" if curve.dashed else None
+    )
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    """Places as a path takes them: the first in full, the others as tenths from the one before, which is shorter."""
+    rounded = [(round(10 * x), round(10 * y)) for x, y in places]
+    steps = [(x - a, y - b) for (a, b), (x, y) in pairwise(rounded)]
+    first = f"{rounded[0][0] / 10:g} {rounded[0][1] / 10:g}" if rounded else "0 0"
+    return first + ("l" + " ".join(f"{x / 10:g} {y / 10:g}" for x, y in steps) if steps else "")
+
+
+def _strips(curves: Sequence[Curve], frame: Frame, place_x: Callable[[float], float]) -> Markup:
+    """Strips as wide as the marks are apart; each says the values of the marks nearest to it."""
+    counted = max(len(curve.marks) for curve in curves)
+    if not counted:
+        return Markup("")
+    longest = max(curves, key=lambda curve: len(curve.marks)).marks
+    count = min(STRIPS, counted)
+    chosen = sorted({round(n * (len(longest) - 1) / max(1, count - 1)) for n in range(count)})
+    centres = [place_x(longest[n].x) for n in chosen]
+    edges = [float(frame.left), *((a + b) / 2 for a, b in pairwise(centres))]
+    edges.append(float(frame.width - frame.right))
+    parts = []
+    for number, index in enumerate(chosen):
+        x, left, width = longest[index].x, edges[number], max(0.0, edges[number + 1] - edges[number])
+        told = [f"{figure(round(x))} samples"]
+        near = [(curve, min(curve.marks, key=lambda mark: abs(mark.x - x))) for curve in curves if curve.marks]
+        told += [_words(curve, mark) for curve, mark in near]
+        middle, floor = f"{centres[number]:.1f}", frame.height - frame.bottom
+        guide = f"<line x1='{middle}' x2='{middle}' y1='{frame.top}' y2='{floor}'/>"
+        box = f"<rect x='{left:.1f}' y='0' width='{width:.1f}' height='{floor}'/>"
+        parts.append(tag("g", Markup(box + guide), tag("title", text("\n".join(told), 2000))))
+    return tag("g", join(parts), class_="strips")
+
+
+def _words(curve: Curve, mark: Mark) -> str:
+    label = f"{curve.label}: " if curve.label else ""
+    ranged = f" ({figure(mark.low)} to {figure(mark.high)})" if curve.band and mark.high > mark.low else ""
+    return f"{label}{figure(mark.y)}{ranged}"

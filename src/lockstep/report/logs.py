@@ -1,0 +1,160 @@
+"""A run's log as columns: every quantity over samples, the time split, and the evaluations that stand out."""
+
+import math
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.reading import JSON_BYTES, parse_json
+
+LOG_BYTES = 256 * 2**20
+"""How much of a log is read."""
+NAMES, LARGEST = 300, 1e100
+"""How many quantities are kept, and the number beyond which nothing is drawn."""
+PHASES = {
+    "env": "environments",
+    "act": "acting",
+    "load": "loading data",
+    "learn": "learning",
+    "reduce": "reduction between processes",
+    "evaluate": "evaluations",
+    "check": "comparing processes",
+    "copy": "copying for checkpoints",
+}
+"""Phases that the time split names, in words; the rest is `other`."""
+
+
+@dataclass
+class Series:
+    """One quantity over the run's samples."""
+
+    x: "array[float]" = field(default_factory=lambda: array("d"))
+    y: "array[float]" = field(default_factory=lambda: array("d"))
+    left_out: int = 0
+    """Values that were no numbers, or too large to draw."""
+
+
+@dataclass
+class Log:
+    """What metrics.jsonl comes to."""
+
+    series: dict[str, Series] = field(default_factory=dict)
+    samples: float = 0.0
+    timed: float = 0.0
+    """The samples up to which a speed was logged, and how long they took."""
+    seconds: float = 0.0
+    split: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase."""
+    last: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+    """The last evaluation and the best one, with their samples."""
+
+    @property
+    def speed(self) -> float:
+        """Samples a second, over all that was logged."""
+        return self.timed / self.seconds if self.seconds > 0 else math.nan
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Parts of the time, by phase; they add up to one."""
+        if not self.seconds > 0:
+            return {}
+        shares = {name: self.split[name] / self.seconds for name in PHASES if self.split.get(name)}
+        total = max(1.0, sum(shares.values()))
+        shares = {name: share / total for name, share in shares.items()}
+        return shares | {"other": max(0.0, 1.0 - sum(shares.values()))}
+
+
+def number(value: object) -> float:
+    """A finite number that can be drawn; anything else is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        found = float(value)
+    except OverflowError:
+        return math.nan
+    return found if abs(found) <= LARGEST else math.nan
+
+
+def read_log(path: Path) -> Log:
+    """Go through a log once, and keep its numbers as columns."""
+    log = Log()
+    for line in lines_of(path):
+        samples = number(line.get("samples"))
+        if samples >= 0:
+            _note_time(log, line, samples)
+            _note_values(log, line, samples)
+            _note_evaluation(log, line, samples)
+            log.samples = max(log.samples, samples)
+    for series in log.series.values():
+        _sort(series)
+    return log
+
+
+def lines_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines of json up to a bound; one that a kill cut in half, or that is none of ours, is passed over."""
+    if not path.is_file():
+        return
+    left = LOG_BYTES
+    with path.open("rb") as file:
+        while left > 0 and (text := file.readline(min(left, JSON_BYTES))):
+            left -= len(text)
+            try:
+                line = parse_json(text.decode())
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                yield line
+
+
+def score_of(evaluation: Mapping[str, float]) -> float:
+    """What the best evaluation is the best by, as the run's own clock has it."""
+    return evaluation.get("score", evaluation.get("return_mean", math.nan))
+
+
+def _note_values(log: Log, line: dict[str, Any], samples: float) -> None:
+    for name, value in line.items():
+        if name in ("samples", "iteration") or len(name) > 100:
+            continue
+        series = log.series.get(name)
+        if series is None:
+            if len(log.series) >= NAMES:
+                continue
+            series = log.series[name] = Series()
+        shown = number(value)
+        if math.isnan(shown):
+            series.left_out += 1
+        else:
+            series.x.append(samples)
+            series.y.append(shown)
+
+
+def _note_time(log: Log, line: dict[str, Any], samples: float) -> None:
+    """Add the time since the last line that told a speed, and what went on in it."""
+    speed = number(line.get("time/global_fps"))
+    if not speed > 0 or samples <= log.timed:
+        return
+    seconds, log.timed = (samples - log.timed) / speed, samples
+    log.seconds += seconds
+    for name in PHASES:
+        share = number(line.get(f"time/{name}"))
+        if 0 <= share <= 1:
+            log.split[name] = log.split.get(name, 0.0) + share * seconds
+
+
+def _note_evaluation(log: Log, line: dict[str, Any], samples: float) -> None:
+    found = [(name.removeprefix("eval/"), value) for name, value in line.items() if name.startswith("eval/")]
+    if not found:
+        return
+    log.last = {"samples": samples} | {name[:100]: number(value) for name, value in found[:NAMES]}
+    if not log.best or score_of(log.last) > score_of(log.best) or math.isnan(score_of(log.best)):
+        log.best = log.last
+
+
+def _sort(series: Series) -> None:
+    """A run's own samples only grow; a stranger's need not."""
+    if any(series.x[n] > series.x[n + 1] for n in range(len(series.x) - 1)):
+        order = sorted(range(len(series.x)), key=series.x.__getitem__)
+        series.x, series.y = (array("d", [column[n] for n in order]) for column in (series.x, series.y))

@@ -1,0 +1,111 @@
+"""Curves as numbers: what is drawn of a long one, what several come to together, and where axes have their marks."""
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Mark(NamedTuple):
+    """A place of a curve: its value, and the range it stands for."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+
+def thin(xs: Sequence[float], ys: Sequence[float], limit: int) -> list[Mark]:
+    """At most so many marks of a curve: means of neighbours, with their range, so that no spike is lost."""
+    size = max(1, math.ceil(len(xs) / limit))
+    parts = [(xs[start : start + size], ys[start : start + size]) for start in range(0, len(xs), size)]
+    return [Mark(sum(x) / len(x), sum(y) / len(y), min(y), max(y)) for x, y in parts]
+
+
+def spread(curves: Sequence[Sequence[Mark]], limit: int) -> list[Mark]:
+    """The mean of several curves and the range from the lowest to the highest, where all of them have values."""
+    if not curves or not all(curves):
+        return []
+    first, last = max(curve[0].x for curve in curves), min(curve[-1].x for curve in curves)
+    places = sorted({mark.x for curve in curves for mark in curve if first <= mark.x <= last})
+    if len(places) > limit:
+        places = [places[round(n * (len(places) - 1) / (limit - 1))] for n in range(limit)]
+    marks = []
+    for x in places:
+        values = [_value_at(curve, x) for curve in curves]
+        marks.append(Mark(x, sum(values) / len(values), min(values), max(values)))
+    return marks
+
+
+def _value_at(curve: Sequence[Mark], x: float) -> float:
+    """Along a straight line between two marks."""
+    after = bisect_left(curve, x, key=lambda mark: mark.x)
+    if curve[after].x == x or after == 0:
+        return curve[after].y
+    left, right = curve[after - 1], curve[after]
+    return left.y + (right.y - left.y) * (x - left.x) / (right.x - left.x)
+
+
+def widened(low: float, high: float) -> tuple[float, float]:
+    """A little more than a range, so that no line lies on an edge; not below zero where nothing is."""
+    size = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * size, 1e-90):  # a flat line stands in the middle
+        room = 0.1 * size if size > 1e-80 else 1.0
+        return low - room, high + room
+    room = (high - low) * 0.05
+    return (0.0 if 0 <= low < 0.35 * high else low - room), high + room
+
+
+def round_ticks(low: float, high: float, count: int) -> list[float]:
+    """About so many round numbers between two others: 1, 2 or 5 times a power of ten apart."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough * (1 - 1e-9))
+    return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float) -> list[float]:
+    """Powers of ten around two positive numbers, few enough to be read."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    every = max(1, math.ceil((last - first) / 4))
+    return [10.0**n for n in range(first, last + every, every)]
+
+
+def wants_decades(values: Sequence[float]) -> bool:
+    """Whether a curve falls so far that a straight axis would show only its beginning."""
+    return bool(values) and min(values) > 1e-12 and max(values) / min(values) >= 300
+
+
+def short(value: float) -> str:
+    """A number as an axis says it: 12k, 1.5M, 0.002."""
+    if value == 0:
+        return "0"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size <= abs(value) < 1000 * size:
+            return f"{value / size:.4g}{letter}"
+    if 1e-3 <= abs(value) < 1000:
+        return f"{value:.4g}"
+    mantissa, _, exponent = f"{value:.3g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+
+
+def figure(value: float) -> str:
+    """A number as a table says it: with thousands set apart, and four digits that matter."""
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "-∞")
+    if value == round(value) and abs(value) < 1e12:
+        return f"{value:,.0f}"
+    if 1e-3 <= abs(value) < 1e9:
+        digits = max(0, 3 - math.floor(math.log10(abs(value))))
+        words = f"{value:,.{digits}f}"
+        return words.rstrip("0").rstrip(".") if "." in words else words
+    return f"{value:.3e}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if not math.isfinite(seconds) or seconds > 1e10:
+        return "-"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,491 @@
+"""Reports: the arithmetic of curves by hand, what is read of a run, and strangers' words that stay words."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lockstep.cli import main
+from lockstep.cli.prove import Proof, Row, record
+from lockstep.config import ConfigError
+from lockstep.report import agreement, sections
+from lockstep.report.curves import SMALL, Curve, draw
+from lockstep.report.logs import read_log
+from lockstep.report.markup import Markup, tag, text
+from lockstep.report.page import Extras, write_page
+from lockstep.report.reading import differences, group, read_run, read_runs
+from lockstep.report.series import Mark, decades, duration, figure, round_ticks, short, spread, thin, widened
+from written_runs import CONFIG, line, lines, write_run
+
+EVIL = "<script>window.pwned=1</script>\"'><img src=x onerror=window.pwned=2>"
+
+
+class Page(HTMLParser):
+    """The elements of a page, their attributes and the text between them."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.texts = [], []
+        self.feed(page)
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append((name, dict(attributes)))
+
+    def handle_data(self, words):
+        self.texts.append(words)
+
+    def names(self):
+        return {name for name, _ in self.elements}
+
+
+def page_of(*paths, **extras):
+    return write_page(read_runs(paths), Extras(**extras))
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run")
+
+
+# --------------------------------------------------------------------------------------------------- curves by hand
+
+
+def test_a_short_curve_is_drawn_as_it_is():
+    assert thin([1, 2], [5, 7], 2) == [Mark(1, 5, 5, 5), Mark(2, 7, 7, 7)]
+
+
+def test_a_long_curve_is_drawn_by_means_of_neighbours_that_keep_their_range():
+    assert thin([1, 2, 3, 4, 5], [0, 10, 4, 6, 9], 3) == [Mark(1.5, 5, 0, 10), Mark(3.5, 5, 4, 6), Mark(5, 9, 9, 9)]
+
+
+@given(st.lists(st.floats(-1e50, 1e50), min_size=1, max_size=300), st.integers(1, 50))
+def test_thinning_loses_neither_the_lowest_nor_the_highest(values, limit):
+    marks = thin(range(len(values)), values, limit)
+    assert len(marks) <= limit
+    assert min(mark.low for mark in marks) == min(values)
+    assert max(mark.high for mark in marks) == max(values)
+
+
+def test_seeds_come_to_their_mean_and_range_where_all_of_them_have_values():
+    one = thin([0, 10, 20], [0, 10, 20], 9)
+    other = thin([10, 30], [30, 50], 9)
+    # Of the second, 40 at 20: half way from 30 to 50. Before 10 and after 20 one of them says nothing.
+    assert spread([one, other], 9) == [Mark(10, 20, 10, 30), Mark(20, 30, 20, 40)]
+
+
+def test_seeds_that_never_meet_have_no_mean():
+    assert spread([thin([0, 1], [0, 1], 9), thin([2, 3], [2, 3], 9)], 9) == []
+    assert spread([[], thin([2, 3], [2, 3], 9)], 9) == []
+
+
+def test_the_mean_of_many_seeds_keeps_to_its_limit_and_to_both_ends():
+    curve = thin(range(100), range(100), 100)
+    marks = spread([curve, curve], 10)
+    assert len(marks) == 10
+    assert (marks[0].x, marks[-1].x) == (0, 99)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "ticks"),
+    [
+        (0, 525, 6, [0, 100, 200, 300, 400, 500]),
+        (-0.013, 0.006, 4, [-0.01, -0.005, 0, 0.005]),
+        (0, 60_160, 4, [0, 20_000, 40_000, 60_000]),
+        (13.8, 13.9, 4, [13.80, 13.85, 13.90]),
+    ],
+)
+def test_axes_are_marked_by_round_numbers(low, high, count, ticks):
+    assert round_ticks(low, high, count) == pytest.approx(ticks)
+
+
+def test_a_loss_that_falls_far_is_marked_by_powers_of_ten():
+    assert decades(0.02, 30) == pytest.approx([0.01, 0.1, 1, 10, 100])
+    assert decades(0.002, 30) == pytest.approx([0.001, 0.1, 10, 1000])  # few enough to be read
+
+
+def test_a_flat_line_stands_in_the_middle_and_what_is_near_zero_begins_there():
+    assert widened(5, 5) == (4.5, 5.5)
+    assert widened(0, 0) == (-1, 1)
+    assert widened(10, 100)[0] == 0
+    assert widened(90, 100) == (89.5, 100.5)
+
+
+@pytest.mark.parametrize(
+    ("value", "axis", "shown"),
+    [
+        (0.0, "0", "0"),
+        (12_000.0, "12k", "12,000"),
+        (1.5e6, "1.5M", "1,500,000"),
+        (0.002, "0.002", "0.002"),
+        (1e-6, "1e-6", "1.000e-06"),
+        (498.5, "498.5", "498.5"),
+        (-0.07594566, "-0.07595", "-0.07595"),
+        (math.nan, None, "not a number"),
+        (math.inf, None, "∞"),
+    ],
+)
+def test_numbers_are_written_as_people_read_them(value, axis, shown):
+    assert axis is None or short(value) == axis
+    assert figure(value) == shown
+
+
+def test_times_are_said_in_words():
+    assert [duration(s) for s in (25.4, 600, 9000, math.inf)] == ["25 s", "10 min", "2.5 h", "-"]
+
+
+wild = st.floats(-1e100, 1e100)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e100), wild), min_size=1, max_size=30), st.booleans())
+def test_a_chart_of_any_numbers_has_places_that_a_browser_can_draw(places, log):
+    places.sort()
+    marks = thin([x for x, _ in places], [y for _, y in places], 10)
+    svg = draw([Curve("a", marks, "c0"), Curve("b", marks[:1], "c1", behind=[marks])], "words", SMALL, log=log)
+    assert not re.search(r"\b(nan|inf)", re.sub(r"<title>.*?</title>", "", svg, flags=re.S))
+    for number in re.findall(r" (?:x|y|cx|cy|x1|x2|y1|y2|width)='([^']*)'", svg):
+        assert -100 <= float(number) <= 600
+
+
+# ------------------------------------------------------------------------------------------------------- what is read
+
+
+def test_a_log_comes_to_columns_time_and_evaluations(run):
+    log = read_log(run / "metrics.jsonl")
+    assert list(log.series["eval/return_mean"].x) == [1000, 2000, 3000, 4000]
+    assert list(log.series["eval/return_mean"].y) == [100, 200, 300, 400]
+    assert (log.samples, log.seconds, log.speed) == pytest.approx((4000, 8.0, 500.0))  # 500 a second, all along
+    assert log.shares == pytest.approx({"env": 0.25, "learn": 0.5, "evaluate": 0.05, "other": 0.2})
+    assert (
+        log.last
+        == log.best
+        == {"samples": 4000, "return_mean": 400, "return_std": 4, "length_mean": 20, "episodes": 32}
+    )
+
+
+def test_the_best_evaluation_is_the_one_the_clock_would_keep(tmp_path):
+    told = [
+        line(n, eval__return_mean=value) for n, value in enumerate([float("nan"), 1.0, 5.0, 5.0, float("nan"), 2.0])
+    ]
+    run = read_run(write_run(tmp_path / "run", told), "run")
+    assert (run.log.best["samples"], run.log.best["return_mean"]) == (2, 5.0)
+    told = [line(1, eval__mae=9.0, eval__score=-9.0), line(2, eval__mae=4.0, eval__score=-4.0)]
+    run = read_run(write_run(tmp_path / "other", told), "other")
+    assert sections.headline(run.log.best) == ("mae", "4", "")
+
+
+def test_half_lines_and_what_is_no_number_are_passed_over_and_counted(tmp_path):
+    run = write_run(
+        tmp_path / "run", [line(1, train__loss=1.0), line(2, train__loss=math.nan), line(3, train__loss=1e300)]
+    )
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('[1]\n"x"\n{"samples": "4", "train/loss": 5}\n{"samples": -4, "train/loss": 5}\n')
+        file.write('{"samples": 5, "train/loss": ' + "9" * 400 + "}\n{" + '"samples": 6, "train/lo')
+    series = read_log(run / "metrics.jsonl").series["train/loss"]
+    assert (list(series.x), list(series.y), series.left_out) == ([1], [1], 3)
+    assert "3 values that cannot be drawn" in page_of(run)
+
+
+def test_samples_that_go_back_are_put_in_order(tmp_path):
+    run = write_run(tmp_path / "run", [line(3, a=30.0), line(1, a=10.0), line(2, a=20.0)])
+    series = read_log(run / "metrics.jsonl").series["a"]
+    assert (list(series.x), list(series.y)) == ([1, 2, 3], [10, 20, 30])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_experiment(tmp_path):
+    other = CONFIG | {"algo": CONFIG["algo"] | {"learning_rate": 0.1}}
+    paths = [write_run(tmp_path / f"s{seed}", seed=seed) for seed in (0, 1)] + [
+        write_run(tmp_path / "fast", config=other)
+    ]
+    runs = read_runs(paths)
+    assert [[run.label for run in each] for each in group(runs)] == [["s0", "s1"], ["fast"]]
+    assert differences(runs) == ["algo.learning_rate", "run.seed"]
+    page = page_of(*paths)
+    assert "learning_rate 0.1" in page
+    assert "mean of 2" in page
+
+
+def test_a_run_named_twice_is_shown_once_and_equal_names_by_their_paths(tmp_path):
+    one, other = write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run")
+    assert [run.label for run in read_runs([one, one])] == ["run"]
+    assert [run.label for run in read_runs([one, other])] == [str(one), str(other)]
+
+
+def test_who_trained_it_is_told_start_by_start(tmp_path):
+    claims = (
+        {"parent": None, "processes": 2, "began": 1.7e9},
+        {"parent": "000000000900-g0001"},  # nothing came of it
+        {"parent": "000000001000-g0001", "processes": 3, "began": 1.7e9 + 3600},
+    )
+    run = read_run(write_run(tmp_path / "run", claims=claims), "run")
+    assert [(start.generation, start.processes, start.begin) for start in run.starts] == [(1, 2, 0), (3, 3, 1000)]
+    words = " ".join(Page(agreement.starts([run])).texts)
+    assert "2023-11-14 22:13" in words
+    assert "went on from 1,000" in words
+
+
+def test_claims_that_lead_round_in_circles_end(tmp_path):
+    claims = ({"parent": "000000000900-g0002"}, {"parent": "000000000900-g0001"}, {"parent": "9-g3"})
+    assert [start.generation for start in read_run(write_run(tmp_path / "run", claims=claims), "run").starts] == [3]
+
+
+@pytest.mark.parametrize(
+    ("status", "last", "words"),
+    [
+        ({"processes": 2}, 2560.0, "in sync at update 2,560"),
+        ({"processes": 2}, 0.0, "at the start"),
+        ({"processes": 2}, None, "the log does not say"),
+        ({"processes": 1}, None, "nobody to compare with"),
+        ({"processes": 2, "state": "failed", "why": "OutOfSync: they differ"}, 64.0, "they came apart"),
+    ],
+)
+def test_a_report_says_what_the_run_checked_itself(tmp_path, status, last, words):
+    told = [line(100, a=1.0) | ({} if last is None else {"sync/update": last})]
+    run = read_run(write_run(tmp_path / "run", told, status=status), "run")
+    assert words in agreement.checks([run])
+
+
+def test_digests_are_counted(run):
+    (run / "digests.jsonl").write_text(json.dumps({"samples": 1, "digests": {"a": "1", "b": "2"}}) + "\n")
+    assert "1 times, of 2 tensors" in agreement.checks([read_run(run, "run")])
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def test_a_page_has_all_its_parts_and_asks_for_nothing(run):
+    page = page_of(run)
+    found = Page(page)
+    words = " ".join(found.texts)
+    for part in (
+        "Curves",
+        "Evaluations",
+        "Speed",
+        "One agent",
+        "Config",
+        "Return of evaluations",
+        "Where the time went",
+    ):
+        assert part in words
+    assert "CartPole-v1" in words
+    assert "gym-ppo" in words
+    assert not found.names() & {"script", "iframe", "object", "form", "a", "base"}
+    assert "default-src 'none'" in page
+    links = [value for _, attributes in found.elements for key, value in attributes.items() if key in ("src", "href")]
+    assert links == ["data:,"]
+    assert not re.search(r"url\(|@import|https?://", page.replace("http://www.w3.org/2000/svg", ""))
+
+
+def test_a_long_log_of_many_quantities_gives_a_small_file(tmp_path):
+    names = [f"train__quantity_{n}" for n in range(12)] + ["rollout__ep_return_mean", "time__global_fps"]
+    told = [line(n, **{name: math.sin(n) + n for name in names}) for n in range(1, 10_001)]
+    page = page_of(write_run(tmp_path / "run", told))
+    assert len(page) < 400_000
+
+
+def test_a_reference_lies_behind_the_evaluations_as_far_as_they_go(run, tmp_path):
+    (tmp_path / "walker.csv").write_text("step,reward,seed\n0,10,1\n0,20,2\n9000,500,1\n9000,700,2\n90000,900,1\n")
+    out = tmp_path / "r.html"
+    words = ["report", str(run), "--out", str(out), "--reference", str(tmp_path / "walker.csv"), "--per-sample", "2"]
+    assert main(words) == 0
+    told = [words for words in Page(out.read_text()).texts if "walker: " in words]
+    assert told
+    assert any("walker: 600 (500 to 700)" in words for words in told)
+    assert not any("900" in words.partition("walker: ")[2] for words in told)
+
+
+def test_a_film_is_carried_and_one_that_is_too_large_or_none_or_elsewhere_is_not(run, tmp_path):
+    film = b"GIF89a" + bytes(40)
+    (run / "best.gif").write_bytes(film)
+    assert "data:image/gif;base64,R0lGODlh" in page_of(run)
+    (run / "best.gif").write_bytes(film + bytes(3_000_000))
+    assert "more than the 3 MB" in page_of(run)
+    (run / "best.gif").write_bytes(b"<script>")
+    assert "is not a GIF" in page_of(run)
+    (tmp_path / "private.gif").write_bytes(film)
+    (run / "best.gif").unlink()
+    (run / "best.gif").symlink_to(tmp_path / "private.gif")
+    page = page_of(run)
+    assert "is a link" in page
+    assert "data:image/gif" not in page
+
+
+def bench(**changes):
+    split = {"env": 0.1, "inference": 0.2, "learning": 0.4, "reduction": 0.05, "rest": 0.25}
+    report = {"recipe": "gym-ppo", "processes": 2, "seconds": {"wall": 0.2}, "ratio_to_bare": 0.5, "split": split}
+    return report | {"steps_per_second": 1000.0, "speedup": 1.0, "verdict": "learning-bound"} | changes
+
+
+def test_a_measurement_beside_the_run_is_shown_in_the_pages_colours(run):
+    (run / "bench.json").write_text(json.dumps(bench()))
+    page = page_of(run)
+    assert "learning: 80.0 ms" in page
+    assert "learning-bound" in page
+    # Of another's style nothing may reach the charts of the page.
+    assert all(".bench text{" in style for style in re.findall(r"<style>(.*?)</style>", page, re.S)[1:])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"split": {"x": 1}}, {"seconds": {"wall": 0}}, {"ratio_to_bare": math.nan}, {"split": 3}, {"processes": "2"}],
+)
+def test_a_measurement_that_is_none_is_left_out_in_words(changes):
+    assert "is not what lockstep bench writes" in sections.bench(bench(**changes))
+    assert "is not what lockstep bench writes" in sections.bench([1])
+
+
+def proof(*hashes, **changes):
+    rows = [{"processes": str(n + 1), "event": "", "hash": value, "seconds": 1.0} for n, value in enumerate(hashes)]
+    return {"recipe": "gym-ppo", "settings": ["--smoke"], "rows": rows, "verdict": "one agent"} | changes
+
+
+def test_a_proofs_verdict_is_taken_from_its_hashes():
+    assert "One agent: 2 runs, one hash." in agreement.proof(proof("a" * 64, "a" * 64))
+    for hashes in (("a" * 64, "b" * 64), ("a" * 64, ""), ()):
+        assert "Not one agent." in agreement.proof(proof(*hashes))
+    for other in ({}, [], {"rows": 3, "recipe": "a"}, {"rows": ["x"], "recipe": "a"}):
+        assert "is not what lockstep prove --json writes" in agreement.proof(other)
+
+
+def test_what_prove_leaves_is_what_a_report_shows(run, tmp_path):
+    rows = [Row("1", "", "a" * 64, 1.0, run), Row("2 → 1", "process 0 killed in mid-iteration", "a" * 64, 2.0, run)]
+    told = record(Proof("mine/my_recipe.py", ["--smoke", "run.samples=64"], tmp_path, 0, None, rows))
+    (tmp_path / "proof.json").write_text(json.dumps(told))
+    assert main(["report", str(run), "--proof", str(tmp_path / "proof.json"), "--out", str(tmp_path / "r.html")]) == 0
+    words = " ".join(Page((tmp_path / "r.html").read_text()).texts)
+    for part in (
+        "One agent: 2 runs, one hash.",
+        "2 → 1",
+        "process 0 killed",
+        "a" * 32,
+        "my_recipe",
+        "--smoke",
+        "torch 2",
+    ):
+        assert part in words
+    assert told["verdict"] == "one agent"
+    rows[1] = Row("2", "", "", 1.0, run, "it failed")
+    assert record(Proof("r", [], tmp_path, 0, None, rows))["verdict"] == "not one agent"
+
+
+# ----------------------------------------------------------------------------------------------------------- strangers
+
+
+def test_what_is_put_into_a_page_is_escaped_unless_it_was_made_there():
+    assert tag("p", "<b>", tag("b", "&"), title='"<') == '<p title="&quot;&lt;">&lt;b&gt;<b>&amp;</b></p>'
+    assert text("a\x00b\u202ec\ud800") == "a�b�c�"
+    assert text("x" * 400).endswith("x…")
+    assert isinstance(text("a"), Markup)
+
+
+def test_strangers_words_stay_words_wherever_they_stand(tmp_path):
+    config = CONFIG | {
+        "recipe": EVIL,
+        "lockstep": EVIL,
+        EVIL: EVIL,
+        "task": {"id": EVIL, EVIL: [EVIL], "names": [EVIL]},
+    }
+    config["run"] = CONFIG["run"] | {"seed": EVIL, "reduction": EVIL, "check_every": EVIL, "samples": EVIL}
+    names = {f"{part}/{EVIL}": 1.5 for part in ("train", "eval", "rollout", "time")}
+    told = [line(n, eval__return_mean=1.0, eval__return_std=EVIL, train__loss=EVIL) | names for n in (1, 2)]
+    status = {"state": EVIL, "why": EVIL, "processes": EVIL, "job": EVIL}
+    claims = ({"parent": EVIL, "processes": EVIL, "began": EVIL, "host": EVIL},)
+    paths = [
+        write_run(tmp_path / f"{EVIL.replace('/', '')}{n}", told, config=config, status=status, claims=claims)
+        for n in (0, 1)
+    ]
+    for path in paths:
+        (path / "bench.json").write_text(json.dumps(bench(recipe=EVIL, verdict=EVIL)))
+    proven = proof(EVIL, EVIL, recipe=EVIL, settings=[EVIL], date=EVIL, torch=EVIL)
+    proven["rows"][0] |= {"event": EVIL, "problem": EVIL, "processes": EVIL}
+    plain = Page(
+        page_of(
+            *[write_run(tmp_path / f"plain{n}", lines(n), seed=n) for n in (0, 1)], bench=bench(), proof=proof("a", "a")
+        )
+    )
+    for shown in (paths, paths[:1]):
+        found = Page(page_of(*shown, proof=proven))
+        assert found.names() <= plain.names() | {"dl", "dt", "dd", "small", "br"}
+        assert not [key for _, attributes in found.elements for key in attributes if key.startswith("on")]
+        assert sum("window.pwned=1" in words for words in found.texts) > 10
+
+
+def test_settings_of_any_kind_and_size_are_shown_or_said_to_be_too_long(tmp_path):
+    run = write_run(tmp_path / "run")
+    text = (
+        "recipe: [1]\ntask: 3\nalgo: {a: 0x"
+        + "f" * 9000
+        + ", b: [[.nan, .inf], {c: 1}], d: 2020-01-01, e: !!binary aGk=}\n"
+    )
+    (run / "config.yaml").write_text(text + f"run: {{samples: 1{'0' * 500}, seed: .nan, long: {'x' * 5000}}}\n")
+    page = page_of(run)
+    assert "a number too long to show" in page
+    assert "x" * 400 not in page
+    assert "2020-01-01" in page
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", "status.json", "digests.jsonl", "checkpoints"])
+def test_a_link_in_a_run_directory_is_refused(run, tmp_path, name):
+    if (run / name).exists():
+        (run / name).rename(tmp_path / name)
+    (run / name).symlink_to(tmp_path / name if (tmp_path / name).exists() else "/etc/hostname")
+    with pytest.raises(ConfigError, match="is a link"):
+        read_run(run, "run")
+
+
+def test_a_run_with_nothing_but_a_config_and_one_line_has_a_page(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("recipe: mine.py\n")
+    (run / "metrics.jsonl").write_text('{"samples": 5, "train/loss": 2.0}\n')
+    page = page_of(run)
+    assert "There is no evaluation in the log." in page
+    assert "mine" in page
+
+
+# ------------------------------------------------------------------------------------------------- on the command line
+
+
+def test_the_command_says_where_the_file_is_and_how_large(run, tmp_path, capsys):
+    out = tmp_path / "out.html"
+    assert main(["report", str(run), "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: {out.stat().st_size / 1e3:,.0f} kB\n"
+
+
+def test_what_cannot_be_reported_is_said_in_words(run, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    new = write_run(tmp_path / "new", told=[])
+    no = tmp_path / "no"
+    cases = {
+        ("report", str(tmp_path / "empty")): "is not a run directory",
+        ("report", str(new)): "has no metrics yet",
+        ("report", str(run), "--out", str(tmp_path)): "is a directory",
+        ("report", str(run), "--out", str(no / "a.html")): "cannot be written: No such file",
+        ("report", str(run), "--proof", str(no)): "does not exist",
+        ("report", str(run), "--bench", str(run / "config.yaml")): "is not json",
+        ("report", str(run), "--gif", str(run / "config.yaml")): "is not a GIF",
+        ("report", str(run), "--reference", str(no)): "cannot be read",
+        ("report", str(run), "--reference", str(no), "--per-sample", "0"): "--per-sample is 0",
+    }
+    for words, told in cases.items():
+        assert main(words) == 2, words
+        shown = capsys.readouterr().err
+        assert told in shown
+        assert "Traceback" not in shown
+
+
+def test_a_report_needs_no_torch_and_no_matplotlib(run, tmp_path):
+    code = f"""
+import sys
+from lockstep.cli import main
+from lockstep.cli.prove import Proof, Row, record
+code = main(["report", {str(run)!r}, "--out", {str(tmp_path / "o.html")!r}])
+sys.exit(code or bool({{"torch", "matplotlib"}} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"COLUMNS": "200"}).returncode == 0
