@@ -21,7 +21,7 @@ from lockstep.report.logs import read_log
 from lockstep.report.markup import Markup, tag, text
 from lockstep.report.page import Extras, write_page
 from lockstep.report.reading import differences, group, read_run, read_runs
-from lockstep.report.series import Mark, decades, duration, figure, round_ticks, short, spread, thin, widened
+from lockstep.report.series import Mark, decades, figure, round_ticks, short, spread, thin, trimmed, widened
 from written_runs import CONFIG, line, lines, write_run
 
 EVIL = "<script>window.pwned=1</script>\"'><img src=x onerror=window.pwned=2>"
@@ -110,6 +110,13 @@ def test_a_loss_that_falls_far_is_marked_by_powers_of_ten():
     assert decades(0.002, 30) == pytest.approx([0.001, 0.1, 10, 1000])  # few enough to be read
 
 
+def test_a_few_values_far_out_do_not_press_all_others_into_a_line():
+    values = [float(n) for n in range(100)]
+    assert trimmed(values) == (0, 99)
+    assert trimmed([*values, -1e6]) == (-92, 99)  # of 101 the 3 outermost: from 2 down by 94, the width of the others
+    assert trimmed([5.0, 7.0, 1e9]) == (5, 1e9)  # too few to tell
+
+
 def test_a_flat_line_stands_in_the_middle_and_what_is_near_zero_begins_there():
     assert widened(5, 5) == (4.5, 5.5)
     assert widened(0, 0) == (-1, 1)
@@ -134,10 +141,6 @@ def test_a_flat_line_stands_in_the_middle_and_what_is_near_zero_begins_there():
 def test_numbers_are_written_as_people_read_them(value, axis, shown):
     assert axis is None or short(value) == axis
     assert figure(value) == shown
-
-
-def test_times_are_said_in_words():
-    assert [duration(s) for s in (25.4, 600, 9000, math.inf)] == ["25 s", "10 min", "2.5 h", "-"]
 
 
 wild = st.floats(-1e100, 1e100)

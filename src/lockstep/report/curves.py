@@ -45,26 +45,43 @@ class Frame:
 WIDE, SMALL = Frame(), Frame(width=320, height=184, left=46, bottom=36, ticks=4)
 
 
-def draw(curves: Sequence[Curve], words: str, frame: Frame = WIDE, until: float = 0.0, log: bool = False) -> Markup:
+def lines_of(curves: Sequence[Curve]) -> list[float]:
+    """The values of all lines."""
+    return [mark.y for curve in curves for line in (curve.marks, *curve.behind) for mark in line]
+
+
+def values_of(curves: Sequence[Curve]) -> list[float]:
+    """All that an upright axis has to show: lines and bands."""
+    bands = [value for curve in curves if curve.band for mark in curve.marks for value in (mark.low, mark.high)]
+    return lines_of(curves) + bands
+
+
+def draw(
+    curves: Sequence[Curve],
+    words: str,
+    frame: Frame = WIDE,
+    until: float = 0.0,
+    limits: tuple[float, float] | None = None,
+    log: bool = False,
+) -> Markup:
     """A chart of curves over samples, at least until there; a log axis only where the values ask for it."""
     shown = [mark for curve in curves for line in (curve.marks, *curve.behind) for mark in line]
     if not shown:
         return Markup("")
-    banded = [mark for curve in curves if curve.band for mark in curve.marks]
-    values = [value for mark in banded for value in (mark.low, mark.high)] + [mark.y for mark in shown]
-    log = log and wants_decades([mark.y for mark in shown])
+    values = values_of(curves)
+    log = log and wants_decades(lines_of(curves))
     if log:  # around the lines alone: a band may reach below zero
-        ys = decades(min(mark.y for mark in shown), max(values))
+        ys = decades(min(lines_of(curves)), max(values))
         low, high = math.log10(ys[0]), math.log10(ys[-1])
     else:
-        low, high = widened(min(values), max(values))
+        low, high = widened(*(limits or (min(values), max(values))))
         ys = round_ticks(low, high, frame.ticks)
     right = max(1.0, until, *(mark.x for mark in shown))
     place_x = _scale(0.0, right, frame.left, frame.width - frame.right)
     flat = _scale(low, high, frame.height - frame.bottom, frame.top)
 
     def place_y(value: float) -> float:
-        return flat(math.log10(max(value, ys[0]))) if log else flat(value)
+        return flat(math.log10(max(value, ys[0]))) if log else flat(min(max(value, low), high))
 
     parts = [_grid(frame, round_ticks(0.0, right, 4), ys, place_x, place_y)]
     parts += [_curve(curve, place_x, place_y) for curve in curves]

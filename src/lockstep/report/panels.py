@@ -1,14 +1,13 @@
 """Which charts a page has: evaluations first, then what is seen while training, then the rest."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lockstep.report.curves import SMALL, WIDE, Curve, Frame, draw
+from lockstep.report.curves import SMALL, WIDE, Curve, Frame, draw, lines_of, values_of
 from lockstep.report.logs import Log, Series
 from lockstep.report.markup import Markup, join, tag
 from lockstep.report.reading import Run, differences
-from lockstep.report.series import Mark, spread, thin
+from lockstep.report.series import Mark, figure, spread, thin, trimmed, wants_decades
 from lockstep.run.curves import Point
 
 COLOURS = 6
@@ -20,6 +19,8 @@ FIRST = ("loss", "value", "entropy", "kl", "explained_variance", "rate", "clip",
 """Words in the names of what is most asked for, in this order."""
 DOTS, FEW = 40, 8
 """A curve of evaluations with at most so many marks shows each of them, and any other with so few."""
+POINTS, FEWER_POINTS = 240, 100
+"""Points of a curve that are drawn, where lines are few and where they are many."""
 SHOWN = 6
 """Small charts that stand open; more are folded."""
 
@@ -106,11 +107,11 @@ def chart(
     """One quantity of all runs; where it never was anything but zero, only if `flat` asks for it."""
     found = [(group, [run.log.series[name] for run in group.runs if name in run.log.series]) for group in groups]
     found = [(group, [series for series in each if len(series.x)]) for group, each in found]
-    values = [series.y for _, each in found for series in each]
-    if not values or not (flat or any(any(column) for column in values)):
+    columns = [series.y for _, each in found for series in each]
+    if not columns or not (flat or any(any(column) for column in columns)):
         return Markup("")
     lines = sum(len(each) for _, each in found)
-    limit = 240 if lines <= 4 else 100
+    limit = POINTS if lines <= 4 else FEWER_POINTS
     curves = [_curve_of(group, each, name, limit, alone=lines <= 3) for group, each in found if each]
     told = []
     if reference is not None:
@@ -122,10 +123,15 @@ def chart(
     left_out = sum(run.log.series[name].left_out for group in groups for run in group.runs if name in run.log.series)
     if left_out:
         told.append(f"{left_out:,} value{'s' if left_out > 1 else ''} that cannot be drawn (NaN, infinite) left out.")
+    limits, log = None, "loss" in name and wants_decades(lines_of(curves))
+    if name.startswith("train/") and not log and (values := values_of(curves)):
+        limits = trimmed(values)
+        beyond = [figure(end) for end, limit in zip((min(values), max(values)), limits, strict=True) if end != limit]
+        told += [f"The axis is cut: values reach {' and '.join(beyond)}."] if beyond else []
     words = title_of(name)
     caption = tag("figcaption", tag("b", words), *([" ", tag("span", " ".join(told))] if told else []))
     until = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
-    return tag("figure", caption, draw(curves, words, frame, until, log="loss" in name))
+    return tag("figure", caption, draw(curves, words, frame, until, limits, log))
 
 
 def _curve_of(group: Group, each: Sequence[Series], name: str, limit: int, alone: bool) -> Curve:
@@ -194,6 +200,13 @@ def spoken(groups: Sequence[Group]) -> str:
     """How the bands of the charts are to be read."""
     if any(len(group.runs) > 1 for group in groups):
         return "Lines are means over seeds, bands reach from the lowest seed to the highest, thin lines are the seeds."
-    if len(groups) == 1 and not math.isnan(groups[0].runs[0].log.last.get("return_std", math.nan)):
-        return "The band of an evaluation is one standard deviation of its episodes to either side."
-    return ""
+    told = []
+    if len(groups) <= 3 and any("return_std" in group.runs[0].log.last for group in groups):
+        told.append("The band of an evaluation is one standard deviation of its episodes to either side.")
+    if len(groups) <= 3 and any(
+        len(series.x) > POINTS for group in groups for series in group.runs[0].log.series.values()
+    ):
+        told.append(
+            "Long curves are drawn by means of neighbouring values, with a band from the lowest to the highest."
+        )
+    return " ".join(told)

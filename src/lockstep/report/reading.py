@@ -17,8 +17,8 @@ GIF_BYTES, FILE_BYTES = 3_000_000, 2**20
 """A larger film is left out, and a larger record of a proof or of a measurement is none of ours."""
 SETTINGS = 1000
 """How many settings are shown."""
-ONLY_SEED = ("run.seed", "run.name", "run.dir")
-"""Settings in which runs may differ and be one experiment."""
+ELSEWHERE = ("run.name", "run.dir", "run.wandb")
+"""How settings begin that say where a run is written, not what it is."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,16 @@ def group(runs: Sequence[Run]) -> list[list[Run]]:
     """Runs that share a recipe and all settings but the seed, together."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        settings = {name: value for name, value in run.settings.items() if name not in ONLY_SEED}
+        apart = ("run.seed", *ELSEWHERE)
+        settings = {name: value for name, value in run.settings.items() if not name.startswith(apart)}
         groups.setdefault(f"{run.recipe} {settings!r}", []).append(run)
     return list(groups.values())
 
 
 def differences(runs: Sequence[Run]) -> list[str]:
-    """Settings that are not the same in all runs; their names and places are, of course, not."""
+    """Settings that are not the same in all runs, but for where they are written."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    names = [name for name in names if name not in ("run.name", "run.dir")]
+    names = [name for name in names if not name.startswith(ELSEWHERE)]
     return [name for name in names if len({repr(run.settings.get(name, "")) for run in runs}) > 1]
 
 

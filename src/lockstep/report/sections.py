@@ -10,7 +10,8 @@ from lockstep.report.logs import PHASES, Log, number
 from lockstep.report.markup import Markup, folded, join, table, tag
 from lockstep.report.panels import Group
 from lockstep.report.reading import Run, differences
-from lockstep.report.series import duration, figure
+from lockstep.report.series import figure
+from lockstep.run.phrases import duration
 
 FILMS = 4
 """Films a page shows at most."""
@@ -39,7 +40,7 @@ def tiles(run: Run) -> Markup:
         ),
         (f"last {last[0]}" if last else "last", last[1] if last else "-", last[2] if last else ""),
         ("speed", figure(round(log.speed)) if log.speed > 0 else "-", "samples a second"),
-        ("time", duration(log.seconds), "as logged"),
+        ("time", _time(log.seconds), "as logged"),
         ("processes", _processes(run), of(len(run.starts), "start", "starts") if run.starts else ""),
     ]
     return _tiles(shown)
@@ -50,6 +51,10 @@ def _processes(run: Run) -> str:
     known = [str(start.processes) for start in run.starts if start.processes]
     changed = [count for number, count in enumerate(known) if number == 0 or count != known[number - 1]]
     return " → ".join(changed[-4:]) if len(changed) > 1 else str(run.processes or "-")
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds < 1e10 else "-"
 
 
 def _tiles(shown: Sequence[tuple[object, object, object]]) -> Markup:
@@ -75,7 +80,7 @@ def experiments(groups: Sequence[Group]) -> Markup:
         (f"best {best[0]}, mean", best[1], best[2]),
         (f"last {last[0]}, mean", last[1], last[2]),
         ("samples", figure(max(run.log.samples for run in group.runs)), "each"),
-        ("time", duration(seconds), "all together"),
+        ("time", _time(seconds), "all together"),
     ]
     return _tiles(shown)
 
@@ -102,7 +107,7 @@ def runs_table(groups: Sequence[Group]) -> Markup:
             speed = figure(round(run.log.speed)) if run.log.speed > 0 else "-"
             figures = (figure(run.log.samples), best[1] if best else "-", last[1] if last else "-", speed)
             who = (_swatched(group, run.label), run.state, run.recipe, run.settings.get("run.seed", "-"))
-            rows.append((*who, *figures, duration(run.log.seconds), run.processes or "-"))
+            rows.append((*who, *figures, _time(run.log.seconds), run.processes or "-"))
     heads = ("run", "state", "recipe", "seed", "samples", "best", "last", "samples/s", "time", "processes")
     return table(heads, rows, "figures runs")
 

@@ -56,6 +56,16 @@ def widened(low: float, high: float) -> tuple[float, float]:
     return (0.0 if 0 <= low < 0.35 * high else low - room), high + room
 
 
+def trimmed(values: Sequence[float]) -> tuple[float, float]:
+    """The range of some values; without the few outermost where these would press all others into a line."""
+    ordered, few = sorted(values), round(0.03 * len(values))
+    low, high = ordered[few], ordered[-1 - few]
+    core = high - low
+    if few == 0 or core <= 0 or ordered[-1] - ordered[0] <= 5 * core:
+        return ordered[0], ordered[-1]
+    return max(ordered[0], low - core), min(ordered[-1], high + core)
+
+
 def round_ticks(low: float, high: float, count: int) -> list[float]:
     """About so many round numbers between two others: 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / count
@@ -100,12 +110,3 @@ def figure(value: float) -> str:
         words = f"{value:,.{digits}f}"
         return words.rstrip("0").rstrip(".") if "." in words else words
     return f"{value:.3e}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if not math.isfinite(seconds) or seconds > 1e10:
-        return "-"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

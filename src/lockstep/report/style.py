@@ -23,10 +23,11 @@ code{font:.86em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wr
 .good{color:var(--good)}.bad{color:var(--bad)}
 .top{display:flex;gap:2rem;align-items:flex-start;flex-wrap:wrap}
 .top>*{flex:1 1 22rem;min-width:0}.top>.films{flex:0 1 15rem}
-.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(6.6rem,1fr));gap:1.25rem 1.5rem;margin:1.5rem 0 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(6.8rem,1fr));gap:1.25rem 1.25rem;margin:1.5rem 0 0}
 .tiles div{min-width:0}
 dt{font-size:.8rem;color:var(--muted)}
-dd{margin:0;font-size:1.4rem;line-height:1.3;font-weight:600;letter-spacing:-.01em;font-variant-numeric:tabular-nums}
+dd{margin:0;font-size:1.28rem;line-height:1.35;font-weight:600;letter-spacing:-.015em;font-variant-numeric:tabular-nums;
+white-space:nowrap;overflow:hidden;text-overflow:ellipsis}
 .tiles small{font-size:.8rem}
 .films{display:flex;flex-wrap:wrap;gap:1rem;margin:1.5rem 0 0}
 .films figure{flex:1 1 10rem;max-width:18rem}
@@ -37,6 +38,8 @@ figcaption b{font-weight:600}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(17rem,100%),1fr));gap:1.75rem 1.5rem;
 margin:1rem 0}
 .charts.wide{grid-template-columns:repeat(auto-fill,minmax(min(26rem,100%),1fr))}
+/* Charts of a row stand on one line, however long the words above them are. */
+.charts figure{display:flex;flex-direction:column}.charts .chart{margin-top:auto}
 svg{display:block;width:100%;height:auto}
 .chart text{font-size:11.5px;fill:var(--muted);font-variant-numeric:tabular-nums}
 .chart .y{text-anchor:end}.chart .x{text-anchor:middle}
@@ -80,9 +83,11 @@ summary:focus-visible{outline:2px solid var(--c0);outline-offset:3px;border-radi
 svg.bench{max-width:46rem}
 footer{margin-top:3.5rem;padding-top:1rem;border-top:1px solid var(--rule);font-size:.82rem}
 @media (max-width:32rem){body{padding:1.5rem 1rem 3rem}h1{font-size:1.45rem}.wide .chart text{font-size:14px}
-.tiles{grid-template-columns:repeat(auto-fill,minmax(6rem,1fr))}dd{font-size:1.2rem}}
+.tiles{grid-template-columns:repeat(auto-fill,minmax(6rem,1fr))}dd{font-size:1.15rem}}
 @media print{:root{color-scheme:light;--page:#fff;--ink:#000;--muted:#555;--rule:#ccc}
 body{max-width:none;padding:0;font-size:10pt}
 figure,tr{break-inside:avoid}details::details-content{content-visibility:visible;block-size:auto}.strips{display:none}
+.charts{grid-template-columns:repeat(3,1fr);gap:1rem}.charts.wide{grid-template-columns:1fr 1fr}h2{margin-top:1.5rem}
+h2,h3,figcaption,summary{break-after:avoid}
 .bar,.bar i,i,.chart *{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Mapping
 from statistics import median
+from typing import TYPE_CHECKING
 
 from lockstep.measures import of_the_whole
-from lockstep.protocols import Clock
+
+if TYPE_CHECKING:  # a report says these words without torch
+    from lockstep.protocols import Clock
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -46,7 +49,7 @@ def loss_words(metrics: Mapping[str, float]) -> list[str]:
     return [f"{part[1]} loss {metrics['/'.join(part)]:.4g}" for part in parts if len(part) == 3]
 
 
-def evaluation_words(clock: Clock) -> str:
+def evaluation_words(clock: "Clock") -> str:
     """The last evaluation as a phrase."""
     result = clock.evaluation
     if "score" in result:  # predictions, of which the whole measures are told, not those of parts
