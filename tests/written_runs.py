@@ -24,7 +24,7 @@ def lines(seed=0, count=40):
     told = []
     for n in range(1, count + 1):
         times = {"time__global_fps": 500.0, "time__env": 0.25, "time__learn": 0.5, "time__evaluate": 0.05}
-        losses = {"train__policy_loss": 0.1 / n, "train__value_loss": 10.0**-n, "train__entropy": 0.6}
+        losses = {"train__policy_loss": -0.0002 / n, "train__value_loss": 10.0**-n, "train__entropy": 1.0985 + 1e-5 * n}
         told.append(line(100 * n, rollout__ep_return_mean=10.0 * n + seed, **losses, **times, sync__update=64.0 * n))
         if n % 10 == 0:
             scores = {"eval__return_mean": 10.0 * n + 5 * seed, "eval__return_std": 4.0, "eval__length_mean": 20.0}

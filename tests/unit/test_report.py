@@ -21,7 +21,7 @@ from lockstep.report.logs import read_log
 from lockstep.report.markup import Markup, tag, text
 from lockstep.report.page import Extras, write_page
 from lockstep.report.reading import differences, group, read_run, read_runs
-from lockstep.report.series import Mark, decades, figure, round_ticks, short, spread, thin, trimmed, widened
+from lockstep.report.series import Mark, decades, figure, round_ticks, short, spread, thin, tick_words, trimmed, widened
 from written_runs import CONFIG, line, lines, write_run
 
 EVIL = "<script>window.pwned=1</script>\"'><img src=x onerror=window.pwned=2>"
@@ -103,6 +103,21 @@ def test_the_mean_of_many_seeds_keeps_to_its_limit_and_to_both_ends():
 )
 def test_axes_are_marked_by_round_numbers(low, high, count, ticks):
     assert round_ticks(low, high, count) == pytest.approx(ticks)
+
+
+@given(st.floats(-1e50, 1e50), st.floats(1e-9, 1e50), st.integers(2, 6))
+def test_marks_of_an_axis_can_be_told_apart(low, room, count):
+    low, high = widened(low, low + room)
+    words = tick_words(round_ticks(low, high, count))
+    assert len(set(words)) == len(words)
+
+
+def test_marks_of_an_axis_have_the_digits_they_need():
+    assert tick_words([0, 100, 200]) == ["0", "100", "200"]
+    assert tick_words([12.25, 12.5, 12.75]) == ["12.25", "12.5", "12.75"]
+    assert tick_words([1.09855, 1.0986, 1.09865]) == ["1.09855", "1.0986", "1.09865"]
+    assert tick_words([-0.0002, -0.0001, 0]) == ["-2e-4", "-1e-4", "0"]
+    assert tick_words([20_000, 40_000]) == ["20k", "40k"]
 
 
 def test_a_loss_that_falls_far_is_marked_by_powers_of_ten():

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from lockstep.report.markup import Markup, join, tag, text
-from lockstep.report.series import Mark, decades, figure, round_ticks, short, wants_decades, widened
+from lockstep.report.series import Mark, decades, figure, round_ticks, tick_words, wants_decades, widened
 
 STRIPS = 32
 """Upright strips of a chart that say what is under the pointer."""
@@ -40,9 +40,11 @@ class Frame:
     bottom: int = 38
     ticks: int = 6
     """About how many marks an upright axis has."""
+    letter: float = 9.2
+    """Room for a letter of an upright axis; on a telephone they are larger, but for those of small charts."""
 
 
-WIDE, SMALL = Frame(), Frame(width=320, height=184, left=46, bottom=36, ticks=4)
+WIDE, SMALL = Frame(), Frame(width=320, height=184, left=46, bottom=36, ticks=4, letter=7.4)
 
 
 def lines_of(curves: Sequence[Curve]) -> list[float]:
@@ -76,6 +78,8 @@ def draw(
     else:
         low, high = widened(*(limits or (min(values), max(values))))
         ys = round_ticks(low, high, frame.ticks)
+    words_y = tick_words(ys)
+    frame = replace(frame, left=max(frame.left, round(11 + frame.letter * max(map(len, words_y)))))
     right = max(1.0, until, *(mark.x for mark in shown))
     place_x = _scale(0.0, right, frame.left, frame.width - frame.right)
     flat = _scale(low, high, frame.height - frame.bottom, frame.top)
@@ -83,7 +87,7 @@ def draw(
     def place_y(value: float) -> float:
         return flat(math.log10(max(value, ys[0]))) if log else flat(min(max(value, low), high))
 
-    parts = [_grid(frame, round_ticks(0.0, right, 4), ys, place_x, place_y)]
+    parts = [_grid(frame, round_ticks(0.0, right, 4), dict(zip(words_y, ys, strict=True)), place_x, place_y)]
     parts += [_curve(curve, place_x, place_y) for curve in curves]
     parts += [_strips(curves, frame, place_x)]
     return tag("svg", *parts, viewBox=f"0 0 {frame.width} {frame.height}", role="img", aria_label=words, class_="chart")
@@ -97,20 +101,20 @@ def _scale(low: float, high: float, first: float, last: float) -> Callable[[floa
 def _grid(
     frame: Frame,
     xs: Sequence[float],
-    ys: Sequence[float],
+    ys: dict[str, float],
     place_x: Callable[[float], float],
     place_y: Callable[[float], float],
 ) -> Markup:
     parts = []
-    for y in ys:
+    for words, y in ys.items():
         at = place_y(y)
         parts.append(
             f"<line class='grid' x1='{frame.left}' x2='{frame.width - frame.right}' y1='{at:.1f}' y2='{at:.1f}'/>"
         )
-        parts.append(f"<text class='y' x='{frame.left - 7}' y='{at + 4:.1f}'>{short(y)}</text>")
+        parts.append(f"<text class='y' x='{frame.left - 7}' y='{at + 4:.1f}'>{words}</text>")
     floor = frame.height - frame.bottom
-    for x in xs:
-        parts.append(f"<text class='x' x='{place_x(x):.1f}' y='{floor + 16}'>{short(x)}</text>")
+    for words, x in zip(tick_words(xs), xs, strict=True):
+        parts.append(f"<text class='x' x='{place_x(x):.1f}' y='{floor + 16}'>{words}</text>")
     middle = (frame.left + frame.width - frame.right) / 2
     parts.append(f"<text class='x unit' x='{middle:.0f}' y='{frame.height - 4}'>samples</text>")
     return Markup("".join(parts))

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -86,17 +87,25 @@ def wants_decades(values: Sequence[float]) -> bool:
     return bool(values) and min(values) > 1e-12 and max(values) / min(values) >= 300
 
 
-def short(value: float) -> str:
-    """A number as an axis says it: 12k, 1.5M, 0.002."""
+def tick_words(ticks: Sequence[float]) -> list[str]:
+    """Marks of an axis as words, with as many digits as tell each from the next."""
+    apart = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
+    enough = (n for n in range(4, 12) if all(abs(float(f"{tick:.{n}g}") - tick) <= 1e-3 * apart for tick in ticks))
+    digits = next(enough, 12 if apart else 4)
+    return [short(tick, digits) for tick in ticks]
+
+
+def short(value: float, digits: int = 4) -> str:
+    """A number as an axis says it: 12k, 1.5M, 0.002, 2e-5."""
     if value == 0:
         return "0"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if size <= abs(value) < 1000 * size:
-            return f"{value / size:.4g}{letter}"
+            return f"{value / size:.{digits}g}{letter}"
     if 1e-3 <= abs(value) < 1000:
-        return f"{value:.4g}"
-    mantissa, _, exponent = f"{value:.3g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+        return f"{value:.{digits}g}"
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def figure(value: float) -> str:
