@@ -3,6 +3,7 @@
 A new recipe is listed in `lockstep.recipes.RECIPES` and is held to all of this without being told.
 """
 
+import re
 import threading
 from dataclasses import replace
 
@@ -338,7 +339,9 @@ def test_the_smoke_run_ends_well(name, tmp_path, capsys):
     assert f"evaluation: {'return' if name in PLAYED else 'mae'}" in told
     done = find(tmp_path / "run" / "checkpoints")[0].samples
     assert done == budget or (name in READ and budget <= done < budget + parse(name).algo.batch_size)
-    assert f"Done at {done:,} steps: {tmp_path / 'run'}" in told
+    farewell = rf"^Done at {done:,} steps in \d+ s, best evaluation \S+: {tmp_path / 'run'}$"
+    assert re.search(farewell, told, re.MULTILINE)
+    assert f"lockstep report {tmp_path / 'run'}\n" in told
     path = tmp_path / "run"
     assert {file.name for file in path.iterdir()} >= {"config.yaml", "metrics.jsonl", "tensorboard", "checkpoints"}
     assert main(["eval", str(path), "--episodes", "8"]) == 0

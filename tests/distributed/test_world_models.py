@@ -9,6 +9,7 @@ from problems import digest, distance
 from lockstep.algorithms.tdmpc2 import TDMPC2Config
 from lockstep.algorithms.tdmpc2_losses import model_loss, policy_loss
 from lockstep.config import RunConfig
+from lockstep.data.replay import remember
 from lockstep.nets.planning import PlanConfig
 from lockstep.nets.world_model import WorldModelConfig
 from lockstep.protocols import Clock
@@ -48,8 +49,9 @@ class Agent:
     def fill(self, steps=20):
         """Play at random, and give all networks something to say: the same on every process."""
         for _ in range(steps):
-            self.algorithm.collect(self.clock)
-            assert self.algorithm._remember(self.clock)
+            a = self.algorithm
+            a.collect(self.clock)
+            assert remember(a.replay, a.rollout, a.outcomes, a.model_optimizer, self.clock)
             self.clock.advance(self.algorithm.samples)
         draws = torch.Generator().manual_seed(5)
         for parameter in [*self.algorithm.model.parameters(), *self.algorithm.targets.parameters()]:

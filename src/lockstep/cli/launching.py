@@ -70,10 +70,10 @@ def _farewell(result: Result) -> list[str]:
     best = "" if clock.best is None else f", best evaluation {clock.best:,.4g}"
     ended = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
     head = f"{ended} in {duration(result.seconds)}{best}: {path}"
-    watch, score = f"  watch it   lockstep play {path}", f"  score it   lockstep eval {path}"
+    watch, look = f"  watch it   lockstep play {path}", f"  look back  lockstep report {path}"
     if result.preempted:
-        return [head, f"  go on      lockstep resume {path}", watch, score]
-    return [head, watch, score, f"  take it    lockstep export {path} --to safetensors"]
+        return [head, f"  go on      lockstep resume {path}", watch, look]
+    return [head, watch, look, f"  take it    lockstep export {path} --to safetensors"]
 
 
 def as_worker(work: Callable[[], None]) -> int:
