@@ -14,6 +14,7 @@ SETTINGS = {
     "task": {"size": 4, "num_envs": 16},
     "algo": {"horizon": 8, "batch_size": 64, "epochs": 1, "encoder": {"width": 4, "depth": 1, "features": 8}},
     "run": {"samples": 4 * ITERATION, "log_every": ITERATION, "save_every": ITERATION, "eval_every": None, "keep": 100},
+    "run.gif": False,
 }
 
 

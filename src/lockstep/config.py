@@ -66,6 +66,8 @@ class RunConfig:
     """Seconds a process waits for the others before it gives up."""
     max_hours: float | None = None
     """Save and stop after so many hours, with exit code 75: what a preempted run does."""
+    gif: bool = True
+    """Film each new best policy: best.gif in the run directory, and in TensorBoard's images."""
     wandb: bool = False
     """Send the log to Weights & Biases, too (extra `wandb`)."""
     wandb_project: str = "lockstep"

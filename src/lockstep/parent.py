@@ -11,6 +11,8 @@ LAUNCHED = "LOCKSTEP_LAUNCHED"
 LAUNCHER, PEER_FAILED, OUTCOME = "launcher", "peer-failed", "outcome"
 """Files in that directory: the launcher's process number; that a process failed, so leave at once; and how a run ended
 that ended in good order."""
+STARTER = "LOCKSTEP_STARTER"
+"""Set in a process that a run starts for work beside it, to the run's process number."""
 LEFT = 128 + signal.SIGTERM
 """The exit code of a process that left because another one had failed."""
 
@@ -25,7 +27,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_launcher() -> None:
-    """The same for a process that our launcher or torchrun started; it leaves if ours has died already."""
+    """The same for a process that a run, our launcher or torchrun started; it leaves if ours has died already."""
+    if STARTER in os.environ:
+        die_with_parent()
+        if str(os.getppid()) != os.environ[STARTER]:
+            os._exit(LEFT)
     shared = launch_directory()
     if shared is not None or "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()

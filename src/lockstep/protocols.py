@@ -4,7 +4,7 @@ Shapes: L local lanes, E environments a lane, B = L x E local environments in gl
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
@@ -87,6 +87,13 @@ class Stateful(Protocol):
     def load_lane_state(self, lane: int, state: State) -> None: ...
 
 
+class Scene(Protocol):
+    """One moment to watch, as characters and as a picture, uint8 [height, width, 3]; valid until the next one."""
+
+    def text(self) -> str: ...
+    def frame(self) -> np.ndarray: ...
+
+
 class VecEnv(Stateful, Protocol):
     """The environments of the local lanes, stepped together."""
 
@@ -146,13 +153,13 @@ class Dataset(Stateful, Protocol):
         """Examples by their numbers within the split: `inputs`, a tree [N, ...], and `target`, [N] float32."""
 
     def measure(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
-        """What the predictions for a whole split, in its order, amount to; `score` is what should grow.
-
-        A name with a slash, such as `mae/death`, is that of a part.
-        """
+        """What predictions for a whole split, in its order, come to; `score` should grow, `mae/death` is of a part."""
 
     def draw(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
         """Pictures of the predictions for a whole split; the files."""
+
+    def scenes(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Scene]:
+        """One of a split's stories to watch, the best of them first; `predict` takes numbers of examples."""
 
     def advance(self, clock: "Clock") -> None: ...
     def close(self) -> None: ...

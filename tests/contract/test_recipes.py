@@ -7,6 +7,7 @@ import re
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -14,7 +15,8 @@ from gymnasium import spaces
 from lockstep.cli import main
 from lockstep.cli.options import parse_recipe, parse_start
 from lockstep.lanes import Lanes
-from lockstep.loading import recipe_of
+from lockstep.loading import LoadedPolicy, build_agent, recipe_of
+from lockstep.play.watch import watch
 from lockstep.protocols import Clock, TaskConfig
 from lockstep.recipes import RECIPES, find_recipe
 from lockstep.run import format as form
@@ -346,3 +348,15 @@ def test_the_smoke_run_ends_well(name, tmp_path, capsys):
     assert {file.name for file in path.iterdir()} >= {"config.yaml", "metrics.jsonl", "tensorboard", "checkpoints"}
     assert main(["eval", str(path), "--episodes", "8"]) == 0
     assert ("return mean" if name in PLAYED else "mae") in capsys.readouterr().out
+
+
+@each_recipe
+def test_a_recipe_can_be_watched_as_characters_and_as_pictures_of_one_size(name):
+    recipe = parse(name)
+    scenes = watch(LoadedPolicy(build_agent(recipe).policy(), recipe, torch.device("cpu")), 1, 1, 8)
+    seen = [(scene.text(), scene.frame().copy()) for scene in scenes]
+    assert len(seen) > 1
+    assert {(frame.dtype, frame.shape) for _, frame in seen} == {(np.dtype(np.uint8), seen[0][1].shape)}
+    assert all(text.strip() and frame.std() > 0 for text, frame in seen)
+    assert len({text for text, _ in seen}) == len(seen)  # every step is told,
+    assert any((frame != seen[0][1]).any() for _, frame in seen)  # and something moves

@@ -66,4 +66,5 @@ class Paced(Recipe):
         check_every=1,
         timeout=8.0,
         device="cpu",
+        gif=False,
     )

@@ -22,6 +22,7 @@ SETTINGS = {
     "run.eval_episodes": 4,
     "run.reduction": "exact",
     "run.digests": True,
+    "run.gif": False,
     "run.timeout": 20.0,
 }
 

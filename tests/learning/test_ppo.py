@@ -11,7 +11,7 @@ from lockstep.runtime.launch import launch_quietly
 
 def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
     """Train with the command line's own words; the last value of everything that was logged."""
-    problem = launch_quietly(["train", *words, f"run.dir={directory}", "run.name=run"], processes)
+    problem = launch_quietly(["train", *words, f"run.dir={directory}", "run.name=run", "run.gif=false"], processes)
     assert not problem, problem
     return last_values(directory / "run" / METRICS)
 

@@ -44,7 +44,12 @@ def score(directory: Path, kind: str, delay: int, samples: int) -> float:
             memory=MemoryConfig(kind=kind, units=32, span=delay),
         ),
         run=RunConfig(
-            samples=samples, eval_every=samples, eval_episodes=256, dir=str(directory), name=f"{kind}-{delay}"
+            samples=samples,
+            eval_every=samples,
+            eval_episodes=256,
+            gif=False,
+            dir=str(directory),
+            name=f"{kind}-{delay}",
         ),
     )
     right = train(recipe).clock.evaluation["right_mean"]
@@ -75,7 +80,7 @@ def without_velocities(directory: Path, recipe: str, processes: int) -> float:
     returns = []
     for seed in range(3):
         words = [recipe, "task.mask_velocity=true", "run.eval_every=100000", "run.eval_episodes=100"]
-        words += [f"run.seed={seed}", f"run.dir={directory}", f"run.name={seed}"]
+        words += [f"run.seed={seed}", f"run.dir={directory}", f"run.name={seed}", "run.gif=false"]
         problem = launch_quietly(["train", *words], processes)
         assert not problem, problem
         returns.append(last_values(directory / str(seed) / METRICS)["eval/return_mean"])

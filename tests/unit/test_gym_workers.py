@@ -182,6 +182,7 @@ def test_pictures_and_texts_come_from_the_workers(build):
 
 def test_a_run_is_the_same_run_with_workers_and_may_change_their_number_when_it_goes_on(tmp_path, workers):
     run = {"dir": str(tmp_path), "samples": 512, "eval_every": 512, "eval_episodes": 4, "save_every": 128}
+    run |= {"gif": False}
     recipe = overlay(GymPPO(), {"algo": {"horizon": 16, "batch_size": 64, "epochs": 1}, "run": run})
 
     def end(name, count, **how):

@@ -1,11 +1,20 @@
-"""Watching a policy in a window, on SDL's driver that needs no screen."""
+"""Watching a policy: as characters, in a window (on SDL's driver that needs no screen), as a GIF and as an MP4."""
 
+import sys
+
+import av
+import numpy as np
 import pygame
 import pytest
+from PIL import Image
 
 from lockstep.config import ConfigError, overlay
 from lockstep.loading import LoadedPolicy
-from lockstep.play import play_window
+from lockstep.play import files
+from lockstep.play.files import write_gif, write_mp4
+from lockstep.play.terminal import show_in_terminal
+from lockstep.play.watch import watch
+from lockstep.play.window import show_in_window
 from lockstep.recipes import find_recipe
 from lockstep.runtime import Runtime
 
@@ -19,13 +28,124 @@ def policy():
     return LoadedPolicy(algorithm.policy(), recipe, runtime.device)
 
 
+class Shade:
+    """A scene of one colour, which brightens, with a white corner."""
+
+    def __init__(self, number, height=33, width=47):
+        self.number, self.picture = number, np.full((height, width, 3), 20 + 10 * number).astype(np.uint8)
+        self.picture[:8, :8] = 255
+
+    def text(self):
+        return f"scene {self.number}"
+
+    def frame(self):
+        return self.picture
+
+
+class Noise(Shade):
+    """One that cannot be made small."""
+
+    def frame(self):
+        return np.random.default_rng(self.number).integers(0, 255, (64, 64, 3), np.uint8)
+
+
+def decoded(path):
+    """The frames of a GIF, each for a tenth of a second: one that stands still is written once, for longer."""
+    with Image.open(path) as gif:
+        frames = []
+        for number in range(gif.n_frames):
+            gif.seek(number)
+            frames += [np.asarray(gif.convert("RGB"))] * round(gif.info["duration"] / 100)
+    return frames
+
+
+# ---------------------------------------------------------------------------------------------------- what is watched
+
+
+def test_episodes_are_watched_one_after_another_up_to_a_number_of_steps(policy):
+    one, two = (len(list(watch(policy, episodes, 1, 500))) for episodes in (1, 2))
+    assert 0 < one < two < 500
+    assert len(list(watch(policy, 50, 1, 7))) == 7
+    starts = [scene.text().endswith("step 0  return 0.00") for scene in watch(policy, 2, 1, 500)]
+    assert sum(starts) == 2
+    assert starts[0]
+
+
+def test_where_there_is_no_terminal_the_last_scene_is_printed(capsys):
+    show_in_terminal([Shade(1), Shade(2)], fps=1e-3)
+    assert capsys.readouterr().out == "scene 2\n"
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def test_a_gif_shows_every_scene(tmp_path):
+    scenes = [Shade(number) for number in range(9)]
+    written = write_gif(scenes, tmp_path / "a.gif", fps=10.0)
+    assert (written.frames, written.every, written.size) == (9, 1, (tmp_path / "a.gif").stat().st_size)
+    frames = decoded(tmp_path / "a.gif")
+    assert [frame[20, 20, 0] for frame in frames] == pytest.approx(
+        [scene.picture[20, 20, 0] for scene in scenes], abs=6
+    )
+
+
+def test_of_a_long_show_a_gif_keeps_some_frames_evenly(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "FRAMES", 8)
+    written = write_gif((Shade(number / 10) for number in range(100)), tmp_path / "a.gif", fps=10.0)
+    assert (written.frames, written.every) == (7, 16)
+    assert len(decoded(tmp_path / "a.gif")) == 7
+
+
+def test_a_gif_is_as_small_as_it_was_asked_to_be(tmp_path):
+    whole = write_gif((Noise(number) for number in range(40)), tmp_path / "whole.gif", 10.0)
+    small = write_gif((Noise(number) for number in range(40)), tmp_path / "small.gif", 10.0, limit=whole.size / 1.5)
+    assert small.size <= whole.size / 1.5
+    assert (small.frames, small.every) == (20, 2)
+    least = write_gif((Noise(number) for number in range(40)), tmp_path / "least.gif", 10.0, limit=1.0)
+    assert least.frames == 10  # of something, there is always a film
+
+
+def test_an_mp4_holds_every_scene_enlarged_in_a_form_that_all_can_play(tmp_path):
+    scenes = [Shade(number) for number in range(9)]
+    written = write_mp4(scenes, tmp_path / "a.mp4", fps=12.5)
+    with av.open(tmp_path / "a.mp4") as video:
+        stream = video.streams.video[0]
+        assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
+        assert stream.average_rate == 12.5
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(stream)]
+    assert len(frames) == written.frames == 9
+    assert written.size == (tmp_path / "a.mp4").stat().st_size
+    assert frames[0].shape == (13 * 33 + 1, 13 * 47 + 1, 3)  # 640 // 47 times as large, and even
+    for frame, scene in zip(frames, scenes, strict=True):
+        assert frame[:100, :100].mean() == pytest.approx(255, abs=8)
+        assert frame[200:].mean() == pytest.approx(scene.picture[-1, -1, 0], abs=8)
+
+
+def test_an_mp4_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ConfigError, match=r"lockstep-rl\[video\]"):
+        write_mp4([Shade(0)], tmp_path / "a.mp4", 10.0)
+
+
+@pytest.mark.parametrize("write", [write_gif, write_mp4])
+def test_a_file_that_cannot_be_is_said_in_words(tmp_path, write):
+    with pytest.raises(ConfigError, match="nothing to show"):
+        write([], tmp_path / "a", 10.0)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write([Shade(0)], tmp_path / "nowhere" / "a", 10.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- window
+
+
 def test_a_window_shows_every_step_and_is_closed_in_the_end(policy, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     shown = []
     monkeypatch.setattr(
         pygame.display, "flip", lambda: shown.append(pygame.surfarray.array3d(pygame.display.get_surface()))
     )
-    play_window(policy, episodes=1, seed=1, fps=1000.0, max_steps=9)
+    show_in_window(watch(policy, 1, 1, 9), fps=1000.0)
     assert 1 <= len(shown) <= 9
     assert max(shown[0].shape[:2]) > 320  # enlarged
     assert shown[0].std() > 0  # something is to be seen
@@ -43,11 +163,11 @@ def test_a_window_that_is_closed_ends_the_show(policy, monkeypatch, event):
             pygame.event.post(pygame.event.Event(event["type"], **({"key": event["key"]} if "key" in event else {})))
 
     monkeypatch.setattr(pygame.display, "flip", flip)
-    play_window(policy, episodes=50, seed=1, fps=1000.0, max_steps=500)
+    show_in_window(watch(policy, 50, 1, 500), fps=1000.0)
     assert len(shown) == 3
 
 
 def test_where_no_window_can_be_it_is_said(policy, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "no-such-driver")
     with pytest.raises(ConfigError, match="no window can be opened here"):
-        play_window(policy, episodes=1, seed=1, fps=10.0, max_steps=3)
+        show_in_window(watch(policy, 1, 1, 3), fps=10.0)

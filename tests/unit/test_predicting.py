@@ -1,6 +1,7 @@
-"""A run that predicts, on the command line: a table by phase, pictures, and words where there is nothing to watch."""
+"""A run that predicts, on the command line: a table by phase, pictures, and a match to watch."""
 
 import json
+import re
 
 import pytest
 from PIL import Image
@@ -46,9 +47,21 @@ def test_eval_draws_pictures_on_request(run, tmp_path, capsys):
             assert len(picture.convert("L").getcolors(256)) > 20  # something is drawn
 
 
-def test_play_and_plan_say_that_they_are_not_for_predictions(run, capsys):
+def test_a_match_is_watched_ball_by_ball(run, tmp_path, capsys):
     _, path = run
-    assert main(["play", str(path)]) == 2
-    assert f"lockstep eval {path}" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["play", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert re.match(r"Match \d+, 2010-\d\d-\d\d: chasing \d+\n", told)
+    assert re.search(r"over \d+\.\d   \d+/\d+   the chase (succeeded|failed)\n$", told)  # it has come to its end
+    assert main(["play", str(path), "--gif", str(tmp_path / "match.gif"), "--max-steps", "30"]) == 0
+    with Image.open(tmp_path / "match.gif") as film:
+        assert film.size == (640, 360)
+        assert 20 <= film.n_frames <= 30
+    assert main(["play", str(path), "--seed", "2", "--max-steps", "1"]) == 0
+    assert told.splitlines()[0] not in capsys.readouterr().out  # the next closest is another match
+
+
+def test_plan_says_that_it_is_not_for_predictions(capsys):
     assert main(["plan", "cricket-gnn", "--smoke"]) == 2
     assert "collects no rollouts" in capsys.readouterr().err

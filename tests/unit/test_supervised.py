@@ -28,7 +28,7 @@ class ToyRecipe(Recipe):
 
     task: ToyConfig = field(default_factory=ToyConfig)
     algo: SupervisedConfig = SupervisedConfig(batch_size=20, learning_rate=1e-2, net=NET)
-    run: RunConfig = RunConfig(samples=103 * 40, log_every=103, eval_every=103, device="cpu")
+    run: RunConfig = RunConfig(samples=103 * 40, log_every=103, eval_every=103, device="cpu", gif=False)
 
 
 def agent(config=ToyRecipe().algo, task=ToyRecipe().task, run=ToyRecipe().run):  # noqa: B008

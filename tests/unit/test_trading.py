@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.streams import Stream
-from lockstep.tasks.bars import OPEN
+from lockstep.tasks.bars import CLOSE, OPEN
 from lockstep.tasks.markets import LOOKBACK
+from lockstep.tasks.plotting import GREEN, RED
 from lockstep.tasks.trading import TradingConfig
 
 SHORT, FLAT, LONG = 0, 1, 2
@@ -239,3 +240,47 @@ def test_saved_steps_that_no_episode_has_are_refused(tmp_path):
     state["age"][0] = 100
     with pytest.raises(ValueError, match="none of an episode of 100"):
         env.load_lane_state(0, state)
+
+
+# ------------------------------------------------------------------------------------------------------ what is shown
+
+
+def test_a_watched_account_shows_its_equity_beside_buying_and_holding(tmp_path):
+    prices = wander()
+    env = build(tmp_path, prices, fee=0.01, length=50)
+    env.text(0)  # from here on somebody watches
+    _, rewards, _ = trade(env, [LONG] * 20 + [FLAT] * 10)
+    trail = env._watched[0]
+    assert trail.age == list(range(31))
+    assert trail.equity[0] == trail.bought[0] == 1.0
+    # What was bought with the fee on top of it, and out of it, differs by the fee's square.
+    assert trail.equity[20] == pytest.approx(trail.bought[20], rel=1e-3)
+    assert trail.equity[30] == pytest.approx(math.exp(sum(rewards)), rel=1e-6)
+    opened, close = prices[LOOKBACK + 4, OPEN], prices[LOOKBACK + 4 + 29, CLOSE]
+    assert trail.bought[30] == pytest.approx(close / opened / 1.01)
+    assert (trail.held[0], trail.held[-1], trail.trades) == (0.0, 0.0, 1)
+    assert f"equity {trail.equity[30] - 1:+.2%}" in env.text(0)
+    assert "trades 1" in env.text(0)
+
+
+def test_a_new_episode_is_shown_from_its_beginning_and_an_account_that_nobody_watches_is_not_followed(tmp_path):
+    env = build(tmp_path, wander(), lanes=2, length=5)
+    env.frame(1)
+    for _ in range(7):
+        env.step(torch.tensor([LONG, SHORT]))
+    assert list(env._watched) == [1]
+    assert env._watched[1].age == [0, 1, 2]
+    assert env.frame(1).shape == (400, 640, 3)
+
+
+def test_a_frame_tells_the_position_by_colour(tmp_path):
+    frames = {}
+    for side in (SHORT, FLAT, LONG):
+        env = build(tmp_path, wander(), length=20)
+        env.frame(0)
+        trade(env, [side] * 10)
+        frames[side] = env.frame(0)
+    painted = {
+        side: [(frame == colour).all(axis=-1).any() for colour in (RED, GREEN)] for side, frame in frames.items()
+    }
+    assert painted == {SHORT: [True, False], FLAT: [False, False], LONG: [False, True]}

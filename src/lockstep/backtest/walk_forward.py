@@ -83,7 +83,8 @@ def walk_forward(recipe: Recipe, directory: Path, count: int, before: float) -> 
     parts = []
     for number, fold in enumerate(folds, 1):
         part = (0.0, fold.first / len(bars.time))
-        learned = overlay(recipe, {"task.part": part, "run.dir": str(directory), "run.name": f"fold-{number}"})
+        place = {"run.dir": str(directory), "run.name": f"fold-{number}", "run.gif": False}
+        learned = overlay(recipe, {"task.part": part} | place)
         policy = load(train(learned).path)
         parts.append(play(task, bars, fold, _follow(policy), _build(learned.task).shared_state()))
     whole, flat, long = Fold(folds[0].first, folds[-1].last), task.sizes, 2 * task.sizes

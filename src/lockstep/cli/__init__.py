@@ -9,7 +9,7 @@ VERBS = {
     "train": "train a recipe on one process or many",
     "resume": "go on with a run, on any number of processes",
     "eval": "score a run's policy over many episodes",
-    "play": "watch a run's policy in the terminal, a window or a GIF",
+    "play": "watch a run's policy in the terminal, a window, a GIF or an MP4",
     "export": "take a model away: safetensors, ONNX, pt2, for Stable-Baselines3 or for Jidi",
     "import": "bring a model in: of Stable-Baselines3, of an export, or a state dict",
     "ls": "list runs and where they stand",

@@ -1,54 +1,78 @@
-"""`lockstep play RUN`: watch a policy in the terminal or a window, or keep it as a GIF or as a replay."""
+"""`lockstep play RUN`: watch a policy in the terminal or a window, or keep it as a GIF, an MP4 or a replay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
+
+if TYPE_CHECKING:
+    from lockstep.play.files import Written
 
 
 @dataclass(frozen=True)
 class Play:
-    """Watch a run's best policy."""
+    """Watch a run's best policy: episodes that it plays, or one cricket match that it predicts, ball by ball."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
     episodes: int = 1
-    """How many episodes to watch."""
+    """How many episodes, or matches, to watch."""
     fps: float = 10.0
     """Frames a second."""
     gif: Path | None = None
-    """Write a GIF to this file instead of playing in the terminal."""
+    """Write a GIF to this file instead of playing in the terminal; of a long episode, every so many-th frame."""
+    mp4: Path | None = None
+    """Write a video to this file instead of playing in the terminal (extra `video`)."""
     window: bool = False
-    """Open a window instead of playing in the terminal; Escape, q or closing it ends."""
+    """Open a window instead of playing in the terminal (extra `play`); Escape, q or closing it ends."""
     replay: Path | None = None
     """Write a game of team snakes to this file, for the viewer of the competition's platform."""
     at: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
-    """Seed of the episodes."""
+    """Seed of the episodes; of matches, 1 begins with the closest of the test split, 2 with the next."""
     max_steps: int = 2000
     """Stop after this many steps."""
+    max_mb: float | None = None
+    """Leave out frames until the GIF has at most so many megabytes."""
 
 
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Play, args=list(arguments), prog="lockstep play")
 
     from lockstep.config import ConfigError
+
+    if command.fps <= 0 or command.seed < 1 or command.max_steps < 1:
+        raise ConfigError("fps, seed or max-steps is too small.", "Use numbers above 0.")
+
     from lockstep.loading import load
-    from lockstep.play import play_gif, play_terminal, play_window
-    from lockstep.protocols import TaskConfig
+    from lockstep.play.files import write_gif, write_mp4
+    from lockstep.play.terminal import show_in_terminal
+    from lockstep.play.watch import watch
+    from lockstep.play.window import show_in_window
 
     policy = load(command.run, command.at)
-    if not isinstance(policy.recipe.task, TaskConfig):
-        raise ConfigError(f"{command.run} predicts, and there is nothing to watch.", f"lockstep eval {command.run}")
     if command.replay is not None:
         from lockstep.jidi.submission import write_replay
 
         write_replay(policy, command.replay, command.seed)
-    elif command.gif is not None:
-        play_gif(policy, command.episodes, command.seed, command.fps, command.max_steps, command.gif)
-    else:
-        show = play_window if command.window else play_terminal
-        show(policy, command.episodes, command.seed, command.fps, command.max_steps)
+        return 0
+    show = command.episodes, command.seed, command.max_steps
+    if command.gif is not None:
+        limit = None if command.max_mb is None else 1e6 * command.max_mb
+        _say(command.gif, write_gif(watch(policy, *show), command.gif, command.fps, limit))
+    if command.mp4 is not None:
+        _say(command.mp4, write_mp4(watch(policy, *show), command.mp4, command.fps))
+    if command.gif is None and command.mp4 is None:
+        (show_in_window if command.window else show_in_terminal)(watch(policy, *show), command.fps)
     return 0
+
+
+def _say(path: Path, written: "Written") -> None:
+    from rich.console import Console
+
+    thinned = f", one for every {written.every} steps" if written.every > 1 else ""
+    words = f"{written.frames} frames{thinned}, {written.size / 1e6:.2f} MB: {path}"
+    Console(highlight=False, soft_wrap=True).print(words, markup=False)

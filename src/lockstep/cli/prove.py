@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
     flags = [*rest, *([] if command.full else ["--smoke"])]
     flags += ["--preset", command.preset] if command.preset else []
     flags += [f"run.samples={samples}", f"run.lanes={recipe.run.lanes}"]
-    flags += ["run.reduction=exact", "run.digests=true"]
+    flags += ["run.reduction=exact", "run.digests=true", "run.gif=false"]
 
     from rich.console import Console
 

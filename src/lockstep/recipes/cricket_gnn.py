@@ -27,5 +27,6 @@ class CricketGNN(Recipe):
         "task": {"matches": 20, "thin": 8},
         "algo": {"batch_size": 60, "net": {"hidden": 8}},
         "run": {"samples": 960, "log_every": 240, "eval_every": 480, "save_every": 240},
+        "run.gif": False,
     }
     aliases: ClassVar = {"data": "task.data"}

@@ -38,6 +38,7 @@ class DMCTDMPC2(Recipe):
             "model": {"size": 1, "encoder": 16, "width": 16, "latent": 16, "critics": 3, "bins": 11},
         },
         "run": {"samples": 256, "log_every": 64, "eval_every": 128, "eval_episodes": 8, "save_every": 64},
+        "run.gif": False,
     }
     episode_length: ClassVar = 500
     aliases: ClassVar = {

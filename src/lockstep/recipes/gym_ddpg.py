@@ -29,6 +29,7 @@ class GymDDPG(Recipe):
         "algo": {"batch_size": 32, "horizon": 8, "learn_from": 32, "capacity": 256, "update_ratio": 0.25},
         "algo.encoder.width": [16],
         "run": {"samples": 512, "log_every": 128, "eval_every": 256, "eval_episodes": 8, "save_every": 128},
+        "run.gif": False,
     }
     aliases: ClassVar = {
         "env": "task.id",

@@ -44,5 +44,6 @@ class GymPPO(Recipe):
     smoke: ClassVar = {
         "algo": {"epochs": 4, "horizon": 32, "batch_size": 64},
         "run": {"samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
+        "run.gif": False,
     }
     aliases: ClassVar = {"env": "task.id", "env-id": "task.id", "task": "task.id"}

@@ -46,6 +46,7 @@ class SnakePPO(Recipe):
             "encoder": {"width": [8, 16], "depth": 2, "features": 32},
         },
         "run": {"samples": 4096, "log_every": 1024, "eval_every": 2048, "eval_episodes": 8, "save_every": 1024},
+        "run.gif": False,
     }
     aliases: ClassVar = {
         "policy-width": "algo.encoder.width",

@@ -42,6 +42,7 @@ class TeamDDPG(Recipe):
         "algo": {"batch_size": 32, "horizon": 8, "learn_from": 64, "capacity": 512, "self_every": 256},
         "algo.encoder.width": [16],
         "run": {"samples": 1024, "log_every": 256, "eval_every": 512, "eval_episodes": 8, "save_every": 256},
+        "run.gif": False,
     }
     episode_length: ClassVar = 200
     aliases: ClassVar = {

@@ -36,6 +36,7 @@ class TradingLSTM(Recipe):
         "task": {"num_envs": 16, "length": 48},
         "algo": {"horizon": 16, "batch_size": 128, "sequence": 8, "epochs": 2, "memory.units": 16},
         "run": {"samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
+        "run.gif": False,
     }
     episode_length: ClassVar = 256
     aliases: ClassVar = {

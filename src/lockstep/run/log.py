@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.config import ConfigError, Recipe
 from lockstep.protocols import Clock
+from lockstep.run.film import Film
 from lockstep.run.process_log import ProcessLog
 from lockstep.run.records import DIGESTS, METRICS, append_line, cut_lines
 from lockstep.run.screen import Screen, Snapshot, open_screen
@@ -35,6 +36,7 @@ class Log:
         self._wandb = wandb
         self._checked, self._check_every = 0, recipe.run.check_every
         self._samples = 0
+        self.film = Film(path, recipe.run.gif, self.note, lambda: self._board)
 
     def begin(self, clock: Clock, notes: list[str]) -> None:
         """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
@@ -56,6 +58,7 @@ class Log:
     def tick(self, clock: Clock, updates: int) -> None:
         """An iteration is over."""
         self._checked = updates - updates % self._check_every
+        self.film.look()
         while self.runtime.notes:
             self.note(self.runtime.notes.pop(0))
 
@@ -76,6 +79,7 @@ class Log:
     def evaluation(self, clock: Clock) -> None:
         self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})
         self.screen.evaluation(clock)
+        self.film.evaluation(clock)
 
     def digests(self, clock: Clock, digests: dict[str, str]) -> None:
         self._append(
@@ -90,7 +94,12 @@ class Log:
     def failed(self, error: BaseException) -> None:
         self._own.failed(error)
 
+    def finish(self) -> None:
+        """The run came to its end, not to a request to stop: there is a moment for its last film."""
+        self.film.finish(lambda: self.runtime.interrupted)
+
     def close(self) -> None:
+        self.film.close()
         self.screen.stop()
         self._own.close()
         if self._wandb is not None:

@@ -65,6 +65,8 @@ class ProcessLog:
     def failed(self, error: BaseException) -> None:
         self.note("".join(traceback.format_exception(error)).rstrip())
 
+    def finish(self) -> None: ...
+
     def close(self) -> None:
         self.note("left")
 

@@ -91,7 +91,10 @@ class RunDir:
         self.note_status("preempted" if preempted else "finished")
         if self.runtime.main:
             shutil.rmtree(self.path / PRESENCE, ignore_errors=True)
-        return Result(self.path, clock, time.monotonic() - self.runtime.started, preempted)
+        result = Result(self.path, clock, time.monotonic() - self.runtime.started, preempted)
+        if not preempted:
+            self.log.finish()
+        return result
 
     def keep_best(self, clock: Clock, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv) -> None:
         """Note an evaluation; if it is the best so far, keep the agent that earned it."""

@@ -8,6 +8,7 @@ Shapes: N examples, P = 144 deliveries an innings at most; D deliveries of all i
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,10 +20,11 @@ from lockstep import measures
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.nets.graph import NOBODY
-from lockstep.protocols import Clock, Split, State
+from lockstep.protocols import Clock, Scene, Split, State
 from lockstep.streams import Stream
 from lockstep.tasks.cricket_made_up import write_matches
 from lockstep.tasks.cricket_pictures import draw_all
+from lockstep.tasks.cricket_scenes import scenes
 from lockstep.tasks.cricsheet import BALL, BATTERS, Archive, open_archive
 from lockstep.trees import Tree, copy_into, tree_map
 
@@ -176,6 +178,9 @@ class Cricket:
 
     def draw(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
         return draw_all(self, split, predictions, directory)
+
+    def scenes(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Scene]:
+        return scenes(self, split, number, predict)
 
     def advance(self, clock: Clock) -> None: ...
 

@@ -26,6 +26,7 @@ from lockstep.tasks.accounts import FIELDS as ACCOUNT_FIELDS
 from lockstep.tasks.bars import CLOSE, OPEN, Bars, read_bars
 from lockstep.tasks.kernels import Buffers, random_below
 from lockstep.tasks.markets import INDICATORS, LOOKBACK, SIMULATED, indicate, simulate
+from lockstep.tasks.trading_pictures import Trail, as_frame, as_text
 from lockstep.trees import copy_into
 
 PORTFOLIO = 4
@@ -243,6 +244,7 @@ class Trading:
             prices=np.zeros((count, config.bars, 4)),
             seen=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
         )
+        self._watched: dict[int, Trail] = {}
         self.reset()
 
     def reset(self) -> Tensor:
@@ -265,6 +267,8 @@ class Trading:
                 f"Give each of the {self.num_envs} accounts one from 0 to {2 * self._rules.sizes}."
             )
         out = self._buffers.publish()
+        for env in self._watched:
+            self._note(env)
         episode = dict(zip(RESULTS, out["results"], strict=True))
         return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
 
@@ -315,27 +319,27 @@ class Trading:
     # What is shown
 
     def text(self, env: int) -> str:
-        account, now = self._table.account[env], LOOKBACK + self._rules.window - 1 + self._table.age[env]
-        close = self._table.prices[env, now, CLOSE]
-        equity = account.cash + account.units * close
-        shown = self._table.prices[env, max(0, now - 59) : now + 1, CLOSE]
-        bars = "▁▂▃▄▅▆▇█"
-        heights = ((shown - shown.min()) / max(np.ptp(shown), 1e-9) * (len(bars) - 1)).round().astype(int)
-        line = "".join(bars[height] for height in heights)
-        held = account.units * close / equity
-        return f"{line}\nbar {self._table.age[env]}  close {close:.2f}  holds {held:+.0%}  equity {equity:.4f}"
+        return as_text(self._trail(env))
 
     def frame(self, env: int) -> np.ndarray:
-        """The closes of the last bars, green where long now, red where short."""
-        now = LOOKBACK + self._rules.window - 1 + self._table.age[env]
-        shown = self._table.prices[env, max(0, now - 99) : now + 1, CLOSE]
-        heights = ((shown - shown.min()) / max(np.ptp(shown), 1e-9) * 100).round().astype(int)
-        units = self._table.account[env].units
-        colour = (72, 187, 120) if units > 0 else (229, 83, 83) if units < 0 else (140, 150, 165)
-        picture = np.full((120, 400, 3), (22, 25, 33), np.uint8)
-        for column, height in enumerate(heights):
-            picture[110 - height : 114, 4 * column : 4 * column + 3] = colour
-        return picture
+        return as_frame(self._trail(env))
+
+    def _trail(self, env: int) -> Trail:
+        """What is kept of an account from when it is first looked at; of all others, nothing is."""
+        trail = self._watched.setdefault(env, Trail(self.config.length))
+        if not trail.age or trail.age[-1] != self._table.age[env]:  # at first, and after a restore
+            self._note(env)
+        return trail
+
+    def _note(self, env: int) -> None:
+        account, prices, age = self._table.account[env], self._table.prices[env], int(self._table.age[env])
+        first = LOOKBACK + self._rules.window
+        close = prices[first - 1 + age, CLOSE]
+        equity = max(account.cash + account.units * close, RUIN)
+        costs = 1.0 + self._rules.costs.fee + self._rules.costs.slippage
+        bought = close / (prices[first, OPEN] * costs) if age else 1.0
+        held = account.units * close / equity
+        self._watched[env].note(age, close, equity, bought, held, account.trades, account.fees)
 
 
 def _history(config: TradingConfig, symbols: list[Bars]) -> History:

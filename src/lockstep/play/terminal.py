@@ -1,0 +1,25 @@
+"""Scenes as characters in a terminal."""
+
+import time
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from lockstep.protocols import Scene
+
+
+def show_in_terminal(scenes: Iterable[Scene], fps: float) -> None:
+    """Show scenes at a steady pace where there is a terminal, and only the last one elsewhere."""
+    console = Console()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for scene in scenes:
+                live.update(Text(scene.text()), refresh=True)
+                time.sleep(1.0 / fps)
+        return
+    last = ""
+    for scene in scenes:
+        last = scene.text()
+    console.print(last, markup=False, highlight=False, soft_wrap=True)
