@@ -30,6 +30,7 @@ class Watched:
         self.checkpoints.mkdir()
         claim(self.checkpoints, None)
         monkeypatch.setattr(films, "LOOK", 0.0)
+        monkeypatch.setattr(films, "SHARE", 1.0)
         monkeypatch.setattr(films, "command", self.command)
         monkeypatch.setattr(films, "_put_on_board", lambda _, samples, gif: self.shown.append((samples, gif[6])))
         self.script, self.begun = script, []
@@ -118,6 +119,19 @@ def test_one_film_at_a_time_and_the_newest_best_is_next(watched, tmp_path):
     (tmp_path / "go").touch()
     run.look_until(lambda: len(run.shown) == 2)
     assert run.shown == [(8, 8), (24, 24)]
+
+
+def test_films_take_a_small_part_of_the_time_and_the_last_is_made_all_the_same(watched, monkeypatch):
+    run = watched()
+    monkeypatch.setattr(films, "SHARE", 1e-6)
+    run.evaluate(8)
+    run.look_until(lambda: run.shown)
+    run.evaluate(16)
+    for _ in range(3):
+        run.film.look()
+    assert run.begun == [8]
+    run.film.finish(lambda: False)
+    assert run.shown == [(8, 8), (16, 16)]
 
 
 def test_a_film_works_beside_the_run_for_the_lowest_pay(watched):

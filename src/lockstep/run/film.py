@@ -19,6 +19,8 @@ from lockstep.run.records import CHECKPOINTS
 BEST = "best.gif"
 MEGABYTES, STEPS = 2.0, 600
 """What a film may have: it also goes into TensorBoard's file, and plays on one core that is not its own."""
+SHARE = 0.1
+"""Part of the time in which there is somebody filming, at most: at first, nearly every evaluation is the best."""
 LOOK, LAST = 0.2, 20.0
 """Seconds between two looks, and how long the end of a run waits for the last film."""
 
@@ -34,7 +36,7 @@ class Film:
         self._filming = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._looked = 0.0
+        self._begun = self._rests_until = self._looked = 0.0
 
     def evaluation(self, clock: Clock) -> None:
         """Film the policy that is now the best, as soon as it is saved; one that still waits goes without."""
@@ -45,10 +47,11 @@ class Film:
         """See whether a film is ready, and begin the next when its checkpoint is there; takes no time."""
         if (self._process is None and self._wanted is None) or time.monotonic() < self._looked + LOOK:
             return
-        self._looked = time.monotonic()
+        self._looked = now = time.monotonic()
         if self._process is not None and self._process.poll() is not None:
+            self._rests_until = self._begun + (now - self._begun) / SHARE
             self._develop(self._process.returncode)
-        if self._process is None and self._wanted is not None and self._published():
+        if self._process is None and self._wanted is not None and now >= self._rests_until and self._published():
             self._begin(self._wanted)
 
     def finish(self, hurried: Callable[[], bool]) -> None:
@@ -56,7 +59,7 @@ class Film:
         if self._wanted is not None and self._published():
             self._stop()  # of a policy that is no longer the best
         end = time.monotonic() + LAST
-        self._looked = 0.0
+        self._looked = self._rests_until = 0.0
         self.look()
         if self._process is not None:
             self._tell(f"Filming the best policy into {self.run / BEST}, for {LAST:.0f} s at most.")
@@ -80,7 +83,7 @@ class Film:
         return False
 
     def _begin(self, samples: int) -> None:
-        self._wanted, self._filming = None, samples
+        self._wanted, self._filming, self._begun = None, samples, time.monotonic()
         # What our launcher and proofs say is meant for this process; what can be imported here can be there.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
         environment |= {"PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path)}
