@@ -351,6 +351,12 @@ def test_the_smoke_run_ends_well(name, tmp_path, capsys):
 
 
 @each_recipe
+def test_a_smoke_run_is_not_filmed_and_a_real_one_is(name):
+    assert not parse(name).run.gif
+    assert find_recipe(name)().run.gif
+
+
+@each_recipe
 def test_a_recipe_can_be_watched_as_characters_and_as_pictures_of_one_size(name):
     recipe = parse(name)
     scenes = watch(LoadedPolicy(build_agent(recipe).policy(), recipe, torch.device("cpu")), 1, 1, 8)

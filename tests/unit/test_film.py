@@ -149,7 +149,10 @@ def test_a_film_works_beside_the_run_for_the_lowest_pay(watched):
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        ("import sys; sys.exit('noise\\nlockstep: this cannot be drawn.\\nWatch it as text.')", "this cannot be drawn"),
+        (
+            "import sys; sys.exit('noise\\nlockstep: this cannot be drawn.\\nWatch it as text.')",
+            "this cannot be drawn. Watch it as text.",
+        ),
         ("raise OSError('no such screen')", "OSError: no such screen"),
         ("import os; os.kill(os.getpid(), 11)", "ended by signal 11"),
         ("", "best.partial.gif"),  # it says that all is well, and there is nothing

@@ -108,7 +108,7 @@ class Film:
         """Show a film that has ended, or say why there is none."""
         assert self._errors is not None
         self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip().splitlines()
+        words = self._errors.read().decode(errors="replace").strip()
         self._stop()
         if code == 0:
             try:
@@ -117,9 +117,9 @@ class Film:
             except OSError as error:
                 self._give_up(str(error))
         elif self._wanted is None:  # else its checkpoint may have been deleted for that of a better one
-            ours = [line.removeprefix("lockstep: ") for line in words if line.startswith("lockstep: ")]
             ended = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
-            self._give_up((ours or words[-1:] or [ended])[-1])
+            _, ours, said = words.rpartition("lockstep: ")  # whatever libraries wrote before it is noise
+            self._give_up(" ".join(said.splitlines()) if ours else (words.splitlines() or [ended])[-1])
 
     def _give_up(self, why: str) -> None:
         self._stop()
