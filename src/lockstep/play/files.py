@@ -1,6 +1,7 @@
 """Scenes in files that others can open: animated GIFs, and MP4s by PyAV."""
 
 import io
+import zlib
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -35,11 +36,12 @@ class Written(NamedTuple):
 
 def write_gif(scenes: Iterable[Scene], path: Path, fps: float, limit: float | None = None) -> Written:
     """Write scenes as an animated GIF of at most so many bytes, and of FRAMES frames whatever happens."""
-    frames, every = [], 1
+    frames: list[_Packed] = []
+    every = 1
     for number, scene in enumerate(_counted(scenes)):
         if number % every:
             continue
-        frames.append(Image.fromarray(scene.frame()))
+        frames.append(_Packed.of(scene.frame()))
         if len(frames) > FRAMES:
             frames, every = frames[::2], 2 * every
     if not frames:
@@ -53,15 +55,30 @@ def write_gif(scenes: Iterable[Scene], path: Path, fps: float, limit: float | No
     return Written(len(images), every, len(encoded))
 
 
-def _in_one_palette(frames: list[Image.Image]) -> list[Image.Image]:
+class _Packed(NamedTuple):
+    """A picture while it waits for the others: made small, since a film may be made beside a run that needs memory."""
+
+    size: tuple[int, int]
+    """Width, height."""
+    content: bytes
+
+    @classmethod
+    def of(cls, frame: np.ndarray) -> "_Packed":
+        return cls((frame.shape[1], frame.shape[0]), zlib.compress(frame.tobytes(), 1))
+
+    def image(self) -> Image.Image:
+        return Image.frombytes("RGB", self.size, zlib.decompress(self.content))
+
+
+def _in_one_palette(frames: list[_Packed]) -> list[Image.Image]:
     """Frames with the same few colours, so that they do not flicker and what stands still costs nothing."""
     chosen = frames[:: max(1, len(frames) // 8)] + frames[-1:]  # what appears late has its colours, too
     width, height = chosen[0].size
     strip = Image.new("RGB", (width, height * len(chosen)))
     for place, frame in enumerate(chosen):
-        strip.paste(frame, (0, height * place))
+        strip.paste(frame.image(), (0, height * place))
     palette = strip.quantize(colors=COLOURS, dither=Image.Dither.NONE)
-    return [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    return [frame.image().quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
 def _encode(images: list[Image.Image], fps: float) -> bytes:
