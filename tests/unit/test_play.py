@@ -8,6 +8,7 @@ import pygame
 import pytest
 from PIL import Image
 
+from lockstep.cli import main
 from lockstep.config import ConfigError, overlay
 from lockstep.loading import LoadedPolicy
 from lockstep.play import files
@@ -134,6 +135,12 @@ def test_a_file_that_cannot_be_is_said_in_words(tmp_path, write):
     with pytest.raises(ConfigError, match="cannot be written"):
         write([Shade(0)], tmp_path / "nowhere" / "a", 10.0)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("--fps", "0"), ("--episodes", "0"), ("--max-steps", "0")])
+def test_numbers_with_which_nothing_is_shown_are_refused(tmp_path, capsys, words):
+    assert main(["play", str(tmp_path), *words]) == 2
+    assert "is too small" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------- window

@@ -44,8 +44,8 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
 
-    if command.fps <= 0 or command.seed < 1 or command.max_steps < 1:
-        raise ConfigError("fps, seed or max-steps is too small.", "Use numbers above 0.")
+    if command.fps <= 0 or command.episodes < 1 or command.max_steps < 1:
+        raise ConfigError("fps, episodes or max-steps is too small.", "Use numbers above 0.")
 
     from lockstep.loading import load
     from lockstep.play.files import write_gif, write_mp4
