@@ -1,5 +1,7 @@
 """Encoders: the right one for a space, the right number of features, and the same values in any memory format."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lockstep.config import ConfigError
+from lockstep.nets.actions import build_actions
+from lockstep.nets.actor_critic import ActorCritic
+from lockstep.nets.deterministic import Actor, Critic, build_moves
 from lockstep.nets.encoder import CNN, MLP, DictEncoder, EncoderConfig, build_encoder
 from lockstep.nets.init import initialising, orthogonal
 from lockstep.streams import Stream
@@ -154,6 +159,30 @@ def test_a_dict_is_encoded_part_by_part_and_put_side_by_side():
 def test_a_space_without_an_encoder_is_refused_in_words():
     with pytest.raises(ConfigError, match=r"have no encoder.\nUse Box or Dict spaces"):
         build_encoder(spaces.Discrete(3), SMALL)
+
+
+class Own(nn.Linear):
+    features = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(EncoderConfig):
+    def build(self, space):
+        return Own(space.shape[0], Own.features)
+
+
+def test_a_config_of_ones_own_builds_the_network_wherever_there_is_one():
+    config, choice = OwnConfig(), spaces.Discrete(2)
+    net = ActorCritic(VECTOR, build_actions(choice), config)
+    moves = build_moves(choice, 1.0, 0.1)
+    found = [
+        net.encoder,
+        net.critic_encoder,
+        Actor(VECTOR, moves, config).encoder,
+        Critic(VECTOR, 2, 1, config).encoder,
+    ]
+    assert [type(encoder) for encoder in found] == [Own] * 4
+    assert net(torch.zeros(3, 5))[0].shape == (3, 2)
 
 
 # ------------------------------------------------------------------------------------------------------- initialisation

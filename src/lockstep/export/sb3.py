@@ -24,7 +24,7 @@ from lockstep.export.formats import Decide, compare
 from lockstep.export.pickles import Call, Name, pickled
 from lockstep.export.sb3_features import Features
 from lockstep.export.tensors import read_tensors
-from lockstep.nets.encoder import MLP
+from lockstep.nets.encoder import MLP, EncoderConfig
 from lockstep.protocols import Algorithm
 from lockstep.trees import Tree, tree_map
 
@@ -41,6 +41,8 @@ def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
         raise ConfigError(f"{recipe.name} is not PPO, which is what this file is for.", "Use --to onnx, or --to pt2.")
     if algorithm.net.memories:
         raise ConfigError("PPO of Stable-Baselines3 has no memory, and this policy does.", "Use --to onnx.")
+    if type(algorithm.config.encoder) is not EncoderConfig:
+        raise ConfigError(f"{recipe.name} has a network of its own, which SB3 cannot build.", "Use --to onnx.")
     parameters = _to_sb3(algorithm)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("data", json.dumps(_data(algorithm), indent=1))

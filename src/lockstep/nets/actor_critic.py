@@ -10,7 +10,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from lockstep.nets.actions import Actions
-from lockstep.nets.encoder import CNN, EncoderConfig, build_encoder
+from lockstep.nets.encoder import CNN, EncoderConfig
 from lockstep.nets.init import orthogonal
 from lockstep.nets.memory import Memory, MemoryConfig
 from lockstep.trees import Tree
@@ -23,10 +23,10 @@ class ActorCritic(nn.Module):
         self, observations: Space, actions: Actions, config: EncoderConfig, memory: MemoryConfig | None = None
     ) -> None:
         super().__init__()
-        self.encoder = build_encoder(observations, config)
+        self.encoder = config.build(observations)
         pictures = any(isinstance(module, CNN) for module in self.encoder.modules())
         shared = pictures if config.shared is None else config.shared
-        self.critic_encoder = None if shared else build_encoder(observations, config)
+        self.critic_encoder = None if shared else config.build(observations)
         features = int(self.encoder.features)  # type: ignore[arg-type]
         self.memories = nn.ModuleDict()
         if memory is not None and memory.kind != "none":

@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError
-from lockstep.nets.encoder import EncoderConfig, build_encoder
+from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import orthogonal
 from lockstep.streams import LaneStreams
 from lockstep.trees import Tree, tree_map
@@ -140,7 +140,7 @@ class Actor(nn.Module):
 
     def __init__(self, space: Space, moves: Moves, config: EncoderConfig) -> None:
         super().__init__()
-        self.encoder = build_encoder(space, config)
+        self.encoder = config.build(space)
         self.head = orthogonal(nn.Linear(int(self.encoder.features), moves.width), 0.01)  # type: ignore[arg-type]
 
     def forward(self, obs: Tree) -> Tensor:
@@ -152,7 +152,7 @@ class Critic(nn.Module):
 
     def __init__(self, space: Space, width: int, values: int, config: EncoderConfig) -> None:
         super().__init__()
-        self.encoder = build_encoder(space, config)
+        self.encoder = config.build(space)
         features = int(self.encoder.features)  # type: ignore[arg-type]
         hidden = orthogonal(nn.Linear(features + width, features), 2**0.5)
         self.head = nn.Sequential(hidden, nn.ReLU(inplace=True), orthogonal(nn.Linear(features, values), 1.0))

@@ -39,6 +39,10 @@ class EncoderConfig:
         """The width of each layer, `depth` numbers."""
         return (*self.width, *self.width[-1:] * self.depth)[: self.depth]
 
+    def build(self, space: Space) -> nn.Module:
+        """The encoder for an observation space; a network of your own is a config of your own, which builds it."""
+        return build_encoder(space, self)
+
 
 class MLP(nn.Module):
     """Hidden layers with tanh, or ReLU."""
