@@ -3,19 +3,20 @@ PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
 RECIPE ?= gym-ppo
 
-.PHONY: help install check lint types imports test test-slow prove chaos format
+.PHONY: help install check lint types imports docs test test-slow prove chaos extras format
 
 help:  ## List what can be made.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
 install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
-	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev]'
+	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev,docs]'
 
 # One after the other, the quickest first, even under `make -j`: the first fault is the one you read.
 check:  ## Everything CI checks.
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory types
 	@$(MAKE) --no-print-directory imports
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory test
 
 lint:  ## Lint, and check the formatting.
@@ -27,6 +28,10 @@ types:  ## Check the types.
 
 imports:  ## Check who may import whom.
 	$(BIN)lint-imports
+
+docs:  ## Build the pages into site/, and stop at a warning, such as a link that leads nowhere.
+	$(PYTHON) .ci/reference.py
+	$(BIN)zensical build --strict
 
 # Fault tests wait for processes more than they work: they run beside the others, and are shown when both have ended.
 # What only reads hostile files waits for nobody, and is one of the others.
@@ -46,6 +51,9 @@ prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes
 
 chaos:  ## Hurt a recipe on the real command line (RECIPE=gym-ppo); the run must end as the one left in peace.
 	$(PYTHON) benchmarks/chaos.py --recipe $(RECIPE) --faults 6 --seed 2
+
+extras:  ## Every recipe and extra in a clean environment of its own: install, doctor, train, eval, play, report, export.
+	.ci/extras
 
 format:  ## Format, and mend what can be mended.
 	$(PYTHON) -m ruff check --fix .

@@ -37,7 +37,7 @@ def check_together(words: Sequence[str], processes: int, directory: Path) -> Ite
         yield trouble(
             "one agent",
             f"{count} could not train together: {cause}",
-            "Mend what stands above; docs/faults.md says more.",
+            "Mend what stands above; docs/operate/troubles.md says more.",
         )
         return
     if processes > 1:

@@ -1,0 +1,89 @@
+"""Writes docs/reference/ from the source: what the verbs' help says, every setting, every recipe. Imports no torch.
+
+The pages are not kept: `make docs` makes them anew each time, so that they cannot go stale.
+"""
+
+import ast
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGE, PAGES = ROOT / "src" / "lockstep", ROOT / "docs" / "reference"
+os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}  # before anything asks how wide the terminal is
+
+from lockstep.cli import VERBS, main  # noqa: E402
+from lockstep.recipes import RECIPES  # noqa: E402
+
+
+def help_of(*words: str) -> str:
+    """What `lockstep WORDS --help` prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as page, contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return "\n".join(line.rstrip() for line in page.getvalue().strip().splitlines())
+
+
+def verbs() -> str:
+    parts = ["# Verbs", "What `lockstep VERB --help` says. Settings of a recipe may follow where a recipe is named."]
+    parts += [f"```text\n{help_of()}\n```"]
+    for verb, words in VERBS.items():
+        parts += [f"## {verb}", f"{words[0].upper()}{words[1:]}.", f"```text\n{help_of(verb)}\n```"]
+    return "\n\n".join(parts)
+
+
+def settings() -> str:
+    parts = [
+        "# Settings",
+        "Every field of every config. On a command line it is `--task.NAME`, `--algo.NAME` or `--run.NAME` (an "
+        "underscore is a dash there), or `task.NAME=VALUE`; in a yaml file, a line under its part. Defaults are the "
+        "config's own: a recipe may have others, which `lockstep train RECIPE --help` shows.",
+    ]
+    folders = [sorted((PACKAGE / folder).glob("*.py")) for folder in ("tasks", "algorithms", "nets")]
+    for path in (PACKAGE / "config.py", *(path for folder in folders for path in folder)):
+        parts += [part for kind in configs(path) for part in section(kind)]
+    return "\n\n".join(parts)
+
+
+def configs(path: Path) -> Iterator[ast.ClassDef]:
+    """The config classes of a module that have fields."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and list(fields(node)):
+            yield node
+
+
+def fields(kind: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, default and docstring of each field that has a docstring."""
+    for node, after in zip(kind.body, kind.body[1:], strict=False):
+        if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            default = ast.unparse(node.value) if node.value else ""
+            made = default.removeprefix("field(default_factory=").removesuffix(")")
+            default = f"{made}()" if made != default and made != "dict" else "{}" if made == "dict" else default
+            words = " ".join(str(after.value.value).split())
+            yield ast.unparse(node.target), ast.unparse(node.annotation), default, words
+
+
+def section(kind: ast.ClassDef) -> Iterator[str]:
+    yield f"## {kind.name}"
+    yield (ast.get_docstring(kind) or "").split("\n")[0]
+    cell = "| `{}` | `{}` | {} | {} |"
+    rows = [
+        cell.format(name, of.replace(" | ", " or "), f"`{default}`" if default else "", words.replace("|", "\\|"))
+        for name, of, default, words in fields(kind)
+    ]
+    yield "\n".join(["| field | type | default | |", "| --- | --- | --- | --- |", *rows])
+
+
+def recipes() -> str:
+    parts = ["# Recipes", "Each is a file of at most 60 lines: an algorithm, on a task, with settings that work."]
+    for name, (module, words) in RECIPES.items():
+        source = (PACKAGE.parent / f"{module.replace('.', '/')}.py").read_text()
+        parts += [f"## {name}", f"{words[0].upper()}{words[1:]}.", f"```python\n{source.strip()}\n```"]
+    return "\n\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGES.mkdir(exist_ok=True)
+    for name, page in {"verbs": verbs(), "settings": settings(), "recipes": recipes()}.items():
+        (PAGES / f"{name}.md").write_text(page + "\n")

@@ -1,0 +1,281 @@
+"""Every command and piece of Python in the README and on the pages of Start and Extend is run, or named with why not.
+
+A command is run as it stands but for what `SHORTER` and `REPLACED` say. Those that name a run are run beside one that a
+command of the pages has trained; the others in a directory of their own. What is not named in `SLOW` is part of
+`make check`; a command that nobody has named anywhere is run there, too, and so cannot rot unseen.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.cli import main
+from lockstep.streams import Stream
+from lockstep.tasks.cricket_made_up import write_matches
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/extend").glob("*.md"))]
+
+SHORTER = {
+    "runs/NAME": "runs/first",
+    "FIRST_HOST": "localhost",
+    "train snake-ppo --preset tiny": "train snake-ppo --smoke",
+    "task=walker-run model_size=5": "task=walker-run --smoke model_size=1",
+    "--preset small task=cartpole-swingup": "--smoke task=cartpole-swingup",
+    "bench snake-ppo": "bench snake-ppo --smoke --seconds 1",
+    "plan snake-ppo": "plan snake-ppo --smoke",
+}
+"""What is replaced in a command before it is run. Every `train` gets --smoke besides, unless it asks for help."""
+
+REPLACED = {
+    "lockstep train my_recipe.py": "lockstep train my_recipe.py task.num_envs=16 algo.batch_size=512 run.samples=2048",
+}
+"""Commands that are run otherwise as a whole."""
+
+NOT_RUN = {
+    r"torchrun --nproc-per-node 2 silent.py": "below, where what it prints is looked at",
+    r"pip install .*": "the network: .ci/extras installs every extra into a clean environment",
+    r".* --nnodes .*": "several hosts: tests/fault/test_hosts.py has them",
+    r"kill -TERM LAUNCHER": "tests/fault/test_preemption.py sends it",
+    r"sbatch .*": "tests/fault/test_slurm.py starts a SLURM",
+}
+"""Commands that are not run here, and why."""
+
+SLOW = [
+    r"lockstep doctor",  # tests/distributed/test_doctoring.py has it in `make check`
+    r"lockstep prove .*",
+    r"lockstep audit .*",
+    r"lockstep backtest .*",
+    r"lockstep bench .*",
+    r"lockstep export .* --to (onnx|jidi).*",
+    r".* --procs 4.*",
+    r"lockstep train snake-ppo --preset tiny --procs 2",
+    r"lockstep train snake-ppo --smoke --procs 2",
+    r"lockstep train (team-ddpg|dmc-tdmpc2|gym-ddpg|gym-ppo-lstm).*",
+    r"lockstep train .* --data .*",
+    r"lockstep train snake-ppo --autoscale",
+    r"lockstep eval runs/team .*",
+    r"torchrun .*(lockstep|examples/silent.py).*",
+]
+"""Commands that take long, or that others in `make check` stand for: `make test-slow` runs them."""
+
+EXIT = {"lockstep audit examples/silent.py": 1}
+"""A finding is what this one is there to show."""
+
+TRAINED = {
+    "runs/first": "lockstep train snake-ppo --smoke run.name=first",
+    "runs/team": "lockstep train team-ddpg --smoke run.name=team",
+    "runs/cricket": "lockstep train cricket-gnn --smoke run.name=cricket",
+    "runs/catch": "lockstep train examples/catch.py --smoke run.name=catch",
+}
+"""The commands that make the runs which other commands name."""
+
+
+def blocks(path, *kinds):
+    """The fenced blocks of a page that are of these kinds; one without a kind holds commands."""
+    return [text for kind, text in re.findall(r"^```(\S*)\n(.*?)^```", path.read_text(), re.M | re.S) if kind in kinds]
+
+
+def commands(path):
+    """The commands of a page, one a line, without their comments."""
+    lines = "".join(blocks(path, "", "sh")).replace("\\\n", " ").splitlines()
+    return [" ".join(command.split()) for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line).strip())]
+
+
+def matches(patterns, command):
+    return any(re.fullmatch(pattern, command) for pattern in patterns)
+
+
+ALL = list(dict.fromkeys(command for page in PAGES for command in commands(page)))
+EACH = [
+    pytest.param(command, marks=pytest.mark.slow if matches(SLOW, command) else ())
+    for command in ALL
+    if not matches(NOT_RUN, command)
+]
+
+
+def shortened(command):
+    for long, short in SHORTER.items():
+        command = command.replace(long, short)
+    if re.search(r"lockstep train (?!.*(--smoke|--help))", command):
+        command = re.sub(r"train (\S+)", r"train \1 --smoke", command)
+    return REPLACED.get(command.replace(" --smoke", ""), command)
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A directory in which runs are trained when somebody first asks for them."""
+    return furnished(tmp_path_factory.mktemp("trained"))
+
+
+def furnished(place):
+    """A directory with the files that commands name."""
+    (place / "examples").symlink_to(ROOT / "examples")
+    (place / "my.yaml").write_text("task: {size: 5}\n")
+    moves = Stream(0, "prices").normal(0, 1200).numpy().cumsum() * 0.01
+    close = 100 * np.exp(moves.astype(float))
+    rows = [f"{86_400 * day},{price},{1.01 * price},{0.99 * price},{price}" for day, price in enumerate(close)]
+    (place / "prices.csv").write_text("unix,open,high,low,close\n" + "\n".join(rows))
+    for name in ("t20s.zip", "t20s_male_json.zip"):
+        write_matches(place / name, 20)
+    silent, _, recipe = blocks(ROOT / "README.md", "python")
+    (place / "silent.py").write_text(silent)
+    (place / "my_recipe.py").write_text(recipe)
+    return place
+
+
+def surroundings():
+    """The environment of a command: tools of this Python, and for torchrun a port that nobody else has."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return kept | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "PET_STANDALONE": "1"}
+
+
+def run(command, place, monkeypatch, capfd):
+    """The exit code of a command and what it printed; in this process where that is the same, and saves its imports."""
+    monkeypatch.chdir(place)
+    if not command.startswith("lockstep ") or re.search(r"--procs|prove|>|audit|doctor", command):
+        ended = subprocess.run(
+            command, shell=True, env=surroundings(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        return ended.returncode, ended.stdout
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    try:
+        code = main(shlex.split(command)[1:])
+    except SystemExit as leaving:  # help
+        code = leaving.code or 0
+    return code, "".join(capfd.readouterr())
+
+
+@pytest.fixture
+def runner(trained, tmp_path, monkeypatch, capfd):
+    def go(command, beside=False):
+        for name, made_by in TRAINED.items():
+            if name in command and not (trained / name).exists() and command != made_by:
+                code, told = run(made_by, trained, monkeypatch, capfd)
+                assert code == 0, told
+                beside = True
+            beside = beside or name in command
+        place = trained if beside else furnished(tmp_path)
+        return (*run(command, place, monkeypatch, capfd), place)
+
+    return go
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", EACH)
+def test_a_command_of_the_pages_does_what_it_should(runner, command):
+    code, told, place = runner(shortened(command))
+    assert code == EXIT.get(command, 0), told
+    for product in re.findall(r"--(?:gif|out) (\S+)|> (\S+)", command):
+        assert (place / "".join(product)).exists(), told
+
+
+# ------------------------------------------------------------------------------------------------------- what they say
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(("call", "different"), [("module(", 2), pytest.param("", 1, marks=pytest.mark.slow)])
+def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp_path, call, different):
+    text = blocks(ROOT / "README.md", "python")[0]
+    assert "agent.module(torch" in text
+    text = text if call else text.replace("agent.module(torch", "agent(torch")
+    (tmp_path / "silent.py").write_text(text)
+    words = ["torchrun", "--nproc-per-node", "2", "silent.py"]
+    ended = subprocess.run(words, cwd=tmp_path, env=surroundings(), text=True, capture_output=True)
+    assert ended.returncode == 0, ended.stderr
+    found = re.findall(r"gradient \[\[.*?\]\]", ended.stdout)
+    assert (len(found), len(set(found))) == (2, different)
+
+
+@pytest.mark.slow
+def test_the_training_loop_with_the_bug_ends_where_the_readme_says(runner):
+    code, told, _ = runner("torchrun --nproc-per-node 2 examples/silent.py")
+    assert (code, "apart by 0.042" in told) == (0, True), told
+    assert "apart by 0.042" in (ROOT / "README.md").read_text()
+
+
+def test_a_policy_is_loaded_as_the_pages_say(runner, trained, monkeypatch):
+    runner("lockstep ls runs/first")  # sees to it that there is one
+    monkeypatch.chdir(trained)
+    loading = next(text for text in blocks(ROOT / "README.md", "python") if "lockstep.load" in text)
+    place = {"obs": np.zeros((1, 3, 6, 6), np.uint8)}
+    exec(loading.replace("NAME", "first"), place)
+    assert place["action"].shape == (1,)
+    exec(blocks(ROOT / "docs/start/index.md", "python")[0], place)
+
+
+def test_a_recipe_of_your_own_runs_as_the_readme_says(runner):
+    assert "`lockstep train my_recipe.py`" in (ROOT / "README.md").read_text()
+    code, told, _ = runner(shortened("lockstep train my_recipe.py"))
+    assert code == 0, told
+
+
+def test_the_task_in_one_file_keeps_its_contract(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    exec(blocks(ROOT / "docs/extend/task.md", "python")[1], {})
+    assert capsys.readouterr().out == ""
+
+
+# --------------------------------------------------------------------------------------------- the tables and the pages
+
+
+@pytest.mark.parametrize("table", [list(NOT_RUN), SLOW, list(EXIT)])
+def test_no_table_names_what_no_page_says(table):
+    assert [entry for entry in table if not any(re.fullmatch(entry, command) for command in ALL)] == []
+
+
+def test_every_replacement_is_of_something_on_the_pages():
+    said = "\n".join([*ALL, *REPLACED])
+    assert [long for long in SHORTER if long not in said] == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/extend").glob("*.md")), ids=lambda page: page.stem)
+def test_the_code_of_a_page_of_extend_is_a_file_that_its_commands_run(page):
+    shown = re.findall(r'--8<-- "(.*?)"', page.read_text())
+    assert len(shown) == 1
+    assert (ROOT / shown[0]).is_file()
+    assert any(shown[0] in command for command in commands(page))
+
+
+BOTH = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
+
+
+def test_the_chinese_readme_has_the_same_commands_and_code():
+    english, chinese = BOTH
+    assert commands(chinese) == commands(english)
+    assert [uncommented(code) for code in blocks(chinese, "python")] == [
+        uncommented(code) for code in blocks(english, "python")
+    ]
+
+
+def uncommented(code):
+    """Python without what a translation may change: comments and docstrings."""
+    return re.sub(r'\s*(#.*|""".*?""")', "", code)
+
+
+@pytest.mark.parametrize("readme", BOTH, ids=lambda readme: readme.name)
+def test_what_a_readme_points_to_is_there(readme):
+    text = readme.read_text()
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
+    assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
+    assert BOTH[readme == BOTH[0]].name in targets
+
+
+def test_a_command_that_nobody_has_named_is_run():
+    assert not matches([*NOT_RUN, *SLOW], "lockstep frobnicate")
+
+
+def test_tools_for_these_tests_are_here():
+    assert shutil.which("torchrun", path=surroundings()["PATH"])
