@@ -1,0 +1,78 @@
+"""Commands on pages whose commands are not run are at least spelt as the command line is: verbs, flags and settings."""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_commands import PAGES, ROOT, commands
+
+from lockstep.cli import VERBS, main
+from lockstep.cli.options import parse_recipe, parse_start
+
+PLACES = {"RECIPE": "snake-ppo", "FILE.py": "examples/tiny_snake.py", "SIZE": "5"}
+"""What stands for something on the pages, and a thing it may stand for."""
+
+SPOKEN = [
+    (page, command)
+    for page in sorted(Path(ROOT / "docs").rglob("*.md"))
+    if page not in PAGES and "reference" not in page.parts
+    for command in commands(page)
+    if re.match(r"(torchrun .*-m )?lockstep ", command)
+]
+
+
+@pytest.fixture(scope="module")
+def helps():
+    return {}
+
+
+def help_of(verb, helps, capsys, monkeypatch):
+    if verb not in helps:
+        monkeypatch.setenv("COLUMNS", "200")
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        helps[verb] = capsys.readouterr().out
+    return helps[verb]
+
+
+def wrong_flags(words, page):
+    """The flags that a help page does not know."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
+    return [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", page)]
+
+
+@pytest.mark.parametrize(("page", "command"), SPOKEN, ids=lambda part: part.stem if isinstance(part, Path) else part)
+def test_a_command_is_spelt_as_the_command_line_is(page, command, helps, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for name, thing in PLACES.items():
+        command = command.replace(name, thing)
+    words = shlex.split(re.split(r" (?:>|&&) ", command)[0])
+    verb, *rest = words[words.index("lockstep") + 1 :]
+    assert verb in VERBS
+    if verb == "launch":
+        dashes = rest.index("--")
+        check_training(rest[dashes + 2 :])
+        rest = rest[:dashes]
+    if verb == "audit":
+        rest = rest[: next(place for place, word in enumerate(rest) if word.endswith(".py") or word == "-m")]
+    if verb == "train":
+        check_training(rest)
+    elif verb not in ("prove", "bench", "plan", "backtest", "import"):  # those take a recipe's words as well
+        assert wrong_flags(rest, help_of(verb, helps, capsys, monkeypatch)) == []
+
+
+def check_training(words):
+    start, rest, _ = parse_start(words, "train", "")
+    parse_recipe(replace(start, procs=1), rest, "lockstep train")
+
+
+def test_a_flag_that_is_none_is_seen(helps, capsys, monkeypatch):
+    page = help_of("play", helps, capsys, monkeypatch)
+    assert wrong_flags(["runs/NAME", "--gif", "a.gif"], page) == []
+    assert wrong_flags(["runs/NAME", "--git", "a.gif"], page) == ["--git"]
+
+
+def test_there_are_such_commands():
+    assert len(SPOKEN) > 30
