@@ -186,4 +186,4 @@ class SnakeA2C(Recipe):
     task: SnakeConfig = SnakeConfig(size=5, num_envs=32)
     algo: A2CConfig = A2CConfig()
     run: RunConfig = RunConfig(samples=200_000, log_every=20_480, eval_every=51_200)
-    smoke: ClassVar = {"task.num_envs": 16, "run": {"samples": 2048, "log_every": 512, "eval_every": 1024}}
+    smoke: ClassVar = {"task.num_envs": 16, "run": {"samples": 2048, "eval_every": 1024, "gif": False}}

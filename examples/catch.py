@@ -119,4 +119,8 @@ class CatchPPO(Recipe):
     task: CatchConfig = CatchConfig()
     algo: PPOConfig = PPOConfig(horizon=32, batch_size=512)
     run: RunConfig = RunConfig(samples=100_000, log_every=10_240, eval_every=20_480)
-    smoke: ClassVar = {"task.num_envs": 16, "algo.batch_size": 128, "run": {"samples": 2048, "eval_every": 1024}}
+    smoke: ClassVar = {
+        "task.num_envs": 16,
+        "algo.batch_size": 128,
+        "run": {"samples": 2048, "eval_every": 1024, "gif": False},
+    }

@@ -56,4 +56,8 @@ class ResidualSnake(Recipe):
     task: SnakeConfig = SnakeConfig(size=5, num_envs=64)
     algo: PPOConfig = PPOConfig(horizon=32, batch_size=512, encoder=ResidualConfig(features=64))
     run: RunConfig = RunConfig(samples=200_000, log_every=20_480, eval_every=51_200)
-    smoke: ClassVar = {"task.num_envs": 16, "algo.batch_size": 128, "run": {"samples": 2048, "eval_every": 1024}}
+    smoke: ClassVar = {
+        "task.num_envs": 16,
+        "algo.batch_size": 128,
+        "run": {"samples": 2048, "eval_every": 1024, "gif": False},
+    }

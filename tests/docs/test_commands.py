@@ -35,7 +35,9 @@ SHORTER = {
 """What is replaced in a command before it is run. Every `train` gets --smoke besides, unless it asks for help."""
 
 REPLACED = {
-    "lockstep train my_recipe.py": "lockstep train my_recipe.py task.num_envs=16 algo.batch_size=512 run.samples=2048",
+    "lockstep train my_recipe.py": (
+        "lockstep train my_recipe.py task.num_envs=16 algo.batch_size=512 run.samples=2048 run.gif=false"
+    ),
 }
 """Commands that are run otherwise as a whole."""
 
