@@ -12,6 +12,9 @@ from hypothesis import settings
 settings.register_profile("lockstep", deadline=None, print_blob=True)
 settings.load_profile("lockstep")
 
+# Tests talk to nobody but this machine.
+os.environ.setdefault("WANDB_MODE", "offline")
+
 # What a shell starts in the background ignores Ctrl-C, and so would all that our tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -158,7 +158,7 @@ def test_a_host_name_without_an_address_is_named(monkeypatch):
         raise socket.gaierror("unknown")
 
     monkeypatch.setattr("socket.gethostbyname", unknown)
-    assert "Add it to /etc/hosts" in only(network.check_network({}))[1]
+    assert "Add it to /etc/hosts" in only(network.check_network({"WANDB_MODE": "offline"}))[1]
 
 
 def test_a_port_in_use_is_trouble():
@@ -166,7 +166,8 @@ def test_a_port_in_use_is_trouble():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert f"MASTER_PORT={port} is in use" in only(network.check_network({"MASTER_PORT": port}))[1]
+        lines = network.check_network({"MASTER_PORT": port, "WANDB_MODE": "offline"})
+        assert f"MASTER_PORT={port} is in use" in only(lines)[1]
 
 
 def test_wandb_that_cannot_be_reached_is_advised_to_be_offline(monkeypatch):

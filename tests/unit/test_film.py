@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.parent import STARTER
 from lockstep.protocols import Clock
 from lockstep.run import film as films
 from lockstep.run.film import Film
@@ -67,7 +68,9 @@ def watched(tmp_path, monkeypatch):
 
 
 def children():
-    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    """Those that film; other tests have started other processes."""
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if STARTER in child.environ()]
 
 
 def test_a_new_best_of_a_run_leaves_a_film_there_and_in_tensorboard(tmp_path, monkeypatch, capsys):
