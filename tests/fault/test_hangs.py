@@ -115,7 +115,7 @@ def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
     assert "Starting again" not in ended.output
 
 
-@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes_on_without_it(tmp_path, process):
     line = [*LOCKSTEP, *words(tmp_path, "run.timeout=9", "run.samples=4096"), "--procs", "2", "--max-restarts", "1"]
     ended = command(line, environment={"LOCKSTEP_KILL": f"{process}:learn:20:SIGSTOP"}, seconds=90)

@@ -96,7 +96,12 @@ def test_a_second_request_after_a_while_ends_a_process_at_once(tmp_path):
 
 @pytest.mark.parametrize(
     "request_at",
-    ["1:collect:2:SIGTERM:launcher", "1:evaluate:1:SIGINT:launcher", "0:save:2:SIGUSR1:launcher", "1:learn:2:SIGTERM"],
+    [
+        "1:collect:2:SIGTERM:launcher",
+        pytest.param("1:evaluate:1:SIGINT:launcher", marks=pytest.mark.slow),
+        pytest.param("0:save:2:SIGUSR1:launcher", marks=pytest.mark.slow),
+        "1:learn:2:SIGTERM",
+    ],
 )
 def test_the_command_leaves_with_75_and_its_resume_ends_as_if_nobody_had_asked(tmp_path, undisturbed, request_at):
     ended = command([*LOCKSTEP, *words(tmp_path), "--procs", "2"], environment={"LOCKSTEP_KILL": request_at})

@@ -17,7 +17,7 @@ from tiny import hash_of
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("kill", ["1:learn:3", "0:collect:2", "2:save:2"])
+@pytest.mark.parametrize("kill", [pytest.param("1:learn:3", marks=pytest.mark.slow), "0:collect:2", "2:save:2"])
 def test_a_killed_process_is_named_and_all_go_on(tmp_path, undisturbed, kill):
     line = [*LOCKSTEP, *words(tmp_path), "--procs", "3", "--max-restarts", "1"]
     ended = command(line, environment={"LOCKSTEP_KILL": kill})
