@@ -2,12 +2,12 @@
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.reading import JSON_BYTES, parse_json
+from lockstep.run.records import each_line
 
 LOG_BYTES = 256 * 2**20
 """How much of a log is read."""
@@ -81,7 +81,7 @@ def number(value: object) -> float:
 def read_log(path: Path) -> Log:
     """Go through a log once, and keep its numbers as columns."""
     log = Log()
-    for line in lines_of(path):
+    for line in each_line(path, LOG_BYTES):
         samples = number(line.get("samples"))
         if samples >= 0:
             _note_time(log, line, samples)
@@ -91,22 +91,6 @@ def read_log(path: Path) -> Log:
     for series in log.series.values():
         _sort(series)
     return log
-
-
-def lines_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Lines of json up to a bound; one that a kill cut in half, or that is none of ours, is passed over."""
-    if not path.is_file():
-        return
-    left = LOG_BYTES
-    with path.open("rb") as file:
-        while left > 0 and (text := file.readline(min(left, JSON_BYTES))):
-            left -= len(text)
-            try:
-                line = parse_json(text.decode())
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                yield line
 
 
 def score_of(evaluation: Mapping[str, float]) -> float:

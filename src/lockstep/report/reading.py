@@ -8,11 +8,11 @@ from typing import Any
 
 from lockstep.config import ConfigError, read_yaml
 from lockstep.reading import Unreadable, read_json
-from lockstep.report.logs import Log, lines_of, number, read_log
+from lockstep.report.logs import LOG_BYTES, Log, number, read_log
 from lockstep.run.names import Name, generation_file, generations
-from lockstep.run.records import CHECKPOINTS, CONFIG, DIGESTS, METRICS, STATUS, read_status
+from lockstep.run.records import CHECKPOINTS, CONFIG, DIGESTS, FILM, METRICS, STATUS, each_line, read_status
 
-GIF, BENCH = "best.gif", "bench.json"
+BENCH = "bench.json"
 GIF_BYTES, FILE_BYTES = 3_000_000, 2**20
 """A larger film is left out, and a larger record of a proof or of a measurement is none of ours."""
 SETTINGS = 1000
@@ -100,7 +100,7 @@ def read_run(path: Path, label: str) -> Run:
         log=log,
         starts=_read_starts(path / CHECKPOINTS),
         digests=_count_digests(path / DIGESTS),
-        gif=_own_gif(path / GIF, label, notes),
+        gif=_own_gif(path / FILM, label, notes),
         bench=_own_bench(path / BENCH, label, notes),
         notes=notes,
     )
@@ -202,7 +202,7 @@ def _claim(directory: Path, generation: int) -> dict[str, Any]:
 
 def _count_digests(path: Path) -> tuple[int, int]:
     count, tensors = 0, 0
-    for line in lines_of(path):
+    for line in each_line(path, LOG_BYTES):
         digests = line.get("digests")
         if isinstance(digests, dict):
             count, tensors = count + 1, len(digests)

@@ -14,9 +14,8 @@ from typing import IO, Any
 from lockstep.parent import STARTER
 from lockstep.protocols import Clock
 from lockstep.run.lineage import best_of
-from lockstep.run.records import CHECKPOINTS
+from lockstep.run.records import CHECKPOINTS, FILM
 
-BEST = "best.gif"
 MEGABYTES, STEPS = 2.0, 600
 """What a film may have: it also goes into TensorBoard's file, and plays on one core that is not its own."""
 SHARE = 0.1
@@ -62,12 +61,12 @@ class Film:
         self._looked = self._rests_until = 0.0
         self.look()
         if self._process is not None:
-            self._tell(f"Filming the best policy into {self.run / BEST}, for {LAST:.0f} s at most.")
+            self._tell(f"Filming the best policy into {self.run / FILM}, for {LAST:.0f} s at most.")
         while self._process is not None and time.monotonic() < end and not hurried():
             time.sleep(0.1)
             self.look()
         if self._process is not None:
-            self._tell(f"The film was not ready in time: lockstep play {self.run} --gif {BEST} makes it.")
+            self._tell(f"The film was not ready in time: lockstep play {self.run} --gif {FILM} makes it.")
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -112,8 +111,8 @@ class Film:
         self._stop()
         if code == 0:
             try:
-                self._partial.replace(self.run / BEST)
-                _put_on_board(self._board(), self._filming, (self.run / BEST).read_bytes())
+                self._partial.replace(self.run / FILM)
+                _put_on_board(self._board(), self._filming, (self.run / FILM).read_bytes())
             except OSError as error:
                 self._give_up(str(error))
         elif self._wanted is None:  # else its checkpoint may have been deleted for that of a better one

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from lockstep.reading import JSON_BYTES, Unreadable, parse_json, read_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
-STATUS, PRESENCE, LOGS = "status.json", "presence", "logs"
+STATUS, PRESENCE, LOGS, FILM = "status.json", "presence", "logs", "best.gif"
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
@@ -25,15 +26,16 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a jsonl file; one that a kill cut in half, or that is none of ours, is passed over."""
-    return list(_lines(path))
+    return list(each_line(path))
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The same, one at a time: the log of a long run need not fit into memory, and nor need a stranger's line."""
+def each_line(path: Path, limit: int = sys.maxsize) -> Iterator[dict[str, Any]]:
+    """The same, one at a time, of so many bytes at most: a log need not fit into memory, nor need a stranger's line."""
     if not path.is_file():
         return
     with path.open("rb") as file:
-        while text := file.readline(JSON_BYTES):
+        while limit > 0 and (text := file.readline(min(limit, JSON_BYTES))):
+            limit -= len(text)
             try:
                 line = parse_json(text.decode())
             except ValueError:
@@ -54,7 +56,7 @@ def read_status(path: Path) -> dict[str, Any]:
 def last_values(path: Path) -> dict[str, Any]:
     """The newest value of everything that was logged."""
     values: dict[str, Any] = {}
-    for line in _lines(path):
+    for line in each_line(path):
         values |= line
     return values
 
@@ -63,13 +65,13 @@ def cut_lines(path: Path, samples: int) -> None:
     """Drop the lines beyond a number of samples: what a killed run wrote after its last checkpoint."""
     if not path.exists():
         return
-    beyond = any(line.get("samples", 0) > samples for line in _lines(path))
+    beyond = any(line.get("samples", 0) > samples for line in each_line(path))
     if not beyond and _ends_with_a_line(path):
         return
     beside = path.with_name(f".{path.name}.partial")
     beside.unlink(missing_ok=True)  # a kill may have left it
     with beside.open("x") as file:
-        file.writelines(json.dumps(line) + "\n" for line in _lines(path) if line.get("samples", 0) <= samples)
+        file.writelines(json.dumps(line) + "\n" for line in each_line(path) if line.get("samples", 0) <= samples)
     beside.replace(path)  # in one step: a kill must not take the lines that are to stay
 
 
