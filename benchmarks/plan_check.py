@@ -2,8 +2,9 @@
 
 python benchmarks/plan_check.py
 
-The shares of one process and the iterations of all are taken in turns, round by round, because this machine's own speed
-moves more in a minute than what is to be checked. Processes share its cores, and the plan knows it.
+The shares of one process, how much slower it is beside others, and the iterations of all are taken in turns, round by
+round, because this machine's own speed moves more in a minute than what is to be checked. Processes share its cores,
+and the plan knows it.
 """
 
 import statistics
@@ -15,11 +16,11 @@ from work import CNN, recipe, start_again, started
 
 from lockstep.runtime import Runtime
 from lockstep.runtime.place import cores_for, keep_freed_memory
-from lockstep.speed.measure import Meter, time_contention, time_reductions
+from lockstep.speed.measure import Meter, contention, time_crowding, time_reductions
 from lockstep.speed.network import Network, fit_link
 from lockstep.speed.plan import measure_shares, predict, slowest_of
 
-ROUNDS = 7
+ROUNDS = 21
 
 
 def work():
@@ -29,10 +30,10 @@ def work():
     with Runtime.start(chosen.run) as runtime:
         timed = time_reductions(runtime)
         link = fit_link([int(size) for size in timed], list(timed.values()), runtime.size)
-        meter, seconds = Meter(chosen, runtime), []
-        contention = time_contention(meter, dist.get_rank() < cores_for(1))
+        meter, seconds, crowding = Meter(chosen, runtime), [], []
 
         def all_together():
+            crowding.extend(time_crowding(meter, dist.get_rank() < cores_for(1), times=3))
             dist.barrier()
             began = time.perf_counter()
             meter.iterate()
@@ -44,7 +45,8 @@ def work():
                 all_together()
             return
         shares = measure_shares(chosen, ROUNDS, between=all_together)
-        network = Network("here", 2**20, link, link, launch=0.0, contention=contention)
+        slower = contention(crowding)
+        network = Network("here", 2**20, link, link, launch=0.0, contention=slower)
         said = predict(shares, runtime.size, network, 1, cores=cores_for(1))
         alone = predict(shares, 1, network, 1, cores=cores_for(1))
         slowest = slowest_of(runtime.size, shares.jitter)
@@ -53,7 +55,7 @@ def work():
             f"{runtime.size} processes on {cores_for(1)} cores: predicted {said.steps_per_second:,.0f} steps/s "
             f"({said.steps_per_second / alone.steps_per_second:.2f}x of one), measured {done:,.0f}: "
             f"{said.steps_per_second / done - 1:+.0%} (the slowest takes {slowest:.2f}x, "
-            f"all at once {contention:.2f}x, waiting {said.waiting / (said.waiting + said.compute):.0%})",
+            f"all at once {slower:.2f}x, waiting {said.waiting / (said.waiting + said.compute):.0%})",
             flush=True,
         )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lockstep.nets.activations import mish, simplicial
+from lockstep.nets.activations import mish, simplicial, tanh
 
 
 def plain_simplicial(x):
@@ -19,6 +19,15 @@ def test_values_and_gradients_are_those_of_torch(ours, theirs):
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-6)
     mine, wanted = (torch.autograd.grad(f(x), x, slope)[0] for f in (ours, theirs))
     torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_tanh_in_half_precision_has_the_bits_of_torch_in_values_and_gradients():
+    draws = torch.Generator().manual_seed(0)
+    x = (torch.randn(64, 33, generator=draws) * 3).bfloat16().requires_grad_()
+    slope = torch.randn(64, 33, generator=draws).bfloat16()
+    assert torch.equal(tanh(x), torch.tanh(x))
+    mine, wanted = (torch.autograd.grad(f(x), x, slope)[0] for f in (tanh, torch.tanh))
+    assert torch.equal(mine, wanted)
 
 
 def test_mish_of_numbers_far_out_is_the_number_or_nothing():

@@ -53,6 +53,19 @@ def test_whatever_is_not_a_picture_is_flattened(shape):
     assert encoder(torch.zeros(4, *shape)).shape == (4, 8)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+@pytest.mark.parametrize("space", [BOARD, PICTURE])
+def test_bytes_in_half_precision_come_to_what_they_do_by_way_of_floats(kind, space):
+    encoder = build(space, EncoderConfig(kind=kind, width=(8,), depth=2, features=16))
+    scale, seen = encoder.scale, pixels(high=int(space.high.max()) + 1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        direct = encoder(seen)
+        encoder.scale = 1.0
+        by_way_of_floats = encoder(seen.float() * scale)
+    assert direct.dtype == torch.bfloat16
+    assert torch.equal(direct, by_way_of_floats)
+
+
 @pytest.mark.parametrize("size", [(4, 4), (5, 7), (12, 12)])
 def test_a_board_of_any_size_becomes_features(size):
     encoder = build(spaces.Box(0, 1, (3, *size), np.uint8))

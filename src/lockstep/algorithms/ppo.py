@@ -5,6 +5,7 @@ in a minibatch. A network with memory learns from sequences of S steps, and N sa
 """
 
 import copy
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +148,8 @@ class PPO:
         self.memories = Rollout(config.horizon // config.length)  # the same at the start of each sequence
         self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
         self.clip = config.clip
+        # A CPU takes longer to cast the weights of small products than to multiply a few rows in fp32.
+        self.acting = nullcontext if self.net.dense and runtime.device.type == "cpu" else runtime.autocast
 
     @property
     def updates(self) -> int:
@@ -181,13 +184,13 @@ class PPO:
         return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode})
 
     def _act(self, part: dict[str, Any]) -> Tree:
-        with self.runtime.autocast():
+        with self.acting():
             outputs, value, memory = self.net.step(self.normalizer(part["obs"]), part["memory"])
         action = self.actions.sample(outputs, part["noise"])
         return {"action": action, "outputs": outputs, "value": value, "memory": memory}
 
     def _value(self, part: dict[str, Any]) -> Tensor:
-        with self.runtime.autocast():
+        with self.acting():
             return self.net.value(self.normalizer(part["obs"]), part["memory"])
 
     # -- learning ------------------------------------------------------------------------------------------------------
@@ -333,7 +336,7 @@ class PPO:
 
         @torch.no_grad()
         def act() -> None:
-            with self.runtime.autocast():
+            with self.acting():
                 net.step(obs, memory)
 
         def learn() -> None:

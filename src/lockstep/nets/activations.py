@@ -1,14 +1,28 @@
-"""Mish, and simplices of neighbouring features: on a CPU several times faster than torch's own, elsewhere torch's own.
+"""Tanh, Mish, and simplices of neighbouring features: on a CPU faster than torch's own, elsewhere torch's own.
 
-Torch computes Mish number by number there, and a softmax over eight features in as many calls as there are groups. Both
-are written here as a few passes over the whole tensor, with their own gradient.
+Torch computes Mish number by number there, a softmax over eight features in as many calls as there are groups, and
+tanh of bf16 five times slower than of fp32. All are written here as a few passes over the whole tensor, with their own
+gradient.
 """
 
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    half = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
+    return _Tanh.apply(x) if half else torch.tanh(x)
+
+
+class Tanh(nn.Tanh):
+    """The same as a layer."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return tanh(input)
 
 
 def mish(x: Tensor) -> Tensor:
@@ -25,6 +39,18 @@ def simplicial(x: Tensor, group: int) -> Tensor:
 
 def _here(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+
+
+class _Tanh(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        out = x.float().tanh_().to(x.dtype)  # the same bits as torch's own
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        return torch.ops.aten.tanh_backward(slopes[0], *ctx.saved_tensors)
 
 
 class _Mish(torch.autograd.Function):

@@ -26,6 +26,8 @@ class ActorCritic(nn.Module):
         self.encoder = config.build(observations)
         pictures = any(isinstance(module, CNN) for module in self.encoder.modules())
         shared = pictures if config.shared is None else config.shared
+        self.dense = not pictures
+        """Whether there are no convolutions, only small products."""
         self.critic_encoder = None if shared else config.build(observations)
         features = int(self.encoder.features)  # type: ignore[arg-type]
         self.memories = nn.ModuleDict()

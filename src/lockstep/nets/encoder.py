@@ -14,6 +14,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError
+from lockstep.nets.activations import Tanh
 from lockstep.nets.init import orthogonal
 
 
@@ -52,14 +53,15 @@ class MLP(nn.Module):
         sizes = [math.prod(space.shape), *config.widths]
         layers: list[nn.Module] = []
         for size, next_size in pairwise(sizes):
-            activation = nn.Tanh() if config.activation == "tanh" else nn.ReLU(inplace=True)
+            activation = Tanh() if config.activation == "tanh" else nn.ReLU(inplace=True)
             layers += [orthogonal(nn.Linear(size, next_size), math.sqrt(2)), activation]
         self.layers = nn.Sequential(*layers)
         self.features = sizes[-1]
         self.scale = _scale(space)
 
     def forward(self, obs: Tensor) -> Tensor:
-        x = obs.reshape(obs.shape[0], -1).float()  # not len(): an export must not take it for a constant
+        x = obs.reshape(obs.shape[0], -1)  # not len(): an export must not take it for a constant
+        x = x.to(_kind_of_number(obs, self.scale))
         return self.layers(x if self.scale == 1.0 else x * self.scale)  # [N, D]
 
 
@@ -85,7 +87,7 @@ class CNN(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         obs = obs.movedim(-1, 1) if self.colours_last else obs  # [N, C, H, W]
-        x = obs.to(torch.float32, memory_format=torch.channels_last)
+        x = obs.to(_kind_of_number(obs, self.scale), memory_format=torch.channels_last)
         return self.head(self.layers(x if self.scale == 1.0 else x * self.scale))  # [N, D]
 
 
@@ -104,6 +106,13 @@ class DictEncoder(nn.Module):
 def _scale(space: spaces.Box) -> float:
     """Bytes come as 0..255 from cameras and as 0..1 from boards; both enter a network as 0..1."""
     return 1.0 / float(np.max(space.high)) if space.dtype == np.uint8 else 1.0
+
+
+def _kind_of_number(obs: Tensor, scale: float) -> torch.dtype:
+    """What the first layer gets. Half precision holds every byte, and autocast would come to it by way of fp32."""
+    device = obs.device.type
+    direct = obs.dtype == torch.uint8 and scale == 1.0 and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if direct else torch.float32
 
 
 def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:

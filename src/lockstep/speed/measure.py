@@ -108,17 +108,23 @@ def time_reductions(runtime: Runtime, times: int = 20) -> dict[str, float]:
     return seconds
 
 
-def time_contention(meter: Meter, busy: bool = True, times: int = 8) -> float:
-    """How many times slower an update's bare work is when all busy processes are at it than when one is."""
+def time_crowding(meter: Meter, busy: bool = True, times: int = 8) -> list[tuple[float, float]]:
+    """Seconds of an update's bare work on the main process, while it is alone and while all busy ones are at it."""
     (work,) = (work for work in meter.algorithm.engine() if work.part == "learning")
+    work.run()  # the first finds its data gone from the cache
     took: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * times):
         alone = number % 2 == 0
         meter.runtime.agree(ready=True)  # nobody begins before everybody is here
         if meter.runtime.main or (busy and not alone):
             took[alone].append(meter.seconds(work.run)[1])
-    slower = statistics.median(took[False]) / statistics.median(took[True]) if meter.runtime.main else 1.0
-    return max(1.0, slower)
+    return list(zip(took[True], took[False], strict=False))
+
+
+def contention(crowding: list[tuple[float, float]]) -> float:
+    """How many times slower work is beside others: by means, because what counts in the end is the sum."""
+    alone, crowded = (statistics.fmean(seconds) for seconds in zip(*crowding, strict=True))
+    return max(1.0, crowded / alone)
 
 
 def saved_bytes(work: Callable[[], object]) -> int:
