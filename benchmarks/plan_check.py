@@ -16,7 +16,7 @@ from work import CNN, recipe, start_again, started
 
 from lockstep.runtime import Runtime
 from lockstep.runtime.place import cores_for, keep_freed_memory
-from lockstep.speed.measure import Meter, contention, time_crowding, time_reductions
+from lockstep.speed.measure import Meter, contention, parts_of_mean, time_crowding, time_reductions
 from lockstep.speed.network import Network, fit_link
 from lockstep.speed.plan import measure_shares, predict, slowest_of
 
@@ -34,6 +34,7 @@ def work():
 
         def all_together():
             crowding.extend(time_crowding(meter, dist.get_rank() < cores_for(1), times=3))
+            meter.iterate()  # the others have slept while one was measured
             dist.barrier()
             began = time.perf_counter()
             meter.iterate()
@@ -45,11 +46,11 @@ def work():
                 all_together()
             return
         shares = measure_shares(chosen, ROUNDS, between=all_together)
-        slower = contention(crowding)
-        network = Network("here", 2**20, link, link, launch=0.0, contention=slower)
+        slower, jitter = contention(crowding), tuple(parts_of_mean([seconds for _, seconds in crowding]))
+        network = Network("here", 2**20, link, link, launch=0.0, contention=slower, jitter=jitter)
         said = predict(shares, runtime.size, network, 1, cores=cores_for(1))
         alone = predict(shares, 1, network, 1, cores=cores_for(1))
-        slowest = slowest_of(runtime.size, shares.jitter)
+        slowest = slowest_of(min(runtime.size, cores_for(1)), jitter)
         done = meter.algorithm.samples / statistics.median(seconds)
         print(
             f"{runtime.size} processes on {cores_for(1)} cores: predicted {said.steps_per_second:,.0f} steps/s "

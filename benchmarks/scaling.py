@@ -4,7 +4,9 @@ python benchmarks/scaling.py                   Snake's CNN
 python benchmarks/scaling.py --precision bf16
 
 Beside it, in the same processes and in turns, a bare loop with torch's DDP: the compiled boards, the network's forward,
-and DDP's forward, backward and step on as many samples. Everything is wall time between barriers.
+and DDP's forward, backward and step on as many samples. Everything is wall time between barriers. A turn is a short
+rollout with its epochs, and there are many: this machine's speed moves by half within seconds. Medians are of ratios
+between turns of one round; "quiet" compares each contender's fastest quarter, in which nobody else was at work.
 """
 
 import argparse
@@ -60,7 +62,7 @@ def bare_loop(meter):
 def work(arguments):
     keep_freed_memory()
     torch.set_num_threads(1)
-    settings = MLP if arguments.mlp else CNN
+    settings = (MLP if arguments.mlp else CNN) | {"algo.horizon": 32}  # one minibatch: the least there is
     one = recipe(settings, run_lanes=8, run_precision=arguments.precision, run_timeout=600.0)
     twice = recipe(
         settings | {"task.num_envs": 128, "algo.batch_size": 4096},
@@ -91,20 +93,23 @@ def work(arguments):
 
 def report(seconds, arguments):
     def ratio(top, bottom, factor=1.0):
-        found = [factor * a / b for a, b in zip(seconds[top], seconds[bottom], strict=True)]
-        return f"{statistics.median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
+        low, middle, high = statistics.quantiles(
+            [factor * a / b for a, b in zip(seconds[top], seconds[bottom], strict=True)]
+        )
+        quiet = factor * statistics.quantiles(seconds[top])[0] / statistics.quantiles(seconds[bottom])[0]
+        return f"{middle:.2f}x (half of them {low:.2f} to {high:.2f}), quiet {quiet:.2f}x"
 
     net = "MLP" if arguments.mlp else "CNN"
     print(f"{net}, {arguments.precision}, {arguments.rounds} rounds, two processes of one thread each")
-    print(f"  two processes that share nothing {ratio('one', 'both alone', 2)}: what this machine allows")
-    print(f"  weak, batch doubled             {ratio('one', 'weak', 2)}")
-    print(f"  strong, same global batch       {ratio('one', 'strong')}")
-    print(f"  a bare DDP loop, strong         {ratio('bare one', 'bare strong')}")
+    print(f"  two that share nothing     {ratio('one', 'both alone', 2)}: what this machine allows")
+    print(f"  weak, batch doubled        {ratio('one', 'weak', 2)}")
+    print(f"  strong, same global batch  {ratio('one', 'strong')}")
+    print(f"  a bare DDP loop, strong    {ratio('bare one', 'bare strong')}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--mlp", action="store_true")
     arguments = parser.parse_args()

@@ -28,6 +28,7 @@ PROMISED = {
     "split",
     "seconds",
     "learning",
+    "bf16_gain",
     "config",
     "verdict",
     "speedup",
@@ -113,6 +114,7 @@ def made_up(processes, steps_per_second):
         "seconds": {"wall": 512 / steps_per_second},
         "split": dict(zip(PARTS, (0.5, 0.2, 0.2, 0.05, 0.05), strict=True)),
         "learning": {"fixed_seconds": 0.001, "seconds_per_sample": 0.001},
+        "bf16_gain": 1.0,
         "config": {"algo": {"batch_size": 128}},
     }
 
@@ -312,9 +314,10 @@ def test_times_of_reductions_make_a_network(planned, tmp_path, capsys):
     link = NETWORKS["ethernet-10g"].across
     sizes = (64, 65_536, 1_048_576, 4_194_304)
     path = tmp_path / "mine.json"
-    path.write_text(json.dumps({"processes": 4, "seconds": {str(size): ring(size, 4, link) for size in sizes}}))
+    times = {"processes": 4, "seconds": {str(size): ring(size, 4, link) for size in sizes}}
+    path.write_text(json.dumps(times | {"contention": 1.25, "jitter": [0.75, 1.25]}))
     found = plan(capsys, planned[1], "--gpus", "8", "--network", str(path))["network"]
-    assert found["name"] == "mine"
+    assert (found["name"], found["contention"], found["jitter"]) == ("mine", 1.25, [0.75, 1.25])
     for where in ("inside", "across"):
         assert found[where]["latency"] == pytest.approx(link.latency, rel=1e-6)
         assert found[where]["bandwidth"] == pytest.approx(link.bandwidth, rel=1e-6)
@@ -332,6 +335,8 @@ def test_times_of_reductions_make_a_network(planned, tmp_path, capsys):
         '{"processes": 2, "seconds": {"64": 0.0, "6400": 1e-4}}',
         '{"processes": 2, "seconds": {"small": 1e-5, "large": 1e-4}}',
         '{"processes": 2, "seconds": [1, 2]}',
+        '{"processes": 2, "seconds": {"64": 1e-5, "6400": 1e-4}, "jitter": [1e999]}',
+        '{"processes": 2, "seconds": {"64": 1e-5, "6400": 1e-4}, "jitter": 3}',
     ],
 )
 def test_a_file_without_times_is_refused_in_words(tmp_path, capsys, text):

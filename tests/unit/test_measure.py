@@ -10,7 +10,17 @@ import torch
 from lockstep.config import overlay
 from lockstep.recipes import RECIPES, find_recipe
 from lockstep.runtime import Runtime
-from lockstep.speed.measure import FEWER, Meter, measure, saved_bytes, time_reductions, verdict
+from lockstep.speed.measure import (
+    FEWER,
+    Meter,
+    contention,
+    measure,
+    parts_of_mean,
+    saved_bytes,
+    time_crowding,
+    time_reductions,
+    verdict,
+)
 from lockstep.speed.picture import COLOURS, draw
 from tiny import ITERATION, SETTINGS, tiny
 
@@ -110,6 +120,18 @@ def test_reductions_are_timed_by_their_bytes(recipe):
 
 
 # --------------------------------------------------------------------------------------------------------------- engine
+
+
+def test_crowding_is_as_many_pairs_of_times_as_asked_for(meter):
+    pairs = time_crowding(meter, times=3)
+    assert len(pairs) == 3
+    assert all(seconds > 0 for pair in pairs for seconds in pair)
+
+
+def test_contention_is_a_ratio_of_means_and_never_a_gain():
+    assert contention([(1.0, 1.0), (3.0, 5.0)]) == 1.5
+    assert contention([(2.0, 1.0)]) == 1.0
+    assert parts_of_mean([3.0, 1.0]) == [0.5, 1.5]
 
 
 def test_bare_work_is_that_of_one_iteration(meter):
@@ -217,13 +239,14 @@ def test_without_a_gradient_nothing_is_kept():
 # -------------------------------------------------------------------------------------------------------------- verdict
 
 
-def told(processes=1, batch=64, fixed=0.001, per_sample=0.001, **split):
+def told(processes=1, batch=64, fixed=0.001, per_sample=0.001, gain=1.0, **split):
     shares = dict.fromkeys(PARTS, 0.0) | split
     return verdict(
         {
             "split": shares,
             "processes": processes,
             "learning": {"fixed_seconds": fixed, "seconds_per_sample": per_sample},
+            "bf16_gain": gain,
             "config": {"algo": {"batch_size": batch}},
         }
     )
@@ -261,6 +284,28 @@ def test_an_update_that_is_all_fixed_time_is_not_helped_by_any_process():
 
 def test_an_update_without_a_fixed_time_has_words_too():
     assert told(fixed=0.0, learning=1.0).startswith("learning-bound (100% of the time)")
+
+
+def test_half_precision_is_advised_where_learning_bounds_and_it_was_faster():
+    advice = "In bf16 the bare work of an update is 2.4 times as fast: try --run.precision bf16."
+    assert told(learning=1.0, gain=2.4).endswith(advice)
+    assert "bf16" not in told(learning=1.0, gain=1.2)
+    assert "bf16" not in told(env=1.0, gain=2.4)
+
+
+def test_half_precision_is_timed_beside_full_and_a_run_that_has_it_gains_nothing(recipe, report):
+    assert report["bf16_gain"] > 0.0
+    half = overlay(recipe, {"run.precision": "bf16"})
+    runtime = Runtime.alone(half.run)
+    assert measure(half, runtime, seconds=0.0, rounds=1)["bf16_gain"] == 1.0
+    assert runtime.half == torch.bfloat16
+
+
+def test_timing_half_precision_leaves_the_run_in_its_own(meter):
+    seen = []
+    meter.seconds_in_half(lambda: seen.append(meter.runtime.half))
+    assert seen == [torch.bfloat16]
+    assert meter.runtime.half is None
 
 
 def test_a_run_that_learns_from_data_waits_for_batches_and_steps_no_environment():

@@ -70,11 +70,24 @@ def test_of_more_processes_the_slowest_is_no_faster(jitter, processes):
     assert slowest_of(processes, jitter) <= max(jitter) + 1e-9
 
 
-def test_an_update_waits_for_the_slowest_process():
+def test_all_wait_for_the_slowest_process():
     steady, shaky = predict_for(2), predict_for(2, replace(SHARES, jitter=[0.5, 1.5]))
-    assert shaky.compute == steady.compute
-    assert shaky.waiting - steady.waiting == pytest.approx(2 * 0.1 * 32 * 0.25)  # two updates of 32 samples here
+    assert shaky.compute == steady.compute == pytest.approx(ALONE / 2)
+    assert shaky.waiting - steady.waiting == pytest.approx(ALONE / 2 * 0.25)
     assert predict_for(1, replace(SHARES, jitter=[0.5, 1.5])).steps_per_second == predict_for(1).steps_per_second
+
+
+def test_times_taken_while_all_were_busy_count_for_more_than_those_of_one():
+    seen = predict_for(2, replace(SHARES, jitter=[0.5, 1.5]), replace(FREE, jitter=(0.8, 1.2)))
+    assert seen == predict_for(2, replace(SHARES, jitter=[0.8, 1.2]))
+
+
+def test_of_more_processes_than_cores_one_works_while_another_waits():
+    shaky = replace(SHARES, jitter=[0.5, 1.5])
+    for cores, at_once in ((2, 2), (None, 4)):
+        steady, waited = (predict_for(4, shares, cores=cores) for shares in (SHARES, shaky))
+        longer = waited.compute * (slowest_of(at_once, shaky.jitter) - 1.0)
+        assert waited.waiting - steady.waiting == pytest.approx(longer)
 
 
 def test_busy_cores_slow_each_other():

@@ -1,6 +1,7 @@
 """Watching a policy: as characters, in a window (on SDL's driver that needs no screen), as a GIF and as an MP4."""
 
 import sys
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -70,6 +71,16 @@ def test_episodes_are_watched_one_after_another_up_to_a_number_of_steps(policy):
     starts = [scene.text().endswith("step 0  return 0.00") for scene in watch(policy, 2, 1, 500)]
     assert sum(starts) == 2
     assert starts[0]
+
+
+def test_data_that_tell_no_scenes_say_what_to_do_instead(policy):
+    class Silent:
+        def build(self, lanes, device):
+            return self
+
+    mute = LoadedPolicy(policy.policy, SimpleNamespace(task=Silent()), policy.device)
+    with pytest.raises(ConfigError, match=r"Silent has nothing to watch.*\n.*lockstep eval"):
+        next(watch(mute, 1, 1, 5))
 
 
 def test_where_there_is_no_terminal_the_last_scene_is_printed(capsys):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from lockstep.cli.waking import wake
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -39,6 +41,7 @@ class Evaluate:
 
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Evaluate, args=list(arguments), prog="lockstep eval")
+    wake()
 
     if command.opponents:
         from lockstep.cli.standings import show_standings

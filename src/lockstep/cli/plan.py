@@ -146,26 +146,28 @@ def _read_network(path: Path) -> "Network":
         timed = read_json(path)
         link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
         contention = float(timed.get("contention", 1.0))
-        if not all(map(math.isfinite, (link.latency, link.bandwidth, contention))):
+        jitter = tuple(float(part) for part in timed.get("jitter", ()))
+        if not all(map(math.isfinite, (link.latency, link.bandwidth, contention, *jitter))):
             raise ValueError("its times are no numbers")
     except (OSError, Unreadable, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise ConfigError(
             f"{path} holds no times of reductions: {error!r}.",
             f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
         ) from None
-    return Network(path.stem, 2**20, link, link, launch=0.0, contention=contention)
+    return Network(path.stem, 2**20, link, link, launch=0.0, contention=contention, jitter=jitter)
 
 
 def _time_network(recipe: Recipe, path: Path) -> int:
     from lockstep.runtime import Runtime
-    from lockstep.speed.measure import Meter, contention, time_crowding, time_reductions
+    from lockstep.speed.measure import Meter, contention, parts_of_mean, time_crowding, time_reductions
 
     with Runtime.start(recipe.run) as runtime:
         if runtime.size == 1:
             raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
-        timed, crowding = time_reductions(runtime), time_crowding(Meter(recipe, runtime), times=16)
+        timed, crowding = time_reductions(runtime), time_crowding(Meter(recipe, runtime), times=24)
         if runtime.main:
-            found = {"processes": runtime.size, "seconds": timed, "contention": contention(crowding)}
+            jitter = parts_of_mean([seconds for _, seconds in crowding])
+            found = {"processes": runtime.size, "seconds": timed, "contention": contention(crowding), "jitter": jitter}
             path.write_text(json.dumps(found))
     return 0
 
@@ -194,8 +196,9 @@ def _print(
     console.print("\nAssumed:")
     slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all are busy"
     crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each{slower}.",)
-    waits = f"An update waits for the slowest process: on two of them it takes {slowest_of(2, shares.jitter):.2f}x."
-    for line in (network.describe(), *crowded, *([waits] if shares.jitter else []), *ASSUMPTIONS):
+    jitter = network.jitter or shares.jitter
+    waits = f"All wait for the slowest process: of two of them it takes {slowest_of(2, jitter):.2f}x."
+    for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
         console.print(f"  - {line}", markup=False, soft_wrap=True)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from lockstep.cli.waking import wake
+
 if TYPE_CHECKING:
     from lockstep.play.files import Written
 
@@ -46,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
 
     if command.fps <= 0 or command.episodes < 1 or command.max_steps < 1:
         raise ConfigError("fps, episodes or max-steps is too small.", "Use numbers above 0.")
+    wake()
 
     from lockstep.loading import load
     from lockstep.play.files import write_gif, write_mp4

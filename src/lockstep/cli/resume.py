@@ -7,6 +7,7 @@ from pathlib import Path
 import tyro
 
 from lockstep.cli.options import Machines, choose_gpus, settle
+from lockstep.cli.waking import wake
 from lockstep.cli.words import translate
 from lockstep.config import ConfigError, overlay
 
@@ -52,6 +53,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"'{key}' cannot change when a run goes on: it would be another run.",
                 f"These can: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
             )
+    wake()
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
     from lockstep.loading import recipe_of

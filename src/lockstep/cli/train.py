@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from lockstep.cli.options import LAUNCHER_FLAGS, Machines, choose_gpus, parse_recipe, parse_start, settle
+from lockstep.cli.waking import wake
 from lockstep.config import ConfigError, Recipe, overlay
 
 
@@ -20,6 +21,7 @@ def run(arguments: Sequence[str]) -> int:
         flags = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
         return resume([start.resume, *flags, *rest])
     procs = choose_gpus(start.gpus, start.procs)
+    wake()
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
     from lockstep.run.rundir import path_of, refuse_taken

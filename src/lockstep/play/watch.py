@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.loading import LoadedPolicy
 from lockstep.protocols import Dataset, Scene, TaskConfig, VecEnv
@@ -54,6 +55,9 @@ def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Scene]:
 def _predicted(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Scene]:
     """Seed 1 begins with the story that is most worth watching."""
     data: Dataset = policy.recipe.task.build(Lanes(1, range(1), seed), torch.device("cpu"))
+    if not hasattr(data, "scenes"):
+        what = f"{type(data).__name__} has nothing to watch: it tells no `scenes`."
+        raise ConfigError(what, "Score its predictions with lockstep eval, or give it a method `scenes`.")
     try:
         for number in range(seed - 1, seed - 1 + episodes):
             yield from data.scenes("test", number, lambda rows: policy.act(data.read("test", rows)["inputs"]))

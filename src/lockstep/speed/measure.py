@@ -64,6 +64,14 @@ class Meter:
         alone = self.runtime.size == 1 and torch.get_num_threads() == 1 and self.runtime.device.type == "cpu"
         return (cpu if alone else wall), wall
 
+    def seconds_in_half(self, work: Callable[[], object]) -> float:
+        """The same, once and as they count here, as if the run were in bf16."""
+        before, self.runtime.half = self.runtime.half, torch.bfloat16
+        try:
+            return self.seconds(work)[0]
+        finally:
+            self.runtime.half = before
+
     def _finish(self) -> None:
         if self.runtime.device.type == "cuda":
             torch.cuda.synchronize()
@@ -73,8 +81,11 @@ def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int
     """Time iterations and their bare work in turns, at least `rounds` times and for about so many seconds."""
     meter = Meter(recipe, runtime)
     works = [*meter.algorithm.engine(), *meter.algorithm.engine(FEWER)]
+    (learning,) = (work for work in works if work.part == "learning" and work.fewer == 1)
     for work in works:
         work.run()
+    meter.seconds_in_half(learning.run)
+    halved: list[float] = []
     ours: list[tuple[float, float]] = []
     bare: list[list[float]] = [[] for _ in works]
     phases: dict[str, float] = {}
@@ -86,10 +97,13 @@ def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int
             phases[name] = phases.get(name, 0.0) + spent
         for times, work in zip(bare, works, strict=True):
             times.append(meter.seconds(work.run, work.times)[0])
+        halved.append(meter.seconds_in_half(learning.run))
         unfinished = len(ours) < rounds or time.perf_counter() - began < seconds
         more = runtime.agree(more=unfinished)["more"]
     pairs = list(zip(works, (statistics.median(times) for times in bare), strict=True))
-    return _report(meter, recipe, ours, phases, [pair for pair in pairs if pair[0].fewer == 1], pairs)
+    report = _report(meter, recipe, ours, phases, [pair for pair in pairs if pair[0].fewer == 1], pairs)
+    plain = next(seconds for work, seconds in pairs if work is learning) / learning.times
+    return report | {"bf16_gain": plain / statistics.median(halved) if runtime.half is None else 1.0}
 
 
 def time_reductions(runtime: Runtime, times: int = 20) -> dict[str, float]:
@@ -125,6 +139,12 @@ def contention(crowding: list[tuple[float, float]]) -> float:
     """How many times slower work is beside others: by means, because what counts in the end is the sum."""
     alone, crowded = (statistics.fmean(seconds) for seconds in zip(*crowding, strict=True))
     return max(1.0, crowded / alone)
+
+
+def parts_of_mean(seconds: list[float]) -> list[float]:
+    """What should always take the same time, in order, as parts of its mean."""
+    mean = statistics.fmean(seconds)
+    return sorted(time / mean for time in seconds)
 
 
 def saved_bytes(work: Callable[[], object]) -> int:
@@ -188,6 +208,13 @@ def _fixed_time(works: list[tuple[Work, float]]) -> tuple[float, float]:
 
 def verdict(report: dict[str, Any]) -> str:
     """What bounds the run, and what would help, in words."""
+    words, gain = _bound(report), report["bf16_gain"]
+    if words.startswith("learning-bound") and gain > 1.25:
+        words += f" In bf16 the bare work of an update is {gain:.1f} times as fast: try --run.precision bf16."
+    return words
+
+
+def _bound(report: dict[str, Any]) -> str:
     split = report["split"]
     largest = max((part for part in split if part != "rest"), key=lambda part: split[part])
     share = f"{split[largest]:.0%} of the time"

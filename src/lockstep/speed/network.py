@@ -34,6 +34,8 @@ class Network:
     """Seconds to start any collective."""
     contention: float = 1.0
     """How many times slower a process is when all cores of its machine are busy: they share memory and caches."""
+    jitter: tuple[float, ...] = ()
+    """Times of the same work over and over while all are busy, as parts of their mean; none where nobody looked."""
 
     def describe(self) -> str:
         """Every assumption, in words."""

@@ -7,13 +7,13 @@ there. What lies beyond the smallest share is drawn on along a straight line: a 
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.config import Recipe
 from lockstep.lanes import deal
-from lockstep.speed.measure import Meter, alone, saved_bytes
+from lockstep.speed.measure import Meter, alone, parts_of_mean, saved_bytes
 from lockstep.speed.network import Network, all_reduce
 from lockstep.trees import tensors
 
@@ -57,7 +57,7 @@ class Shares:
     activation_bytes: float
     """Memory that backward needs, for each sample of a batch."""
     jitter: list[float] = field(default_factory=list)
-    """Times of the same update over and over, as parts of their mean: the slowest of many processes is waited for."""
+    """Times of the same work over and over, as parts of their mean: the slowest of many processes is waited for."""
 
 
 def shares_from(values: Any) -> Shares:
@@ -174,17 +174,11 @@ def _facts(meter: Meter, rounds: int) -> dict[str, Any]:
         "state_bytes": shared + 4 * meter.parameters,
         "rollout_bytes": sum(tensor.nbytes for tensor in tensors(algorithm.buffers())) / envs,
         "activation_bytes": saved_bytes(learning.run) / learning.samples,
-        "jitter": _jitter([meter.seconds(learning.run)[1] for _ in range(40)]),
+        "jitter": parts_of_mean([meter.seconds(learning.run)[1] for _ in range(40)]),
     }
 
 
-def _jitter(seconds: list[float]) -> list[float]:
-    """What should always take the same time, as parts of its mean."""
-    mean = statistics.fmean(seconds)
-    return sorted(time / mean for time in seconds)
-
-
-def slowest_of(processes: int, jitter: list[float]) -> float:
+def slowest_of(processes: int, jitter: Sequence[float]) -> float:
     """The time of the slowest of so many that each draw one of these times, on average."""
     if not jitter:
         return 1.0
@@ -224,7 +218,9 @@ def predict(
     # Buckets travel while backward works; the last of them cannot, and what is too much for that time waits as well.
     hidden = OVERLAP * shares.updates * update * crowded
     waiting = sum(travelling.values()) + max(last * shares.updates, gradient - hidden)
-    waiting += shares.updates * update * crowded * (slowest_of(processes, shares.jitter) - 1.0)
+    # They meet after all of it. Of more than there are cores, one works while another waits.
+    at_once = processes if cores is None else min(processes, cores)
+    waiting += compute * (slowest_of(at_once, network.jitter or shares.jitter) - 1.0)
     speed = samples / (compute + waiting)
     alone = shares.samples / (
         shares.horizon * shares.rollout_step.at(shares.num_envs)

@@ -1,0 +1,17 @@
+"""A word on the terminal while torch is imported, which takes seconds."""
+
+import os
+import sys
+
+from lockstep.parent import LAUNCHED
+
+
+def wake() -> None:
+    """Import torch, and say so where somebody looks; a process that a launcher started is one of many, and silent."""
+    started = LAUNCHED in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
+    if started or not sys.stderr.isatty() or "torch" in sys.modules:
+        return  # whoever needs it imports it
+    from rich.console import Console
+
+    with Console(stderr=True).status("waking torch"):
+        import torch  # noqa: F401
