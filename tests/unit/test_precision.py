@@ -9,10 +9,13 @@ from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.runtime import Runtime
 
 
-@pytest.mark.parametrize(("kind", "acts_in"), [("mlp", torch.float32), ("cnn", torch.bfloat16)])
-def test_small_products_are_acted_with_in_full_and_convolutions_in_half(kind, acts_in):
+@pytest.mark.parametrize(
+    ("kind", "width", "acts_in"),
+    [("mlp", 8, torch.float32), ("mlp", 3000, torch.bfloat16), ("cnn", 8, torch.bfloat16)],
+)
+def test_small_products_are_acted_with_in_full_and_large_ones_and_convolutions_in_half(kind, width, acts_in):
     settings = {"task.size": 5, "task.num_envs": 4, "algo.horizon": 4, "algo.batch_size": 16, "run.precision": "bf16"}
-    recipe = overlay(SnakePPO(), settings | {"algo.encoder.kind": kind, "run.lanes": 1})
+    recipe = overlay(SnakePPO(), settings | {"algo.encoder.kind": kind, "algo.encoder.width": (width,), "run.lanes": 1})
     runtime = Runtime.alone(recipe.run)
     ppo = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime)
     made_in = {}

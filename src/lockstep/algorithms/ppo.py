@@ -148,8 +148,8 @@ class PPO:
         self.memories = Rollout(config.horizon // config.length)  # the same at the start of each sequence
         self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
         self.clip = config.clip
-        # A CPU takes longer to cast the weights of small products than to multiply a few rows in fp32.
-        self.acting = nullcontext if self.net.dense and runtime.device.type == "cpu" else runtime.autocast
+        # Asked with the environments of the whole run: how many processes share them decides nothing.
+        self.acting = nullcontext if self.net.faster_in_full(lanes.count * self.envs) else runtime.autocast
 
     @property
     def updates(self) -> int:
