@@ -34,7 +34,10 @@ def _cache_of_its_own(tmp_path_factory):
 def _signals_as_they_were():
     """A command that trains keeps requests to stop from its process until it exits, and a test may call one here."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

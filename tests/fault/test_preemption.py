@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import psutil
 import pytest
 from runs import LOCKSTEP, SETTINGS, errors, run, trial, words
 
-from lockstep.config import overlay
+from lockstep.config import RunConfig, overlay
 from lockstep.recipes.gym_ppo import GymPPO
 from lockstep.run.lineage import find
 from lockstep.run.records import CHECKPOINTS, STATUS
-from lockstep.runtime.place import PREEMPTED
+from lockstep.runtime import Runtime
+from lockstep.runtime.place import PREEMPTED, REQUESTS
 from lockstep.tasks.gym import GymEnvs
 from lockstep.train import train
 from processes import command, free_port, outcomes
@@ -201,6 +203,22 @@ def test_a_request_that_comes_when_the_run_is_over_does_no_harm(tmp_path):
     (ended,) = outcomes(end_late, 1, str(tmp_path))
     assert (ended.error, ended.value) == ("", 0)
     assert status(tmp_path) == "finished"
+
+
+def end_beside_a_thread():
+    """The same, with a thread that was started during the run and lives on: a request may reach it instead of us."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)  # as a process of a run begins
+    with Runtime.start(RunConfig(lanes=1)):
+        threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
+    for number in REQUESTS:
+        os.kill(os.getpid(), number)
+    time.sleep(0.2)
+    return "unharmed"
+
+
+def test_a_request_that_reaches_a_thread_when_the_run_is_over_does_no_harm():
+    (ended,) = outcomes(end_beside_a_thread, 1)
+    assert (ended.error, ended.value) == ("", "unharmed")
 
 
 def test_an_interrupt_ends_a_proof_and_not_one_of_its_runs(tmp_path):

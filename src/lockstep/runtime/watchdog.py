@@ -81,7 +81,9 @@ class Watchdog:
             if before:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # nor deadly when the run is over
                 for number, handler in before.items():
-                    signal.signal(number, handler)
+                    # Where they were blocked they stay unheard: one may reach a thread that was started meanwhile.
+                    if number not in blocked:
+                        signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
             os.write(self._write, b"\0")
             thread.join()
