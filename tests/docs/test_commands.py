@@ -193,10 +193,12 @@ def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp
     assert "agent.module(torch" in text
     text = text if call else text.replace("agent.module(torch", "agent(torch")
     (tmp_path / "silent.py").write_text(text)
-    words = ["torchrun", "--nproc-per-node", "2", "silent.py"]
+    # Each process into a file of its own: in one pipe their lines may mix.
+    words = ["torchrun", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", "logs", "silent.py"]
     ended = subprocess.run(words, cwd=tmp_path, env=surroundings(), text=True, capture_output=True)
     assert ended.returncode == 0, ended.stderr
-    found = re.findall(r"gradient \[\[.*?\]\]", ended.stdout)
+    printed = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
+    found = [line for text in printed for line in re.findall(r"gradient \[\[.*?\]\]", text)]
     assert (len(found), len(set(found))) == (2, different)
 
 
