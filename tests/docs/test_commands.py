@@ -195,7 +195,11 @@ def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp
     (tmp_path / "silent.py").write_text(text)
     # Each process into a file of its own: in one pipe their lines may mix.
     words = ["torchrun", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", "logs", "silent.py"]
-    ended = subprocess.run(words, cwd=tmp_path, env=surroundings(), text=True, capture_output=True)
+    for _ in range(3):
+        shutil.rmtree(tmp_path / "logs", ignore_errors=True)
+        ended = subprocess.run(words, cwd=tmp_path, env=surroundings(), text=True, capture_output=True)
+        if "terminate called without an active exception" not in ended.stderr:
+            break  # torch itself aborts now and then when a script of it ends
     assert ended.returncode == 0, ended.stderr
     printed = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
     found = [line for text in printed for line in re.findall(r"gradient \[\[.*?\]\]", text)]
