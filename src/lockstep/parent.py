@@ -32,9 +32,9 @@ def die_with_launcher() -> None:
         die_with_parent()
         if str(os.getppid()) != os.environ[STARTER]:
             os._exit(LEFT)
-    shared = launch_directory()
-    if shared is not None or "TORCHELASTIC_RUN_ID" in os.environ:
+    if started_by_a_launcher():
         die_with_parent()
+    shared = launch_directory()
     if shared is None:
         return
     try:
@@ -48,6 +48,11 @@ def die_with_launcher() -> None:
 def launch_directory() -> Path | None:
     """The directory that our launcher shares with this process, where it was started by one."""
     return Path(os.environ[LAUNCHED]) if LAUNCHED in os.environ else None
+
+
+def started_by_a_launcher() -> bool:
+    """Whether our launcher or torchrun started this process."""
+    return LAUNCHED in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def crash_file(rank: int) -> str:

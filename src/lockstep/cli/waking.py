@@ -1,15 +1,13 @@
 """A word on the terminal while torch is imported, which takes seconds."""
 
-import os
 import sys
 
-from lockstep.parent import LAUNCHED
+from lockstep.parent import started_by_a_launcher
 
 
 def wake() -> None:
     """Import torch, and say so where somebody looks; a process that a launcher started is one of many, and silent."""
-    started = LAUNCHED in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-    if started or not sys.stderr.isatty() or "torch" in sys.modules:
+    if started_by_a_launcher() or not sys.stderr.isatty() or "torch" in sys.modules:
         return  # whoever needs it imports it
     from rich.console import Console
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 def tanh(x: Tensor) -> Tensor:
     """The hyperbolic tangent."""
-    half = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not torch.compiler.is_compiling()
-    return _Tanh.apply(x) if half else torch.tanh(x)
+    return _Tanh.apply(x) if _here(x, torch.bfloat16) else torch.tanh(x)
 
 
 class Tanh(nn.Tanh):
@@ -37,8 +36,8 @@ def simplicial(x: Tensor, group: int) -> Tensor:
     return x.unflatten(-1, (-1, group)).softmax(-1).flatten(-2)
 
 
-def _here(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+def _here(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    return x.device.type == "cpu" and x.dtype == dtype and not torch.compiler.is_compiling()
 
 
 class _Tanh(torch.autograd.Function):
