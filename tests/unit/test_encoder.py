@@ -143,7 +143,32 @@ def test_channels_last_changes_no_value():
             plain.load_state_dict({name: tensor.contiguous() for name, tensor in layer.state_dict().items()})
             assert plain.weight.is_contiguous()
         x = plain(x)
-    torch.testing.assert_close(encoder(board), encoder.head(x))
+    torch.testing.assert_close(encoder(board), encoder.dense(x.movedim(1, -1).flatten(1)))
+
+
+def test_pooling_before_the_last_relu_changes_no_bit_of_features_or_gradients():
+    encoder, board = build(BOARD), pixels(high=2)
+    *convolutions, pooling, relu = encoder.layers
+    assert isinstance(pooling, nn.MaxPool2d)
+    encoder(board).square().sum().backward()
+    came = {name: parameter.grad.clone() for name, parameter in encoder.named_parameters()}
+    features = encoder(board)
+    encoder.layers = nn.Sequential(*convolutions, relu, pooling)  # the order of the textbooks
+    encoder.zero_grad()
+    assert torch.equal(encoder(board), features)
+    encoder(board).square().sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert torch.equal(parameter.grad, came[name]), name
+
+
+def test_features_are_flattened_without_a_copy():
+    encoder = build(BOARD)
+    entered: list[torch.Tensor] = []
+    encoder.dense.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]))
+    left: list[torch.Tensor] = []
+    encoder.layers.register_forward_hook(lambda _, __, output: left.append(output))
+    encoder(pixels())
+    assert entered[0].data_ptr() == left[0].data_ptr()
 
 
 def test_an_observation_in_any_memory_format_gives_the_same_bits():

@@ -78,8 +78,10 @@ class CNN(nn.Module):
         for before, after in pairwise((planes, *channels)):
             layers += [orthogonal(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
         pooled = (height // 2) * (width // 2) * channels[-1]
-        self.layers = nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten())
-        self.head = nn.Sequential(orthogonal(nn.Linear(pooled, config.features), math.sqrt(2)), nn.ReLU(inplace=True))
+        # The largest of four and ReLU may trade places without a bit changing, and then ReLU has a quarter to do.
+        layers.insert(-1, nn.MaxPool2d(2))
+        self.layers = nn.Sequential(*layers)
+        self.dense = nn.Sequential(orthogonal(nn.Linear(pooled, config.features), math.sqrt(2)), nn.ReLU(inplace=True))
         self.features = config.features
         self.scale = _scale(space)
         # Channels-last is 1.5 times faster in training on CPUs, and what tensor cores want.
@@ -88,7 +90,9 @@ class CNN(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         obs = obs.movedim(-1, 1) if self.colours_last else obs  # [N, C, H, W]
         x = obs.to(_kind_of_number(obs, self.scale), memory_format=torch.channels_last)
-        return self.head(self.layers(x if self.scale == 1.0 else x * self.scale))  # [N, D]
+        x = self.layers(x if self.scale == 1.0 else x * self.scale)
+        # As it lies in memory, channels last: flattened channels first it would be copied, forward and backward.
+        return self.dense(x.movedim(1, -1).flatten(1))  # [N, D]
 
 
 class DictEncoder(nn.Module):
