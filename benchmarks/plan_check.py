@@ -16,7 +16,7 @@ from work import CNN, recipe, start_again, started
 
 from lockstep.runtime import Runtime
 from lockstep.runtime.place import cores_for, keep_freed_memory
-from lockstep.speed.measure import Meter, contention, parts_of_mean, time_crowding, time_reductions
+from lockstep.speed.measure import Meter, contention_and_jitter, time_crowding, time_reductions
 from lockstep.speed.network import Network, fit_link
 from lockstep.speed.plan import measure_shares, predict, slowest_of
 
@@ -46,8 +46,8 @@ def work():
                 all_together()
             return
         shares = measure_shares(chosen, ROUNDS, between=all_together)
-        slower, jitter = contention(crowding), tuple(parts_of_mean([seconds for _, seconds in crowding]))
-        network = Network("here", 2**20, link, link, launch=0.0, contention=slower, jitter=jitter)
+        slower, jitter = contention_and_jitter(crowding)
+        network = Network("here", 2**20, link, link, launch=0.0, contention=slower, jitter=tuple(jitter))
         said = predict(shares, runtime.size, network, 1, cores=cores_for(1))
         alone = predict(shares, 1, network, 1, cores=cores_for(1))
         slowest = slowest_of(min(runtime.size, cores_for(1)), jitter)

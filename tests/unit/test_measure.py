@@ -13,9 +13,8 @@ from lockstep.runtime import Runtime
 from lockstep.speed.measure import (
     FEWER,
     Meter,
-    contention,
+    contention_and_jitter,
     measure,
-    parts_of_mean,
     saved_bytes,
     time_crowding,
     time_reductions,
@@ -129,9 +128,8 @@ def test_crowding_is_as_many_pairs_of_times_as_asked_for(meter):
 
 
 def test_contention_is_a_ratio_of_means_and_never_a_gain():
-    assert contention([(1.0, 1.0), (3.0, 5.0)]) == 1.5
-    assert contention([(2.0, 1.0)]) == 1.0
-    assert parts_of_mean([3.0, 1.0]) == [0.5, 1.5]
+    assert contention_and_jitter([(1.0, 9.0), (3.0, 3.0)]) == (3.0, [0.5, 1.5])
+    assert contention_and_jitter([(2.0, 1.0)]) == (1.0, [1.0])
 
 
 def test_bare_work_is_that_of_one_iteration(meter):

@@ -159,15 +159,15 @@ def _read_network(path: Path) -> "Network":
 
 def _time_network(recipe: Recipe, path: Path) -> int:
     from lockstep.runtime import Runtime
-    from lockstep.speed.measure import Meter, contention, parts_of_mean, time_crowding, time_reductions
+    from lockstep.speed.measure import Meter, contention_and_jitter, time_crowding, time_reductions
 
     with Runtime.start(recipe.run) as runtime:
         if runtime.size == 1:
             raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
         timed, crowding = time_reductions(runtime), time_crowding(Meter(recipe, runtime), times=24)
         if runtime.main:
-            jitter = parts_of_mean([seconds for _, seconds in crowding])
-            found = {"processes": runtime.size, "seconds": timed, "contention": contention(crowding), "jitter": jitter}
+            contention, jitter = contention_and_jitter(crowding)
+            found = {"processes": runtime.size, "seconds": timed, "contention": contention, "jitter": jitter}
             path.write_text(json.dumps(found))
     return 0
 
@@ -182,7 +182,7 @@ def _print(
 ) -> None:
     from rich.console import Console
 
-    from lockstep.speed.plan import slowest_of, stops_paying
+    from lockstep.speed.plan import slowest_of, stops_paying, unevenness
 
     console = Console(highlight=False)
     console.print(_table(f"{name}: the same global batch", fixed))
@@ -196,7 +196,7 @@ def _print(
     console.print("\nAssumed:")
     slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all are busy"
     crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each{slower}.",)
-    jitter = network.jitter or shares.jitter
+    jitter = unevenness(shares, network)
     waits = f"All wait for the slowest process: of two of them it takes {slowest_of(2, jitter):.2f}x."
     for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
         console.print(f"  - {line}", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ seconds: a busy neighbour takes wall time, and says nothing about our overhead.
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -97,13 +97,14 @@ def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int
             phases[name] = phases.get(name, 0.0) + spent
         for times, work in zip(bare, works, strict=True):
             times.append(meter.seconds(work.run, work.times)[0])
-        halved.append(meter.seconds_in_half(learning.run))
+        if runtime.half is None:
+            halved.append(meter.seconds_in_half(learning.run))
         unfinished = len(ours) < rounds or time.perf_counter() - began < seconds
         more = runtime.agree(more=unfinished)["more"]
     pairs = list(zip(works, (statistics.median(times) for times in bare), strict=True))
     report = _report(meter, recipe, ours, phases, [pair for pair in pairs if pair[0].fewer == 1], pairs)
     plain = next(seconds for work, seconds in pairs if work is learning) / learning.times
-    return report | {"bf16_gain": plain / statistics.median(halved) if runtime.half is None else 1.0}
+    return report | {"bf16_gain": plain / statistics.median(halved) if halved else 1.0}
 
 
 def time_reductions(runtime: Runtime, times: int = 20) -> dict[str, float]:
@@ -135,13 +136,13 @@ def time_crowding(meter: Meter, busy: bool = True, times: int = 8) -> list[tuple
     return list(zip(took[True], took[False], strict=False))
 
 
-def contention(crowding: list[tuple[float, float]]) -> float:
-    """How many times slower work is beside others: by means, because what counts in the end is the sum."""
-    alone, crowded = (statistics.fmean(seconds) for seconds in zip(*crowding, strict=True))
-    return max(1.0, crowded / alone)
+def contention_and_jitter(crowding: list[tuple[float, float]]) -> tuple[float, list[float]]:
+    """How many times slower work is beside others, by means, because what counts in the end is the sum; how uneven."""
+    alone, crowded = zip(*crowding, strict=True)
+    return max(1.0, statistics.fmean(crowded) / statistics.fmean(alone)), parts_of_mean(crowded)
 
 
-def parts_of_mean(seconds: list[float]) -> list[float]:
+def parts_of_mean(seconds: Sequence[float]) -> list[float]:
     """What should always take the same time, in order, as parts of its mean."""
     mean = statistics.fmean(seconds)
     return sorted(time / mean for time in seconds)

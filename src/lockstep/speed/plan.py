@@ -178,6 +178,11 @@ def _facts(meter: Meter, rounds: int) -> dict[str, Any]:
     }
 
 
+def unevenness(shares: Shares, network: Network) -> Sequence[float]:
+    """The jitter to reckon with: that of a machine where all are busy, if somebody looked, or else of one alone."""
+    return network.jitter or shares.jitter
+
+
 def slowest_of(processes: int, jitter: Sequence[float]) -> float:
     """The time of the slowest of so many that each draw one of these times, on average."""
     if not jitter:
@@ -220,7 +225,7 @@ def predict(
     waiting = sum(travelling.values()) + max(last * shares.updates, gradient - hidden)
     # They meet after all of it. Of more than there are cores, one works while another waits.
     at_once = processes if cores is None else min(processes, cores)
-    waiting += compute * (slowest_of(at_once, network.jitter or shares.jitter) - 1.0)
+    waiting += compute * (slowest_of(at_once, unevenness(shares, network)) - 1.0)
     speed = samples / (compute + waiting)
     alone = shares.samples / (
         shares.horizon * shares.rollout_step.at(shares.num_envs)
