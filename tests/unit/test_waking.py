@@ -1,4 +1,4 @@
-"""While torch is imported somebody who looks at a terminal reads so, and nobody else does."""
+"""While torch is imported, here or by processes to come, whoever looks at a terminal reads so; nobody else does."""
 
 import os
 import pty
@@ -8,15 +8,22 @@ import sys
 import pytest
 
 WAKE = "from lockstep.cli.waking import wake; wake()"
+START = """
+from lockstep.cli import launching
+from lockstep.runtime import launch
+from lockstep.runtime.hosts import Fleet
+launch.launch = lambda *_: launch.Outcome(0)
+launching.launch_or_explain([], Fleet(2))
+"""
 
 
-def on_a_terminal(**environment):
+def on_a_terminal(code=WAKE, **environment):
     """What a process that wakes writes to its terminal."""
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         with os.fdopen(theirs, "wb", buffering=0) as its:
             subprocess.run(
-                [sys.executable, "-c", WAKE],
+                [sys.executable, "-c", code],
                 stderr=its,
                 env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **environment},
                 timeout=120,
@@ -35,6 +42,11 @@ def test_one_of_many_says_nothing(started):
     assert on_a_terminal(**{started: "somewhere"}) == b"."
 
 
-def test_nothing_is_said_where_nobody_looks():
-    ended = subprocess.run([sys.executable, "-c", WAKE], capture_output=True, timeout=120, check=True)
+def test_whoever_waits_for_processes_reads_so():
+    assert b"waking 2 processes" in on_a_terminal(START)
+
+
+@pytest.mark.parametrize("code", [WAKE, START])
+def test_nothing_is_said_where_nobody_looks(code):
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=True)
     assert ended.stderr == ended.stdout == b""

@@ -103,6 +103,8 @@ def launch_or_explain(arguments: Sequence[str], fleet: "Fleet") -> int:
     """Start processes; when they fail, say which was first and why."""
     from lockstep.runtime.launch import launch
 
+    if sys.stderr.isatty():  # each of them imports torch before it can say a word of its own
+        warn(f"waking {fleet.processes} {'process' if fleet.processes == 1 else 'processes'} ...")
     outcome = launch(arguments, fleet)
     if outcome.cause:
         warn(outcome.cause)
