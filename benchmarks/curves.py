@@ -1,6 +1,8 @@
 """The curves on the pages of the systems: one number of the evaluations of some runs, over their samples.
 
 python benchmarks/curves.py runs/ONE runs/TWO --of apples_mean --labels "one process" "two processes" --out curve.svg
+
+Runs with the same label are seeds of one experiment, and have one colour.
 """
 
 import argparse
@@ -28,13 +30,16 @@ def main() -> None:
     figure = Figure(figsize=(6.4, 3.2), layout="constrained")
     axes = figure.subplots()
     labels = words.labels or [run.name for run in words.runs]
+    colours = {label: f"C{number}" for number, label in enumerate(dict.fromkeys(labels))}
     for run, label in zip(words.runs, labels, strict=True):
         lines = [line for line in read_lines(run / METRICS) if f"eval/{words.of}" in line]
         points = [(line["samples"], line[f"eval/{words.of}"]) for line in lines]
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=3.5, linewidth=1.5, label=label)
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3.5, linewidth=1.5, color=colours[label])
     axes.set(xlabel="samples", ylabel=words.title or words.of)
     axes.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     axes.grid(alpha=0.3)
+    for label, colour in colours.items():
+        axes.plot([], [], color=colour, label=label)
     axes.legend(loc="best", frameon=False)
     figure.savefig(words.out, metadata={"Date": None})
 
