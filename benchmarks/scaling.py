@@ -6,7 +6,8 @@ python benchmarks/scaling.py --precision bf16
 Beside it, in the same processes and in turns, a bare loop with torch's DDP: the compiled boards, the network's forward,
 and DDP's forward, backward and step on as many samples. Everything is wall time between barriers. A turn is a short
 rollout with its epochs, and there are many: this machine's speed moves by half within seconds. Medians are of ratios
-between turns of one round; "quiet" compares each contender's fastest quarter, in which nobody else was at work.
+between turns of one round; "quiet" compares each contender's fastest quarter, in which nobody else was at work. Two
+bounds go along: processes that share nothing but the machine, and ones that need none of its memory either.
 """
 
 import argparse
@@ -59,6 +60,11 @@ def bare_loop(meter):
     return lambda: [work.run() for work in works for _ in range(work.times)]
 
 
+def in_cache(square):
+    """Arithmetic on what fits into a core's own cache."""
+    return lambda: [square @ square for _ in range(3000)]
+
+
 def work(arguments):
     keep_freed_memory()
     torch.set_num_threads(1)
@@ -73,7 +79,10 @@ def work(arguments):
     with Runtime.start(one.run) as runtime:
         alone = Meter(one, Runtime.alone(one.run))
         strong, weak = Meter(one, runtime), Meter(twice, runtime)
+        sums = in_cache(torch.rand(160, 160))
         contenders = {
+            "sums one": sums if runtime.main else lambda: None,
+            "sums both": sums,
             "one": alone.iterate if runtime.main else lambda: None,
             "both alone": alone.iterate,
             "strong": strong.iterate,
@@ -101,6 +110,7 @@ def report(seconds, arguments):
 
     net = "MLP" if arguments.mlp else "CNN"
     print(f"{net}, {arguments.precision}, {arguments.rounds} rounds, two processes of one thread each")
+    print(f"  two that need no memory    {ratio('sums one', 'sums both', 2)}")
     print(f"  two that share nothing     {ratio('one', 'both alone', 2)}: what this machine allows")
     print(f"  weak, batch doubled        {ratio('one', 'weak', 2)}")
     print(f"  strong, same global batch  {ratio('one', 'strong')}")

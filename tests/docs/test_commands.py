@@ -199,7 +199,7 @@ def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp
         shutil.rmtree(tmp_path / "logs", ignore_errors=True)
         ended = subprocess.run(words, cwd=tmp_path, env=surroundings(), text=True, capture_output=True)
         if "terminate called without an active exception" not in ended.stderr:
-            break  # torch itself aborts now and then when a script of it ends
+            break  # gloo's threads may want the interpreter while it ends (pytorch/pytorch#190489)
     assert ended.returncode == 0, ended.stderr
     printed = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
     found = [line for text in printed for line in re.findall(r"gradient \[\[.*?\]\]", text)]
