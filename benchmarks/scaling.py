@@ -5,13 +5,15 @@ python benchmarks/scaling.py --precision bf16
 
 Beside it, in the same processes and in turns, a bare loop with torch's DDP: the compiled boards, the network's forward,
 and DDP's forward, backward and step on as many samples. Everything is wall time between barriers. A turn is a short
-rollout with its epochs, and there are many: this machine's speed moves by half within seconds. Medians are of ratios
-between turns of one round; "quiet" compares each contender's fastest quarter, in which nobody else was at work. Two
-bounds go along: processes that share nothing but the machine, and ones that need none of its memory either.
+rollout with its epochs, and there are many: this machine's speed moves by half within seconds, and so the order of a
+round is drawn anew each time. Medians are of ratios between turns of one round; "quiet" compares each contender's
+fastest quarter, in which nobody else was at work. Two bounds go along: processes that share nothing but the machine,
+and ones that need none of its memory either.
 """
 
 import argparse
 import copy
+import random
 import statistics
 import time
 
@@ -93,9 +95,11 @@ def work(arguments):
         seconds = {name: [] for name in contenders}
         for step in contenders.values():
             timed(step)
+        order, shuffling = list(contenders), random.Random(0)  # the same order in both processes
         for _ in range(arguments.rounds):
-            for name, step in contenders.items():
-                seconds[name].append(timed(step))
+            shuffling.shuffle(order)
+            for name in order:
+                seconds[name].append(timed(contenders[name]))
         if runtime.main:
             report(seconds, arguments)
 

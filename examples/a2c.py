@@ -17,7 +17,7 @@ from lockstep.nets.actor_critic import ActorCritic
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
 from lockstep.protocols import Loss, Work
-from lockstep.runtime import Optimizer
+from lockstep.runtime import Adam, Optimizer
 from lockstep.tasks.snake import SnakeConfig
 from lockstep.trees import copy_into
 
@@ -61,7 +61,7 @@ class A2C:
         self.actions = build_actions(task.action_space)
         with initialising(lanes.shared_stream("a2c.init")):  # the same weights on every process
             self.net = ActorCritic(task.observation_space, self.actions, config.encoder).to(runtime.device)
-        adam = torch.optim.Adam(self.net.named_parameters(), lr=config.learning_rate, fused=True)
+        adam = Adam(self.net.named_parameters(), lr=config.learning_rate)
         self.optimizer = Optimizer(runtime, adam, max_grad_norm=0.5)
         self.noise = lanes.streams("a2c.noise")  # other draws on every lane
         self.rollout, self.episodes = Rollout(config.horizon), Episodes(lanes.local, self.envs)

@@ -46,5 +46,4 @@ def _torch_as_it_was():
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
-    if torch.are_deterministic_algorithms_enabled() != deterministic:  # asking costs nothing, setting seconds
-        torch.use_deterministic_algorithms(deterministic)
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")

@@ -40,8 +40,7 @@ _IMPORTED = [
     "torch.distributed",
     "torch.nn.parallel",
     "torch.utils.tensorboard",
-    "torch._dynamo",  # torch.optim wants it
-    "torch._inductor.config",  # torch.use_deterministic_algorithms wants it
+    "torch._dynamo",  # torch.optim wants it, which tests use that hold ours against it
     "lockstep.train",
     "lockstep.cli.prove",
     "lockstep.cli.resume",

@@ -66,11 +66,13 @@ def test_without_memory_an_answer_is_a_guess(tmp_path: Path) -> None:
     assert 0.1 <= score(tmp_path, "none", delay=4, samples=20_000) <= 0.4  # one in four
 
 
-@pytest.mark.parametrize("kind", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_a_cue_is_recalled_after_thirty_two_steps(tmp_path: Path, kind: str) -> None:
     assert score(tmp_path, kind, delay=32, samples=400_000) >= 0.95
 
 
+@pytest.mark.slow
 def test_without_memory_it_is_a_guess_after_thirty_two_steps(tmp_path: Path) -> None:
     assert 0.1 <= score(tmp_path, "none", delay=32, samples=100_000) <= 0.4
 

@@ -74,7 +74,9 @@ def test_gradients_lie_in_one_buffer_whatever_the_strides_and_sizes_of_parameter
 def test_an_optimizer_that_is_not_fused_is_refused_in_words(kind):
     net, runtime = Line(), Runtime.alone(RunConfig())
     for options in ({}, {"fused": False}, {"foreach": True}):
-        with pytest.raises(ValueError, match=rf"{kind.__name__} was not made with fused=True.\nUse one of torch's"):
+        with pytest.raises(
+            ValueError, match=rf"{kind.__name__} was not made with fused=True.\nUse lockstep.runtime.Adam"
+        ):
             Optimizer(runtime, kind(net.named_parameters(), lr=0.1, **options))
     Optimizer(runtime, kind(net.named_parameters(), lr=0.1, fused=True))  # while this one is welcome
 

@@ -24,7 +24,7 @@ from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
 from lockstep.nets.past_selves import PastSelves
 from lockstep.protocols import Clock, LaneState, Loss, Metrics, State, VecEnv, Work
-from lockstep.runtime import Optimizer, Runtime
+from lockstep.runtime import Adam, Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
 
 
@@ -168,7 +168,7 @@ class DDPG:
         self.replay = Replay(config.capacity, lanes, example, "ddpg.replay")
 
     def _optimizer(self, net: nn.Module, rate: float) -> Optimizer:
-        adam = torch.optim.Adam(net.named_parameters(), lr=rate, fused=True)
+        adam = Adam(net.named_parameters(), lr=rate)
         return Optimizer(self.runtime, adam, max_grad_norm=self.config.max_grad_norm)
 
     @property
@@ -288,7 +288,7 @@ class DDPG:
     def engine(self, fewer: int = 1) -> list[Work]:
         """The environments, the actor's forward, and the bare updates, with nothing around them."""
         config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
-        rates = [torch.optim.Adam(net.parameters(), fused=True) for net in (actor, critics)]
+        rates = [Adam(net.parameters()) for net in (actor, critics)]
         lanes = self.runtime.lanes
         rows = config.batch_size // lanes.count * len(lanes) // fewer
         obs, batch = (

@@ -24,7 +24,7 @@ from lockstep.nets.init import initialising
 from lockstep.nets.memory import MemoryConfig
 from lockstep.nets.normalizer import ObservationNormalizer, RunningMoments
 from lockstep.protocols import Clock, Loss, Metrics, State, VecEnv, Work
-from lockstep.runtime import Optimizer, Runtime
+from lockstep.runtime import Adam, Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, leaves, tree_map, tree_where
 
 
@@ -133,9 +133,7 @@ class PPO:
         with initialising(lanes.shared_stream("ppo.init")):
             self.net = ActorCritic(task.observation_space, self.actions, config.encoder, config.memory)
             self.net.to(runtime.device)
-        rate = torch.optim.Adam(
-            self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=True
-        )
+        rate = Adam(self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
         self.optimizer = Optimizer(runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate)
         self.noise, self.shuffle = lanes.streams("ppo.noise"), lanes.streams("ppo.shuffle")
         self.normalizer = ObservationNormalizer(task.reset(), config.normalize_obs)
@@ -325,7 +323,7 @@ class PPO:
     def engine(self, fewer: int = 1) -> list[Work]:
         """The environments, the network's forward, and its forward, backward and step, with nothing around them."""
         config, net = self.config, copy.deepcopy(self.net)
-        rate = torch.optim.Adam(net.parameters(), eps=config.adam_epsilon, fused=True)
+        rate = Adam(net.parameters(), eps=config.adam_epsilon)
         rows = config.batch_size // self.runtime.lanes.count * len(self.runtime.lanes) // fewer
         rows = -(-rows // config.length) * config.length  # whole sequences
         seen = samples(self.rollout["obs"], len(self.runtime.lanes))

@@ -18,7 +18,7 @@ from lockstep.functional import Scaling, batch_factor, schedule
 from lockstep.nets.graph import GraphConfig, GraphNet
 from lockstep.nets.init import initialising
 from lockstep.protocols import Clock, Dataset, Loss, Metrics, State, Work
-from lockstep.runtime import Optimizer, Runtime
+from lockstep.runtime import Adam, Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
 
 
@@ -87,7 +87,7 @@ class Supervised:
         example = task.read("train", np.zeros(1, dtype=np.int64))["inputs"]
         with initialising(runtime.lanes.shared_stream("supervised.init")):
             self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
-        rate = torch.optim.AdamW(_groups(self.net, config.weight_decay), lr=config.learning_rate, fused=True)
+        rate = Adam(_groups(self.net, config.weight_decay), lr=config.learning_rate, decoupled_weight_decay=True)
         self.optimizer = Optimizer(runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate)
         self.halvings, self.heard = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
         """How often plateau halved the learning rate, and how many evaluations it has heard of."""
@@ -141,7 +141,7 @@ class Supervised:
     def engine(self, fewer: int = 1) -> list[Work]:
         """The network's forward, backward and step on the last batch, with nothing around them."""
         net = copy.deepcopy(self.net)
-        rate = torch.optim.AdamW(net.parameters(), fused=True)
+        rate = Adam(net.parameters(), weight_decay=1e-2, decoupled_weight_decay=True)
         rows = max(1, len(self.batch["weight"]) // fewer)
         inputs = tree_map(lambda x: x[:rows].clone(), self.batch["inputs"])
 

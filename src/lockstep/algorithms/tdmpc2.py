@@ -26,7 +26,7 @@ from lockstep.nets.init import initialising
 from lockstep.nets.planning import PlanConfig, Planner, PlanningPolicy, PriorPolicy, draw, pairs_of, seen_of, shifted
 from lockstep.nets.world_model import WorldModel, WorldModelConfig
 from lockstep.protocols import Clock, LaneState, Loss, Metrics, Part, State, VecEnv, Work
-from lockstep.runtime import Optimizer, Runtime
+from lockstep.runtime import Adam, Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
 
 
@@ -162,8 +162,8 @@ class TDMPC2:
         groups: list[dict[str, Any]] = [{"params": rest}]
         groups.append({"params": encoder, "lr": config.learning_rate * config.encoder_rate})
         options: dict[str, Any] = {"max_grad_norm": config.max_grad_norm, "accumulate": config.accumulate}
-        model = torch.optim.Adam(groups, lr=config.learning_rate, fused=True)
-        own = torch.optim.Adam(policy, lr=config.learning_rate, eps=1e-5, fused=True)
+        model = Adam(groups, lr=config.learning_rate)
+        own = Adam(policy, lr=config.learning_rate, eps=1e-5)
         return Optimizer(self.runtime, model, **options), Optimizer(self.runtime, own, **options)
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lockstep.nets.planning import Planner, pairs_of, seen_of
 from lockstep.protocols import Work
+from lockstep.runtime import Adam
 from lockstep.trees import tree_map
 
 
@@ -18,8 +19,8 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     """The environments, plans and updates of an iteration of a `TDMPC2`, on batches `fewer` times smaller."""
     config, runtime, discounts = agent.config, agent.runtime, agent.discounts
     model, targets = copy.deepcopy(agent.model), copy.deepcopy(agent.targets)
-    model_rate = torch.optim.Adam(model.parameters(), fused=True)
-    policy_rate = torch.optim.Adam(model.policy.parameters(), fused=True)
+    model_rate = Adam(model.parameters())
+    policy_rate = Adam(model.policy.parameters())
     planner = Planner(model, config.plan, config.horizon, discounts)
     pairs = pairs_of(agent.plan_pairing, 0, planner.rounds, model.critics.count).to(runtime.device)
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)

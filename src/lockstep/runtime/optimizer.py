@@ -33,12 +33,12 @@ class Optimizer:
         max_grad_norm: float | None = None,
         accumulate: int = 1,
     ) -> None:
-        """`torch_optimizer` must be fused, and made of named parameters: `Adam(net.named_parameters(), fused=True)`."""
+        """`torch_optimizer` must be fused, as `lockstep.runtime.Adam` is, and made of named parameters."""
         if not getattr(torch_optimizer, "_step_supports_amp_scaling", False):
             # A fused step divides, checks and skips on the device: no pass over the gradient more, and nobody waits.
             raise ValueError(
                 f"{type(torch_optimizer).__name__} was not made with fused=True.\n"
-                "Use one of torch's optimizers that has it: Adam, AdamW, SGD or Adagrad."
+                "Use lockstep.runtime.Adam, or one of torch's optimizers that has it: Adam, AdamW, SGD or Adagrad."
             )
         self.runtime = runtime
         self.max_grad_norm = max_grad_norm
