@@ -9,7 +9,7 @@ import torch
 
 from lockstep.config import overlay
 from lockstep.recipes import RECIPES, find_recipe
-from lockstep.runtime import Runtime
+from lockstep.runtime import Adam, Runtime
 from lockstep.speed.measure import (
     FEWER,
     Meter,
@@ -171,14 +171,14 @@ def test_bare_learning_changes_neither_the_agent_nor_its_optimizer(meter):
 
 def test_bare_learning_is_a_forward_a_backward_and_a_step(meter, monkeypatch):
     (learning,) = (work for work in meter.algorithm.engine() if work.part == "learning")
-    stepped, step = [], torch.optim.Adam.step
+    stepped, step = [], Adam.step
 
     def watched(self):
         gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         stepped.append(sum(gradient.numel() for gradient in gradients if gradient.any()))
         return step(self)
 
-    monkeypatch.setattr(torch.optim.Adam, "step", watched)
+    monkeypatch.setattr(Adam, "step", watched)
     learning.run()
     assert stepped == [meter.parameters]
 
