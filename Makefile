@@ -33,15 +33,20 @@ docs:  ## Build the pages into site/, and stop at a warning, such as a link that
 	$(PYTHON) .ci/reference.py
 	$(BIN)zensical build --strict
 
-# Fault tests wait for processes more than they work: they run beside the others, and are shown when both have ended.
-# What only reads hostile files waits for nobody, and is one of the others.
+# Two parts at a time, so that no core waits for the longest, each shown when it has ended. Fault tests are that one, and
+# wait for processes more than they work; what only reads hostile files is a part of its own.
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
-OTHERS := $(filter-out tests/fault/,$(wildcard tests/*/)) $(HOSTILE)
+PARTS := fault $(filter-out fault __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) hostile
+TESTS = tests/$*
+test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
+test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.
-	@log=$$(mktemp); $(PYTHON) -m pytest -m "not slow" $(PYTEST) tests/fault $(HOSTILE:%=--ignore=%) >$$log 2>&1 & \
-	faults=$$!; code=0; $(PYTHON) -m pytest -m "not slow" $(PYTEST) $(OTHERS) || code=1; \
-	wait $$faults || code=1; cat $$log; rm -f $$log; exit $$code
+	@echo "Two parts at a time, each shown when it has ended: $(PARTS)"
+	@$(MAKE) --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),-O) $(PARTS:%=test-%)
+
+test-%:
+	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)
 
 test-slow:  ## Run the slow tests.
 	$(PYTHON) -m pytest -m slow
