@@ -1,9 +1,9 @@
-# `make check` is what CI runs. Tools come from the environment of $(PYTHON): activate one, or say PYTHON=.venv/bin/python.
+# `make check` is what a change must pass; CI runs `make ci`. Tools come from the environment of $(PYTHON): activate one, or say PYTHON=.venv/bin/python.
 PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
 RECIPE ?= gym-ppo
 
-.PHONY: help install check lint types imports docs test test-slow prove chaos extras format
+.PHONY: help install check ci lint types imports docs test test-slow prove chaos wheel extras format
 
 help:  ## List what can be made.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -11,13 +11,20 @@ help:  ## List what can be made.
 install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
 	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev,docs]'
 
-# One after the other, the quickest first, even under `make -j`: the first fault is the one you read.
-check:  ## Everything CI checks.
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory types
-	@$(MAKE) --no-print-directory imports
-	@$(MAKE) --no-print-directory docs
-	@$(MAKE) --no-print-directory test
+# Two jobs at a time, so that no core waits for the longest, each shown when it has ended. Fault tests are that one, and
+# wait for processes more than they work; what only reads hostile files is a part of its own.
+POOL := --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),-O)
+HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
+PARTS := $(filter-out fault __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) hostile
+CHECKS := test-fault types imports docs $(PARTS:%=test-%)
+
+check: lint  ## Everything a change must pass.
+	@echo "Two at a time, each shown when it has ended: $(CHECKS)"
+	@$(MAKE) $(POOL) $(CHECKS)
+
+ci: lint  ## The same, and beside it a proof, faults, and the wheel in a clean environment: what CI runs.
+	@echo "Two at a time, each shown when it has ended: $(CHECKS) chaos wheel prove"
+	@$(MAKE) $(POOL) $(CHECKS) chaos wheel prove
 
 lint:  ## Lint, and check the formatting.
 	$(PYTHON) -m ruff check .
@@ -33,17 +40,13 @@ docs:  ## Build the pages into site/, and stop at a warning, such as a link that
 	$(PYTHON) .ci/reference.py
 	$(BIN)zensical build --strict
 
-# Two parts at a time, so that no core waits for the longest, each shown when it has ended. Fault tests are that one, and
-# wait for processes more than they work; what only reads hostile files is a part of its own.
-HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
-PARTS := fault $(filter-out fault __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) hostile
 TESTS = tests/$*
 test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
 test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.
-	@echo "Two parts at a time, each shown when it has ended: $(PARTS)"
-	@$(MAKE) --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),-O) $(PARTS:%=test-%)
+	@echo "Two parts at a time, each shown when it has ended: fault $(PARTS)"
+	@$(MAKE) $(POOL) test-fault $(PARTS:%=test-%)
 
 test-%:
 	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)
@@ -56,6 +59,9 @@ prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes
 
 chaos:  ## Hurt a recipe on the real command line (RECIPE=gym-ppo); the run must end as the one left in peace.
 	$(PYTHON) benchmarks/chaos.py --recipe $(RECIPE) --faults 6 --seed 2
+
+wheel:  ## The wheel in a clean environment of its own, with one recipe that needs nothing else.
+	.ci/extras none:snake-ppo
 
 extras:  ## Every recipe and extra in a clean environment of its own: install, doctor, train, eval, play, report, export.
 	.ci/extras

@@ -22,10 +22,10 @@ from lockstep.recipes import RECIPES, find_recipe
 from lockstep.run import format as form
 from lockstep.run.lineage import find
 from lockstep.runtime import Optimizer, Runtime
-from lockstep.runtime.launch import launch_quietly
 from lockstep.tasks.check import check
 from lockstep.train import train
 from lockstep.trees import leaves
+from processes import together
 
 ITERATIONS = 4
 PLAYED = [name for name in RECIPES if isinstance(find_recipe(name)().task, TaskConfig)]
@@ -166,7 +166,7 @@ def test_weights_are_a_part_of_the_state_and_the_network_is_in_it(name):
 
 
 @each_recipe
-@pytest.mark.parametrize("iteration", [1, 3])
+@pytest.mark.parametrize("iteration", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed, tmp_path, monkeypatch):
     recipe = parse(*short(name), *place(tmp_path / "run"))
     build = type(recipe.algo).build
@@ -199,13 +199,16 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed
 # ---------------------------------------------------------------------------------------------------- several processes
 
 
+def trained(words):
+    """As one of the processes of a group."""
+    train(parse(*words))
+
+
 @each_recipe
 @pytest.mark.distributed
-@pytest.mark.timeout(120)
 def test_two_processes_train_the_same_agent_as_one(name, undisturbed, tmp_path):
     path = tmp_path / "two"
-    cause = launch_quietly(["train", *short(name), "--smoke", *place(path)], 2)
-    assert not cause, cause
+    together(trained, 2, [*short(name), *place(path)])
     files = {file.name for file in next((path / "checkpoints").glob("0*")).iterdir()}
     assert {"lanes-0000-0003.safetensors", "lanes-0004-0007.safetensors"} <= files  # there were two
     assert hash_of(path) == hash_of(undisturbed(name).path)

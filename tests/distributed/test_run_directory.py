@@ -27,7 +27,7 @@ def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     home.mkdir()
     scratch.mkdir()
-    ended = command(words, directory=home, seconds=120, environment={"TMPDIR": str(scratch)})
+    ended = command(words, directory=home, environment={"TMPDIR": str(scratch)})
     assert ended.code == 0, ended.output
 
     assert [path.name for path in home.iterdir()] == ["runs"]

@@ -165,9 +165,8 @@ def ended_early(steps):
         return {"digest": digest(agent.algorithm.shared_state()), "ends": ends.long().sum(1).tolist()}
 
 
-@pytest.mark.timeout(150)
 def test_episodes_that_end_early_on_one_process_and_not_on_another_hang_nothing():
-    found = together(ended_early, 2, 1000, seconds=120)
+    found = together(ended_early, 2, 300)  # of four environments
     assert found[0]["digest"] == found[1]["digest"]
     assert found[0]["ends"] != found[1]["ends"]
     assert min(found[0]["ends"] + found[1]["ends"]) > 10

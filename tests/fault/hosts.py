@@ -4,7 +4,7 @@
         jobs = [host.start(words) for host in (first, second)]
         second.cut()                                        # the cable, at the switch
         second.mend()
-        jobs[0].wait(60)                                    # its exit code; Hung, with stacks, if it takes longer
+        jobs[0].wait()                                      # its exit code; Hung, with stacks, if it never ends
 
 Nothing here reaches the machine's own network. Only one set of hosts exists at a time, whoever runs tests: the others
 wait. Whatever a killed test left behind is cleared away by the next.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import Hung
+from processes import SECONDS, Hung
 
 SKIP = "LOCKSTEP_SKIP_HOSTS"
 """Set to 1, tests that need hosts are skipped where none can be made; otherwise they fail there."""
@@ -47,7 +47,7 @@ class Job:
         """Standard output and error, so far."""
         return self.log.read_text(errors="replace")
 
-    def wait(self, seconds: float) -> int:
+    def wait(self, seconds: float = SECONDS) -> int:
         """Its exit code; Hung, with the stacks of all Python processes on its host, if it does not end in time."""
         try:
             return self.process.wait(seconds)
@@ -132,13 +132,13 @@ def hosts(count: int) -> Iterator[list[Host]]:
             _clear()
 
 
-def until(condition: Callable[[], object], seconds: float, what: str, *jobs: Job) -> None:
+def until(condition: Callable[[], object], what: str, *jobs: Job) -> None:
     """Wait for something to come true; Hung, with what the jobs said, if it does not in time."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     while not condition():
         if time.monotonic() > deadline:
             said = "\n".join(f"-- {job.host.name}\n{job.output}" for job in jobs)
-            raise Hung(f"not after {seconds:.0f} s: {what}\n{said}")
+            raise Hung(f"not after {SECONDS:.0f} s: {what}\n{said}")
         time.sleep(0.1)
 
 

@@ -1,7 +1,7 @@
 """A recipe for runs that something is to happen to: all that a run can have, at a pace that can be changed."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ class PacedConfig(GymConfig):
     """Pendulums; the pace decides when things happen, never what."""
 
     id: str = "Pendulum-v1"
+    kwargs: dict[str, bool | int | float | str] = field(default_factory=lambda: {"max_episode_steps": 40})
     pace: str = ""
     """A file with the seconds that each iteration takes at least; none lets it run."""
 

@@ -15,6 +15,7 @@ ITERATIONS, SAMPLES = 4, 8 * 16
 """Iterations of a run, and samples of an iteration."""
 SETTINGS = {
     "task.id": "Pendulum-v1",
+    "task.kwargs": {"max_episode_steps": 40},
     "algo": {"horizon": 16, "batch_size": 64, "epochs": 2, "normalize_obs": True, "normalize_rewards": True},
     "algo.encoder": {"width": 8, "depth": 1},
     "run": {"samples": ITERATIONS * SAMPLES, "save_every": SAMPLES, "check_every": 1, "log_every": 2 * SAMPLES},
@@ -71,4 +72,5 @@ def words(directory: Path, *more: str) -> list[str]:
     for group in ("algo", "algo.encoder", "run"):
         flat |= {f"{group}.{name}": value for name, value in SETTINGS[group].items()}
     flat |= {name: value for name, value in SETTINGS.items() if name.startswith("run.")}
-    return ["train", "gym-ppo", *(f"{name}={value}" for name, value in flat.items()), *more]
+    kwargs = [str(word) for pair in SETTINGS["task.kwargs"].items() for word in pair]
+    return ["train", "gym-ppo", *(f"{name}={value}" for name, value in flat.items()), "--task.kwargs", *kwargs, *more]

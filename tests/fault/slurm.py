@@ -3,7 +3,7 @@
 with cluster(tmp_path) as slurm:
     job = slurm.submit("examples/slurm/train.sbatch", "snake-ppo", "--smoke")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
-    slurm.until(job, "COMPLETED", 60)
+    slurm.until(job, lambda: slurm.ask(job, "JobState") == "COMPLETED", "the end")
 """
 
 import os
@@ -61,7 +61,7 @@ class Cluster:
     def run(self, *words: str | Path) -> str:
         """What a SLURM command prints; it must end well."""
         job = self.nodes[0].start(words, self.environment)
-        code = job.wait(30)
+        code = job.wait()
         assert code == 0, f"{' '.join(map(str, words))} ended with {code}: {job.output}"
         return job.output.strip()
 
@@ -74,10 +74,10 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)[name]
 
-    def until(self, job: str, condition: Callable[[], object], seconds: float, what: str) -> None:
+    def until(self, job: str, condition: Callable[[], object], what: str) -> None:
         """Wait for something to come true; Hung, with what the job and the daemons said, if it does not in time."""
         try:
-            until(condition, seconds, what, *self.daemons)
+            until(condition, what, *self.daemons)
         except Hung as hung:
             raise Hung(f"{hung}\n-- job {job}, {self.ask(job, 'JobState')}\n{self.output(job)}") from None
 
@@ -115,16 +115,16 @@ def _start(made: Cluster) -> None:
     files = {name: f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("socket", "key-file", "seed-file")}
     munge = ["munged", "--foreground", "--force", *files.values(), f"--pid-file={folder}/munge.pid"]
     made.daemons.append(first.start([*munge, f"--log-file={folder}/munge.log"]))
-    until((folder / "munge.socket").exists, 10, "munge listens", *made.daemons)
+    until((folder / "munge.socket").exists, "munge listens", *made.daemons)
     made.daemons.append(first.start(["slurmctld", "-D"], made.environment))
     for host in made.nodes:
         made.daemons.append(host.start(["slurmd", "-D", "-N", host.name], made.environment))
 
     def idle() -> bool:
         job = first.start(["sinfo", "--noheader", "--format=%D %t"], made.environment)
-        return job.wait(20) == 0 and job.output.split() == ["2", "idle"]
+        return job.wait() == 0 and job.output.split() == ["2", "idle"]
 
-    until(idle, 30, "both nodes are idle", *made.daemons)
+    until(idle, "both nodes are idle", *made.daemons)
 
 
 def _refuse(reason: str) -> None:

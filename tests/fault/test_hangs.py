@@ -105,7 +105,7 @@ def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
     recipe = tmp_path / "alone.py"
     recipe.write_text(BRANCH)
     line = [*LOCKSTEP, "train", recipe, "--smoke", "--procs", "3", f"run.dir={tmp_path}", "run.timeout=9"]
-    ended = command(line, environment={"PYTHONFAULTHANDLER": ""}, seconds=90)
+    ended = command(line, environment={"PYTHONFAULTHANDLER": ""})
     assert ended.code == 1
     # gloo aborts the process, or everybody waits: it depends on who comes first.
     assert "process 1 of 3 failed first" in ended.output or "process 1 on" in ended.output, ended.output
@@ -118,7 +118,7 @@ def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
 @pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes_on_without_it(tmp_path, process):
     line = [*LOCKSTEP, *words(tmp_path, "run.timeout=9", "run.samples=4096"), "--procs", "2", "--max-restarts", "1"]
-    ended = command(line, environment={"LOCKSTEP_KILL": f"{process}:learn:20:SIGSTOP"}, seconds=90)
+    ended = command(line, environment={"LOCKSTEP_KILL": f"{process}:learn:20:SIGSTOP"})
     assert ended.code == 0, ended.output
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert f"process {process} on " in report

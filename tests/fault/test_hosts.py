@@ -48,7 +48,7 @@ class Trial:
 
     def reaches(self, iterations: int, *jobs: Job) -> None:
         """Wait until the run has saved after so many iterations."""
-        until(lambda: samples_of(self.run) >= iterations * ITERATION, 90, f"iteration {iterations}", *jobs)
+        until(lambda: samples_of(self.run) >= iterations * ITERATION, f"iteration {iterations}", *jobs)
 
     def status(self) -> dict[str, object]:
         return json.loads((self.run / "status.json").read_text())
@@ -56,7 +56,7 @@ class Trial:
 
 def ends_well(*jobs: Job) -> None:
     for job in jobs:
-        assert job.wait(90) == 0, "\n".join(f"-- {each.host.name}\n{each.output}" for each in jobs)
+        assert job.wait() == 0, "\n".join(f"-- {each.host.name}\n{each.output}" for each in jobs)
 
 
 def test_a_cable_that_is_out_for_three_seconds_is_waited_for(tmp_path, undisturbed_hash):
@@ -90,14 +90,14 @@ def test_a_host_that_is_lost_is_done_without_and_one_that_comes_back_joins(tmp_p
         trial.reaches(2, *jobs)
         assert trial.status()["processes"] == 2
         second.cut()
-        until(lambda: trial.status()["processes"] == 1, 90, "the first host goes on alone", *jobs)
+        until(lambda: trial.status()["processes"] == 1, "the first host goes on alone", *jobs)
         before = samples_of(trial.run)
         trial.reaches(before // ITERATION + 2, *jobs)
         trial.set_pace(4)  # so that there is a run left for it to come back to
         second.power_off()
         second.mend()
         jobs[1] = trial.start(second, "1:2")
-        until(lambda: trial.status()["processes"] == 2, 90, "the second host has joined", *jobs)
+        until(lambda: trial.status()["processes"] == 2, "the second host has joined", *jobs)
         trial.set_pace(0)
         ends_well(*jobs)
     assert trial.status()["state"] == "finished"
@@ -106,7 +106,7 @@ def test_a_host_that_is_lost_is_done_without_and_one_that_comes_back_joins(tmp_p
 
 def has_said_why_it_stopped(older: Job, trial: Trial) -> None:
     """The older half of a split job has ended, and published nothing once it could know of the newer one."""
-    older.wait(90)
+    older.wait()
     assert "started anew" in older.output
     last, parent = newest(trial.run, 1), parent_of(trial.run / "checkpoints", 2)
     assert last <= parent.samples + ITERATION, "it went on publishing"  # it may have been about to, at the claim
@@ -142,10 +142,10 @@ def test_a_job_that_torch_splits_in_two_has_one_half_that_publishes(tmp_path, un
         trial.set_pace(4)
         newer = trial.start_torchrun(second, "1:2", *dangerous)  # takes the first host for dead, and begins without it
         has_said_why_it_stopped(older, trial)
-        newer.wait(90)  # the meeting place went with the first host, so it saves and stops
+        newer.wait()  # the meeting place went with the first host, so it saves and stops
     assert newest(trial.run, 2)
     trial.set_pace(0)
-    ended = command([sys.executable, "-m", "lockstep", "resume", trial.run], seconds=90)
+    ended = command([sys.executable, "-m", "lockstep", "resume", trial.run])
     assert ended.code == 0, ended.output
     assert hash_of(trial.run) == undisturbed_hash
 
@@ -164,7 +164,7 @@ def test_what_a_killed_test_left_of_its_hosts_is_cleared_away():
         assert not first.processes()
         server = first.start([sys.executable, "-m", "http.server", "29500"])
         reach = [sys.executable, "-c", "import socket; socket.create_connection(('n0', 29500), 5)"]
-        until(lambda: second.start(reach).wait(20) == 0, 30, "a way from the second host to the first", server)
+        until(lambda: second.start(reach).wait(20) == 0, "a way from the second host to the first", server)
 
 
 def test_where_no_hosts_can_be_made_tests_fail_unless_asked_to_skip(tmp_path, monkeypatch):

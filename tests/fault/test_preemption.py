@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hosts import until
 from runs import LOCKSTEP, SETTINGS, errors, run, trial, words
 
 from lockstep.config import RunConfig, overlay
@@ -21,7 +22,7 @@ from lockstep.runtime import Runtime
 from lockstep.runtime.place import PREEMPTED, REQUESTS
 from lockstep.tasks.gym import GymEnvs
 from lockstep.train import train
-from processes import command, free_port, outcomes
+from processes import SECONDS, command, free_port, outcomes
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
@@ -125,7 +126,9 @@ def test_a_time_limit_takes_the_same_path(tmp_path, undisturbed):
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.parametrize("request_at", ["1:learn:2:SIGTERM", "0:collect:2:SIGTERM:launcher"])
+@pytest.mark.parametrize(
+    "request_at", [pytest.param("1:learn:2:SIGTERM", marks=pytest.mark.slow), "0:collect:2:SIGTERM:launcher"]
+)
 def test_under_torchrun_the_status_file_tells(tmp_path, undisturbed, request_at):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lockstep"]
     command([*torchrun, *words(tmp_path)], environment={"LOCKSTEP_KILL": request_at})
@@ -138,9 +141,7 @@ def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_pat
     line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "run" / CHECKPOINTS).glob("0*")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: list((tmp_path / "run" / CHECKPOINTS).glob("0*")), "a first checkpoint")
         workers = psutil.Process(launcher.pid).children(recursive=True)
         assert len(workers) >= 2
         doors = [door for process in workers for door in process.net_connections("tcp") if door.status == "LISTEN"]
@@ -149,7 +150,7 @@ def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_pat
     finally:
         launcher.kill()
         launcher.wait()
-    _, alive = psutil.wait_procs(workers, timeout=20)
+    _, alive = psutil.wait_procs(workers, timeout=SECONDS)
     assert not alive
 
 
@@ -157,14 +158,14 @@ def test_processes_that_are_still_being_started_die_with_their_launcher_too(tmp_
     line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline, workers = time.monotonic() + 60, []
+        deadline, workers = time.monotonic() + SECONDS, []
         while len(workers) < 2 and time.monotonic() < deadline:
             workers = psutil.Process(launcher.pid).children()
     finally:
         launcher.kill()  # the moment they exist: they have imported nothing yet
         launcher.wait()
     assert len(workers) == 2
-    _, alive = psutil.wait_procs(workers, timeout=30)
+    _, alive = psutil.wait_procs(workers, timeout=SECONDS)
     assert not alive
 
 
@@ -172,11 +173,9 @@ def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
     meeting = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
     launcher = subprocess.Popen([*LOCKSTEP, *words(tmp_path), *meeting], stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while not psutil.Process(launcher.pid).net_connections("tcp") and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: psutil.Process(launcher.pid).net_connections("tcp"), "a launcher that listens")
         launcher.send_signal(signal.SIGTERM)
-        _, said = launcher.communicate(timeout=60)
+        _, said = launcher.communicate(timeout=SECONDS)
     finally:
         launcher.kill()
     assert launcher.returncode == PREEMPTED
@@ -225,11 +224,9 @@ def test_an_interrupt_ends_a_proof_and_not_one_of_its_runs(tmp_path):
     line = [*LOCKSTEP, "prove", "gym-ppo", "--procs", "2", "3", "--keep", str(tmp_path)]
     proof = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("procs-2/checkpoints/0*")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        until(lambda: list(tmp_path.glob("procs-2/checkpoints/0*")), "a first checkpoint")
         proof.send_signal(signal.SIGINT)
-        said, _ = proof.communicate(timeout=60)
+        said, _ = proof.communicate(timeout=SECONDS)
     finally:
         proof.kill()
     assert proof.returncode == 130, said

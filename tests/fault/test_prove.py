@@ -46,9 +46,7 @@ class Unsound(Recipe):
 
 def test_a_recipe_of_ones_own_that_trains_another_agent_on_two_processes_is_found_out(tmp_path):
     (tmp_path / "unsound.py").write_text(UNSOUND)
-    ended = command(
-        [*PROVE, "unsound.py", "--procs", "1", "2", "--json", "proof.json"], directory=tmp_path, seconds=120
-    )
+    ended = command([*PROVE, "unsound.py", "--procs", "1", "2", "--json", "proof.json"], directory=tmp_path)
     assert ended.code == 1
     assert "Not one agent." in ended.output
     assert re.search(r"procs-2 differs from procs-1 first at iteration 1: algorithm\.net\.", ended.output)
@@ -67,7 +65,7 @@ def test_a_record_that_could_not_be_left_is_told_of_before_anything_is_trained(t
 
 @pytest.mark.slow  # `make prove` does the same in CI, on one process more
 def test_gym_ppo_is_one_agent_on_one_two_and_three_processes_killed_or_not(tmp_path):
-    ended = command([*PROVE, "gym-ppo", "--procs", "1", "2", "3", "--kill"], directory=tmp_path, seconds=280)
+    ended = command([*PROVE, "gym-ppo", "--procs", "1", "2", "3", "--kill"], directory=tmp_path)
     assert ended.code == 0, ended.output
     assert "One agent. 5 runs, one hash" in ended.output
     (hash_of_all,) = set(re.findall(r"│ ([0-9a-f]{32}) ", ended.output))

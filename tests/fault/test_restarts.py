@@ -17,18 +17,20 @@ from tiny import hash_of
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("kill", [pytest.param("1:learn:3", marks=pytest.mark.slow), "0:collect:2", "2:save:2"])
-def test_a_killed_process_is_named_and_all_go_on(tmp_path, undisturbed, kill):
-    line = [*LOCKSTEP, *words(tmp_path), "--procs", "3", "--max-restarts", "1"]
+@pytest.mark.parametrize(
+    ("kill", "processes"), [pytest.param("1:learn:3", 3, marks=pytest.mark.slow), ("0:collect:2", 2), ("2:save:2", 3)]
+)
+def test_a_killed_process_is_named_and_all_go_on(tmp_path, undisturbed, kill, processes):
+    line = [*LOCKSTEP, *words(tmp_path), "--procs", str(processes), "--max-restarts", "1"]
     ended = command(line, environment={"LOCKSTEP_KILL": kill})
     assert ended.code == 0, ended.output
-    assert f"process {kill[0]} of 3 failed first: it was ended by SIGKILL." in ended.output
+    assert f"process {kill[0]} of {processes} failed first: it was ended by SIGKILL." in ended.output
     assert "Starting again from the last checkpoint (1 of 1 restarts left)." in ended.output
     assert json.loads((tmp_path / "run" / STATUS).read_text())["state"] == "finished"
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.parametrize("store", ["made for each start", "kept by torchrun"])
+@pytest.mark.parametrize("store", [pytest.param("made for each start", marks=pytest.mark.slow), "kept by torchrun"])
 def test_torchrun_restarts_a_run_as_well(tmp_path, undisturbed, store):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2"]
     environment = {"LOCKSTEP_KILL": "1:learn:3"}

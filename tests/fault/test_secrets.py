@@ -22,7 +22,7 @@ def test_a_run_keeps_no_variable_and_no_argument(tmp_path, processes):
     (tmp_path / "hunter2-folder" / "mine.yaml").write_text("run: {seed: 3}")
     words = [sys.executable, "-m", "lockstep", "train", "gym-ppo", "--smoke", "--procs", processes]
     words += ["--config", "hunter2-folder/mine.yaml", "run.name=run", "run.dir=runs"]
-    ended = command(list(map(str, words)), directory=tmp_path, environment=SECRETS, seconds=120)
+    ended = command(list(map(str, words)), directory=tmp_path, environment=SECRETS)
     assert ended.code == 0, ended.output
     assert "hunter2" not in ended.output
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]

@@ -22,14 +22,14 @@ def test_a_preempted_job_queues_itself_again_and_ends_with_the_undisturbed_hash(
         options = ["--gpus-per-node=0", "--cpus-per-task=1"]
         job = slurm.submit(*options, SCRIPT, RECIPE, f"run.dir={tmp_path}", f"task.pace={pace}")
         run = tmp_path / f"slurm-{job}"
-        slurm.until(job, lambda: samples_of(run) >= 2 * ITERATION, 60, "two iterations")
+        slurm.until(job, lambda: samples_of(run) >= 2 * ITERATION, "two iterations")
         slurm.run("scancel", "--signal=USR1", "--batch", job)
-        slurm.until(job, lambda: slurm.ask(job, "Restarts") == "1", 60, "queued again")
+        slurm.until(job, lambda: slurm.ask(job, "Restarts") == "1", "queued again")
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "preempted", slurm.output(job)
         assert samples_of(run) < 24 * ITERATION, "it was over before it was preempted"
         pace.write_text("0")
-        slurm.until(job, lambda: slurm.ask(job, "JobState") == "COMPLETED", 90, "the end")
+        slurm.until(job, lambda: slurm.ask(job, "JobState") == "COMPLETED", "the end")
     assert hash_of(run) == undisturbed_hash
 
 
