@@ -14,7 +14,7 @@ pytestmark = pytest.mark.distributed
 
 def audit(capsys, *words):
     """The exit code and findings by kind."""
-    code = main(["audit", "--json", "--patience", "5", *map(str, words)])
+    code = main(["audit", "--json", *map(str, words)])
     told = capsys.readouterr()
     assert told.out, told.err
     verdict = json.loads(told.out)
@@ -60,7 +60,7 @@ def test_the_same_data_on_every_process_is_found_with_its_seed(capsys):
 
 
 def test_a_process_that_stops_early_by_itself_is_found_with_the_line_where_the_others_wait(capsys):
-    code, found, _ = audit(capsys, SCRIPTS / "early_stop.py")
+    code, found, _ = audit(capsys, "--patience", "10", SCRIPTS / "early_stop.py")
     assert code == 1
     assert set(found) == {"collectives"}
     assert found["collectives"]["step"] == 4

@@ -116,6 +116,11 @@ def stopped(tmp_path_factory):
     return directory / "run", hash_of(directory / "whole")
 
 
+def files_of(directory):
+    """What is there, and how much of it."""
+    return tuple(sorted((str(path.relative_to(directory)), path.stat().st_size) for path in directory.rglob("*")))
+
+
 def test_a_kill_at_every_file_operation_of_a_save_leaves_a_whole_checkpoint(tmp_path, stopped):
     original, wanted = stopped
     shutil.copytree(original, tmp_path / "0" / "run")
@@ -128,7 +133,7 @@ def test_a_kill_at_every_file_operation_of_a_save_leaves_a_whole_checkpoint(tmp_
     assert names[: names.index("os.rename")].count("fsync") == 5
     before = [name for name in names[: names.index("os.rename")] if name != "os.scandir"]  # looking writes nothing
     assert before[-1] == "fsync"
-    found = []
+    found, resumed_from = [], set()
     for at in range(1, len(names) + 1):
         place = tmp_path / str(at)
         shutil.copytree(original, place / "run")
@@ -137,10 +142,14 @@ def test_a_kill_at_every_file_operation_of_a_save_leaves_a_whole_checkpoint(tmp_
         name, notes = find(place / "run" / "checkpoints")
         found.append(name.samples)
         assert not notes, f"a damaged checkpoint was published: {notes}"
-        (resumed,) = outcomes(trial, 1, str(place), "run", SETTINGS, True)
-        assert not resumed.error, f"after operation {at}, {names[at - 1]}: {resumed.error}"
-        assert hash_of(place / "run") == wanted, f"after operation {at}, {names[at - 1]}"
-        assert not list((place / "run" / "checkpoints").glob(".*"))
+        left = files_of(place / "run" / "checkpoints")
+        if left not in resumed_from:  # to look and to sync, for two, leave the files as they were
+            resumed_from.add(left)
+            (resumed,) = outcomes(trial, 1, str(place), "run", SETTINGS, True)
+            assert not resumed.error, f"after operation {at}, {names[at - 1]}: {resumed.error}"
+            assert hash_of(place / "run") == wanted, f"after operation {at}, {names[at - 1]}"
+            assert not list((place / "run" / "checkpoints").glob(".*"))
         shutil.rmtree(place)
+    assert len(resumed_from) > len(names) // 3
     published = names.index("os.rename") + 1
     assert found == [2 * SAMPLES] * published + [3 * SAMPLES] * (len(names) - published)

@@ -57,7 +57,7 @@ def score(directory: Path, kind: str, delay: int, samples: int) -> float:
     return right
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("kind", ["lstm", pytest.param("gru", marks=pytest.mark.slow)])
 def test_a_cue_is_recalled_after_a_few_steps(tmp_path: Path, kind: str) -> None:
     assert score(tmp_path, kind, delay=4, samples=60_000) >= 0.95
 

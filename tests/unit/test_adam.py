@@ -13,7 +13,7 @@ STARTS = """
 import sys
 from lockstep.cli import main
 
-main(["train", "gym-ppo", "--smoke", "run.dir={directory}", "run.reduction={reduction}"])
+main(["train", "gym-ppo", "--smoke", "run.dir={directory}", "run.reduction=exact"])
 print("compiler:", "torch._dynamo" in sys.modules)
 """
 
@@ -72,8 +72,7 @@ def test_whoever_watches_steps_sees_these_too():
     assert seen == [optimizer]
 
 
-@pytest.mark.parametrize("reduction", ["fast", "exact"])
-def test_a_run_does_not_import_the_compiler(tmp_path, reduction):
-    script = STARTS.format(directory=tmp_path, reduction=reduction)
+def test_an_exact_run_does_not_import_the_compiler(tmp_path):
+    script = STARTS.format(directory=tmp_path)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert ended.stdout.splitlines()[-1] == "compiler: False", ended.stdout + ended.stderr
