@@ -11,20 +11,21 @@ help:  ## List what can be made.
 install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
 	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev,docs]'
 
-# Two jobs at a time, so that no core waits for the longest, each shown when it has ended. Fault tests are that one, and
-# wait for processes more than they work; what only reads hostile files is a part of its own.
+# Two jobs at a time, each shown when it has ended, and the longest first, so that no core waits for them. What only reads
+# hostile files is a part of its own.
 POOL := --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),-O)
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
-PARTS := $(filter-out fault __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/)))) hostile
-CHECKS := test-fault types imports docs $(PARTS:%=test-%)
+LONGEST := fault unit contract
+OTHERS := hostile $(filter-out $(LONGEST) __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+PARTS := $(LONGEST:%=test-%) $(OTHERS:%=test-%)
 
 check: lint  ## Everything a change must pass.
-	@echo "Two at a time, each shown when it has ended: $(CHECKS)"
-	@$(MAKE) $(POOL) $(CHECKS)
+	@echo "Two at a time, each shown when it has ended: types imports docs $(PARTS)"
+	@$(MAKE) $(POOL) types imports docs $(PARTS)
 
 ci: lint  ## The same, and beside it a proof, faults, and the wheel in a clean environment: what CI runs.
-	@echo "Two at a time, each shown when it has ended: $(CHECKS) chaos wheel prove"
-	@$(MAKE) $(POOL) $(CHECKS) chaos wheel prove
+	@echo "Two at a time, each shown when it has ended: types imports docs chaos prove wheel $(PARTS)"
+	@$(MAKE) $(POOL) types imports docs chaos prove wheel $(PARTS)
 
 lint:  ## Lint, and check the formatting.
 	$(PYTHON) -m ruff check .
@@ -45,8 +46,8 @@ test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
 test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.
-	@echo "Two parts at a time, each shown when it has ended: fault $(PARTS)"
-	@$(MAKE) $(POOL) test-fault $(PARTS:%=test-%)
+	@echo "Two parts at a time, each shown when it has ended: $(PARTS)"
+	@$(MAKE) $(POOL) $(PARTS)
 
 test-%:
 	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)

@@ -90,7 +90,14 @@ def _went_apart(records: Sequence[Record]) -> bool:
     """Whether processes ended in different ways, after different numbers of steps, or waiting at different lines."""
     endings = {(record["how"], len(record["steps"])) for record in records}
     lines = {record["stack"][-1] for record in records if record["how"] in ("stood", "failed") and record["stack"]}
-    return len(endings) > 1 or len(lines) > 1
+    return len(endings) > 1 or (len(lines) > 1 and not _only_slow(records))
+
+
+def _only_slow(records: Sequence[Record]) -> bool:
+    """Whether processes that were interrupted had all called the same collectives: none waits there for another."""
+    if any(record["how"] != "stood" or not record["collectives"] for record in records):
+        return False
+    return not _first_mismatch(records)
 
 
 def _where(record: Record) -> str:
@@ -101,7 +108,7 @@ def _where(record: Record) -> str:
     words = {
         "reached": f"took all {len(record['steps'])} steps",
         "ended": f"ended its script {after}",
-        "stood": f"still waits {after}{at}",
+        "stood": f"still stands {after}{at}",
         "failed": f"failed {after}{at} ({record['error'].splitlines()[0] if record['error'] else 'no word'})",
         "gone": f"was lost {after}{at} ({record['error']})",
     }
@@ -112,7 +119,12 @@ def _endings(records: Sequence[Record]) -> Iterator[str]:
     """What cut an audit short on all processes alike, which is no finding."""
     if _went_apart(records) or records[0]["how"] == "reached":
         return
-    yield f"Only {len(records[0]['steps'])} steps were seen: {_where(records[0])}, and so did the others."
+    few = f"Only {len(records[0]['steps'])} steps were seen: "
+    if _only_slow(records):
+        where = "; ".join(map(_where, records))
+        yield few + f"{where}. All have called the same collectives, so nobody waits for another: give more --patience."
+    else:
+        yield few + f"{_where(records[0])}, and so did the others."
 
 
 def _first_mismatch(records: Sequence[Record]) -> str:

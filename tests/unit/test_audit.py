@@ -165,7 +165,7 @@ def test_a_process_that_leaves_the_loop_is_named_with_where_the_others_wait():
     found = findings([one, other])["collectives"]
     assert found.what == "process 1 left the training loop, and the others did not"
     assert found.step == 2
-    assert "process 0 still waits after step 2 at train.py:7 in main" in found.why
+    assert "process 0 still stands after step 2 at train.py:7 in main" in found.why
 
 
 def test_processes_that_wait_at_different_lines_are_found():
@@ -173,6 +173,17 @@ def test_processes_that_wait_at_different_lines_are_found():
     one |= {"how": "stood", "stack": ["train.py:7 in main"]}
     other |= {"how": "stood", "stack": ["train.py:9 in main"]}
     assert "train.py:9" in findings([one, other])["collectives"].why
+    one["collectives"], other["collectives"] = [call("barrier"), call("all_reduce")], [call("barrier")]
+    assert "process 1 nothing more" in findings([one, other])["collectives"].why
+
+
+def test_processes_that_work_at_different_lines_and_wait_for_nobody_are_only_slow():
+    one, other = pair(*OWN, how="stood", collectives=[call("barrier")])
+    one["stack"], other["stack"] = ["train.py:7 in main"], ["numba.py:9 in compile"]
+    verdict = judge([one, other])
+    assert verdict.findings == []
+    assert "process 1 still stands after step 3 at numba.py:9 in compile" in verdict.notes[0]
+    assert "give more --patience" in verdict.notes[0]
 
 
 def test_a_script_that_ends_early_everywhere_is_a_note():

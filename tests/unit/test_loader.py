@@ -97,7 +97,7 @@ def test_what_goes_wrong_in_reading_is_raised_where_the_batch_is_taken():
         Loader(data, 20, Lanes(8, range(8), 0)).batch(0)
 
 
-@pytest.mark.parametrize("readers", [1, 2, 3])
+@pytest.mark.parametrize("readers", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_readers_give_the_same_batches_as_a_thread_and_start_again_anywhere(readers):
     lanes = Lanes(8, range(2, 5), 0)
     plain, read = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes, readers)
