@@ -11,20 +11,20 @@ help:  ## List what can be made.
 install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
 	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev,docs]'
 
-# Two jobs at a time, each shown when it has ended, and the longest first, so that no core waits for them. What only reads
-# hostile files is a part of its own.
-POOL := --no-print-directory --keep-going -j2 $(if $(filter output-sync,$(.FEATURES)),-O)
+# Three jobs at a time, each shown when it has ended, and the longest first, so that two cores have work while processes are
+# waited for. What only reads hostile files is a part of its own.
+POOL := --no-print-directory --keep-going -j3 $(if $(filter output-sync,$(.FEATURES)),-O)
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
 LONGEST := fault unit contract
 OTHERS := hostile $(filter-out $(LONGEST) __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(LONGEST:%=test-%) $(OTHERS:%=test-%)
 
 check: lint  ## Everything a change must pass.
-	@echo "Two at a time, each shown when it has ended: types imports docs $(PARTS)"
+	@echo "Three at a time, each shown when it has ended: types imports docs $(PARTS)"
 	@$(MAKE) $(POOL) types imports docs $(PARTS)
 
 ci: lint  ## The same, and beside it a proof, faults, and the wheel in a clean environment: what CI runs.
-	@echo "Two at a time, each shown when it has ended: types imports docs chaos prove wheel $(PARTS)"
+	@echo "Three at a time, each shown when it has ended: types imports docs chaos prove wheel $(PARTS)"
 	@$(MAKE) $(POOL) types imports docs chaos prove wheel $(PARTS)
 
 lint:  ## Lint, and check the formatting.
@@ -46,14 +46,15 @@ test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
 test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.
-	@echo "Two parts at a time, each shown when it has ended: $(PARTS)"
+	@echo "Three parts at a time, each shown when it has ended: $(PARTS)"
 	@$(MAKE) $(POOL) $(PARTS)
 
 test-%:
 	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)
 
-test-slow:  ## Run the slow tests.
+test-slow:  ## Run the slow tests, and damage four times as many files.
 	$(PYTHON) -m pytest -m slow
+	LOCKSTEP_EXAMPLES=1000 $(PYTHON) -m pytest tests/fault/test_fuzz.py
 
 prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes, killed or not.
 	$(PYTHON) -m lockstep prove $(RECIPE) --procs 1 2 3 4 --kill

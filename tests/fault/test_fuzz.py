@@ -1,4 +1,4 @@
-"""Twelve thousand damaged files: bytes flipped, cut, inserted, values replaced.
+"""Thousands of damaged files, twelve thousand in `make test-slow`: bytes flipped, cut, inserted, values replaced.
 
 Under the manifest's hashes a file is refused or read as equal. Without them, as if somebody had signed it anew, it is
 refused in words or is something that a run can use. Anything else fails, a crash of the process above all.
@@ -6,6 +6,7 @@ refused in words or is something that a run can use. Anything else fails, a cras
 
 import contextlib
 import json
+import os
 from dataclasses import asdict
 
 import pytest
@@ -25,7 +26,9 @@ from lockstep.run.rundir import describe
 from lockstep.speed.plan import Line, Shares, shares_from
 from lockstep.tasks.snake import SnakeConfig
 
-often = settings(max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+EXAMPLES = int(os.environ.get("LOCKSTEP_EXAMPLES", "250"))
+"""Of each test."""
+often = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 
 
 @st.composite

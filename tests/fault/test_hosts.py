@@ -76,6 +76,7 @@ def test_a_cable_that_is_out_for_three_seconds_is_waited_for(tmp_path, undisturb
     assert hash_of(trial.run) == undisturbed_hash
 
 
+@pytest.mark.slow
 def test_three_hosts_under_torchrun_share_eight_lanes(tmp_path, undisturbed_hash):
     trial = Trial(tmp_path, pace=0)
     with hosts(3) as made:

@@ -16,7 +16,7 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_keeps_no_variable_and_no_argument(tmp_path, processes):
     (tmp_path / "hunter2-folder").mkdir()
     (tmp_path / "hunter2-folder" / "mine.yaml").write_text("run: {seed: 3}")
