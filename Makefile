@@ -1,4 +1,5 @@
-# `make check` is what a change must pass; CI runs `make ci`. Tools come from the environment of $(PYTHON): activate one, or say PYTHON=.venv/bin/python.
+# `make check` is what a change must pass; CI runs `make ci`. Tools come from the environment of $(PYTHON): activate one,
+# or say PYTHON=.venv/bin/python.
 PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
 RECIPE ?= gym-ppo
@@ -11,21 +12,22 @@ help:  ## List what can be made.
 install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
 	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev,docs]'
 
-# Three jobs at a time, each shown when it has ended, and the longest first, so that two cores have work while processes are
-# waited for. What only reads hostile files is a part of its own.
-POOL := --no-print-directory --keep-going -j3 $(if $(filter output-sync,$(.FEATURES)),-O)
+# Three jobs at a time, so that two cores have work while processes are waited for, and of tests the longest parts first.
+define together
+	@echo "Three at a time, each shown when it has ended: $(1)"
+	@+$(MAKE) --no-print-directory --keep-going -j3 $(if $(filter output-sync,$(.FEATURES)),-O) $(1)
+endef
+# What only reads hostile files is a part of its own.
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
 LONGEST := fault unit contract
 OTHERS := hostile $(filter-out $(LONGEST) __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(LONGEST:%=test-%) $(OTHERS:%=test-%)
 
 check: lint  ## Everything a change must pass.
-	@echo "Three at a time, each shown when it has ended: types imports docs $(PARTS)"
-	@$(MAKE) $(POOL) types imports docs $(PARTS)
+	$(call together,types imports docs $(PARTS))
 
 ci: lint  ## The same, and beside it a proof, faults, and the wheel in a clean environment: what CI runs.
-	@echo "Three at a time, each shown when it has ended: types imports docs chaos prove wheel $(PARTS)"
-	@$(MAKE) $(POOL) types imports docs chaos prove wheel $(PARTS)
+	$(call together,types imports docs chaos prove wheel $(PARTS))
 
 lint:  ## Lint, and check the formatting.
 	$(PYTHON) -m ruff check .
@@ -46,8 +48,7 @@ test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
 test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.
-	@echo "Three parts at a time, each shown when it has ended: $(PARTS)"
-	@$(MAKE) $(POOL) $(PARTS)
+	$(call together,$(PARTS))
 
 test-%:
 	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)

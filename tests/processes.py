@@ -190,8 +190,9 @@ def command(
 
 def _start_server() -> None:
     """The server lives as long as the tests, with the settings it is started with: one thread, whatever was asked, and
-    the directory of this file to import from."""
-    with patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(Path(__file__).parent)):
+    this directory to import from before what the tests were told."""
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(places)):
         multiprocessing.forkserver.ensure_running()
 
 

@@ -87,7 +87,8 @@ def _collectives(records: Sequence[Record], rows: Rows) -> Iterator[Finding]:
 
 
 def _went_apart(records: Sequence[Record]) -> bool:
-    """Whether processes ended in different ways, after different numbers of steps, or waiting at different lines."""
+    """Whether processes ended in different ways, after different numbers of steps, or at different lines where one may
+    be waiting for another."""
     endings = {(record["how"], len(record["steps"])) for record in records}
     lines = {record["stack"][-1] for record in records if record["how"] in ("stood", "failed") and record["stack"]}
     return len(endings) > 1 or (len(lines) > 1 and not _only_slow(records))

@@ -16,7 +16,7 @@ from lockstep.export.acting import draw_observations
 from lockstep.recipes import RECIPES, find_recipe
 from lockstep.train import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 SOURCE = Path(__file__).parents[2] / "src"
 FORMATS = ("safetensors", "onnx", "pt2")

@@ -174,7 +174,6 @@ def runner(trained, tmp_path, monkeypatch, capfd):
     return go
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("command", EACH)
 def test_a_command_of_the_pages_does_what_it_should(runner, command):
     code, told, place = runner(shortened(command))

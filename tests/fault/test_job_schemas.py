@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 READERS = {
     # Whatever the schema does not know is dropped on the way in: all that went in must come out.
