@@ -20,7 +20,7 @@ endef
 # What only reads hostile files is a part of its own.
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
 LONGEST := fault unit contract
-OTHERS := hostile $(filter-out $(LONGEST) __pycache__,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+OTHERS := hostile $(filter-out $(LONGEST) __pycache__ emulated_cuda,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(LONGEST:%=test-%) $(OTHERS:%=test-%)
 
 check: lint  ## Everything a change must pass.

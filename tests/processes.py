@@ -188,11 +188,29 @@ def command(
     return Finished(process.returncode, text)
 
 
+_emulated_gpus = False
+
+
+def use_emulated_gpus(wanted: bool) -> None:
+    """Fork processes from a server whose torch has emulated CUDA devices, or from one without.
+
+    A process has as many devices as EMULATED_GPUS in its environment says, by default none.
+    """
+    global _emulated_gpus
+    if wanted != _emulated_gpus:
+        multiprocessing.forkserver._forkserver._stop()  # the next one is started with the other setting
+        _emulated_gpus = wanted
+
+
 def _start_server() -> None:
     """The server lives as long as the tests, with the settings it is started with: one thread, whatever was asked, and
     this directory to import from before what the tests were told."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    with patch.dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join(places)):
+    settings = {"OMP_NUM_THREADS": "1"}
+    if _emulated_gpus:
+        places.insert(0, str(Path(__file__).parent / "emulated_cuda" / "site"))
+        settings["EMULATED_GPUS"] = "0"
+    with patch.dict(os.environ, settings, PYTHONPATH=os.pathsep.join(places)):
         multiprocessing.forkserver.ensure_running()
 
 
