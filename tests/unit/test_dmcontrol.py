@@ -329,3 +329,12 @@ def test_the_way_to_draw_is_chosen_by_what_is_there(monkeypatch):
 
 def test_sets_name_tasks_that_there_are():
     assert set(SETS["mt30"]) <= dmcontrol_suite._known().keys()
+
+
+def test_the_compiler_can_be_imported_after_the_suite_has_loaded_opengl():
+    text = (
+        "from lockstep.tasks.dmcontrol_suite import World; World('pendulum-swingup', 1, 10, False).draw(32, 32)\n"
+        "import torch._dynamo; print('both are loaded')"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout.strip()) == (0, "both are loaded"), done.stderr

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.config import ConfigError
+from lockstep.tasks.opengl import prepare_opengl
 
 SHORT = {"ball_in_cup": "cup", "point_mass": "pointmass"}
 """Domains that go by a shorter name."""
@@ -198,6 +199,7 @@ def suite() -> Any:
     """The suite, imported with a way to draw that works without a screen; a MUJOCO_GL of the user's wins."""
     if "MUJOCO_GL" not in os.environ:
         os.environ["MUJOCO_GL"] = _backend()
+    prepare_opengl()  # importing the suite loads it
     try:
         return _import_suite()
     except ModuleNotFoundError as error:

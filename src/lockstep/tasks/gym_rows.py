@@ -13,6 +13,7 @@ from gymnasium.spaces import Discrete
 
 from lockstep.config import ConfigError
 from lockstep.tasks.observations import store
+from lockstep.tasks.opengl import prepare_opengl
 
 
 class Table(NamedTuple):
@@ -107,6 +108,7 @@ class Rows:
 
     def frame(self, row: int) -> np.ndarray:
         """What an environment draws as a picture, uint8 [height, width, 3]; only for those that can."""
+        prepare_opengl()
         try:
             return np.asarray(self.envs[row].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
