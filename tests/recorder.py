@@ -9,7 +9,7 @@ import torch
 
 from lockstep.config import Recipe, RunConfig, overlay
 from lockstep.data.replay import Replay, outcome
-from lockstep.protocols import Metrics
+from lockstep.metrics import Metrics
 from lockstep.tasks.snake import SnakeConfig
 from lockstep.train import train
 

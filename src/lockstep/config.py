@@ -43,7 +43,12 @@ class RunConfig:
     bucket_mb: float = 4.0
     """Gradients leave in buckets of about this many megabytes while backward still runs."""
     device: str = "auto"
-    """auto, cpu, cuda or mps."""
+    """auto, cpu, cuda or mps. auto: CUDA where there is a GPU, else MPS on a Mac, else the CPU."""
+    share_gpu: bool = False
+    """Allow several processes on one GPU, with gradients reduced over gloo: for tests and proofs, not for speed."""
+    tf32: bool = False
+    """Allow TF32 in matrix products and convolutions on NVIDIA GPUs: faster, with about three decimal digits
+    (fast reduction only)."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What bad numbers (NaN, inf) do: stop the run, or have the update or iteration that met them skipped by all."""
     log_every: int = 10_000

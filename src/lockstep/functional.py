@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lockstep import compiled
+from lockstep import compiled, fused_losses
 
 Schedule = Literal["constant", "linear", "cosine"]
 Scaling = Literal["none", "sqrt", "linear"]
@@ -95,6 +95,11 @@ def ppo_loss(
     data = (old_log_prob, advantages, old_values, returns)
     if compiled.fits(log_prob, entropy, values, *data):
         total, sums = compiled.ppo_sums(log_prob, entropy, values, data, clip, value_clip, value_weight, entropy_weight)
+        return PPOLoss(total, *sums.unbind())
+    if fused_losses.is_supported(log_prob, entropy, values, *data):
+        total, sums = fused_losses.ppo_sums(
+            log_prob, entropy, values, data, clip, value_clip, value_weight, entropy_weight
+        )
         return PPOLoss(total, *sums.unbind())
     log_ratio = log_prob - old_log_prob
     policy = -advantages * log_ratio.exp()

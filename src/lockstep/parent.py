@@ -60,6 +60,11 @@ def crash_file(rank: int) -> str:
     return f"crash-{rank}.txt"
 
 
+def backend_file(rank: int) -> str:
+    """Where in that directory a process leaves the name of its process group's backend."""
+    return f"backend-{rank}.txt"
+
+
 def phase_file(rank: int) -> str:
     """Where in that directory the phase stands that a process is in, whatever becomes of it."""
     return f"phase-{rank}.txt"

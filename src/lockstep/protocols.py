@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lockstep.config import RunConfig
 from lockstep.lanes import Lanes
+from lockstep.metrics import Metrics
 from lockstep.trees import Tree
 
 State: TypeAlias = dict[str, Tensor]
@@ -200,8 +201,8 @@ class Algorithm(Stateful, Protocol):
     updates: int
     """Optimizer steps so far."""
 
-    def collect(self, clock: "Clock") -> "Metrics": ...
-    def update(self, clock: "Clock") -> "Metrics": ...
+    def collect(self, clock: "Clock") -> Metrics: ...
+    def update(self, clock: "Clock") -> Metrics: ...
     def policy(self) -> Policy: ...
     def engine(self, fewer: int = 1) -> list[Work]:
         """The bare work of an iteration like the last one, on batches `fewer` times smaller than its own."""
@@ -304,85 +305,6 @@ class Clock:
         return (
             interval is not None and interval > 0 and self.samples // interval > (self.samples - self.step) // interval
         )
-
-
-class Metrics:
-    """Sums and counts by name: local ones kept by lane until they are pooled, and ones already agreed."""
-
-    def __init__(self) -> None:
-        self.by_lane: dict[str, Tensor] = {}
-        """[L, 2] float64 (sum, count) of the local lanes, still to be pooled."""
-        self._pairs: dict[str, Tensor] = {}
-        self._updates: dict[tuple[str, ...], tuple[Any, int]] = {}
-        self._latest: dict[str, Tensor] = {}
-        self._latest_update: dict[tuple[str, ...], Any] = {}
-
-    @property
-    def agreed(self) -> dict[str, Tensor]:
-        """[2] float64 (sum, count) by name over the whole run, the same on every process."""
-        pairs = dict(self._pairs)
-        for names, (row, updates) in self._updates.items():
-            for name, pair in _pairs_of(names, row, updates).items():
-                pairs[name] = pairs[name] + pair if name in pairs else pair
-        return pairs
-
-    def add(self, name: str, sums: Tensor, counts: Tensor) -> None:
-        """Add a sum and a count for each local lane, [L] each."""
-        pair = torch.stack([sums.double(), counts.double()], dim=-1)
-        self.by_lane[name] = self.by_lane[name] + pair if name in self.by_lane else pair
-
-    def agree(self, name: str, total: Tensor, count: Tensor) -> None:
-        """Add a sum and a count that are the same number on every process."""
-        pair = torch.stack([total.double(), count.to(total.device).double()])
-        self._pairs[name] = self._pairs[name] + pair if name in self._pairs else pair
-        self._latest[name] = pair
-
-    def agree_update(self, names: tuple[str, ...], row: Tensor | np.ndarray) -> None:
-        """Add an update, [count, a sum for each name, the gradient's norm, 1]; all of it zero if it was not taken.
-
-        A row as it comes, because there are many updates: what it means is worked out once, when somebody asks.
-        """
-        before, updates = self._updates.get(names, (None, 0))
-        self._updates[names] = (row if before is None else before + row), updates + 1
-        self._latest_update[names] = row
-
-    def latest(self, name: str) -> float:
-        """The mean of the newest agreed entry: the same number on every process."""
-        total, count = self._newest()[name].tolist()
-        return float(total / max(count, 1.0))
-
-    def under(self, group: str) -> "Metrics":
-        """The same metrics with names `group/name`."""
-        renamed = Metrics()
-        renamed.by_lane = {f"{group}/{name}": pair for name, pair in self.by_lane.items()}
-        renamed._pairs = {f"{group}/{name}": pair for name, pair in self.agreed.items()}
-        renamed._latest = {f"{group}/{name}": pair for name, pair in self._newest().items()}
-        return renamed
-
-    def _newest(self) -> dict[str, Tensor]:
-        pairs = dict(self._latest)
-        for names, row in self._latest_update.items():
-            pairs |= _pairs_of(names, row, 1)
-        return pairs
-
-    def __iadd__(self, other: "Metrics") -> Self:
-        for mine, theirs in ((self.by_lane, other.by_lane), (self._pairs, other._pairs)):
-            for name, pair in theirs.items():
-                mine[name] = mine[name] + pair if name in mine else pair
-        for names, (row, updates) in other._updates.items():
-            before, earlier = self._updates.get(names, (None, 0))
-            self._updates[names] = (row if before is None else before + row), earlier + updates
-        self._latest |= other._latest
-        self._latest_update |= other._latest_update
-        return self
-
-
-def _pairs_of(names: tuple[str, ...], row: Tensor | np.ndarray, updates: int) -> dict[str, Tensor]:
-    """Sums and counts [2] by name of some updates."""
-    count, *sums, norm, taken = torch.as_tensor(row).unbind()
-    pairs = {name: torch.stack([total, count]) for name, total in zip(names, sums, strict=True)}
-    tried = torch.full_like(taken, updates)
-    return pairs | {"grad_norm": torch.stack([norm, taken]), "skipped": torch.stack([tried - taken, tried])}
 
 
 class Loss(NamedTuple):

@@ -10,6 +10,7 @@ from lockstep.run.fence import Outdated
 from lockstep.run.inspection import inspecting
 from lockstep.run.rundir import Result, RunDir
 from lockstep.runtime import Runtime
+from lockstep.runtime.place import device_notes
 
 
 def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_from: str | None = None) -> Result:
@@ -19,6 +20,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
         on_leaving.callback(task.close)
         algorithm: Algorithm = recipe.algo.build(task, runtime)
+        runtime.notes += device_notes(runtime.device, algorithm, recipe.algo)
         if init_from:
             load_weights(init_from, algorithm, runtime)
         clock = Clock(budget=config.samples, patience=config.patience)  # at zero on a fresh run

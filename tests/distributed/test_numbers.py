@@ -20,7 +20,7 @@ from problems import (
 )
 
 from lockstep.lanes import deal
-from lockstep.protocols import Metrics
+from lockstep.metrics import Metrics
 from lockstep.runtime import Runtime
 from processes import outcomes, together
 

@@ -618,7 +618,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
       number = e.number;
     }
     if (!stream) return;
-    host_sync("event.synchronize", true);
+    forbid_in_capture("event.synchronize");
+    if (!stream->done(number)) host_sync("event.synchronize", true);  // one that has passed makes nobody wait
     stream->wait(number);
     raise_device_error();
   }
@@ -659,7 +660,14 @@ C10_REGISTER_TYPED_CLASS(CUDAHooksRegistry, "CUDAHooks", Hooks);
 
 // -- tensors ---------------------------------------------------------------------------------------------------------------
 
+// Whether the devices have float64, which Apple's lack.
+bool has_double() {
+  static const bool has = env("EMULATED_GPU_DOUBLE", "1") != "0";
+  return has;
+}
+
 Tensor new_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, caffe2::TypeMeta type, std::optional<Device> device) {
+  TORCH_CHECK_TYPE(has_double() || type != caffe2::TypeMeta::Make<double>(), "Cannot convert a tensor to float64: the device does not support it.");
   const DeviceIndex before = current_device;
   if (device && device->has_index()) current_device = device->index();
   const DeviceIndex here = current_device;
@@ -1186,7 +1194,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
   m.impl("_thnn_fused_gru_cell", &gru_cell);
   m.impl("_thnn_fused_gru_cell_backward", &gru_cell_backward);
-  // One kernel each on CUDA; without this, torch would take them apart into one launch per tensor.
+  // One kernel each on CUDA, as with cuDNN; without this, torch would take them apart.
+  m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   for (const auto& known : c10::Dispatcher::singleton().getAllOpNames()) {
     if (known.name.rfind("aten::_foreach_", 0) != 0) continue;
     const std::string name = known.name.substr(6) + (known.overload_name.empty() ? "" : "." + known.overload_name);
@@ -1475,6 +1485,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("reset_peak_memory", [](int device) { memory_use.at(device).peak = memory_use.at(device).current.load(); });
   m.def("has_hooks", [] { return at::detail::getCUDAHooks().isBuilt(); });
   m.def("flight_record", &flight_record);
+  // What NCCL's watchdog does when a collective failed: a native thread ends the process.
+  m.def("abort_as_nccl", [](int rank) {
+    std::thread([rank] { abort_process(rank, "NCCL error: remote process exited or there was a network error"); }).detach();
+  });
   m.def("backend", [](c10::intrusive_ptr<c10d::Backend> gloo, int rank, int size, int64_t timeout_ms) -> c10::intrusive_ptr<c10d::Backend> {
     return c10::make_intrusive<EmulatedNCCL>(std::move(gloo), rank, size, std::chrono::milliseconds(timeout_ms));
   });

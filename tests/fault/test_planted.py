@@ -14,8 +14,8 @@ from runs import SAMPLES, errors, run, trial
 from lockstep.algorithms.ppo import PPO
 from lockstep.cli.prove import CHECKED, first_difference
 from lockstep.lanes import Lanes
+from lockstep.metrics import Metrics
 from lockstep.nets.normalizer import ObservationNormalizer
-from lockstep.protocols import Metrics
 from lockstep.runtime.gradient import Gradient
 from lockstep.streams import LaneStreams, Stream
 from lockstep.tasks.gym import GymEnvs

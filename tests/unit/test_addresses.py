@@ -37,11 +37,12 @@ def networked(monkeypatch):
 
 
 def test_one_host_meets_in_a_file_and_talks_over_loopback(tmp_path, monkeypatch):
-    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
     host = here(tmp_path)
     assert host.endpoint.startswith(str(tmp_path))
     assert host.rendezvous == {"store_type": "file"}
-    assert host.environment == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert host.environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     assert not host.warnings
 
 

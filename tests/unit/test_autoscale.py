@@ -228,9 +228,9 @@ def rate_of(recipe, progress, **settings):
     algorithm.collect(clock)
     rates, step = set(), algorithm.optimizer.step
 
-    def watched(loss, batch, rate, where):
+    def watched(loss, batch, rate, *rest):
         rates.add(rate)
-        return step(loss, batch, rate, where)
+        return step(loss, batch, rate, *rest)
 
     algorithm.optimizer.step = watched
     algorithm.update(clock)
@@ -316,6 +316,7 @@ def _one_thread(monkeypatch):
 @pytest.mark.usefixtures("_one_thread")
 def test_a_run_keeps_what_was_chosen_for_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scaling, "MOST", 2)
+    monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
     words = ["--smoke", "--autoscale", f"run.dir={tmp_path}", "run.name=scaled", "run.samples=1", "run.eval_every=none"]
     assert main(["train", "snake-ppo", *words]) == 0
     told = capsys.readouterr().out
@@ -333,6 +334,11 @@ def test_a_run_keeps_what_was_chosen_for_it(tmp_path, capsys, monkeypatch):
     }
 
 
+def probe_here(words, progress):
+    """Probe in this process, where the test has made the probes short."""
+    return main(["train", *words])
+
+
 def overlay_of(words):
     """Settings as a command line has them, by the last part of their names."""
     pairs = (word.split("=") for word in words.split())
@@ -344,6 +350,7 @@ def test_several_processes_are_started_with_the_numbers_that_were_chosen(tmp_pat
     started = []
     chosen = {"task.num_envs": 64, "algo.batch_size": 512, "algo.horizon": 32, "algo.lr_scaling": "sqrt"}
     monkeypatch.setattr(scaling, "autoscale", lambda recipe, procs, say: Choice(chosen, ["a reason"]))
+    monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
     monkeypatch.setattr(
         launching, "launch_or_explain", lambda words, fleet: started.append((words, fleet.processes)) or 0
     )
@@ -361,6 +368,7 @@ def test_several_processes_are_started_with_the_numbers_that_were_chosen(tmp_pat
 @pytest.mark.usefixtures("_one_thread")
 def test_numbers_that_do_not_divide_are_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(scaling, "autoscale", lambda *_: Choice({"algo.horizon": 31}, []))
+    monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
     assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.dir={tmp_path}"]) == 2
     assert "which minibatches of 128 do not divide" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -95,8 +95,9 @@ def test_more_processes_than_gpus_and_others_on_them_are_named(gpus, monkeypatch
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
     found = bad(machine.check_devices(4))
-    assert [level for level, _ in found] == ["trouble", "advice"]
-    assert "Use --procs 1" in found[0][1]
+    assert [level for level, _ in found] == ["advice", "advice"]
+    assert "4 processes share 1 visible GPU: reductions go over gloo, not NCCL." in found[0][1]
+    assert "Train with --procs 1" in found[0][1]
     assert "other processes compute on the GPUs" in found[1][1]
 
 

@@ -69,7 +69,9 @@ def test_other_errors_are_left_as_they_are():
 def test_more_processes_than_gpus_are_refused_with_the_number_that_fits(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    with pytest.raises(ConfigError, match=r"4 processes were started on 2 visible GPUs.\nStart --procs 2"):
+    with pytest.raises(
+        ConfigError, match=r"4 processes need a GPU each, and 2 GPUs are visible on this machine.\nUse --procs 2"
+    ):
         choose_device("auto", THIRD)
 
 

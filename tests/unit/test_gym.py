@@ -345,18 +345,6 @@ def test_an_environment_without_pictures_says_so():
         build("LockstepDiary-v0").frame(0)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_the_same_is_seen_as_on_the_cpu():
-    here = build("CartPole-v1")
-    there = GymConfig(num_envs=16).build(Lanes(8, ALL, 0), torch.device("cuda"))
-    assert torch.equal(here.reset(), there.reset().cpu())
-    for time in range(50):
-        action = sample_action(here.action_space, Stream(1, "actions"), time, 16)
-        expected, shown = leaves(here.step(action)._asdict()), leaves(there.step(action.cuda())._asdict())
-        assert all(torch.equal(expected[name], shown[name].cpu()) for name in expected)
-
-
 # Velocities
 
 

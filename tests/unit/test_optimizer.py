@@ -240,35 +240,6 @@ def test_numbers_that_only_their_sum_makes_infinite_are_said_to_be_too_large():
         optimizer.step(lambda batch: Loss((net.weight * batch["y"]).sum(), 8), targets(*[1e38] * 8))
 
 
-def as_if_elsewhere(optimizer):
-    """The same as on a GPU, where nobody waits for the device to say how an update went; for want of one."""
-    optimizer._on_cpu = False
-
-
-@pytest.mark.parametrize("asked", ["step", "state", "confirm"])
-def test_on_a_device_a_bad_number_stops_the_run_when_next_it_is_asked_and_changes_nothing(asked):
-    net, optimizer = line(kind=torch.optim.Adam)
-    optimizer.step(net.loss, targets())
-    before = everything(net, optimizer)
-    as_if_elsewhere(optimizer)
-    optimizer.step(net.loss, BAD)  # no word yet
-    ask = {"step": lambda: optimizer.step(net.loss, targets()), "state": optimizer.state, "confirm": optimizer.confirm}
-    with pytest.raises(BadNumbers, match="the gradient of update 2 is not finite"):
-        ask[asked]()
-    for name, tensor in everything(net, optimizer).items():
-        assert torch.equal(tensor, before[name]), name
-
-
-def test_on_a_device_good_numbers_are_confirmed_without_a_word():
-    net, optimizer = line()
-    as_if_elsewhere(optimizer)
-    for _ in range(3):
-        optimizer.step(net.loss, targets())
-    optimizer.confirm()
-    optimizer.state()
-    assert int(optimizer.updates) == 3
-
-
 # ----------------------------------------------------------------------------------------------------------- loss scale
 
 

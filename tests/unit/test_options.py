@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lockstep.cli.options import choose_gpus, parse_recipe, parse_start
+from lockstep.cli.options import Machines, parse_recipe, parse_start, resolve_procs
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.nets.actions import build_actions
@@ -190,8 +190,8 @@ def test_a_misspelt_key_in_yaml_gets_a_suggestion(tmp_path):
 
 
 def test_a_dropped_word_is_told_once():
-    start, rest, notes = parse_start(["snake-ppo", "--distributed", "--smoke"], "train", "Train.")
-    assert notes == ["--distributed is not needed: --procs says how many processes there are."]
+    start, rest, notes = parse_start(["snake-ppo", "--master-port", "29500", "--smoke"], "train", "Train.")
+    assert notes == ["--master-port is not needed: a free port is found by itself on one machine."]
     assert start.smoke
     assert rest == []
 
@@ -236,7 +236,11 @@ def test_a_run_has_a_lane_for_each_process_if_they_are_more_than_eight():
 
 def test_the_gpus_chosen_are_the_only_ones_seen_and_get_a_process_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert choose_gpus(None, 1) == 1
-    assert choose_gpus("2,3", 1) == 2
+    assert resolve_procs(Machines()) == 1
+    assert resolve_procs(Machines(gpus="2,3")) == 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert choose_gpus("0", 4) == 4
+    assert resolve_procs(Machines(gpus="0", procs=4)) == 4
+
+
+def test_procs_auto_is_one_where_there_is_no_gpu():
+    assert resolve_procs(Machines(procs="auto")) == 1

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lockstep.config import ConfigError, overlay
-from lockstep.protocols import Clock, Metrics
+from lockstep.metrics import Metrics
+from lockstep.protocols import Clock
 from lockstep.recipes import find_recipe
 from lockstep.runtime import Runtime
 from lockstep.speed.autoscale import autoscale

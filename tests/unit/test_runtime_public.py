@@ -1,14 +1,16 @@
 """The runtime: small, and strict about collectives with one process as with many."""
 
 import inspect
+import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import RunConfig
-from lockstep.protocols import Metrics
+from lockstep.metrics import Metrics
 from lockstep.runtime import Runtime
 
 MODES = ["fast", "exact"]
@@ -158,10 +160,11 @@ def test_metrics_are_reduced_to_sums_and_counts():
     assert runtime().reduce(Metrics()) == {}
 
 
-def test_updates_are_reduced_to_sums_over_samples_and_counts_of_what_was_taken():
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_updates_are_reduced_to_sums_over_samples_and_counts_of_what_was_taken(make):
     metrics = Metrics()
-    for row in ([4.0, 10.0, 2.0, 0.5, 1.0], [0.0] * 5, [2.0, 3.0, 1.0, 0.25, 1.0]):  # the second was not taken
-        metrics.agree_update(("loss", "error"), torch.tensor(row, dtype=torch.float64))
+    for row in ([4.0, 10.0, 2.0, 0.5], [4.0, math.nan, 1.0, math.inf], [2.0, 3.0, 1.0, 0.25]):  # the second was skipped
+        metrics.agree_update(("loss", "error"), make(row))
     means = {"loss": (13.0, 6.0), "error": (3.0, 6.0), "grad_norm": (0.75, 2.0), "skipped": (1.0, 3.0)}
     assert runtime().reduce(metrics) == means
     under = {f"actor/{name}": pair for name, pair in means.items()}
@@ -171,7 +174,7 @@ def test_updates_are_reduced_to_sums_over_samples_and_counts_of_what_was_taken()
 
 def test_a_phase_inside_another_counts_for_itself_alone(monkeypatch):
     now = iter(range(0, 1000, 10))
-    monkeypatch.setattr("lockstep.runtime.runtime.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("lockstep.runtime.phase_timer.time.perf_counter", lambda: float(next(now)))
     alone = runtime()
     with alone.phase("learn"):  # 0
         with alone.phase("reduce"):  # 10
@@ -179,7 +182,8 @@ def test_a_phase_inside_another_counts_for_itself_alone(monkeypatch):
         with alone.phase("reduce"):  # 30
             pass  # 40
     # 50
-    assert alone.seconds == {"learn": 30.0, "reduce": 20.0}
+    assert alone.timer.take() == {"learn": 30.0, "reduce": 20.0}
+    assert alone.timer.take() == {}
     assert alone.passed == {"learn": 1, "reduce": 2}
 
 

@@ -38,7 +38,7 @@ def test_a_stored_observation_is_what_gymnasium_makes_of_it_when_it_flattens(spa
     space.seed(seed)
     value = space.sample()
     stored = stored_space(space)
-    tree = allocate(stored, 3, pinned=False)
+    tree = allocate(stored, 3)
     arrays = as_arrays(tree)
     for row in range(3):  # written over what was there before
         store(space, space.sample(), arrays, row)
@@ -55,7 +55,7 @@ def as_arrays(tree):
 def test_a_picture_stays_uint8():
     picture = Box(0, 255, (4, 4, 3), np.uint8)
     assert stored_space(picture) == picture
-    assert allocate(picture, 2, pinned=False).dtype == torch.uint8
+    assert allocate(picture, 2).dtype == torch.uint8
 
 
 def test_a_bound_beyond_float32_becomes_no_bound():

@@ -79,9 +79,30 @@ def test_a_word_that_is_not_needed_is_dropped_with_its_value_and_one_note(word, 
 
 
 def test_a_dropped_word_does_not_swallow_the_word_that_follows_it():
-    assert translate(["--distributed", "snake-ppo", "--smoke"], {}).flags == ["snake-ppo", "--smoke"]
+    assert translate(["--load-model", "snake-ppo", "--smoke"], {}).flags == ["snake-ppo", "--smoke"]
     words = translate(["--load-model", "--load-model-run", "runs/a", "run.seed=1"], {})
     assert (words.flags, words.settings) == (["--init-from", "runs/a"], {"run.seed": "1"})
+
+
+@pytest.mark.parametrize(
+    "form", [["--distributed"], ["--distributed", "true"], ["--distributed=1"], ["distributed=true"]]
+)
+def test_distributed_alone_means_one_process_for_each_gpu(form):
+    words = translate([*form, "snake-ppo", "--smoke"], {})
+    assert words.flags == ["--procs", "auto", "snake-ppo", "--smoke"]
+    assert words.notes == ["--distributed means --procs auto: one process for each GPU."]
+
+
+@pytest.mark.parametrize("count", [["--procs", "2"], ["-n", "2"], ["--num_gpus", "2"], ["--world-size=2"]])
+def test_distributed_with_a_number_of_processes_leaves_it_alone(count):
+    words = translate(["snake-ppo", "--distributed", *count], {})
+    assert "auto" not in words.flags
+    assert "2" in words.flags
+    assert words.notes == []
+
+
+def test_distributed_false_means_nothing():
+    assert translate(["snake-ppo", "--distributed", "false"], {}).flags == ["snake-ppo"]
 
 
 def test_the_guides_words_for_opponents_and_models_become_ours():

@@ -19,11 +19,12 @@ from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.replay import Replay, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
 from lockstep.lanes import Lanes
+from lockstep.metrics import Metrics
 from lockstep.nets.deterministic import Actor, Choice, Critic, Moves, Team, build_moves
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
 from lockstep.nets.past_selves import PastSelves
-from lockstep.protocols import Clock, LaneState, Loss, Metrics, State, VecEnv, Work
+from lockstep.protocols import Clock, LaneState, Loss, State, VecEnv, Work
 from lockstep.runtime import Adam, Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
 
@@ -154,7 +155,7 @@ class DDPG:
         self.critic_optimizer = self._optimizer(self.critics, config.critic_rate)
         self.exploring, self.chance = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
         self.smoothing, self.choosing = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
-        self.episodes = Episodes(lanes.local, self.envs)
+        self.episodes = Episodes(lanes.local, self.envs, runtime.device)
         self.rollout, self.outcomes, self.told = (Rollout(config.horizon) for _ in range(3))
         self.epsilon = 1.0
         obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)

@@ -4,27 +4,31 @@ Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environ
 in a minibatch. A network with memory learns from sequences of S steps, and N samples are N / S of them.
 """
 
-import copy
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.ppo_engine import bare_works
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.finite import bad_places, extent
 from lockstep.data.rollout import Episodes, Rollout, minibatches, samples, sequences, starts_of
 from lockstep.functional import Scaling, Schedule, batch_factor, generalized_advantages, moments, ppo_loss, schedule
 from lockstep.lanes import Lanes
+from lockstep.metrics import Metrics, widen
 from lockstep.nets.actions import Actions, build_actions
 from lockstep.nets.actor_critic import ActorCritic
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import initialising
-from lockstep.nets.memory import MemoryConfig
+from lockstep.nets.memory import MemoryConfig, PieceCutter, Pieces
 from lockstep.nets.normalizer import ObservationNormalizer, RunningMoments
-from lockstep.protocols import Clock, Loss, Metrics, State, VecEnv, Work
+from lockstep.protocols import Clock, Loss, State, VecEnv, Work
 from lockstep.runtime import Adam, Optimizer, Runtime
+from lockstep.transfer import upload
 from lockstep.trees import Tree, copy_into, leaves, tree_map, tree_where
 
 
@@ -139,13 +143,16 @@ class PPO:
         self.normalizer = ObservationNormalizer(task.reset(), config.normalize_obs)
         self.return_moments = RunningMoments(1, runtime.device)
         self.discounted = torch.zeros(len(lanes), self.envs, device=runtime.device)  # [L, E], for reward scaling
-        self.episodes = Episodes(lanes.local, self.envs)
+        self.episodes = Episodes(lanes.local, self.envs, runtime.device)
         self.rollout, self.outcomes = Rollout(config.horizon), Rollout(config.horizon)
         self.memory = self.net.initial_memory(task.num_envs)  # [B, ...], before the step that comes next
         self.fresh = self.net.initial_memory(1)
         self.memories = Rollout(config.horizon // config.length)  # the same at the start of each sequence
         self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
         self.clip = config.clip
+        self._cut = PieceCutter(runtime.device)
+        self._pieces: Pieces | None = None
+        """How the sequences of the minibatch under way are cut, where the host worked it out ahead."""
         # Asked with the environments of the whole run: how many processes share them decides nothing.
         self.acting = nullcontext if self.net.faster_in_full(lanes.count * self.envs) else runtime.autocast
 
@@ -160,7 +167,7 @@ class PPO:
         """Take `horizon` steps in every environment."""
         runtime, rollout, outcomes = self.runtime, self.rollout, self.outcomes
         noise = self.actions.noise(self.noise, clock.iteration, self.config.horizon, self.envs)  # [L, T, E, ...]
-        noise = noise.transpose(0, 1).flatten(1, 2).to(runtime.device)  # [T, B, ...]
+        noise = upload(noise.transpose(0, 1).flatten(1, 2), runtime.device)  # [T, B, ...]
         obs = self.task.observe()
         for t, draws in enumerate(noise.unbind(0)):
             with runtime.phase("act"):
@@ -205,13 +212,22 @@ class PPO:
         if not batch:
             return self._leave_out(clock)
         rows = self._in_sequences(batch) if self.memory else batch
+        # On a device the host cuts sequences ahead of each step: there it would have to wait for how many there are.
+        ahead = bool(self.memory) and self.runtime.device.type != "cpu" and not self.runtime.exact
+        starts = rows["starts"].cpu() if ahead and config.accumulate == 1 else None
         per_lane = config.batch_size // self.runtime.lanes.count // config.length
         count = config.horizon // config.length * self.envs  # rows of a lane
         for epoch in range(config.epochs):
             order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, count)
-            for number, minibatch in enumerate(minibatches(rows, order.to(self.runtime.device), per_lane), 1):
-                where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number}"
-                metrics += self.optimizer.step(self.loss, minibatch, rate, where)
+            on_device = upload(order, self.runtime.device)
+            parts = minibatches({"starts": starts}, order, per_lane) if starts is not None else None
+            for number, minibatch in enumerate(minibatches(rows, on_device, per_lane)):
+                where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
+                self._pieces = self._cut(next(parts)["starts"]) if parts is not None else None
+                metrics += self.optimizer.step(
+                    self.loss, minibatch, rate, where, partial(_minibatch, rows, on_device, per_lane, number)
+                )
+            self._pieces = None  # from here on a loss may be of another batch
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
                 break
         self.optimizer.confirm()  # before anything else of the agent changes
@@ -239,9 +255,9 @@ class PPO:
         advantages, returns = batch["advantage"], batch["return"]
         columns = [advantages, advantages.square(), returns, returns.square(), (returns - batch["value"]).square()]
         # Lane by lane, so that the bits of a lane's sums do not depend on who else lives here.
-        table = torch.stack(columns, dim=1).double().chunk(lanes)  # [T x E, 5] each
+        table = widen(torch.stack(columns, dim=1)).chunk(lanes)  # [T x E, 5] each
         # The observations' extent goes along: sums are finite only if all they are made of is, here and elsewhere.
-        seen = extent(rollout["obs"]).to(self.runtime.device).expand(lanes, 1)
+        seen = upload(extent(rollout["obs"]), self.runtime.device).expand(lanes, 1)
         sums = self.runtime.pool(torch.cat([torch.stack([lane.sum(0) for lane in table]), seen], dim=1))
         if not sums.isfinite().all():
             self.return_moments.sums.copy_(before[0])
@@ -251,7 +267,7 @@ class PPO:
         mean, variance = moments(sums[0], sums[1], count)
         batch["advantage"] = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
         _, spread = moments(sums[2], sums[3], count)
-        metrics.agree("explained_variance", 1.0 - sums[4] / count / spread.clamp(min=1e-8), torch.ones(()))
+        metrics.agree("explained_variance", 1.0 - sums[4] / count / spread.clamp(min=1e-8), 1.0)
         # The acting policy's log probabilities: here all at once, not in every step of the rollout.
         batch["log_prob"] = self.runtime.map_lanes(
             lambda part: self.actions.judge(part["outputs"], part["action"])[0],
@@ -291,7 +307,7 @@ class PPO:
         if starts is not None:
             steps = {name: part for name, part in batch.items() if name != "memory"}
             batch = tree_map(lambda x: x.flatten(0, 1), steps)
-        outputs, value = self.net(self.normalizer(batch["obs"]), memory, starts)
+        outputs, value = self.net(self.normalizer(batch["obs"]), memory, starts, self._pieces)
         log_prob, entropy = self.actions.judge(outputs, batch["action"])
         loss = ppo_loss(
             log_prob,
@@ -321,34 +337,7 @@ class PPO:
         return (rewards / self.return_moments.mean_and_std()[1]).clamp(-10.0, 10.0)
 
     def engine(self, fewer: int = 1) -> list[Work]:
-        """The environments, the network's forward, and its forward, backward and step, with nothing around them."""
-        config, net = self.config, copy.deepcopy(self.net)
-        rate = Adam(net.parameters(), eps=config.adam_epsilon)
-        rows = config.batch_size // self.runtime.lanes.count * len(self.runtime.lanes) // fewer
-        rows = -(-rows // config.length) * config.length  # whole sequences
-        seen = samples(self.rollout["obs"], len(self.runtime.lanes))
-        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (self.task.num_envs // fewer, rows))
-        memory, before = net.initial_memory(self.task.num_envs // fewer), net.initial_memory(rows // config.length)
-        starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=self.runtime.device)
-        actions = self.rollout["action"][0].cpu().numpy()
-
-        @torch.no_grad()
-        def act() -> None:
-            with self.acting():
-                net.step(obs, memory)
-
-        def learn() -> None:
-            with self.runtime.autocast():
-                outputs, value = net(minibatch, before, starts)
-            rate.zero_grad()
-            (outputs.sum() + value.sum()).backward()
-            rate.step()
-
-        updates = config.epochs * self.samples // config.batch_size
-        inference = Work("inference", self.task.num_envs // fewer, config.horizon, act, fewer)
-        works = [inference, Work("learning", rows, updates, learn, fewer)]
-        env = Work("env", self.task.num_envs, config.horizon, lambda: self.task.kernel(actions))
-        return [env, *works] if fewer == 1 else works
+        return bare_works(self, fewer)
 
     def buffers(self) -> Tree:
         kept = {"rollout": self.rollout, "outcomes": self.outcomes, "memories": self.memories}
@@ -377,6 +366,11 @@ class PPO:
 
     def load_lane_state(self, lane: int, state: State) -> None:
         copy_into(self.lane_state(lane), state, f"lane {lane}")
+
+
+def _minibatch(rows: Tree, order: Tensor, per_lane: int, number: int) -> Any:
+    """One of an epoch's minibatches again."""
+    return next(islice(minibatches(rows, order, per_lane), number, None))
 
 
 class PPOPolicy:

@@ -15,10 +15,12 @@ from torch.nn import functional as nnf
 from lockstep.config import ConfigError, RunConfig
 from lockstep.data.loader import Loader
 from lockstep.functional import Scaling, batch_factor, schedule
+from lockstep.metrics import Metrics
 from lockstep.nets.graph import GraphConfig, GraphNet
 from lockstep.nets.init import initialising
-from lockstep.protocols import Clock, Dataset, Loss, Metrics, State, Work
+from lockstep.protocols import Clock, Dataset, Loss, State, Work
 from lockstep.runtime import Adam, Optimizer, Runtime
+from lockstep.transfer import Uploader
 from lockstep.trees import Tree, copy_into, tree_map
 
 
@@ -92,6 +94,11 @@ class Supervised:
         self.halvings, self.heard = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
         """How often plateau halved the learning rate, and how many evaluations it has heard of."""
         self.batch: dict[str, Any] = {}
+        self._upload = Uploader(runtime.device)
+        # On a device the host works out where nodes and edges are before it uploads them: there it would have to wait.
+        self._locates = runtime.device.type != "cpu" and not runtime.exact and config.accumulate == 1
+        self._index: Any = None
+        """Where nodes and edges of the batch under way are; None where the network is to work it out."""
 
     @property
     def updates(self) -> int:
@@ -101,7 +108,9 @@ class Supervised:
         """Take the batch that comes next; the loader has read it by now, unless it is too slow."""
         with self.runtime.phase("load"):
             batch, self.samples = self.loader.batch(clock.samples)
-        self.batch = tree_map(lambda x: x.to(self.runtime.device, non_blocking=True), batch)
+            index = self.net.locate(batch["inputs"]) if self._locates else {}
+        uploaded = self._upload({"batch": batch, "index": index})
+        self.batch, self._index = uploaded["batch"], uploaded["index"] or None
         return Metrics()
 
     def update(self, clock: Clock) -> Metrics:
@@ -109,6 +118,7 @@ class Supervised:
         epoch, position = divmod(clock.samples, self.loader.count)
         where = f"epoch {epoch + 1}, example {position:,}"
         metrics = self.optimizer.step(self.loss, self.batch, self._rate(clock), where)
+        self._index = None  # from here on a loss may be of a part of the batch
         self.optimizer.confirm()
         return metrics
 
@@ -129,7 +139,7 @@ class Supervised:
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """The loss summed over examples; those that only fill a lane up weigh nothing."""
-        prediction, weight = self.net(batch["inputs"]).float(), batch["weight"]
+        prediction, weight = self.net(batch["inputs"], self._index).float(), batch["weight"]
         if self.task.kind == "classification":
             each = nnf.binary_cross_entropy_with_logits(prediction, batch["target"], reduction="none")
         else:

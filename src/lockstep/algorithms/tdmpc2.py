@@ -22,10 +22,11 @@ from lockstep.data.replay import Replay, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
 from lockstep.functional import discount_for, spread_of
 from lockstep.lanes import Lanes
+from lockstep.metrics import Metrics
 from lockstep.nets.init import initialising
 from lockstep.nets.planning import PlanConfig, Planner, PlanningPolicy, PriorPolicy, draw, pairs_of, seen_of, shifted
 from lockstep.nets.world_model import WorldModel, WorldModelConfig
-from lockstep.protocols import Clock, LaneState, Loss, Metrics, Part, State, VecEnv, Work
+from lockstep.protocols import Clock, LaneState, Loss, Part, State, VecEnv, Work
 from lockstep.runtime import Adam, Optimizer, Runtime
 from lockstep.trees import Tree, copy_into, tree_map
 
@@ -141,7 +142,7 @@ class TDMPC2:
         """The two critics that targets are made of, and the two that the policy asks, in the update under way."""
         self.latents = torch.zeros(len(lanes) * self.share, config.horizon + 1, self.model.latent, device=device)
         """What the model's last step went through, from which the policy learns."""
-        self.episodes = Episodes(lanes.local, self.envs)
+        self.episodes = Episodes(lanes.local, self.envs, runtime.device)
         self.plans = torch.zeros(task.num_envs, config.horizon, self.model.actions, device=device)  # [B, H, K]
         self.rollout, self.outcomes, self.told = (Rollout(config.collect) for _ in range(3))
         obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)

@@ -50,6 +50,10 @@ def run(arguments: Sequence[str]) -> int:
     recipe = parse_recipe(start, rest, f"lockstep bench {command.recipe}")
     if started_processes():
         return _measure_here(recipe, command)
+
+    from lockstep.runtime.place import require_gpus
+
+    require_gpus(recipe.run.device, max(sizes), recipe.run.share_gpu)
     reports = [_measure(command, rest, recipe, processes) for processes in sizes]
     _present(command, reports)
     return 0

@@ -33,8 +33,8 @@ class Evaluate:
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
     """Seed of the episodes; other than the run's own evaluations unless it happens to be the run's seed."""
-    device: str = "cpu"
-    """Where to run the policy."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps. auto: CUDA where there is a GPU, else MPS on a Mac, else the CPU."""
     json: bool = False
     """Print one json object instead of a table."""
 
@@ -62,9 +62,11 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.loading import load
     from lockstep.protocols import TaskConfig
     from lockstep.runtime import Runtime
+    from lockstep.runtime.place import Place, choose_device
 
-    loaded = load(command.run, command.at, command.device)
-    runtime = Runtime.alone(dataclasses.replace(loaded.recipe.run, seed=command.seed), command.device)
+    device = str(choose_device(command.device, Place()))
+    loaded = load(command.run, command.at, device)
+    runtime = Runtime.alone(dataclasses.replace(loaded.recipe.run, seed=command.seed), device)
     console = Console()
     task, played = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
     if played and command.pictures is not None:

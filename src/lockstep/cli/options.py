@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -22,8 +22,8 @@ Command = TypeVar("Command")
 class Machines:
     """Where processes run, and what happens when one of them dies."""
 
-    procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
-    """Processes to start on this machine."""
+    procs: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=["-n"])] = 1
+    """Processes to start on this machine. auto: one for each GPU, or one where there is none."""
     gpus: str | None = None
     """GPUs to use, such as 2,3; one process each unless --procs says otherwise."""
     max_restarts: int = 3
@@ -49,7 +49,7 @@ class Machines:
 
 
 LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nnodes", "rdzv-endpoint", "rdzv-id")
-"""Flags that are for the launcher alone, with the words of earlier tools."""
+"""Flags that are for the launcher alone, with their names in earlier tools."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str, brought: Mapping[
         recipe = overlay(recipe, read_yaml(start.config))
     recipe = overlay(recipe, words.settings)
     recipe = tyro.cli(type(recipe), default=recipe, args=words.flags, prog=prog)
-    return settle(_with_reference(recipe, meant), start.procs)
+    return settle(_with_reference(recipe, meant), 1 if start.procs == "auto" else start.procs)
 
 
 def _with_reference(recipe: Recipe, meant: Recipe) -> Recipe:
@@ -120,6 +120,8 @@ def settle(recipe: Recipe, processes: int) -> Recipe:
         raise ConfigError(f"run.samples is {run.samples}.", "Train for at least one sample.")
     if run.lanes is None or run.lanes < 1:
         raise ConfigError(f"run.lanes is {run.lanes}.", "A run has at least one lane.")
+    if run.tf32 and run.reduction == "exact":
+        raise ConfigError("run.tf32 rounds inputs, and exact reduction does not.", "Use --run.reduction fast with it.")
     deal(run.lanes, processes)
     recipe.algo.check(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
@@ -157,9 +159,16 @@ def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[lis
     return [name, *arguments[: guesses[0]], *arguments[guesses[0] + 1 :]], name
 
 
-def choose_gpus(gpus: str | None, procs: int) -> int:
-    """Make only the chosen GPUs visible; the number of processes."""
-    if gpus is None:
-        return procs
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-    return procs if procs > 1 else len(gpus.split(","))
+def resolve_procs(machines: Machines) -> int:
+    """Make only the chosen GPUs visible; the number of processes to start."""
+    gpus, procs = machines.gpus, machines.procs
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    if procs == "auto":
+        from lockstep.cli.waking import wake
+
+        wake()
+        import torch
+
+        return max(1, torch.cuda.device_count())
+    return len(gpus.split(",")) if gpus is not None and procs == 1 else procs

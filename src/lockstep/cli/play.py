@@ -39,6 +39,8 @@ class Play:
     """Stop after this many steps."""
     max_mb: float | None = None
     """Leave out frames until the GIF has at most so many megabytes."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps. auto: CUDA where there is a GPU, else MPS on a Mac, else the CPU."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -55,8 +57,9 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.play.terminal import show_in_terminal
     from lockstep.play.watch import watch
     from lockstep.play.window import show_in_window
+    from lockstep.runtime.place import Place, choose_device
 
-    policy = load(command.run, command.at)
+    policy = load(command.run, command.at, str(choose_device(command.device, Place())))
     if command.replay is not None:
         from lockstep.jidi.submission import write_replay
 

@@ -149,7 +149,12 @@ def run(arguments: Sequence[str]) -> int:
 
     from rich.console import Console
 
+    from lockstep.runtime.place import gpu_sharing
+
     console = Console(highlight=False)
+    if sharing := gpu_sharing(recipe.run.device, max(command.procs)):
+        console.print(sharing, markup=False)
+        flags += ["run.share_gpu=true"]
     with tempfile.TemporaryDirectory(prefix="lockstep-prove-") as temporary:
         directory = command.keep or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tyro
 
-from lockstep.cli.options import Machines, choose_gpus, settle
+from lockstep.cli.options import Machines, resolve_procs, settle
 from lockstep.cli.waking import wake
 from lockstep.cli.words import translate
 from lockstep.config import ConfigError, overlay
@@ -14,6 +14,7 @@ from lockstep.config import ConfigError, overlay
 CHANGEABLE = (
     "samples",
     "device",
+    "share_gpu",
     "log_every",
     "eval_every",
     "save_every",
@@ -44,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     )
     flags, settings = _part(words.flags)
     command = tyro.cli(Resume, args=flags, prog="lockstep resume")
-    procs = choose_gpus(command.gpus, command.procs)
+    procs = resolve_procs(command)
     settings |= words.settings
     changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in settings.items()}
     for key in changes:
@@ -57,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
     from lockstep.loading import recipe_of
+    from lockstep.runtime.place import require_gpus
     from lockstep.train import train
 
     recipe = overlay(recipe_of(command.run), {f"run.{key}": value for key, value in changes.items()})
@@ -65,6 +67,8 @@ def run(arguments: Sequence[str]) -> int:
     recipe = settle(recipe, procs)
     say_notes(words.notes)
     fleet = command.fleet(procs)
+    if not started_processes():
+        require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
         return run_worker(lambda: train(recipe, resume=True, at=command.at))
     extra = [f"run.{key}={value}" for key, value in changes.items()]

@@ -1,15 +1,28 @@
 """`lockstep train RECIPE`: train on one process, on several here, or as one of those that torchrun started."""
 
-from collections.abc import Sequence
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from lockstep.cli.options import LAUNCHER_FLAGS, Machines, choose_gpus, parse_recipe, parse_start, settle
+from lockstep.cli.options import LAUNCHER_FLAGS, Machines, parse_recipe, parse_start, resolve_procs, settle
 from lockstep.cli.waking import wake
+from lockstep.cli.words import is_switch
 from lockstep.config import ConfigError, Recipe, overlay
+from lockstep.parent import STARTER
+
+PROBE = "--probe"
+"""First argument of the process that probes this machine for --autoscale; it is no flag for users."""
 
 
 def run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == [PROBE]:
+        return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
     start, rest, notes = parse_start(
         arguments, "train", "Train a recipe on one process or many: the same agent, sooner."
     )
@@ -20,19 +33,22 @@ def run(arguments: Sequence[str]) -> int:
         changed = {name: value for name, value in given.items() if value != getattr(Machines(), name)}
         flags = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
         return resume([start.resume, *flags, *rest])
-    procs = choose_gpus(start.gpus, start.procs)
     wake()
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
     from lockstep.run.rundir import path_of, refuse_taken
+    from lockstep.runtime.place import require_gpus
     from lockstep.train import train
 
     started = started_processes()
+    procs = started if started and start.procs == "auto" else resolve_procs(start)
     if started and procs not in (1, started):
         raise ConfigError(f"--procs {procs} was given to one of {started} processes of torchrun.", "Leave --procs out.")
     recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
     say_notes(notes)
-    settings = _autoscaled(recipe, started, procs) if start.autoscale else {}
+    if not started:
+        require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
+    settings = _autoscaled(arguments, started, procs) if start.autoscale else {}
     recipe = settle(overlay(recipe, settings), started or procs)
     fleet = start.fleet(procs)
     # A job with a name goes on with the run it began: a scheduler that queues it again gives the very same command.
@@ -49,8 +65,11 @@ def run(arguments: Sequence[str]) -> int:
     return launch_or_explain(["train", *words], fleet)
 
 
-def _autoscaled(recipe: Recipe, started: int, procs: int) -> dict[str, Any]:
-    """What short probes of this machine chose, said with its reasons before anything starts."""
+def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:
+    """Settings that short probes of this machine chose, printed with the reasons before anything starts.
+
+    The probes run in a process of their own: a launcher that used a GPU would keep memory on it for the whole run.
+    """
     if started > 1:
         raise ConfigError(
             "--autoscale probes one machine before its processes start, and torchrun has started them already.",
@@ -58,28 +77,60 @@ def _autoscaled(recipe: Recipe, started: int, procs: int) -> dict[str, Any]:
         )
     from rich.console import Console
 
+    console = Console(highlight=False)
+    with tempfile.TemporaryDirectory(prefix="lockstep-probe-") as directory:
+        out = Path(directory) / "choice.json"
+        with console.status("probing this machine") as status:
+            code = run_probe([PROBE, str(out), str(procs), *arguments], status.update)
+        if code or not out.exists():
+            raise ConfigError("the probes of --autoscale failed; their error is above.", "Train without --autoscale.")
+        choice = json.loads(out.read_text())
+    console.print("Scaled to this machine:")
+    for reason in choice["reasons"]:
+        console.print(f"  {reason}", markup=False)
+    settings: dict[str, Any] = choice["settings"]
+    words = " ".join(f"{name}={value}" for name, value in settings.items())
+    console.print(f"  the same again, without probing: {words}", markup=False, soft_wrap=True)
+    return settings
+
+
+def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
+    """Run `lockstep train WORDS` in a process of its own, with a call for every line it prints; its exit code."""
+    command = [sys.executable, "-m", "lockstep", "train", *words]
+    environment = os.environ | {STARTER: str(os.getpid())}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        for line in process.stdout or ():
+            progress(line.strip())
+    return process.returncode
+
+
+def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
+    """Probe this machine, print progress by line, and leave the choice in a file."""
     from lockstep.runtime.place import Place, set_arithmetic
     from lockstep.speed.autoscale import autoscale
 
+    start, rest, _ = parse_start(arguments, "train", "")
+    recipe: Recipe = parse_recipe(replace(start, procs=procs), rest, f"lockstep train {start.recipe}")
     set_arithmetic(recipe.run, Place(local_size=procs))
-    console = Console(highlight=False)
-    with console.status("probing this machine") as status:
-        choice = autoscale(recipe, procs, status.update)
-    console.print("Scaled to this machine:")
-    for reason in choice.reasons:
-        console.print(f"  {reason}", markup=False)
-    words = " ".join(f"{name}={value}" for name, value in choice.settings.items())
-    console.print(f"  the same again, without probing: {words}", markup=False, soft_wrap=True)
-    return choice.settings
+
+    def say(sentence: str) -> None:
+        sys.stdout.write(sentence + "\n")
+        sys.stdout.flush()
+
+    choice = autoscale(recipe, procs, say)
+    out.write_text(json.dumps({"settings": choice.settings, "reasons": choice.reasons}))
+    return 0
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:
     """The arguments less some flags and their values, which are for the launcher alone."""
     kept, skip = [], False
-    for word in arguments:
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, has_value, _ = word.lstrip("-").replace("_", "-").partition("=")
         if skip:
             skip = False
+        elif name == "distributed":
+            skip = not has_value and is_switch(following)
         elif name in names or word == "-n":
             skip = not has_value
         else:

@@ -37,8 +37,10 @@ ALIASES = {
 }
 """Words of earlier tools that mean one of our settings or flags as it is."""
 
+PROCESSES = ("procs", "num-gpus", "world-size")
+"""Words that say how many processes to start."""
+
 DROPPED = {
-    "distributed": "--procs says how many processes there are",
     "master-port": "a free port is found by itself on one machine",
     "load-model": "--init-from RUN says it all",
     "enable-opponent-evasion": "--task.evade-from SAMPLES says it all",
@@ -68,6 +70,7 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
     known: dict[str, str] = {**ALIASES, **aliases}
     words, at = Words(), ""
     rest = list(arguments)
+    counted = any(flag_name(word) in PROCESSES or word == "-n" for word in rest)
     while rest:
         word = rest.pop(0)
         flag = word.startswith("--") and len(word) > 2
@@ -76,10 +79,14 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
             continue
         name, has_value, value = word.removeprefix("--").partition("=")
         name = name.replace("_", "-")
-        if name in DROPPED:
+        if name in (*DROPPED, "distributed") and not has_value and rest and is_switch(rest[0]):
+            value = rest.pop(0)  # any other word stands for itself
+        if name == "distributed":
+            if not counted and value.lower() not in ("false", "0"):
+                words.flags += ["--procs", "auto"]
+                words.notes.append("--distributed means --procs auto: one process for each GPU.")
+        elif name in DROPPED:
             words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
-            if not has_value and rest and (rest[0].isdigit() or rest[0].lower() in ("true", "false")):
-                rest.pop(0)  # its value; any other word stands for itself
         elif name in EPISODES:
             count = value if has_value else (rest.pop(0) if rest else "")
             samples = _episodes_as_samples(name, count, episode_length, words.notes.append)
@@ -94,6 +101,16 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
     if at and "--init-from" in words.flags[:-1]:  # a run and a point of it were two words once
         words.flags[words.flags.index("--init-from") + 1] += at
     return words
+
+
+def flag_name(word: str) -> str:
+    """The name of a flag without its dashes and value, with dashes for underscores."""
+    return word.removeprefix("--").partition("=")[0].replace("_", "-") if word.startswith("--") else ""
+
+
+def is_switch(word: str) -> bool:
+    """Whether a word is the value of a flag that is on or off."""
+    return word.isdigit() or word.lower() in ("true", "false")
 
 
 def _set(words: Words, flag: bool, name: str, value: str) -> None:

@@ -46,7 +46,7 @@ def remember(replay: "Replay", rollout: Rollout, outcomes: Rollout, optimizer: O
     An optimizer that learns from it says how many such rollouts may be left out, or stops the run.
     """
     lanes, seen = optimizer.runtime.lanes, rollout.buffers | outcomes.buffers
-    table = extent(seen).to(optimizer.runtime.device).expand(len(lanes), 1)
+    table = extent(seen).expand(len(lanes), 1)
     if optimizer.runtime.pool(table).isfinite().all():
         for t in range(rollout.horizon):
             replay.write(tree_map(lambda x, t=t: x[t], seen))

@@ -13,7 +13,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from lockstep.protocols import Metrics, State
+from lockstep.metrics import Metrics
+from lockstep.protocols import State
 from lockstep.trees import Tree, tensors, tree_map
 
 
@@ -71,13 +72,17 @@ def minibatches(batch: Tree, order: Tensor, size: int) -> Iterator[Any]:
 class Episodes:
     """Return and length of the episodes under way; a lane's belong to its state."""
 
-    def __init__(self, lanes: range, envs: int) -> None:
+    def __init__(self, lanes: range, envs: int, device: torch.device | None = None) -> None:
+        """They are followed on the device where that is CUDA, and on the host elsewhere."""
         self.lanes = lanes
-        self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64)  # [L, E]
-        self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64)  # [L, E]
+        where = device if device is not None and device.type == "cuda" else torch.device("cpu")
+        self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64, device=where)  # [L, E]
+        self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64, device=where)  # [L, E]
 
     def count(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
         """Follow a rollout's rewards and endings, [T, B]; what the episodes that ended in it amounted to."""
+        if self.returns.is_cuda:
+            return self._count_on_device(rewards, ended, extras)
         ended = ended.cpu()
         tally = np.zeros((len(self.lanes), 4))
         _tally(rewards.cpu().numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
@@ -95,6 +100,30 @@ class Episodes:
                 for x in (last, counted)
             )
             metrics.add(f"ep_{name}_mean", sums, counts)
+        return metrics
+
+    def _count_on_device(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
+        """The same without waiting for the device: the sums that the metrics are made of stay there."""
+        steps, lanes = len(rewards), len(self.lanes)
+        # Return and length [T, 2, B] after each step, from what they were before the rollout.
+        along = torch.stack([rewards.double(), torch.ones_like(rewards, dtype=torch.float64)], dim=1)
+        alive = (~ended).double().unsqueeze(1)  # [T, 1, B]
+        before = torch.stack([self.returns.flatten(), self.lengths.flatten().double()])
+        for t in range(steps):
+            before = along[t].add_(before) if t == 0 else torch.addcmul(along[t], before, alive[t - 1], out=along[t])
+        last = before * alive[-1]
+        self.returns.copy_(last[0].view_as(self.returns))
+        self.lengths.copy_(last[1].view_as(self.lengths))
+        # A return that is not finite would hide all others; NaN in an extra says that it does not count.
+        pairs = {"return": (along[:, 0], ended & along[:, 0].isfinite()), "length": (along[:, 1], ended)}
+        pairs |= {name: (values.double(), ended & ~values.isnan()) for name, values in extras.items()}
+        columns = [x for values, counted in pairs.values() for x in (torch.where(counted, values, 0.0), counted)]
+        table = samples(torch.stack(columns, dim=-1), lanes).chunk(lanes)  # [T x E, 2 x names] each
+        # Summed per lane, so that results do not depend on which lanes share a process.
+        sums = torch.stack([lane.sum(0) for lane in table]).unbind(1)
+        metrics = Metrics()
+        for number, name in enumerate(pairs):
+            metrics.add(f"ep_{name}_mean", sums[2 * number], sums[2 * number + 1])
         return metrics
 
     def state(self, lane: int) -> State:

@@ -15,7 +15,7 @@ import torch
 
 from lockstep import __version__
 from lockstep.doctor.line import Line, advice, trouble, well
-from lockstep.runtime.place import cores_for
+from lockstep.runtime.place import cores_for, gpu_sharing
 
 GIB = 2**30
 _SHARED_MEMORY = 64 * 2**20
@@ -51,12 +51,9 @@ def check_devices(processes: int) -> Iterator[Line]:
     for number in range(visible):
         about = torch.cuda.get_device_properties(number)
         yield well("devices", f"cuda:{number} {about.name}, {about.total_memory / GIB:.0f} GiB")
-    if processes > visible:
-        yield trouble(
-            "devices",
-            f"{processes} processes and {visible} visible GPUs: each process needs one",
-            f"Use --procs {visible}, show more of them with --gpus, or train with --run.device cpu.",
-        )
+    if sharing := gpu_sharing("cuda", processes):
+        fix = f"Train with --procs {visible}, one process for each GPU."
+        yield advice("devices", f"{sharing} That is enough for a check", fix)
     others = _nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
     if others:
         yield advice(

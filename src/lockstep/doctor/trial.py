@@ -25,7 +25,7 @@ TOGETHER, ALONE = "together", "alone"
 _ITERATIONS = 2
 _SMALL = {
     "algo": {"epochs": 1, "horizon": 8, "batch_size": 64, "encoder": {"width": 8}},
-    "run": {"reduction": "exact", "eval_every": None, "timeout": 20.0},
+    "run": {"reduction": "exact", "eval_every": None, "timeout": 20.0, "share_gpu": True},
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from lockstep import compiled
+from lockstep import compiled, fused_losses
 from lockstep.config import ConfigError
 from lockstep.streams import LaneStreams
 
@@ -57,6 +57,8 @@ class Categorical:
         outputs, action = outputs.float(), action.long()
         if compiled.fits(outputs):
             return compiled.judge_choices(outputs, action)
+        if fused_losses.is_supported(outputs):
+            return fused_losses.categorical(outputs, action)
         logs = outputs.log_softmax(-1)
         # A choice that is ruled out has log probability -inf and adds nothing: 0 x -inf must not become NaN.
         spread = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
@@ -105,6 +107,8 @@ class Gaussian:
         return mean + log_std.exp() * noise
 
     def judge(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        if fused_losses.is_supported(outputs, action):
+            return fused_losses.gaussian(outputs, action)
         mean, log_std = outputs.float().chunk(2, -1)
         distance = (action - mean) * (-log_std).exp()
         log_prob = (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lockstep.nets.actions import Actions
 from lockstep.nets.encoder import CNN, EncoderConfig
 from lockstep.nets.init import orthogonal
-from lockstep.nets.memory import Memory, MemoryConfig
+from lockstep.nets.memory import Memory, MemoryConfig, Pieces
 from lockstep.trees import Tree
 
 FEW_PRODUCTS = 30_000_000
@@ -40,14 +40,17 @@ class ActorCritic(nn.Module):
         self.value_head = orthogonal(nn.Linear(features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.spread)) if actions.spread else None
 
-    def forward(self, obs: Tree, memory: Any = None, starts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, obs: Tree, memory: Any = None, starts: Tensor | None = None, pieces: Pieces | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Outputs for the action distribution [N, O] and values [N], both fp32 whatever the encoder ran in.
 
-        A net with memory needs its state before each sequence, and where in the sequences an episode started.
+        A net with memory needs its state before each sequence, and where in the sequences an episode started; `pieces`
+        is what `cut` makes of the latter, where the caller has it.
         """
         seen = self._encode(obs)
         for name, remember in self.memories.items():
-            seen[name] = remember(seen[name], memory[name], starts)
+            seen[name] = remember(seen[name], memory[name], starts, pieces)
         return self._outputs(seen["policy"]), self._value(seen.get("value", seen["policy"]))
 
     def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:

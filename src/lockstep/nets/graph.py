@@ -73,19 +73,32 @@ class GraphNet(nn.Module):
             layers += [nn.Linear(config.hidden, config.hidden), nn.ReLU()]
         self.head = nn.Sequential(*layers, nn.Linear(config.hidden, 1))
 
-    def forward(self, inputs: Any) -> Tensor:
-        places = {name: _places(inputs["nodes"][name]) for name in self.types}
-        hidden = {name: self._encode(name, inputs["nodes"][name], places[name].present) for name in self.types}
-        wanted = {way for relations in self.plan for way in relations}
-        edges = _edges(inputs.get("edges", {}), places, wanted)
+    def forward(self, inputs: Any, index: Any = None) -> Tensor:
+        """Predictions [N]. `index` is what `locate` returned for the inputs, where the caller has it already."""
+        index = self.locate(inputs) if index is None else index
+        hidden = {name: self._encode(name, inputs["nodes"][name], index["nodes"][name]) for name in self.types}
+        edges: dict[Way, Tensor] = {}
+        for relation, ends in index["edges"].items():
+            source, target = _ends(relation)
+            edges |= {(source, relation, target): ends, (target, f"{relation}, back", source): ends.flip(0)}
         for step in self.rounds:
             hidden = step(hidden, edges)
         return self.head(hidden["now"]).squeeze(-1)  # [N]
 
-    def _encode(self, name: str, nodes: dict[str, Tensor], present: Tensor) -> Tensor:
-        hidden = self.encode[name](nodes["x"][present].float())  # [V, H]
+    def locate(self, inputs: Any) -> dict[str, dict[str, Tensor]]:
+        """Where the real nodes of each type are in the padded batch, [V], and the edges of relations, [2, E].
+
+        How many there are depends on the data: on a GPU this waits for it, so call it while inputs are on the host.
+        """
+        places = {name: _places(inputs["nodes"][name]) for name in self.types}
+        wanted = {way for relations in self.plan for way in relations}
+        nodes = {name: place.present.flatten().nonzero().squeeze(1) for name, place in places.items()}
+        return {"nodes": nodes, "edges": _edges(inputs.get("edges", {}), places, wanted)}
+
+    def _encode(self, name: str, nodes: dict[str, Tensor], rows: Tensor) -> Tensor:
+        hidden = self.encode[name](nodes["x"].flatten(0, 1).index_select(0, rows).float())  # [V, H]
         if name in self.names:
-            hidden = hidden + self.names[name](nodes["id"][present].long())
+            hidden = hidden + self.names[name](nodes["id"].flatten().index_select(0, rows).long())
         return hidden.relu()
 
 
@@ -157,9 +170,9 @@ def _places(nodes: dict[str, Tensor]) -> _Places:
     return _Places(present, present.flatten().cumsum(0).view_as(present) - 1)
 
 
-def _edges(relations: dict[str, Tensor], places: dict[str, _Places], wanted: set[Way]) -> dict[Way, Tensor]:
-    """The edges [2, E] of every way that is wanted, by numbers of real nodes."""
-    edges: dict[Way, Tensor] = {}
+def _edges(relations: dict[str, Tensor], places: dict[str, _Places], wanted: set[Way]) -> dict[str, Tensor]:
+    """The edges [2, E] of every relation that is wanted, by numbers of real nodes."""
+    edges: dict[str, Tensor] = {}
     for relation, pointer in relations.items():
         source, target = _ends(relation)
         there, back = (source, relation, target), (target, f"{relation}, back", source)
@@ -169,6 +182,5 @@ def _edges(relations: dict[str, Tensor], places: dict[str, _Places], wanted: set
         slot = pointer.long()
         inside = slot.clamp(max=slots - 1)
         linked = places[source].present & (slot < slots) & places[target].present.gather(1, inside)
-        ends = torch.stack([places[source].number[linked], places[target].number.gather(1, inside)[linked]])
-        edges |= {there: ends, back: ends.flip(0)}
+        edges[relation] = torch.stack([places[source].number[linked], places[target].number.gather(1, inside)[linked]])
     return edges

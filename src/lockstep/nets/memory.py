@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError
+from lockstep.transfer import Uploader
 
 MemoryState = dict[str, Tensor]
 """[N, H] each: `hidden`, and for an LSTM `cell`."""
@@ -68,10 +69,10 @@ class Memory(nn.Module):
             hidden = torch.gru_cell(features.float(), state["hidden"], *weights)
             return hidden, {"hidden": hidden}
 
-    def forward(self, features: Tensor, state: MemoryState, starts: Tensor) -> Tensor:
+    def forward(self, features: Tensor, state: MemoryState, starts: Tensor, pieces: "Pieces | None" = None) -> Tensor:
         """Sequences: what the heads see [N, H], from features [N, D], the state before each sequence [R, H], and where
-        in them an episode started, [R, S]."""
-        pieces = cut(starts)
+        in them an episode started, [R, S]. `pieces` is what `cut` makes of the starts, where the caller has it."""
+        pieces = cut(starts) if pieces is None else pieces
         # Where a piece goes on with what was before its sequence, it has that state, and elsewhere a fresh one.
         begun = tuple(
             torch.where(pieces.goes_on.unsqueeze(1), state[name][pieces.sequence], 0.0).unsqueeze(0)
@@ -98,7 +99,7 @@ class Pieces(NamedTuple):
 
 
 def cut(starts: Tensor) -> Pieces:
-    """Cut sequences [R, S] where an episode starts."""
+    """Cut sequences [R, S] where an episode starts. How many pieces that makes depends on the data: waits for a GPU."""
     begins = starts.clone()
     begins[:, 0] = True
     first = begins.flatten().nonzero().squeeze(1)  # [G] sample with which each piece begins
@@ -107,6 +108,24 @@ def cut(starts: Tensor) -> Pieces:
     count, longest = len(first), int(step.max()) + 1
     goes_on = (first % starts.shape[1] == 0) & ~starts.flatten()[first]
     return Pieces(count, longest, step * count + piece, first // starts.shape[1], goes_on)
+
+
+class PieceCutter:
+    """Cuts sequences on the host and uploads how, so that nothing waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._upload = Uploader(device)
+
+    def __call__(self, starts: Tensor) -> Pieces:
+        """The same as `cut` for starts [R, S] on the host, with tensors on the device."""
+        pieces = cut(starts)
+        room = starts.numel()  # there are at most as many pieces as samples
+        padded = {"rows": pieces.rows, "sequence": torch.zeros(room, dtype=torch.int64)}
+        padded["goes_on"] = torch.zeros(room, dtype=torch.bool)
+        padded["sequence"][: pieces.total], padded["goes_on"][: pieces.total] = pieces.sequence, pieces.goes_on
+        shown = self._upload(padded)
+        sequence, goes_on = shown["sequence"][: pieces.total], shown["goes_on"][: pieces.total]
+        return Pieces(pieces.total, pieces.longest, shown["rows"], sequence, goes_on)
 
 
 def lay_out(samples: Tensor, pieces: Pieces) -> Tensor:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from lockstep.functional import moments
+from lockstep.metrics import widen
 from lockstep.protocols import State
+from lockstep.transfer import upload
 from lockstep.trees import Tree, leaves
 
 
@@ -17,21 +19,21 @@ class RunningMoments:
     """Mean and variance of a vector over everything the run has seen."""
 
     def __init__(self, features: int, device: torch.device) -> None:
-        self.sums = torch.zeros(2 * features + 1, dtype=torch.float64, device=device)
+        self.sums = widen(torch.zeros(2 * features + 1, device=device))
         """Sums, sums of squares, and the count: what pooling adds up."""
 
     @staticmethod
     def table(samples: Tensor) -> Tensor:
         """The sums of samples [L, N, D] for each lane, [L, 2D + 1], lane by lane so that bits do not depend on L."""
         rows = []
-        for lane in samples.double():
-            count = torch.tensor([float(len(lane))], dtype=torch.float64, device=lane.device)
+        for lane in widen(samples):
+            count = lane.new_full((1,), float(len(lane)))
             rows.append(torch.cat([lane.sum(0), lane.square().sum(0), count]))
         return torch.stack(rows)
 
     def merge(self, pooled: Tensor) -> None:
-        """Add the pooled table of an iteration, [2D + 1]."""
-        self.sums += pooled
+        """Add the pooled table of an iteration, [2D + 1] on the host."""
+        self.sums += upload(pooled, self.sums.device)
 
     def mean_and_std(self, epsilon: float = 1e-8) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation, [D] float32; (0, 1) before anything was seen."""

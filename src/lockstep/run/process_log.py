@@ -74,6 +74,5 @@ class ProcessLog:
         """Seconds since this was last asked, and the part of them that went into each phase."""
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
-        shares = {name: seconds / elapsed for name, seconds in self.runtime.seconds.items()}
-        self.runtime.seconds.clear()
+        shares = {name: seconds / elapsed for name, seconds in self.runtime.timer.take().items()}
         return elapsed, shares

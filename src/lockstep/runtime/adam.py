@@ -21,3 +21,6 @@ class Adam(torch.optim.Adam):
     add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
     step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+    def _accelerator_graph_capture_health_check(self) -> None:
+        """Skip a check that asks the GPU: it would take one into use even where parameters are on the CPU."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lockstep.config import ConfigError
-from lockstep.parent import LEFT, crash_file, phase_file
+from lockstep.parent import LEFT, backend_file, crash_file, phase_file
 from lockstep.runtime.place import Place
 from lockstep.runtime.presence import is_plumbing
 
@@ -70,6 +70,8 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
         if not stack:
             memory = name == "SIGKILL" and f" {_IF_NOBODY}"
             return f"{who}: it was ended by {name}.{memory or ''}", True
+        if name == "SIGABRT" and shared and _aborted_by_nccl(shared, rank):
+            return f"{who}: NCCL ended it because a collective failed or timed out (SIGABRT).{_NCCL}\n{stack}", True
         hint = _ABORT if name == "SIGABRT" else ""
         phase = _phase(shared / phase_file(rank)) if shared else ""
         return f"{who}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
@@ -83,6 +85,24 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
         return words, True
     stack = details.get("extraInfo", {}).get("py_callstack", "")
     return f"{who}: {kind}: {words}\n{stack}".rstrip(), rank not in independent
+
+
+_NCCL = """
+Another process, its GPU or the connection to it went away, or a collective took longer than run.timeout. NCCL's own
+message is in the output above. This process was at (innermost first):"""
+
+
+def _aborted_by_nccl(shared: Path, rank: int) -> bool:
+    """Whether NCCL's watchdog aborted a process, rather than the code that it ran.
+
+    The watchdog is a native thread, so the fault handler names no current thread. gloo aborts from a native thread,
+    too, but then the main thread waits in one of its collectives.
+    """
+    backend, crash = shared / backend_file(rank), shared / crash_file(rank)
+    if not backend.exists() or "nccl" not in backend.read_text(errors="replace"):
+        return False
+    text = crash.read_text(errors="replace")
+    return "Current thread" not in text and f"runtime{os.sep}handles.py" not in text
 
 
 _ABORT = """

@@ -28,6 +28,8 @@ class Gradient:
         self._lanes = torch.zeros(len(runtime.lanes), size, device=self.flat.device) if runtime.exact else None
         self._bounds: list[tuple[int, int]] = []
         self._bucket_of: dict[Parameter, int] = {}
+        self._members: list[list[Parameter]] = []
+        """The parameters of each bucket."""
         self._expected: list[int] = []
         """How many parameters each bucket waits for."""
         self._missing: list[int] = []
@@ -36,6 +38,10 @@ class Gradient:
         # Where hooks run anyway, backward hands over what it has and it is copied into the buffer: that moves half as
         # much memory as clearing the buffer and adding to it.
         self._handed_over = runtime.size > 1 and not runtime.exact
+        # On a GPU a copy for each parameter is a launch for each: there, gradients are copied a bucket at a time.
+        self._by_bucket = self.flat.device.type != "cpu" and not runtime.exact
+        self._written: list[bool] = []
+        """Whether a bucket holds a gradient of an earlier micro-batch, to which the next is added."""
         self._place: dict[Parameter, Tensor] = {}
         """Where in the buffer each parameter's gradient is."""
         self._lay_out()
@@ -55,16 +61,19 @@ class Gradient:
                 start = offset
         if self._bucket_of[parameter] == len(self._bounds):  # the last bucket is still open
             self._bounds.append((start, offset))
-        buckets = list(self._bucket_of.values())
-        self._expected = [buckets.count(bucket) for bucket in range(len(self._bounds))]
+        self._members = [[] for _ in self._bounds]
+        for parameter, number in self._bucket_of.items():
+            self._members[number].append(parameter)
+        self._expected = [len(members) for members in self._members]
 
     def clear(self) -> None:
         """Start anew, at zero."""
-        if self._handed_over:
+        if self._handed_over or self._by_bucket:
             for parameter in self.parameters:
                 parameter.grad = None
         else:
             self.flat.zero_()
+        self._written = [False] * len(self._bounds)
         if self._lanes is not None:
             self._lanes.zero_()
         self._travelling = []
@@ -77,6 +86,9 @@ class Gradient:
             # `inputs` keeps the gradient off everybody else's parameters, such as a critic's in an actor's loss.
             torch.autograd.backward(total, inputs=self.parameters)
             self._overlapping = False
+        if self._by_bucket:
+            for bucket in range(len(self._travelling), len(self._bounds)):
+                self._gather(bucket)
         if self._lanes is not None:
             self._lanes[lane] += self.flat
             self.flat.zero_()
@@ -99,14 +111,33 @@ class Gradient:
         """See that every parameter has its gradient in the buffer, zero if it has none."""
         for parameter, place in self._place.items():
             if parameter.grad is not place:
-                place.zero_()
+                if not self._by_bucket or not self._written[self._bucket_of[parameter]]:
+                    place.zero_()
                 parameter.grad = place
 
+    def _gather(self, bucket: int) -> None:
+        """Bring what backward made of a bucket into the buffer, in one launch or two."""
+        members = self._members[bucket]
+        made = [parameter for parameter in members if parameter.grad is not None]
+        views, grads = [self._place[p] for p in made], [p.grad for p in made if p.grad is not None]
+        if not self._written[bucket]:
+            missing = [self._place[p] for p in members if p.grad is None]
+            if missing:
+                torch._foreach_zero_(missing)
+            if made:
+                torch._foreach_copy_(views, grads)
+        elif made:
+            torch._foreach_add_(views, grads)
+        self._written[bucket] = True
+        for parameter in made:
+            parameter.grad = None
+
     def _arrived(self, parameter: Tensor) -> None:
-        place = self._place[parameter]  # type: ignore[index]
-        if parameter.grad is not place:
-            place.copy_(parameter.grad)  # type: ignore[arg-type]
-            parameter.grad = place
+        if not self._by_bucket:
+            place = self._place[parameter]  # type: ignore[index]
+            if parameter.grad is not place:
+                place.copy_(parameter.grad)  # type: ignore[arg-type]
+                parameter.grad = place
         if not self._overlapping:
             return  # an earlier micro-batch: what it brought is not yet all of it
         self._missing[self._bucket_of[parameter]] -= 1  # type: ignore[index]
@@ -115,6 +146,8 @@ class Gradient:
             self._launch_next()
 
     def _launch_next(self) -> None:
+        if self._overlapping and self._by_bucket:
+            self._gather(len(self._travelling))
         start, stop = self._bounds[len(self._travelling)]
         bucket = self.flat[start:stop]
         if self.runtime.wire is not None:
@@ -124,20 +157,23 @@ class Gradient:
     def _sum_integers(self, lanes: Tensor) -> None:
         """Sum the lanes as 64-bit integers: no rounding, so no order, so the same bits on any number of processes."""
         # NaN and infinity both make the largest number bad. A flag beside it, because a MAX reduction may lose a NaN.
+        # All of it stays on the device: a GPU need not be waited for.
         largest = torch.linalg.vector_norm(lanes, torch.inf)
         finite = largest.isfinite()
         extremes = torch.stack([torch.where(finite, largest, 0.0).double(), (~finite).double()])
-        largest_of_all, bad = self.runtime.max(extremes).tolist()
-        if bad:
-            self.flat.fill_(torch.nan)
-            return
+        largest_of_all, bad = self.runtime.max(extremes).unbind()
         headroom = math.ceil(math.log2(self.runtime.lanes.count)) + 1
-        scale = 2.0 ** (62 - headroom - math.frexp(largest_of_all)[1]) if largest_of_all else 1.0
+        scale = _power_of_two(62 - headroom - torch.frexp(largest_of_all).exponent.long())
         total = torch.zeros(lanes.shape[1], dtype=torch.int64, device=lanes.device)
         for chunk, of_lanes in zip(total.split(_CHUNK), lanes.split(_CHUNK, dim=1), strict=True):
             torch.sum((of_lanes.double() * scale).to(torch.int64), dim=0, out=chunk)
         self.runtime.sum(total)
-        self.flat.copy_(total.double() / scale)
+        self.flat.copy_(torch.where(bad > 0, torch.nan, total.double() / scale))
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2 to some integers, as doubles with exactly that value: made of their bits, because `pow` may round."""
+    return (exponent + 1023 << 52).view(torch.float64)
 
 
 _CHUNK = 2**15

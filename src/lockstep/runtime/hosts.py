@@ -53,9 +53,18 @@ class Host:
 
 def here(shared: Path) -> Host:
     """One host alone: nothing of the run can be reached from beyond it."""
-    name = "GLOO_SOCKET_IFNAME"
-    environment = {name: os.environ.get(name, "lo")} if Path("/sys/class/net/lo").exists() else {}
-    return Host(str(shared / "rendezvous"), "127.0.0.1", {"store_type": "file"}, environment)
+    return Host(str(shared / "rendezvous"), "127.0.0.1", {"store_type": "file"}, loopback())
+
+
+def loopback() -> dict[str, str]:
+    """Variables that keep gloo and NCCL's bootstrap on the loopback interface, where the user has not chosen another.
+
+    "=lo" is NCCL's form of an exact name. NCCL moves data between GPUs of one host over NVLink, PCIe or shared memory.
+    """
+    if not Path("/sys/class/net/lo").exists():
+        return {}
+    chosen = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+    return {name: os.environ.get(name, interface) for name, interface in chosen.items()}
 
 
 def several(endpoint: str) -> Host:

@@ -7,18 +7,21 @@ Shapes: L local lanes, N samples a lane, K sums. A batch is [L x N, ...], lane a
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.protocols import LossFunction, Metrics, State
+from lockstep.metrics import Metrics, widen
+from lockstep.protocols import LossFunction, State
 from lockstep.runtime.bad_numbers import Tolerance
+from lockstep.runtime.device_steps import MAX_UNCONFIRMED, DeviceSteps
 from lockstep.runtime.gradient import Gradient
 from lockstep.runtime.handles import Nothing, Waiting
 from lockstep.runtime.runtime import Runtime
+from lockstep.transfer import upload
 from lockstep.trees import Tree, copy_into, first_leaf, tree_map
 
 
@@ -49,19 +52,34 @@ class Optimizer:
         groups = torch_optimizer.param_groups
         self._names = {p: n for group in groups for n, p in zip(group["param_names"], group["params"], strict=True)}
         self.gradient = Gradient(list(self._names), runtime)
-        self._loss_scale = LossScale(runtime.half == torch.float16, self.gradient.flat.device)
-        self._on_cpu = self.gradient.flat.device.type == "cpu"
+        device = self.gradient.flat.device
+        self._loss_scale = LossScale(runtime.half == torch.float16, device)
+        self._on_cpu = device.type == "cpu"
         self.tolerance = Tolerance(runtime)
-        self._unconfirmed: tuple[Tensor, LossFunction, Tree, str] | None = None
+        self._unconfirmed: list[_Unconfirmed] = []
+        # Once a step that stops the run was skipped, the device skips all that follow: what led to it can be computed
+        # again when the host finds out. fp16 overflows now and then, and skips such steps alone.
+        halts = runtime.nonfinite == "stop" and not self._loss_scale.enabled
+        self._steps = None if self._on_cpu else DeviceSteps(device, halts)
+        self._counts: dict[int, Tensor] = {}
         self._create_state()
 
-    def step(self, loss: LossFunction, batch: Tree, learning_rate: float | None = None, where: str = "") -> Metrics:
+    def step(
+        self,
+        loss: LossFunction,
+        batch: Tree,
+        learning_rate: float | None = None,
+        where: str = "",
+        rebuild: Callable[[], Tree] | None = None,
+    ) -> Metrics:
         """Take one step on a batch [L x N, ...] of the local lanes; the metrics returned are those of the whole run.
 
         `loss` gets the batch, or in exact mode one lane of it after another, and returns sums over samples. The batches
-        of all processes together are the batch of the step. `where` in the run this is, for a report of bad numbers.
+        of all processes together are the batch of the step. `where` in the run this is, for a report of non-finite
+        values. `rebuild` makes the same batch again: with it, batches need not be kept until steps are confirmed.
         """
-        self.confirm()
+        if self._steps is not None and len(self._unconfirmed) == MAX_UNCONFIRMED:
+            self.confirm()
         scale = self._loss_scale.factor(len(first_leaf(batch)) // len(self.runtime.lanes) * self.runtime.lanes.count)
         names, totals = self._backward(loss, batch, scale)  # [K] of the whole run: the count, the loss, the rest
         with self.runtime.phase("reduce"):
@@ -69,58 +87,51 @@ class Optimizer:
         self.updates += 1
         self.runtime.update += 1
         # The one place where a gradient is divided: by the global count, and by what clipping asks for.
-        settle = self._settle_on_host if self._on_cpu else self._settle_on_device
-        divisor, finite, row = settle(totals, scale)
-        self._inner.grad_scale, self._inner.found_inf = divisor, 1.0 - finite  # type: ignore[attr-defined]
+        if self._steps is None:
+            settled: tuple[Tensor, Tensor, Any] = self._settle(totals, scale)
+        else:
+            settled = self._steps.settle(self.gradient.flat, totals, scale, self.max_grad_norm)
+        divisor, skip, row = settled
+        self._inner.grad_scale, self._inner.found_inf = divisor, skip  # type: ignore[attr-defined]
         self._set_rates(learning_rate)
         self._inner.step()
-        self._loss_scale.update(self._inner.found_inf)  # type: ignore[attr-defined]
-        self._unconfirmed = finite, loss, batch, where
-        if self._on_cpu:
-            self.confirm()
+        self._loss_scale.update(skip)
+        self._unconfirmed.append(_Unconfirmed(int(self.updates), loss, rebuild or (lambda: batch), where))
+        if self._steps is None:
+            self._confirm([not skip])
         metrics = Metrics()
         metrics.agree_update(names, row)
         return metrics
 
-    def _settle_on_device(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Any]:
-        """What to divide the gradient by, 1.0 if it is finite, and what the log keeps of the update: all on the device.
-
-        An update that is not finite is not taken, and counts for nothing.
-        """
-        divisor = totals[0].clamp(min=1) if scale is None else totals[0].clamp(min=1) * scale
-        norm = torch.linalg.vector_norm(self.gradient.flat) / divisor
-        finite = norm < torch.inf  # nor is it NaN
-        if self.max_grad_norm is not None:
-            divisor = divisor * (norm / self.max_grad_norm).clamp(min=1.0)
-        row = torch.cat([totals, torch.stack([norm, torch.ones_like(norm)])])
-        return divisor.float(), finite.float(), torch.where(finite, row, 0.0)
-
-    def _settle_on_host(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, Any]:
-        """The same with plain numbers: on a CPU they are many times cheaper than tensors of one."""
+    def _settle(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
+        """What `DeviceSteps.settle` does, with plain numbers: on a CPU they are much cheaper than tensors of one."""
         row = totals.tolist()
         divisor = max(row[0], 1.0) * (1.0 if scale is None else scale.item())
         norm = torch.linalg.vector_norm(self.gradient.flat).item() / divisor
         finite = norm < math.inf
         if self.max_grad_norm is not None and finite:
             divisor *= max(norm / self.max_grad_norm, 1.0)
-        record = np.array([*row, norm, 1.0]) if finite else np.zeros(len(row) + 2)
-        return torch.tensor(divisor), torch.tensor(float(finite)), record
+        return torch.tensor(divisor), torch.tensor(float(not finite)), np.array([*row, norm])
 
     def confirm(self) -> None:
-        """See whether the last update was taken: one that met numbers that are not finite was not, and may end the run.
+        """Check which steps were applied. Those with non-finite gradients are skipped, or abort the run.
 
-        On a GPU this is asked when the next one is due, so that nobody waits for the device.
+        On a device this waits for it, so algorithms call it once, after the steps of an iteration. All processes call
+        it at the same step, because they exchange what they found.
         """
-        unconfirmed, self._unconfirmed = self._unconfirmed, None
-        if unconfirmed is None:
-            return
-        finite, loss, batch, where = unconfirmed
-        if finite:
-            self.tolerance.in_a_row.zero_()
-        elif not (self._loss_scale.enabled and self.tolerance.forgives()):
-            place = f"update {int(self.updates)} ({where})" if where else f"update {int(self.updates)}"
-            what = f"the gradient of {place} is not finite:"
-            self.tolerance.meet(what, self._find_bad(loss, batch), _ADVICE, {"batch": batch})
+        if self._steps is not None and self._unconfirmed:
+            self._confirm(self._steps.applied(len(self._unconfirmed)))
+
+    def _confirm(self, applied: Sequence[bool]) -> None:
+        steps, self._unconfirmed = self._unconfirmed, []
+        for step, finite in zip(steps, applied, strict=True):
+            if finite:
+                self.tolerance.in_a_row.zero_()
+            elif not (self._loss_scale.enabled and self.tolerance.forgives()):
+                batch = step.rebuild()
+                place = f"update {step.number} ({step.where})" if step.where else f"update {step.number}"
+                what = f"the gradient of {place} is not finite:"
+                self.tolerance.meet(what, self._find_bad(step.loss, batch), _ADVICE, {"batch": batch})
 
     def state(self, prefix: str = "optimizer") -> State:
         """The live tensors of the optimizer by name."""
@@ -155,7 +166,7 @@ class Optimizer:
                 with runtime.autocast():
                     result = loss(part)
                 names = ("loss", *result.sums)
-                row = _row(result.samples, result.total, *result.sums.values())
+                row = self._row(result.samples, result.total, *result.sums.values())
                 if number == 0:
                     rows.append(row)
                 else:
@@ -166,9 +177,20 @@ class Optimizer:
                     handle = runtime._start_sum("totals", totals)
                 gradient.add(result.total if scale is None else result.total * scale, lane, last)
         if runtime.exact:
-            totals = runtime.pool(torch.stack(rows))
+            totals = upload(runtime.pool(torch.stack(rows)), gradient.flat.device)
         handle.wait()
         return names, totals
+
+    def _row(self, samples: Tensor | int, *sums: Tensor) -> Tensor:
+        """A count and sums next to each other, [K], wide enough to be summed over processes."""
+        if self._on_cpu:
+            numbers = [x.item() if isinstance(x, Tensor) else x for x in (samples, *sums)]
+            return torch.tensor(numbers, dtype=torch.float64)  # cheaper than stacking them
+        if isinstance(samples, int):
+            if samples not in self._counts:  # kept, because bringing a number to the device makes the host wait
+                self._counts[samples] = widen(torch.full((), float(samples), device=sums[0].device))
+            samples = self._counts[samples]
+        return torch.stack([widen(samples), *sums]).detach()
 
     def _set_rates(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
@@ -214,6 +236,15 @@ class Optimizer:
 _ADVICE = "Lower the learning rate or the clipping norm, or use --run.nonfinite skip to leave such updates out."
 
 
+class _Unconfirmed(NamedTuple):
+    """A step of which the host does not know yet whether it was applied."""
+
+    number: int
+    loss: LossFunction
+    rebuild: Callable[[], Tree]
+    where: str
+
+
 class LossScale:
     """The factor that keeps fp16 gradients above underflow: halved when one overflows, doubled after a long calm."""
 
@@ -244,12 +275,3 @@ def _split(batch: Tree, pieces: int, lanes: int) -> list[Tree]:
         return piece
 
     return [tree_map(lambda x, s=start: cut(x, s), batch) for start in range(0, samples, step)]
-
-
-def _row(samples: Tensor | int, *sums: Tensor) -> Tensor:
-    """A count and sums side by side, [K] float64."""
-    if sums[0].device.type == "cpu":
-        numbers = [x.item() if isinstance(x, Tensor) else x for x in (samples, *sums)]
-        return torch.tensor(numbers, dtype=torch.float64)  # cheaper than stacking them
-    count = torch.as_tensor(samples, dtype=torch.float64, device=sums[0].device)
-    return torch.stack([count, *sums]).detach()  # the count makes all of it double

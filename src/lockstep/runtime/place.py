@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import json
 import logging
 import mmap
 import os
@@ -10,12 +11,14 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
-from lockstep.parent import crash_file, launch_directory, phase_file
+from lockstep.parent import backend_file, crash_file, launch_directory, phase_file
+from lockstep.protocols import Algorithm
 
 PREEMPTED = 75
 """The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
@@ -65,20 +68,52 @@ LAUNCHER_VARIABLES = tuple(name for name, _ in _ENVIRONMENT.values() if name != 
 """What a launcher sets: found outside of one, they are left over and make a process wait for others."""
 
 
-def choose_device(wanted: str, place: Place) -> torch.device:
+def device_type(wanted: str) -> str:
+    """The type of device that a setting stands for on this machine. Looks for GPUs without taking one into use."""
+    if wanted != "auto":
+        return wanted
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
+    """Refuse more processes than this machine has GPUs, before any of them starts."""
+    if device_type(wanted) != "cuda" or share_gpu:
+        return
+    visible = torch.cuda.device_count()
+    if processes > visible:
+        raise ConfigError(
+            f"{processes} processes need a GPU each, and {_gpus(visible)} visible on this machine.",
+            f"Use --procs {visible} (or --procs auto), make more GPUs visible with --gpus, train on the CPU with "
+            "--run.device cpu, or allow several processes on one GPU with --run.share-gpu.",
+        )
+
+
+def gpu_sharing(wanted: str, processes: int) -> str:
+    """A sentence for the user where processes have to share GPUs; empty where each has its own, or none uses one."""
+    if device_type(wanted) != "cuda" or processes <= (visible := torch.cuda.device_count()):
+        return ""
+    return f"{processes} processes share {visible} visible GPU{'s' * (visible > 1)}: reductions go over gloo, not NCCL."
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU is" if count == 1 else f"{count} GPUs are"
+
+
+def choose_device(wanted: str, place: Place, share_gpu: bool = False) -> torch.device:
     """The device of this process: its own GPU where there are GPUs, else what the machine has."""
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = device_type(wanted)
     if wanted == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("--run.device is cuda, and torch sees no CUDA device.", "Use --run.device cpu or auto.")
-        if place.local_size > torch.cuda.device_count():
-            raise ConfigError(
-                f"{place.local_size} processes were started on {torch.cuda.device_count()} visible GPUs.",
-                f"Start --procs {torch.cuda.device_count()}, or make more GPUs visible with --gpus.",
-            )
-        torch.cuda.set_device(place.local_rank)
-        return torch.device("cuda", place.local_rank)
+        # A scheduler may show each process one GPU of its own, as `srun --gpus-per-task=1` does. Whether two processes
+        # see the same one is found out when they have met: see `shared_gpus`.
+        if torch.cuda.device_count() > 1:
+            require_gpus(wanted, place.local_size, share_gpu)
+        index = place.local_rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
     if wanted == "mps" and place.size > 1:
         logging.getLogger("lockstep").warning(
             "%d processes share one MPS device: nothing is gained over --procs 1.", place.size
@@ -88,9 +123,62 @@ def choose_device(wanted: str, place: Place) -> torch.device:
     return torch.device(wanted)
 
 
-def choose_backend(device: torch.device) -> str:
-    """NCCL for CUDA tensors where it exists (Linux); gloo for everything on the host."""
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+def device_notes(device: torch.device, algorithm: Algorithm, config: Any) -> list[str]:
+    """Sentences for the log about the device that an algorithm with these settings runs on."""
+    if device.type == "cpu":
+        return []
+    parameters = sum(tensor.numel() for tensor in algorithm.weights().values() if tensor.requires_grad)
+    sentence = small_network_note(device, parameters, getattr(config, "batch_size", None))
+    return [sentence] if sentence else []
+
+
+def small_network_note(device: torch.device, parameters: int, batch_size: int | None) -> str:
+    """A sentence where an update is so small that a CPU core may finish it before a GPU has launched its kernels.
+
+    An update of PPO takes about 100 launches of 5 to 7 us, and a core does about 2e10 operations a second.
+    """
+    if device.type == "cpu" or batch_size is None:
+        return ""
+    launching, computing = 100 * 6e-6, 6 * parameters * batch_size / 2e10
+    if computing > launching:
+        return ""
+    return (
+        f"The network is small ({parameters:,} parameters, batches of {batch_size:,}): the CPU may be faster than "
+        f"{device.type}. Compare with --run.device cpu (`lockstep bench` measures both)."
+    )
+
+
+def choose_backend(device: torch.device, shared: bool) -> str:
+    """NCCL for CUDA tensors where it exists (Linux), and gloo for everything on the host.
+
+    NCCL refuses two processes on one GPU: there, CUDA tensors are reduced over gloo, by way of the host.
+    """
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() and not shared else "gloo"
+
+
+def shared_gpus(store: dist.Store, place: Place, device: torch.device) -> list[list[int]]:
+    """Ranks that are on the same GPU as another rank, by GPU; the same list on every process.
+
+    The main process compares all of them, so that the number of requests grows with the processes, not faster.
+    """
+    uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
+    identity = f"{socket.gethostname()} {uuid}" if uuid else ""
+    store.set(f"device/{place.rank}", identity)
+    if place.rank == 0:
+        ranks: dict[str, list[int]] = {}
+        for rank in range(place.size):
+            ranks.setdefault(store.get(f"device/{rank}").decode(), []).append(rank)
+        store.set("devices", json.dumps([found for gpu, found in ranks.items() if gpu and len(found) > 1]))
+    shared: list[list[int]] = json.loads(store.get("devices"))
+    return shared
+
+
+def refuse_shared(shared: list[list[int]]) -> None:
+    """Refuse processes that share a GPU."""
+    raise ConfigError(
+        f"processes {', '.join(map(str, shared[0]))} are on the same GPU.",
+        "Give each process a GPU of its own, or allow several on one with --run.share-gpu.",
+    )
 
 
 def set_arithmetic(run: RunConfig, place: Place) -> None:
@@ -103,7 +191,10 @@ def set_arithmetic(run: RunConfig, place: Place) -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
-    elif "OMP_NUM_THREADS" not in os.environ:
+        return
+    # torch allows TF32 in convolutions and not in matrix products unless told; here both follow one setting.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cores_for(place.local_size))
 
 
@@ -134,6 +225,14 @@ def leave_stack_on_crash(place: Place) -> None:
     if shared is not None and not faulthandler.is_enabled():
         # Left open for good: it is written to when nothing else can be done any more.
         faulthandler.enable((shared / crash_file(place.rank)).open("w"))
+
+
+def note_backend(place: Place, backend: str) -> None:
+    """Have the launcher find over what a process talked to the others, should it crash."""
+    shared = launch_directory()
+    if shared is not None:
+        with contextlib.suppress(OSError):
+            (shared / backend_file(place.rank)).write_text(backend)
 
 
 def open_phase_note(place: Place) -> mmap.mmap | None:

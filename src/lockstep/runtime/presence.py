@@ -29,7 +29,7 @@ class Presence:
     name: str
     """The last of them."""
     waits: float | None
-    """Seconds it has been waiting in that one; None when it does something else."""
+    """Seconds it, or its device, has been waiting in that one; None when it does something else."""
     busy: float
     """Seconds since it started in which it waited for nobody."""
     age: float = 0.0
@@ -38,10 +38,14 @@ class Presence:
     """What it takes of its machine, by name."""
     stack: list[str] = field(default_factory=list)
     """Its main thread, innermost last."""
+    launched_at: str = ""
+    """Line that launched the collective, where the device waits in it and the host has moved on."""
+    device_behind: bool = False
+    """Whether the device still computes what comes before the collective, which the host has launched."""
 
     @property
     def line(self) -> str:
-        return self.stack[-1] if self.stack else "an unknown line"
+        return self.launched_at or (self.stack[-1] if self.stack else "an unknown line")
 
     @property
     def who(self) -> str:
@@ -100,7 +104,15 @@ def describe_hang(before: Mapping[int, Presence], now: Mapping[int, Presence], s
             f" last seen in phase {p.phase} at {p.line}"
         )
     for p in missing:
-        lines.append(f"  {p.who}: it is in phase {p.phase}, after collective {p.collective} ('{p.name}'), at {p.line}")
+        if p.device_behind:
+            lines.append(
+                f"  {p.who}: it launched collective {p.collective} ('{p.name}') at {p.line},"
+                " and its device still computes what comes before it"
+            )
+        else:
+            lines.append(
+                f"  {p.who}: it is in phase {p.phase}, after collective {p.collective} ('{p.name}'), at {p.line}"
+            )
         lines += [f"      {frame}" for frame in p.stack[-8:]]
     lines += [f"  process {process}: it has never said where it is" for process in unknown]
     if not gone and not missing and not unknown:

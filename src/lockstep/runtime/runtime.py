@@ -9,10 +9,11 @@ Shapes: L local lanes, N samples a lane, K columns of a table. A batch is [L x N
 import json
 import mmap
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -22,15 +23,19 @@ from torch import Tensor
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.lanes import Lanes, deal
+from lockstep.metrics import Metrics, widen
 from lockstep.parent import die_with_launcher
-from lockstep.protocols import Metrics, State
+from lockstep.protocols import State
 from lockstep.runtime import place as places
 from lockstep.runtime import pooling, strike, sync
+from lockstep.runtime.failures import in_words, record_failure
 from lockstep.runtime.handles import Ledger, Noted, Nothing, Waiting
-from lockstep.runtime.hosts import listen_here
+from lockstep.runtime.hosts import listen_here, loopback
+from lockstep.runtime.phase_timer import DeviceTimer, HostTimer, PhaseTimer
 from lockstep.runtime.place import Place
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
 from lockstep.runtime.watchdog import Watchdog
+from lockstep.transfer import download
 from lockstep.trees import Tree, first_leaf, tree_map
 
 
@@ -61,8 +66,8 @@ class Runtime:
         self.update = 0
         """The update this process is at."""
         self.started = time.monotonic()
-        self.seconds: dict[str, float] = {}
-        """Wall time by phase since somebody last emptied it; a phase inside another counts for itself alone."""
+        self.timer: PhaseTimer = DeviceTimer() if device.type == "cuda" else HostTimer()
+        """Seconds by phase; a phase inside another counts for itself alone."""
         self.passed: dict[str, int] = {}
         """How often this process came by each phase."""
         self.sent: Counter[tuple[str, int]] = Counter()
@@ -75,8 +80,9 @@ class Runtime:
         self._phases: list[str] = []
         self._phase_note: mmap.mmap | None = None
         """Where the outermost of them is written, for whoever asks after a crash."""
-        self._since = 0.0
         self._strike = strike.read(place)
+        self._over_host = False
+        """Whether CUDA tensors are reduced by way of the host, because processes share a GPU."""
         self._inside_lane = False
         self._main_calls = 0
         self.watchdog = Watchdog(self, run.timeout, run.max_hours)
@@ -89,27 +95,39 @@ class Runtime:
         if place.started:
             die_with_launcher()
             places.leave_stack_on_crash(place)
-        device = places.choose_device(run.device, place)
+        device = places.choose_device(run.device, place, run.share_gpu)
         places.set_arithmetic(run, place)
         run = with_lanes(run, place.size)
-        store = None
+        store, backend = None, ""
         if place.size > 1:
+            if place.local_size == place.size:
+                os.environ.update(loopback())
             # The watchdog ends a run at the timeout, with a report; the backend's own comes only if that fails.
             timeout = timedelta(seconds=run.timeout + 15.0)
             store = dist.PrefixStore("lockstep", _join_store(place))
-            bound = device if device.type == "cuda" else None
-            backend = places.choose_backend(device)
+            shared = places.shared_gpus(store, place, device)
+            if shared and not run.share_gpu:
+                places.refuse_shared(shared)
+            backend = places.choose_backend(device, bool(shared))
+            bound = device if "nccl" in backend else None
             dist.init_process_group(
                 backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
             )
+        places.note_backend(place, backend)
         runtime = cls(run, place, device, store)
+        runtime._over_host = device.type == "cuda" and "nccl" not in backend
         runtime._phase_note = places.open_phase_note(place)
         try:
             with runtime.watchdog.watching():
                 yield runtime
-        finally:
-            if place.size > 1:
-                dist.destroy_process_group()
+        except BaseException as error:
+            # Before the group is left, which may take forever: the launcher must learn of the first cause.
+            record_failure(in_words(error, place) if isinstance(error, Exception) else error)
+            if backend:
+                _abandon_group()
+            raise
+        if backend:
+            dist.destroy_process_group()
 
     @classmethod
     def alone(cls, run: RunConfig, device: str = "cpu", hosting: range | None = None) -> "Runtime":
@@ -134,10 +152,13 @@ class Runtime:
         return tensor
 
     def pool(self, table: Tensor) -> Tensor:
-        """The sum over all lanes of the run of a table [L, K], rounded once: the same bits however many processes."""
+        """The sum over all lanes of the run of a table [L, K], [K] float64 on the host.
+
+        Rounded once, so the same bits however many processes. Waits for the device that the table is on.
+        """
         self._forbid_inside_lane()
         with self.phase("reduce"):
-            rows = table.detach().double().cpu().numpy()
+            rows = widen(table.detach()).cpu().double().numpy()
             if self.size == 1:
                 self.sent["pool", pooling.size(rows)] += 1
                 sums = pooling.sum_here(rows)
@@ -145,7 +166,7 @@ class Runtime:
                 limbs = torch.from_numpy(pooling.as_limbs(rows))
                 self._start_sum("pool", limbs).wait()
                 sums = pooling.from_limbs(limbs.numpy())
-            return torch.tensor(sums, dtype=torch.float64, device=table.device)  # [K]
+            return torch.tensor(sums, dtype=torch.float64)
 
     def agree(self, **flags: bool) -> dict[str, bool]:
         """Each flag, true if it is true on any process."""
@@ -201,13 +222,15 @@ class Runtime:
 
     def reduce(self, metrics: Metrics) -> dict[str, tuple[float, float]]:
         """Sums and counts over the whole run, by name."""
-        pairs = dict(metrics.agreed)
+        pairs = metrics.agreed
+        tables = download([*pairs.values(), *metrics.by_lane.values()])  # one transfer for all of them
+        pairs = dict(zip(pairs, tables, strict=False))
         if metrics.by_lane:
-            table = torch.cat([metrics.by_lane[name] for name in metrics.by_lane], dim=1)  # [L, 2 x names]
+            table = torch.cat(tables[len(pairs) :], dim=1)  # [L, 2 x names]
             pairs |= dict(zip(metrics.by_lane, self.pool(table).view(-1, 2), strict=True))
         if not pairs:
             return {}
-        rows = torch.stack([pair.to("cpu") for pair in pairs.values()]).tolist()
+        rows = torch.stack(list(pairs.values())).tolist()
         return {name: (total, count) for name, (total, count) in zip(pairs, rows, strict=True)}
 
     def in_sync(self, state: State, where: str) -> None:
@@ -278,7 +301,9 @@ class Runtime:
         self.sent[name, tensor.nbytes] += 1
         if self.size == 1:
             return Nothing()
-        return Noted(self.ledger, name, dist.all_reduce(tensor, operation, async_op=True))
+        if tensor.is_cuda and self._over_host:
+            return Noted(self.ledger, name, _OverHost(tensor, operation))
+        return Noted(self.ledger, name, dist.all_reduce(tensor, operation, async_op=True), on_device=tensor.is_cuda)
 
     def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> None:
         self._forbid_inside_lane()
@@ -315,18 +340,43 @@ class Phase:
 
     def _turn(self) -> None:
         """Give the time since the last turn to the innermost phase."""
-        runtime, now = self._runtime, time.perf_counter()
-        if runtime._phases:
-            name = runtime._phases[-1]
-            runtime.seconds[name] = runtime.seconds.get(name, 0.0) + now - runtime._since
-        runtime._since = now
+        phases = self._runtime._phases
+        self._runtime.timer.switch(phases[-1] if phases else None)
+
+
+class _OverHost:
+    """A reduction of a CUDA tensor by way of a copy on the host."""
+
+    def __init__(self, tensor: Tensor, operation: Any) -> None:
+        self._tensor, self._copy = tensor, tensor.to("cpu")
+        self._work = dist.all_reduce(self._copy, operation, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._tensor.copy_(self._copy)
+
+
+def _abandon_group() -> None:
+    """Leave the other processes after a failure, within a few seconds.
+
+    Destroying the group waits for collectives that were launched, which may wait for a process that is gone.
+    """
+    thread = threading.Thread(target=_abort_group, name="abort process group", daemon=True)
+    thread.start()
+    thread.join(3.0)
+
+
+def _abort_group() -> None:
+    with suppress(Exception):  # the failure that led here is the one to report
+        dist.distributed_c10d._abort_process_group()
 
 
 def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
     """The dtype networks are autocast to; None for plain fp32."""
     if precision == "amp":
-        has_bf16 = device.type == "cpu" or (device.type == "cuda" and torch.cuda.is_bf16_supported())
-        precision = "bf16" if has_bf16 else "fp16"
+        # GPUs before Ampere emulate bf16, slower than fp32.
+        native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16" if native or device.type == "cpu" else "fp16"
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 

@@ -16,7 +16,13 @@ class OutOfSync(RuntimeError):
 
 def fingerprints(state: State) -> Tensor:
     """A 64-bit number for each tensor, [tensors] int64: integer sums, which wrap and never round."""
-    return torch.stack([_fingerprint(tensor.detach()) for tensor in state.values()]).to("cpu")
+    found = [_fingerprint(tensor.detach()) for tensor in state.values()]
+    numbers = torch.empty(len(found), dtype=torch.int64)
+    # An agent on a GPU has counters on the host, too: one transfer for each device.
+    for device in {number.device for number in found}:
+        places = [place for place, number in enumerate(found) if number.device == device]
+        numbers[places] = torch.stack([found[place] for place in places]).to("cpu")
+    return numbers
 
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}

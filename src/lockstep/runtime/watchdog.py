@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0
 """Seconds after which somebody who has not arrived is named."""
+COMPILE, COMPILE_TIMEOUT = "compile", 1800.0
+"""Phase in which a process compiles or captures, and seconds that others wait for it then."""
 TICK = 1.0
 """Seconds between two looks; more where there are many processes to write down."""
 
@@ -93,6 +95,8 @@ class Watchdog:
     def look_at(self, directory: Path) -> None:
         """From now on write where this process is into a directory that all processes of the run see."""
         self._directory = directory
+        if self.runtime.size > 1:
+            presence.write(directory, self._sample())  # at once, so that one that stops soon after is known, too
 
     def work(self) -> Work:
         """What the processes of the run did since this was last asked."""
@@ -191,10 +195,10 @@ class Watchdog:
     def _sample(self) -> Presence:
         self._beat += 1
         runtime, ledger = self.runtime, self.runtime.ledger
-        waiting = ledger.now
+        waiting = ledger.now()
         frame = sys._current_frames().get(self._thread)
         now = time.monotonic()
-        waits = None if waiting is None else now - waiting.since
+        waits = None if waiting is None or waiting.since is None else now - waiting.since
         return Presence(
             process=runtime.rank,
             host=socket.gethostname(),
@@ -209,6 +213,8 @@ class Watchdog:
             age=now - runtime.started,
             use=self._vitals.read(),
             stack=presence.stack_of(frame),
+            launched_at="" if waiting is None else waiting.line,
+            device_behind=waiting is not None and waiting.since is None,
         )
 
     def _miss(self, directory: Path, me: Presence) -> None:
@@ -217,7 +223,9 @@ class Watchdog:
         if not self._earlier:
             self._earlier, self._earlier_at = now, time.monotonic()
         waits = me.waits or 0.0
-        over = waits > self.timeout
+        # A process that compiles while the others wait is slow once, and not stuck.
+        compiling = any(p.phase == COMPILE and p.waits is None for p in now.values())
+        over = waits > (COMPILE_TIMEOUT if compiling else self.timeout)
         if waits < PATIENCE or (time.monotonic() - self._earlier_at < 2.0 * self._tick and not over):
             return  # too soon to tell who is silent
         if me.collective != self._reported or over:
@@ -234,10 +242,15 @@ class Watchdog:
 
     def _end(self, directory: Path, report: str, writes: bool) -> None:
         words = f"{report}\nNobody came within {self.timeout:.0f} s (run.timeout), so the run ends here."
+        path = directory.parent.parent / "hang.txt"
+        # One process writes the report. The others leave after it, because the first to leave has the launcher end all.
+        now = time.time()
+        while not writes and not _written_since(path, now - self.timeout):
+            time.sleep(0.1)
+            writes = time.time() > now + 3.0
         if writes:
-            path = directory.parent.parent / "hang.txt"
             try:
-                path.write_text(f"{words}\n\n{_flight_record()}\n")
+                path.write_text(f"{words}\n\n{_flight_records()}\n")
                 words += f"\nThis report is in {path}."
             except OSError as error:
                 words += f"\n(The report could not be written: {error}.)"
@@ -246,16 +259,30 @@ class Watchdog:
         self._leave(1)
 
 
+def _written_since(path: Path, moment: float) -> bool:
+    """Whether a file was written after a moment; one of an earlier start may lie there, too."""
+    try:
+        return path.stat().st_mtime > moment
+    except OSError:
+        return False
+
+
 def _hear(*_: object) -> None:
     """Nothing: the watchdog reads the signal's number from a pipe, even while this thread cannot run Python."""
 
 
-def _flight_record() -> str:
-    """What torch remembers of its collectives, where it does."""
-    try:
-        import torch._C._distributed_c10d as c10d
+def _flight_records() -> str:
+    """What torch recorded of its latest collectives: those over gloo, and those over NCCL where torch has it."""
+    import torch._C._distributed_c10d as c10d
 
-        record: bytes = c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
-        return f"torch's flight recorder:\n{record.decode()[:100_000]}"
-    except Exception as error:
-        return f"torch's flight recorder had nothing to say ({error})."
+    records = []
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("NCCL", "_dump_nccl_trace_json")):
+        if not hasattr(c10d, name):
+            continue
+        try:
+            record = getattr(c10d, name)()
+            text = record.decode() if isinstance(record, bytes) else str(record)
+            records.append(f"torch's flight recorder of {backend}:\n{text[:100_000]}")
+        except Exception as error:
+            records.append(f"torch's flight recorder of {backend} cannot be read: {error}.")
+    return "\n\n".join(records)

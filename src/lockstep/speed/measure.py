@@ -91,9 +91,9 @@ def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int
     phases: dict[str, float] = {}
     began, more = time.perf_counter(), True
     while more:
-        runtime.seconds.clear()
+        runtime.timer.take()
         ours.append(meter.seconds(meter.iterate))
-        for name, spent in runtime.seconds.items():
+        for name, spent in runtime.timer.take().items():
             phases[name] = phases.get(name, 0.0) + spent
         for times, work in zip(bare, works, strict=True):
             times.append(meter.seconds(work.run, work.times)[0])

@@ -122,9 +122,9 @@ def measure_shares(
         # In turns, so that a machine that slows down slows all of them.
         say(f"measuring shares, round {number + 1} of {rounds}")
         for count, meter in meters.items():
-            meter.runtime.seconds.clear()
+            meter.runtime.timer.take()
             total = meter.seconds(meter.iterate)[1]
-            phases = meter.runtime.seconds
+            phases = meter.runtime.timer.take()
             collect, learn = phases["env"] + phases["act"], phases["learn"]
             times[count].append({"collect": collect, "learn": learn, "rest": total - collect - learn})
         between()

@@ -20,6 +20,7 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Clock, Part, State, Step
 from lockstep.streams import Stream
 from lockstep.tasks.dmcontrol_suite import FRAMES, PIXELS, World, resolve
+from lockstep.transfer import Uploader
 from lockstep.trees import Tree, copy_into
 
 CHANCE = 626
@@ -63,7 +64,7 @@ class DMControl:
     """The environments of the local lanes."""
 
     def __init__(self, config: DMControlConfig, lanes: Lanes, device: torch.device) -> None:
-        self._config, self._lanes, self._device = config, lanes, device
+        self._config, self._lanes = config, lanes
         self._share = lanes.share(config.num_envs, "num_envs")
         self.num_envs = count = len(lanes) * self._share
         # Keyed by the place in the whole run, so that it does not matter who hosts an environment.
@@ -95,6 +96,9 @@ class DMControl:
         self._earned = np.zeros(count)
         """Those of the episodes that ended in the last step."""
         self._pool = ThreadPoolExecutor(config.threads) if config.threads and not config.pixels else None
+        self._upload = Uploader(device)
+        self._shown: Any = None
+        """What the last step returned, on the device; None while it is out of date."""
 
     def _world(self, name: str) -> World:
         return World(name, self._config.repeat, self._config.steps, self._config.pixels)
@@ -102,22 +106,15 @@ class DMControl:
     def reset(self) -> Tree:
         for row in range(self.num_envs):
             self._begin(row, episode=0)
+        self._shown = None
         return self.observe()
 
     def step(self, action: Tensor) -> Step:
         if len(action) != self.num_envs:
             raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
         self.kernel(action.cpu().double().numpy())
-        truncated = self._ended & ~self._terminated
-        return Step(
-            obs=self.observe(),
-            reward=self._out(self._reward),
-            terminated=self._out(self._terminated),
-            truncated=self._out(truncated),
-            final_obs=self._seen(self._final),
-            episode=self._returns(),
-            cut=bool(truncated.any()),
-        )
+        self._show()
+        return Step(**self._shown, cut=bool((self._ended & ~self._terminated).any()))
 
     def kernel(self, actions: np.ndarray) -> None:
         """The environments alone, with nothing around them."""
@@ -126,7 +123,24 @@ class DMControl:
             pass
 
     def observe(self) -> Tree:
-        return self._seen(self._obs)
+        if self._shown is None:
+            self._show()
+        obs: Tree = self._shown["obs"]
+        return obs
+
+    def _show(self) -> None:
+        """Bring what the last step left to the device."""
+        truncated = self._ended & ~self._terminated
+        self._shown = self._upload(
+            {
+                "obs": self._seen(self._obs),
+                "reward": torch.from_numpy(self._reward),
+                "terminated": torch.from_numpy(self._terminated),
+                "truncated": torch.from_numpy(truncated),
+                "final_obs": self._seen(self._final),
+                "episode": self._returns(),
+            }
+        )
 
     def advance(self, clock: Clock) -> None:
         """The suite knows nothing of the run's time."""
@@ -154,6 +168,7 @@ class DMControl:
 
     def load_lane_state(self, lane: int, state: State) -> None:
         rows, who = self._lanes.rows(lane, self._share), f"{', '.join(self._config.names)}, lane {lane}"
+        self._shown = None
         saved = self.lane_state(lane)
         copy_into(saved, state, who)  # for its checks of names and shapes
         taken, episodes, chance = saved["taken"], saved["episode"], saved["chance"]
@@ -227,16 +242,13 @@ class DMControl:
             return {}
         earned = torch.tensor(self._earned)
         return {
-            f"return/{part.name}": torch.where(self._task == number, earned, torch.nan).to(self._device)
+            f"return/{part.name}": torch.where(self._task == number, earned, torch.nan)
             for number, part in enumerate(self.parts)
         }
 
     def _seen(self, obs: np.ndarray) -> Tree:
-        seen = self._out(obs)
-        return seen if len(self.parts) == 1 else {"obs": seen, "task": self._task.to(self._device)}
-
-    def _out(self, array: np.ndarray) -> Any:
-        return torch.from_numpy(array).to(self._device)
+        seen = torch.from_numpy(obs)
+        return seen if len(self.parts) == 1 else {"obs": seen, "task": self._task}
 
 
 def _space(examples: list[np.ndarray]) -> Box:

@@ -29,6 +29,7 @@ from lockstep.tasks.gym_pool import Pool
 from lockstep.tasks.gym_rows import Rows, Table, make
 from lockstep.tasks.observations import stored_space
 from lockstep.tasks.spaces import allocate, are_actions, env_actions, policy_space, tensor_dtype
+from lockstep.transfer import Uploader
 from lockstep.trees import Tree, copy_into, leaves, tree_map
 
 VELOCITIES = {
@@ -72,7 +73,7 @@ class GymEnvs:
     """The environments of the local lanes. Observations and actions have the form that `tasks/spaces.py` describes."""
 
     def __init__(self, config: GymConfig, lanes: Lanes, device: torch.device) -> None:
-        self._config, self._lanes, self._device = config, lanes, device
+        self._config, self._lanes = config, lanes
         self._share = lanes.share(config.num_envs, "num_envs")
         self.num_envs = count = len(lanes) * self._share
         with _explained(config.id):
@@ -88,19 +89,21 @@ class GymEnvs:
         self._restarted = 0
 
         workers = min(config.workers, count) if count > 1 else 0  # one alone has nobody to be stepped beside
-        self._pinned = device.type == "cuda" and not workers  # memory that processes share is not pinned
-        own = _table(self.observation_space, self._act_space, count, self._pinned)
+        own = _table(self.observation_space, self._act_space, count)
         with _explained(config.id):
             self._envs = Pool(config.id, options, own, workers, places) if workers else Rows(config.id, options, own)
         self._table = self._envs.table
         returned = {name: getattr(self._table, name) for name in Step._fields if name in Table._fields}
         self._host: Any = tree_map(torch.from_numpy, returned)  # the same memory
+        self._upload = Uploader(device)
+        self._on_device: Any = None
+        """The same on the device; None while it is out of date."""
 
     def reset(self) -> Tree:
-        self._await_copies()
         for row in range(self.num_envs):
             self._enter(row, episode=0)
         self._envs.begin({row: self._seed(row) for row in range(self.num_envs)})
+        self._on_device = None
         return self.observe()
 
     def step(self, action: Tensor) -> Step:
@@ -109,14 +112,14 @@ class GymEnvs:
             raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
         actions = env_actions(self._act_space, action.cpu().numpy())
         self._log.append(actions, longest=int(self._steps.max()) + 1)
-        self._await_copies()
         now = self._table
         now.action[:] = actions
         self._envs.step()
         self._steps += 1
         for row in np.flatnonzero(now.terminated | now.truncated).tolist():
             self._enter(row, self._episode[row] + 1)
-        return Step(**self._on_device(self._host), episode={}, cut=bool(now.truncated.any()))
+        self._on_device = self._upload(self._host)
+        return Step(**self._on_device, episode={}, cut=bool(now.truncated.any()))
 
     def kernel(self, actions: np.ndarray) -> None:
         """The environments alone, with nothing around them."""
@@ -126,7 +129,10 @@ class GymEnvs:
     def observe(self) -> Tree:
         """The current observations, as the last reset, step or restore left them; [B, ...]."""
         self._tell_of_restarts()
-        return self._on_device(self._host["obs"])
+        if self._on_device is None:
+            self._on_device = self._upload(self._host)
+        obs: Tree = self._on_device["obs"]
+        return obs
 
     def advance(self, clock: Clock) -> None:
         """A Gymnasium environment knows nothing of the run's time."""
@@ -155,7 +161,7 @@ class GymEnvs:
 
     def load_lane_state(self, lane: int, state: State) -> None:
         """Replay every episode; where that does not lead to the saved observation, begin the next one."""
-        self._await_copies()
+        self._on_device = None
         who, saved = f"{self._config.id}, lane {lane}", self.lane_state(lane)
         taken = state.get("actions", saved["actions"])
         if taken.dim() == 0 or len(taken) > self._share * self._config.replay_cap:
@@ -232,14 +238,6 @@ class GymEnvs:
                 stacklevel=3,
             )
 
-    def _on_device(self, tree: Any) -> Any:
-        return tree_map(lambda host: host.to(self._device, non_blocking=self._pinned), tree)
-
-    def _await_copies(self) -> None:
-        """The buffers may be on their way to the GPU until its stream has come this far."""
-        if self._pinned:
-            torch.cuda.current_stream(self._device).synchronize()
-
 
 class ActionLog:
     """The newest actions of all environments, reaching back to the start of the longest current episode."""
@@ -269,20 +267,20 @@ class ActionLog:
             step[row] = action
 
 
-def _table(observations: Space[Any], actions: Space[Any], count: int, pinned: bool) -> Table:
-    """Zeros for `count` environments; what a step returns is pinned, so that a GPU can fetch it without waiting."""
+def _table(observations: Space[Any], actions: Space[Any], count: int) -> Table:
+    """Zeros for `count` environments."""
 
     def column(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(count, dtype=dtype, pin_memory=pinned)  # [B]
+        return torch.zeros(count, dtype=dtype)  # [B]
 
     tensors = Table(
         action=torch.zeros((count, *(actions.shape or ())), dtype=tensor_dtype(actions)),  # [B, ...]
         seed=torch.zeros(count, dtype=torch.int64),
-        obs=allocate(observations, count, pinned),
+        obs=allocate(observations, count),
         reward=column(torch.float32),
         terminated=column(torch.bool),
         truncated=column(torch.bool),
-        final_obs=allocate(observations, count, pinned),
+        final_obs=allocate(observations, count),
         total=torch.zeros(count, dtype=torch.float64),
     )
     return Table(*(tree_map(Tensor.numpy, part) for part in tensors))  # the same memory

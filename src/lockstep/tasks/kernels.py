@@ -14,6 +14,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from lockstep.transfer import Uploader
+
 Integer: TypeAlias = "int | np.integer"
 
 # Philox 4x32 with ten rounds (Salmon et al. 2011). Everything is uint64: numba makes a float of uint64 with int64.
@@ -53,33 +55,16 @@ def random_below(bound: Integer, key: Integer, major: Integer, minor: Integer) -
 class Buffers:
     """Arrays that a kernel writes on the host, and the tensors that show them on the device.
 
-    On the CPU the two are one memory and nothing is ever copied. On CUDA the arrays are pinned and copied without
-    waiting, so they must be claimed before they are written again.
+    On the CPU the two are one memory and nothing is ever copied.
     """
 
     def __init__(self, device: torch.device, **shapes: tuple[torch.dtype, tuple[int, ...]]) -> None:
-        self._device = device
-        self._host = {
-            name: torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
-            for name, (dtype, shape) in shapes.items()
-        }
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._host = {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in shapes.items()}
+        self._upload = Uploader(device)
         self.arrays: dict[str, np.ndarray] = {name: host.numpy() for name, host in self._host.items()}
-        self.tensors: dict[str, Tensor] = {
-            name: host if device.type == "cpu" else torch.zeros_like(host, device=device)
-            for name, host in self._host.items()
-        }
-
-    def claim(self) -> None:
-        """Wait until the last copies have left the arrays; a kernel may write them from here on."""
-        if self._copied is not None:
-            self._copied.synchronize()
+        self.tensors: dict[str, Tensor] = self._upload(self._host)
 
     def publish(self) -> dict[str, Tensor]:
         """Bring what the kernel wrote to the device."""
-        for name, tensor in self.tensors.items():
-            if tensor is not self._host[name]:
-                tensor.copy_(self._host[name], non_blocking=self._copied is not None)
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(self._device))
+        self.tensors = self._upload(self._host)
         return self.tensors

@@ -88,7 +88,6 @@ class Recall:
         self.reset()
 
     def reset(self) -> Tensor:
-        self._buffers.claim()
         self._episode[:] = self._age[:] = 0
         return self._shown()
 
@@ -96,7 +95,6 @@ class Recall:
         return self._buffers.tensors["obs"]
 
     def step(self, action: Tensor) -> Step:
-        self._buffers.claim()
         self.kernel(action.to("cpu", torch.int64).contiguous().numpy())
         self._shown()
         out = self._buffers.tensors
@@ -126,7 +124,6 @@ class Recall:
         return {name: tensor.clone() for name, tensor in self._live(lane).items()}
 
     def load_lane_state(self, lane: int, state: State) -> None:
-        self._buffers.claim()
         age = state.get("age")
         if age is not None and not ((age >= 0) & (age <= self._delay)).all():
             raise ValueError(f"Recall, lane {lane}: the saved steps are none of an episode of {self._delay + 1}.")

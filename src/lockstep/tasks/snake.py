@@ -253,7 +253,6 @@ class Snake:
         self.reset()
 
     def reset(self) -> Tensor:
-        self._buffers.claim()
         _start_all(self._boards, self._rules.size)
         return self._buffers.publish()["obs"]
 
@@ -262,7 +261,6 @@ class Snake:
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        self._buffers.claim()
         cut = self.kernel(actions) if actions.shape == (self.num_envs,) else -1
         if cut < 0:
             raise ValueError(
@@ -293,7 +291,6 @@ class Snake:
         return {name: tensor.clone() for name, tensor in self._live(lane).items()}
 
     def load_lane_state(self, lane: int, state: State) -> None:
-        self._buffers.claim()
         live = self._live(lane)
         before = {name: tensor.clone() for name, tensor in live.items()}
         copy_into(live, state, f"Snake, lane {lane}")

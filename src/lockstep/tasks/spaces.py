@@ -16,11 +16,11 @@ from lockstep.tasks.observations import float_box
 from lockstep.trees import Tree
 
 
-def allocate(stored: Space[Any], count: int, pinned: bool) -> Tree:
-    """Zeros for `count` observations of a stored space; pinned memory can be copied to a GPU without waiting."""
+def allocate(stored: Space[Any], count: int) -> Tree:
+    """Zeros for `count` observations of a stored space."""
     if isinstance(stored, Dict):
-        return {name: allocate(part, count, pinned) for name, part in stored.items()}
-    return torch.zeros((count, *(stored.shape or ())), dtype=tensor_dtype(stored), pin_memory=pinned)  # [B, ...]
+        return {name: allocate(part, count) for name, part in stored.items()}
+    return torch.zeros((count, *(stored.shape or ())), dtype=tensor_dtype(stored))  # [B, ...]
 
 
 def policy_space(space: Space[Any]) -> Space[Any]:

@@ -142,7 +142,6 @@ class TeamSnakes:
         self.reset()
 
     def reset(self) -> Tree:
-        self._buffers.claim()
         start_all(self._games)
         return self._shown()
 
@@ -151,7 +150,6 @@ class TeamSnakes:
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        self._buffers.claim()
         cut = self.kernel(actions) if actions.shape == (self.num_envs, self.agents) else -1
         if cut < 0:
             raise ValueError(
@@ -206,7 +204,6 @@ class TeamSnakes:
         return {name: tensor.clone() for name, tensor in self._live(lane).items()}
 
     def load_lane_state(self, lane: int, state: State) -> None:
-        self._buffers.claim()
         live, owner = self._live(lane), f"Team snakes, lane {lane}"
         before = {name: tensor.clone() for name, tensor in live.items()}
         copy_into(live, state, owner)

@@ -248,7 +248,6 @@ class Trading:
         self.reset()
 
     def reset(self) -> Tensor:
-        self._buffers.claim()
         self._table.episode[:] = self._table.age[:] = 0
         for account in self._table.account:
             open_account(account)
@@ -259,7 +258,6 @@ class Trading:
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        self._buffers.claim()
         cut = self.kernel(actions) if actions.shape == (self.num_envs,) else -1
         if cut < 0:
             raise ValueError(
@@ -298,7 +296,6 @@ class Trading:
         return {name: tensor.clone() for name, tensor in self._live(lane).items()}
 
     def load_lane_state(self, lane: int, state: State) -> None:
-        self._buffers.claim()
         age, live = state.get("age"), self._live(lane)
         if age is not None and not ((age >= 0) & (age < self.config.length)).all():
             raise ValueError(f"trading, lane {lane}: the saved steps are none of an episode of {self.config.length}.")

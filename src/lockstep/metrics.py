@@ -1,0 +1,98 @@
+"""Metrics: sums and counts, never means, so that they can be pooled over lanes and processes."""
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Metrics:
+    """Sums and counts by name: local ones kept by lane until they are pooled, and ones already agreed."""
+
+    def __init__(self) -> None:
+        self.by_lane: dict[str, Tensor] = {}
+        """[L, 2] (sum, count) of the local lanes, still to be pooled."""
+        self._pairs: dict[str, Tensor] = {}
+        self._latest: dict[str, Tensor] = {}
+        self._updates: dict[tuple[str, tuple[str, ...]], list[Tensor] | list[np.ndarray]] = {}
+        """Rows of updates by group and names, as they come: there are many, and they are added up when asked for."""
+
+    @property
+    def agreed(self) -> dict[str, Tensor]:
+        """[2] (sum, count) by name over the whole run, the same on every process."""
+        pairs = dict(self._pairs)
+        for (group, names), rows in self._updates.items():
+            for name, pair in _pairs_of(group, names, rows).items():
+                pairs[name] = pairs[name] + pair if name in pairs else pair
+        return pairs
+
+    def add(self, name: str, sums: Tensor, counts: Tensor) -> None:
+        """Add a sum and a count for each local lane, [L] each."""
+        pair = torch.stack([widen(sums), widen(counts)], dim=-1)
+        self.by_lane[name] = self.by_lane[name] + pair if name in self.by_lane else pair
+
+    def agree(self, name: str, total: Tensor, count: Tensor | float) -> None:
+        """Add a sum and a count that are the same number on every process."""
+        wide = widen(total)
+        on_device = isinstance(count, Tensor) and count.device == wide.device
+        pair = torch.stack([wide, widen(count) if on_device else torch.full_like(wide, float(count))])  # type: ignore[arg-type]
+        self._pairs[name] = self._pairs[name] + pair if name in self._pairs else pair
+        self._latest[name] = pair
+
+    def agree_update(self, names: tuple[str, ...], row: Any) -> None:
+        """Add an update, [count, a sum for each name, the gradient's norm]; skipped if the norm is not finite."""
+        self._updates.setdefault(("", names), []).append(row)
+
+    def latest(self, name: str) -> float:
+        """The mean of the newest agreed entry: the same number on every process. Waits for the device."""
+        total, count = self._newest()[name].tolist()
+        return float(total / max(count, 1.0))
+
+    def under(self, group: str) -> "Metrics":
+        """The same metrics with names `group/name`."""
+        renamed = Metrics()
+        renamed.by_lane = {f"{group}/{name}": pair for name, pair in self.by_lane.items()}
+        renamed._pairs = {f"{group}/{name}": pair for name, pair in self._pairs.items()}
+        renamed._latest = {f"{group}/{name}": pair for name, pair in self._latest.items()}
+        renamed._updates = {(f"{group}/{inner}", names): rows for (inner, names), rows in self._updates.items()}
+        return renamed
+
+    def _newest(self) -> dict[str, Tensor]:
+        pairs = dict(self._latest)
+        for (group, names), rows in self._updates.items():
+            pairs |= _pairs_of(group, names, rows[-1:])
+        return pairs
+
+    def __iadd__(self, other: "Metrics") -> Self:
+        for mine, theirs in ((self.by_lane, other.by_lane), (self._pairs, other._pairs)):
+            for name, pair in theirs.items():
+                mine[name] = mine[name] + pair if name in mine else pair
+        for key, rows in other._updates.items():
+            self._updates[key] = [*self._updates.get(key, ()), *rows]
+        self._latest |= other._latest
+        return self
+
+
+def widen(x: Tensor) -> Tensor:
+    """Numbers in the dtype in which sums are kept: float64, or float32 on MPS, which has no float64."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
+def _pairs_of(group: str, names: tuple[str, ...], rows: list[Tensor] | list[np.ndarray]) -> dict[str, Tensor]:
+    """Sums and counts [2] by name of some updates; those that were skipped count for nothing."""
+    # Added up one after another, on the CPU in NumPy, which is many times cheaper there than tensors of a few numbers.
+    if isinstance(rows[0], np.ndarray):
+        table = np.stack(rows)  # [updates, K]
+        taken = np.isfinite(table[:, -1])
+        sums, count = torch.from_numpy(table[taken].sum(0)), float(taken.sum())
+        sums = torch.cat([sums, torch.tensor([count], dtype=torch.float64)])
+    else:
+        stacked = torch.stack(rows)
+        finite = stacked[:, -1:].isfinite()
+        sums = torch.where(finite, torch.cat([stacked, finite], dim=1), 0.0).sum(0)
+    samples, *totals, norm, steps = sums.unbind()
+    tried = torch.full_like(steps, len(rows))
+    pairs = {name: torch.stack([total, samples]) for name, total in zip(names, totals, strict=True)}
+    pairs |= {"grad_norm": torch.stack([norm, steps]), "skipped": torch.stack([tried - steps, tried])}
+    return {f"{group}{name}": pair for name, pair in pairs.items()}

@@ -1,0 +1,214 @@
+"""Starting on emulated GPUs: which device each process gets, what is refused before it starts, and who uses a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import emulated_cuda
+from lockstep.config import RunConfig
+from lockstep.runtime import Runtime
+from lockstep.runtime.place import Place, choose_device, device_type, set_arithmetic, small_network_note
+from lockstep.runtime.runtime import half_precision
+from processes import command, outcomes, together
+from tiny import hash_of
+
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+
+
+def on(gpus, *words, **settings):
+    """Run `lockstep WORDS` on a machine with emulated GPUs."""
+    return command([*LOCKSTEP, *words], environment=emulated_cuda.environment(gpus, **settings))
+
+
+def train(directory, name, *words):
+    run = ["run.device=cuda", "run.reduction=exact", "run.eval_every=none", f"run.dir={directory}", f"run.name={name}"]
+    return ["train", "gym-ppo", "--smoke", "run.samples=512", *run, *words]
+
+
+# -- how many processes ------------------------------------------------------------------------------------------------
+
+
+def test_more_processes_than_gpus_are_refused_before_any_starts(tmp_path):
+    contexts = tmp_path / "contexts"
+    contexts.mkdir()
+    ended = on(1, *train(tmp_path, "run", "--procs", "2"), EMULATED_CUDA_CONTEXTS=str(contexts))
+    assert ended.code == 2
+    assert "2 processes need a GPU each, and 1 GPU is visible on this machine." in ended.output
+    assert "--run.share-gpu" in ended.output
+    assert list(contexts.iterdir()) == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_may_share_a_gpu_when_asked_and_train_the_same_agent(tmp_path):
+    for name, procs, words in (("one", "1", []), ("two", "2", ["run.share_gpu=true"])):
+        ended = on(1, *train(tmp_path, name, "--procs", procs, *words))
+        assert ended.code == 0, ended.output
+    assert hash_of(tmp_path / "one") == hash_of(tmp_path / "two")
+
+
+@pytest.mark.parametrize("words", [["--procs", "auto"], ["--distributed"]])
+def test_procs_auto_starts_a_process_for_each_gpu(tmp_path, words):
+    ended = on(2, *train(tmp_path, "run", *words))
+    assert ended.code == 0, ended.output
+    assert "2 processes · cuda" in ended.output
+
+
+def test_resume_takes_procs_auto(tmp_path):
+    assert on(1, *train(tmp_path, "run")).code == 0
+    ended = on(2, "resume", tmp_path / "run", "--procs", "auto", "--samples", "1024")
+    assert ended.code == 0, ended.output
+    assert "2 processes · cuda" in ended.output
+
+
+# -- which device ------------------------------------------------------------------------------------------------------
+
+
+def own_device(share=False):
+    """The physical GPU of each process, where a scheduler shows each process one GPU."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0" if share else os.environ["RANK"]
+    with Runtime.start(RunConfig(device="cuda", share_gpu=share)) as runtime:
+        total = runtime.sum(torch.ones(1, device=runtime.device)).item()
+        backend = torch.distributed.get_backend_config()
+        return torch.cuda.get_device_properties(runtime.device).pci_bus_id, total, "nccl" in backend
+
+
+def test_each_process_uses_the_one_gpu_that_a_scheduler_shows_it():
+    found = together(own_device, 2, environment={"EMULATED_GPUS": "2"})
+    assert found == [[0, 2.0, True], [1, 2.0, True]]
+
+
+def test_processes_that_see_the_same_gpu_talk_over_gloo():
+    found = together(own_device, 2, True, environment={"EMULATED_GPUS": "2"})
+    assert found == [[0, 2.0, False]] * 2
+
+
+def refused():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    with Runtime.start(RunConfig(device="cuda")):
+        pass
+
+
+def test_processes_that_share_a_gpu_unasked_are_refused():
+    for outcome in outcomes(refused, 2, environment={"EMULATED_GPUS": "2"}):
+        assert outcome.error.startswith("ConfigError: processes 0, 1 are on the same GPU.")
+
+
+def interface():
+    with Runtime.start(RunConfig(device="cuda")):
+        return os.environ.get("NCCL_SOCKET_IFNAME"), os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def test_nccl_meets_on_the_loopback_interface_of_one_host_unless_told_otherwise():
+    assert together(interface, 2, environment={"EMULATED_GPUS": "2"}) == [["=lo", "lo"]] * 2
+    chosen = {"EMULATED_GPUS": "2", "NCCL_SOCKET_IFNAME": "eth7"}
+    assert [name for name, _ in together(interface, 2, environment=chosen)] == ["eth7"] * 2
+
+
+def test_device_auto_prefers_cuda_then_mps_then_cpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert device_type("auto") == "cuda"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert device_type("auto") == "mps"
+    assert choose_device("auto", Place()) == torch.device("mps")
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    assert device_type("auto") == "cpu"
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+def half():
+    return str(half_precision("amp", torch.device("cuda", 0)))
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [("7.0", "float16"), ("7.5", "float16"), ("8.0", "bfloat16")])
+def test_amp_takes_bf16_only_where_it_is_not_emulated(capability, dtype):
+    environment = {"EMULATED_GPUS": "1", "EMULATED_GPU_CAPABILITY": capability}
+    assert together(half, 1, environment=environment) == [f"torch.{dtype}"]
+
+
+@pytest.mark.parametrize(("reduction", "tf32"), [("fast", True), ("fast", False), ("exact", False)])
+def test_tf32_follows_the_setting_in_matrix_products_and_convolutions(reduction, tf32):
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        set_arithmetic(RunConfig(reduction=reduction, tf32=tf32), Place())
+        assert torch.backends.cuda.matmul.allow_tf32 is tf32
+        assert torch.backends.cudnn.allow_tf32 is tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_tf32_is_refused_in_exact_mode():
+    ended = command([*LOCKSTEP, "train", "gym-ppo", "--smoke", "run.tf32=true", "run.reduction=exact"])
+    assert ended.code == 2
+    assert "run.tf32" in ended.output
+
+
+# -- who uses a GPU ----------------------------------------------------------------------------------------------------
+
+
+def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
+    contexts = tmp_path / "contexts"
+    contexts.mkdir()
+    (tmp_path / "quick.py").write_text(
+        "import lockstep.recipes.snake_ppo as base, lockstep.speed.autoscale as scaling\n"
+        "scaling.MOST = 1\n"
+        "class Quick(base.SnakePPO): ...\n"
+    )
+    words = [tmp_path / "quick.py", "--smoke", "--autoscale", "--procs", "2", "run.samples=512", "run.eval_every=none"]
+    environment = os.environ | emulated_cuda.environment(2, EMULATED_CUDA_CONTEXTS=str(contexts), OMP_NUM_THREADS="1")
+    line = [*LOCKSTEP, "train", *map(str, words), "run.device=cuda", f"run.dir={tmp_path}"]
+    launcher = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    output, _ = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, output
+    assert "Scaled to this machine:" in output
+    users = {int(path.name.split(".")[0]) for path in contexts.iterdir()}
+    assert launcher.pid not in users
+    assert len(users) == 3  # the probe and two workers
+
+
+def test_eval_and_play_use_the_gpu_unless_told_otherwise(tmp_path):
+    assert on(0, *train(tmp_path, "run")[:3], "run.samples=256", f"run.dir={tmp_path}", "run.name=run").code == 0
+    for words in (["eval", "--episodes", "2"], ["play", "--max-steps", "3", "--gif", tmp_path / "a.gif"]):
+        for device, used in (([], 1), (["--device", "cpu"], 0)):
+            contexts = tmp_path / f"{words[0]}{len(device)}"
+            contexts.mkdir()
+            line = [words[0], tmp_path / "run", *words[1:], *device]
+            ended = on(1, *line, EMULATED_CUDA_CONTEXTS=str(contexts))
+            assert ended.code == 0, ended.output
+            assert len(list(contexts.iterdir())) == used
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_doctor_trains_on_as_many_gpus_as_there_are(tmp_path, gpus):
+    ended = on(gpus, "doctor", "--dir", tmp_path)
+    assert ended.code == 0, ended.output
+    assert "trained the same agent" in ended.output
+    assert ("processes share 1 visible GPU" in ended.output) is (gpus == 1)
+
+
+def test_prove_runs_two_processes_on_one_gpu():
+    ended = on(1, "prove", "gym-ppo", "--procs", "1", "2", "--iterations", "2", "run.device=cuda")
+    assert ended.code == 0, ended.output
+    assert "2 processes share 1 visible GPU" in ended.output
+    assert "One agent." in ended.output
+
+
+@pytest.mark.parametrize(
+    ("device", "parameters", "batch", "noted"),
+    [("cuda", 9_000, 128, True), ("mps", 9_000, 64, True), ("cuda", 300_000, 2048, False), ("cpu", 9_000, 256, False)],
+)
+def test_network_for_which_the_cpu_may_be_faster_is_noted(device, parameters, batch, noted):
+    sentence = small_network_note(torch.device(device), parameters, batch)
+    assert bool(sentence) is noted
+    assert ("--run.device cpu" in sentence) is noted
+
+
+def test_small_network_is_noted_in_the_log_of_a_run(tmp_path):
+    ended = on(1, *train(tmp_path, "run"))
+    assert ended.code == 0, ended.output
+    assert "the CPU may be faster than cuda" in ended.output

@@ -1,0 +1,73 @@
+"""Every recipe on emulated GPUs: one hash in exact mode on any number of them, and the same agent in fast mode."""
+
+import pytest
+import torch
+
+from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.protocols import Clock
+from lockstep.recipes import RECIPES
+from lockstep.runtime import Runtime
+from lockstep.train import iterate, train
+from processes import together
+from tiny import hash_of
+
+UPDATES = 20
+each_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def parse(*words):
+    start, rest, _ = parse_start([*words, "--smoke"], "train", "")
+    return parse_recipe(start, rest, "lockstep train")
+
+
+def trained(words):
+    """Train a recipe as one of the processes of a group; what it trained on."""
+    train(parse(*words))
+    return torch.cuda.max_memory_allocated() > 0
+
+
+def short(name, path):
+    """A command line for four iterations in exact mode on CUDA, with an evaluation and saves."""
+    recipe = parse(name)
+    step = recipe.algo.iteration_samples(recipe.task)
+    settings = {"samples": 4 * step, "save_every": step, "log_every": step, "eval_every": 2 * step, "eval_episodes": 8}
+    settings |= {"reduction": "exact", "device": "cuda", "dir": path.parent, "name": path.name}
+    return [name, *(f"run.{key}={value}" for key, value in settings.items())]
+
+
+@each_recipe
+def test_exact_training_has_one_hash_on_one_and_two_gpus(name, tmp_path):
+    hashes = []
+    for gpus in (1, 2):
+        path = tmp_path / f"gpus-{gpus}"
+        used = together(trained, gpus, short(name, path), environment={"EMULATED_GPUS": str(gpus)})
+        assert used == [True] * gpus  # and not quietly the CPU
+        hashes.append(hash_of(path))
+    assert hashes[0] == hashes[1]
+
+
+def weights(words):
+    """The weights of an agent after some updates in fast mode."""
+    recipe = parse(*words)
+    with Runtime.start(recipe.run) as runtime:
+        task = recipe.task.build(runtime.lanes, runtime.device)
+        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+        while algorithm.updates < UPDATES:
+            iterate(task, algorithm, clock, runtime, 1)
+        state = algorithm.weights()
+        task.close()
+        return {name: tensor.detach().double().flatten().tolist() for name, tensor in state.items()}
+
+
+# The smoke setting's pendulum earns nothing at first: gradients are zero but for rounding, which Adam makes steps of.
+TASK = {"dmc-tdmpc2": ["--task.names", "cartpole-balance"]}
+
+
+@each_recipe
+@pytest.mark.parametrize("gpus", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
+    words = [name, "run.device=cuda", *TASK.get(name, [])]
+    one = together(weights, 1, words, environment={"EMULATED_GPUS": "1"})[0]
+    for several in together(weights, gpus, words, environment={"EMULATED_GPUS": str(gpus)}):
+        ours, theirs = (torch.tensor([x for values in w.values() for x in values]) for w in (several, one))
+        assert (ours - theirs).norm() / theirs.norm() < 1e-5
