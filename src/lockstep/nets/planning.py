@@ -86,7 +86,7 @@ def seen_of(obs: Any) -> tuple[Tensor, Tensor | None]:
 
 def pairs_of(stream: Stream, counter: int, count: int, critics: int) -> Tensor:
     """Two different critics, `count` times, the same on every lane; [count, 2]."""
-    return torch.stack([stream.permutation(counter * count + number, critics)[:2] for number in range(count)])
+    return stream.permutation(counter, count, critics)[:, :2]
 
 
 def shifted(mean: Tensor) -> Tensor:
