@@ -159,8 +159,9 @@ class PPO:
     def collect(self, clock: Clock) -> Metrics:
         """Take `horizon` steps in every environment."""
         runtime, rollout, outcomes = self.runtime, self.rollout, self.outcomes
-        noise = self.actions.noise(self.noise, clock.iteration, self.config.horizon, self.envs)  # [L, T, E, ...]
-        noise = noise.transpose(0, 1).flatten(1, 2).to(runtime.device)  # [T, B, ...]
+        shape, device = (self.config.horizon, self.envs), runtime.device
+        noise = self.actions.noise(self.noise, clock.iteration, *shape, device=device)  # [L, T, E, ...]
+        noise = noise.transpose(0, 1).flatten(1, 2)  # [T, B, ...]
         obs = self.task.observe()
         for t, draws in enumerate(noise.unbind(0)):
             with runtime.phase("act"):
@@ -208,8 +209,8 @@ class PPO:
         per_lane = config.batch_size // self.runtime.lanes.count // config.length
         count = config.horizon // config.length * self.envs  # rows of a lane
         for epoch in range(config.epochs):
-            order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, count)
-            for number, minibatch in enumerate(minibatches(rows, order.to(self.runtime.device), per_lane), 1):
+            order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, count, device=self.runtime.device)
+            for number, minibatch in enumerate(minibatches(rows, order, per_lane), 1):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number}"
                 metrics += self.optimizer.step(self.loss, minibatch, rate, where)
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
