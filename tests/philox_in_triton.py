@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import torch
 
-from lockstep.philox import cpu, triton_kernel
+from lockstep.philox import cpu, tensor_ops, triton_kernel
 
 KEYS = np.array([0, 1, 2**64 - 1, 0xA4093822299F31D0, 5, 2**32, 77], np.uint64)
 DRAWS = [
@@ -40,12 +40,14 @@ def interpreted():
                 made = bits(triton_kernel.draw(kind, keys, given, count, bound))
                 same = torch.equal(made, expected) and made.dtype == expected.dtype
                 print(kind, counter, "same" if same else "DIFFERENT", flush=True)
+    luck = np.random.default_rng(0)
+    inputs = [torch.from_numpy(x) for x in luck.integers(-(2**63), 2**63, size=(3, 70_000))]
+    inputs.append(torch.from_numpy(luck.integers(1, 2**32, size=70_000, endpoint=True)))
+    same = torch.equal(triton_kernel.integers_at(*inputs), tensor_ops.integers_at(*inputs))
+    print("integers_at", "same" if same else "DIFFERENT", flush=True)
 
 
 def compiled():
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     pointers = {"uniform": "*fp32", "normal": "*fp32", "gumbel": "*fp32", "event": "*i1"}
     for kind in dict(DRAWS):
         types = {
@@ -55,13 +57,20 @@ def compiled():
             "bound": "i64",
             "count": "i32",
         }
-        chosen = {"KIND": kind, "IN_MEMORY": True, "BLOCKS": 256}
-        source = triton.compiler.ASTSource(
-            fn=triton_kernel._draw, signature=types | dict.fromkeys(chosen, "constexpr"), constexprs=chosen
-        )
-        options = {"enable_fp_fusion": triton_kernel.OPTIONS["enable_fp_fusion"]}
-        ptx = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=options).asm["ptx"]
-        print(kind, *sorted(set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f32\b", ptx))), flush=True)
+        report(kind, triton_kernel._draw, types, {"KIND": kind, "IN_MEMORY": True, "BLOCKS": 256})
+    types = dict.fromkeys(("result", "keys", "major", "minor", "bound"), "*i64") | {"count": "i32"}
+    report("integers_at", triton_kernel._integers_at, types, {"BLOCKS": 256})
+
+
+def report(name, kernel, types, constants):
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source = triton.compiler.ASTSource(
+        fn=kernel, signature=types | dict.fromkeys(constants, "constexpr"), constexprs=constants
+    )
+    ptx = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=triton_kernel.OPTIONS).asm["ptx"]
+    print(name, *sorted(set(re.findall(r"\b(?:fma|mad|mul|add|sub|div)\.[\w.]*f32\b", ptx))), flush=True)
 
 
 if __name__ == "__main__":

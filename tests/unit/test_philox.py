@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lockstep.philox import cpu, draws, tensor_ops
 from lockstep.philox.draws import Philox
+from lockstep.tasks.kernels import random_below
 
 KINDS = [
     ("uniform", 0),
@@ -111,6 +112,16 @@ def test_draws_of_any_length_and_counter_agree(kind, bound, count):
         assert_same_bits(tensor_ops.draw(kind, as_tensor(KEYS), in_memory, count, bound), expected)
 
 
+def test_integers_at_counters_are_those_of_compiled_tasks():
+    luck = np.random.default_rng(0)
+    keys, major, minor = luck.integers(-(2**63), 2**63, size=(3, 500))
+    bound = luck.integers(1, 2**32, size=500, endpoint=True)
+    bound[:3] = 1, 2, 2**32
+    rows = zip(bound, keys, major, minor, strict=True)
+    expected = [int(random_below(*row)) for row in rows]
+    assert draws.integers_at(*(torch.from_numpy(x) for x in (keys, major, minor, bound))).tolist() == expected
+
+
 def run_triton(task, tmp_path, **variables):
     script = Path(__file__).parents[1] / "philox_in_triton.py"
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)} | variables
@@ -127,7 +138,7 @@ needs_triton = pytest.mark.skipif(
 @needs_triton
 def test_interpreted_triton_kernel_has_the_bits_of_the_cpu_kernels(tmp_path):
     lines = run_triton("interpreted", tmp_path, TRITON_INTERPRET="1")
-    assert {kind for kind, *_ in lines} == {kind for kind, _ in KINDS}
+    assert {kind for kind, *_ in lines} == {"integers_at", *(kind for kind, _ in KINDS)}
     assert [line for line in lines if line[-1] != "same"] == []
 
 
@@ -135,11 +146,11 @@ def test_interpreted_triton_kernel_has_the_bits_of_the_cpu_kernels(tmp_path):
 def test_compiled_triton_kernel_rounds_every_operation(tmp_path):
     """A GPU computes what the interpreter did if nothing is fused and every operation is rounded to nearest."""
     operations = {kind: set(rest) for kind, *rest in run_triton("compiled", tmp_path)}
-    assert operations.keys() == {kind for kind, _ in KINDS}
+    assert operations.keys() == {"integers_at", *(kind for kind, _ in KINDS)}
     assert operations["normal"] == {"add.rn.f32", "div.rn.f32", "mul.rn.f32", "sub.rn.f32"}
     assert operations["gumbel"] == {"add.rn.f32", "mul.rn.f32", "sub.rn.f32"}
     assert operations["uniform"] == {"mul.rn.f32"}
-    assert not operations["event"] | operations["integers"] | operations["orders"]
+    assert not operations["event"] | operations["integers"] | operations["orders"] | operations["integers_at"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1000, 2**10, 2**10 + 1, 100_000])
@@ -211,15 +222,15 @@ def test_draws_on_a_device_copy_keys_once_and_never_ask_the_device(in_memory):
 
 
 def test_without_a_cuda_build_torch_operations_are_used(caplog):
-    assert draws._draw_on.__wrapped__(torch.device("cuda", 0)) is tensor_ops.draw
-    assert draws._draw_on.__wrapped__(torch.device("meta")) is tensor_ops.draw
+    assert draws._implementation.__wrapped__(torch.device("cuda", 0)) is tensor_ops
+    assert draws._implementation.__wrapped__(torch.device("meta")) is tensor_ops
     assert not caplog.records
 
 
 def test_where_triton_fails_torch_operations_are_used_with_a_warning(monkeypatch, caplog):
     monkeypatch.setattr(torch.version, "cuda", "99")  # and no such device: the trial fails
     with caplog.at_level(logging.WARNING, "lockstep"):
-        assert draws._draw_on.__wrapped__(torch.device("cuda", 0)) is tensor_ops.draw
+        assert draws._implementation.__wrapped__(torch.device("cuda", 0)) is tensor_ops
     assert "Triton does not work on cuda:0" in caplog.text
 
 

@@ -7,9 +7,9 @@ Shapes: L lanes, one key each.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -69,7 +69,7 @@ class Philox:
             result = cpu.draw(kind, self._keys, int(counter) & _ALL_BITS, count, bound)
         else:
             keys = self._keys_on(device)
-            result = _draw_on(keys.device)(kind, keys, counter, count, bound)
+            result = _implementation(keys.device).draw(kind, keys, counter, count, bound)
         return result.view(len(self._keys), *shape)
 
     def _keys_on(self, device: torch.device) -> Tensor:
@@ -80,11 +80,26 @@ class Philox:
         return self._on_device[device]
 
 
+def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
+    """Uniform int64 in [0, bound), one for each key and counter of two words; all [N] int64 on one device.
+
+    They are those of `tasks.kernels.random_below`.
+    """
+    return _implementation(keys.device).integers_at(keys, major, minor, bound)
+
+
+class Implementation(Protocol):
+    """What a module offers for devices other than the CPU."""
+
+    def draw(self, kind: Kind, keys: Tensor, counter: Counter, count: int, bound: int) -> Tensor: ...
+    def integers_at(self, keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor: ...
+
+
 @cache
-def _draw_on(device: torch.device) -> Callable[[Kind, Tensor, Counter, int, int], Tensor]:
-    """The implementation to use on a device other than the CPU."""
+def _implementation(device: torch.device) -> Implementation:
+    """Triton's kernels on CUDA if they work there, and torch operations otherwise."""
     if device.type != "cuda" or (torch.version.cuda is None and torch.version.hip is None):
-        return tensor_ops.draw
+        return tensor_ops
     try:
         from lockstep.philox import triton_kernel
 
@@ -98,5 +113,5 @@ def _draw_on(device: torch.device) -> Callable[[Kind, Tensor, Counter, int, int]
             type(error).__name__,
             error,
         )
-        return tensor_ops.draw
-    return triton_kernel.draw
+        return tensor_ops
+    return triton_kernel

@@ -44,6 +44,12 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
     return made[:, :count].contiguous()
 
 
+def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
+    """Uniform int64 in [0, bound), one for each key and counter of two words, all [N] int64."""
+    low, high, *_ = rounds(keys, minor & _LOW, minor >> 32, major & _LOW, major >> 32)
+    return below(low, high, bound)
+
+
 def order(keys: Tensor) -> Tensor:
     """Order of rows of random keys [..., N] int64; see `constants`."""
     count = keys.shape[-1]

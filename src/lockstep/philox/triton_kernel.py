@@ -1,4 +1,4 @@
-"""Draws as one Triton kernel: one launch for all lanes.
+"""Draws as Triton kernels: one launch for all lanes.
 
 Only `draws` imports this module, and only where there is a CUDA device: Triton is not installed everywhere.
 
@@ -55,6 +55,35 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
     return result
 
 
+def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
+    """Uniform int64 in [0, bound), one for each key and counter of two words, all [N] int64."""
+    inputs = [x.contiguous() for x in (keys, major, minor, bound)]
+    result = torch.empty_like(inputs[0])
+    with torch.cuda.device_of(keys):
+        _integers_at[(-(-len(keys) // _BLOCKS),)](result, *inputs, len(keys), _BLOCKS, **OPTIONS)
+    return result
+
+
+@triton.jit(do_not_specialize=["count"])
+def _integers_at(
+    result: "Any",
+    keys: "Any",
+    major: "Any",
+    minor: "Any",
+    bound: "Any",
+    count: "Any",
+    BLOCKS: tl.constexpr,
+) -> None:
+    place = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    inside = place < count
+    key = tl.load(keys + place, mask=inside, other=0).to(tl.uint64)
+    high = tl.load(major + place, mask=inside, other=0).to(tl.uint64)
+    low = tl.load(minor + place, mask=inside, other=0).to(tl.uint64)
+    width = tl.load(bound + place, mask=inside, other=0).to(tl.uint64)
+    word_0, word_1, _, _ = _rounds(key, low, high)
+    tl.store(result + place, _below(word_0, word_1, width), mask=inside)
+
+
 @triton.jit(do_not_specialize=["counter", "bound", "count"])
 def _draw(
     result: "Any",
@@ -75,16 +104,13 @@ def _draw(
     block = (first + tl.arange(0, BLOCKS)).to(tl.uint64)
     word_0, word_1, word_2, word_3 = _rounds(key, block, draw)
     if KIND == "integers" or KIND == "orders":
-        one = word_1.to(tl.uint64) << 32 | word_0.to(tl.uint64)
-        two = word_3.to(tl.uint64) << 32 | word_2.to(tl.uint64)
-        bits = tl.interleave(one, two)
+        low, high = tl.interleave(word_0, word_2), tl.interleave(word_1, word_3)
         place = first * 2 + tl.arange(0, BLOCKS * 2)
         if KIND == "integers":
-            width = bound.to(tl.uint64)
-            made = ((bits >> 32) * width + ((bits & 0xFFFFFFFF) * width >> 32)) >> 32
+            made = _below(low, high, bound.to(tl.uint64))
         else:
-            made = bits >> 1
-        tl.store(result + lane * count + place, made.to(tl.int64), mask=place < count)
+            made = (high.to(tl.int64) << 31) | (low >> 1).to(tl.int64)
+        tl.store(result + lane * count + place, made, mask=place < count)
     else:
         words = tl.interleave(tl.interleave(word_0, word_2), tl.interleave(word_1, word_3))
         place = first * 4 + tl.arange(0, BLOCKS * 4)
@@ -100,8 +126,14 @@ def _draw(
 
 
 @triton.jit
+def _below(low: "Any", high: "Any", bound: "Any") -> "Any":
+    """The upper half of the product of 64 random bits, in two words, and the bound; at most 2**32."""
+    return ((high.to(tl.uint64) * bound + (low.to(tl.uint64) * bound >> 32)) >> 32).to(tl.int64)
+
+
+@triton.jit
 def _rounds(key: "Any", block: "Any", counter: "Any") -> "Any":
-    """Four words for each block of a draw."""
+    """Four words for counters of 128 bits: `block` holds the lower half, `counter` the upper."""
     key_0, key_1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     word_0, word_1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     word_2 = tl.zeros_like(word_0) + counter.to(tl.uint32)
