@@ -1,6 +1,6 @@
 """Draws for several keys at once, on any device: numba on the CPU, Triton on CUDA, torch operations elsewhere.
 
-All three give the same bits. On a device nothing is copied from the host but the keys, once, and nothing waits for it.
+All three give the same bits. On CUDA nothing is copied from the host but the keys, once, and nothing waits for it.
 
 Shapes: L lanes, one key each.
 """
@@ -9,18 +9,20 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.philox import cpu, tensor_ops
+from lockstep.philox import tensor_ops
 from lockstep.philox.constants import MAX_BOUND, Kind
 
 Counter: TypeAlias = int | Tensor
 """Number of a draw. A tensor (0-dim int64) is read on its own device, so that a CUDA graph can hold the draw."""
 Device: TypeAlias = torch.device | str
+_DRAWN_ON_HOST = frozenset({"cpu", "mps"})
+"""Devices whose numbers are made on the CPU; MPS lacks some operations on 64-bit integers, so it is given copies."""
 _ALL_BITS = 2**64 - 1
 
 
@@ -58,15 +60,18 @@ class Philox:
 
     def permutation(self, counter: Counter, *shape: int, device: Device) -> Tensor:
         """Permutations of range(shape[-1]) int64, one for each of the other axes."""
-        keys = self._draw("orders", counter, shape, device)
-        if keys.device.type == "cpu":
-            return cpu.order(keys.flatten(0, -2)).view(keys.shape)
-        return tensor_ops.order(keys)
+        device = torch.device(device)
+        if device.type in _DRAWN_ON_HOST:
+            keys = self._draw("orders", counter, shape, "cpu")
+            order: Tensor = _kernels().order(keys.flatten(0, -2))
+            return order.view(keys.shape).to(device)
+        return tensor_ops.order(self._draw("orders", counter, shape, device))
 
     def _draw(self, kind: Kind, counter: Counter, shape: tuple[int, ...], device: Device, bound: int = 0) -> Tensor:
         device, count = torch.device(device), math.prod(shape)
-        if device.type == "cpu":
-            result = cpu.draw(kind, self._keys, int(counter) & _ALL_BITS, count, bound)
+        result: Tensor
+        if device.type in _DRAWN_ON_HOST:
+            result = _kernels().draw(kind, self._keys, int(counter) & _ALL_BITS, count, bound).to(device)
         else:
             keys = self._keys_on(device)
             result = _implementation(keys.device).draw(kind, keys, counter, count, bound)
@@ -78,6 +83,14 @@ class Philox:
         if device not in self._on_device:
             self._on_device[device] = torch.from_numpy(self._keys.view(np.int64)).to(device)
         return self._on_device[device]
+
+
+@cache
+def _kernels() -> Any:
+    """The compiled kernels, imported at the first draw, so that processes that draw nothing start sooner."""
+    from lockstep.philox import cpu
+
+    return cpu
 
 
 def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
