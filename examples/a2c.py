@@ -74,9 +74,10 @@ class A2C:
     @torch.no_grad()
     def collect(self, clock):
         """Take `horizon` steps in every environment."""
-        noise = self.actions.noise(self.noise, clock.iteration, self.config.horizon, self.envs)  # [L, T, E, ...]
+        shape, device = (self.config.horizon, self.envs), self.runtime.device
+        noise = self.actions.noise(self.noise, clock.iteration, *shape, device=device)  # [L, T, E, ...]
         obs = self.task.observe()
-        for t, draws in enumerate(noise.transpose(0, 1).flatten(1, 2).to(self.runtime.device).unbind(0)):
+        for t, draws in enumerate(noise.transpose(0, 1).flatten(1, 2).unbind(0)):
             # Networks are applied through the runtime, which goes lane by lane in exact mode.
             acted = self.runtime.map_lanes(self._act, {"obs": obs, "noise": draws})
             seen = obs.clone()

@@ -1,24 +1,24 @@
-"""Randomness as a pure function of (seed, purpose, lane, counter).
+"""Random numbers as a pure function of (seed, purpose, lane, counter), with the same bits on every device.
 
-A stream has no state: the caller says which draw it wants by a counter, usually the clock's iteration, so a resumed run
-draws what the uninterrupted one would have, and nothing about randomness needs saving. Philox makes every
-(key, counter) pair an independent generator.
+A stream has no state. The caller names a draw by a counter, usually the clock's iteration, so a resumed run draws what
+the uninterrupted run would have drawn, and nothing about randomness is saved. Every (key, counter) pair of Philox is an
+independent sequence; `philox.constants` says how its words become numbers.
 
 Shapes: L local lanes.
 """
 
 import hashlib
-import math
 import threading
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from lockstep.philox.draws import Counter, Device, Philox
+
 _thread = threading.local()
-"""A generator for each thread, put into place before every draw: making one costs more than most draws do."""
+"""A NumPy generator for each thread, repositioned before every use: creating one costs more than most draws."""
 
 
 def digest(*parts: object) -> int:
@@ -29,26 +29,67 @@ def digest(*parts: object) -> int:
 
 @dataclass(frozen=True)
 class Stream:
-    """The draws for one purpose, on one lane or (lane None) shared by all lanes."""
+    """The draws for one purpose, on one lane or (lane None) shared by all lanes.
+
+    Different draws with the same counter are made of the same words: give each a counter or a purpose of its own.
+    """
 
     seed: int
     purpose: str
     lane: int | None = None
 
     @cached_property
-    def _key(self) -> np.ndarray:
-        key = digest(self.seed, self.purpose, self.lane)
-        return np.array([key & (2**64 - 1), key >> 64], dtype=np.uint64)
+    def key(self) -> int:
+        """128 bits; draws use the lower 64."""
+        return digest(self.seed, self.purpose, self.lane)
+
+    @cached_property
+    def _alone(self) -> "LaneStreams":
+        return LaneStreams((self,))
+
+    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        """Uniform float32 in [0, 1)."""
+        return self._alone.uniform(counter, *shape, device=device)[0]
+
+    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        """Standard normal float32."""
+        return self._alone.normal(counter, *shape, device=device)[0]
+
+    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        """Standard Gumbel float32: the argmax of logits plus this noise is a draw from their softmax."""
+        return self._alone.gumbel(counter, *shape, device=device)[0]
+
+    def rare(self, counter: Counter, part: float, *shape: int, device: Device = "cpu") -> Tensor:
+        """Independent bool, true with probability `part`, which is rounded to a multiple of 2**-32."""
+        return self._alone.rare(counter, part, *shape, device=device)[0]
+
+    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
+        """Uniform int64 in [0, high), for a bound up to 2**32."""
+        return self._alone.integers(counter, high, *shape, device=device)[0]
+
+    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        """A permutation of range(length) int64, where the last axis has that length; one for each of the other axes."""
+        return self._alone.permutation(counter, *shape, device=device)[0]
+
+    def number(self, counter: int, bits: int = 63) -> int:
+        """One non-negative integer: a seed for a library that needs one."""
+        return digest(self.seed, self.purpose, self.lane, counter) & ((1 << bits) - 1)
 
     def generator(self, counter: int) -> np.random.Generator:
-        """This thread's generator, standing at the beginning of draw number `counter`; good until the next call."""
+        """This thread's NumPy generator at the beginning of draw `counter`, for host code; valid until the next call.
+
+        It is Philox4x64, a sequence of its own: it repeats nothing of the draws above.
+        """
         if not hasattr(_thread, "generator"):
             _thread.generator = np.random.Generator(np.random.Philox(key=0))
         generator: np.random.Generator = _thread.generator
         generator.bit_generator.state = {
             "bit_generator": "Philox",
             # The counter takes the high word: each draw has 2**192 blocks of its own, so draws never overlap.
-            "state": {"counter": np.array([0, 0, 0, counter], dtype=np.uint64), "key": self._key},
+            "state": {
+                "counter": np.array([0, 0, 0, counter], dtype=np.uint64),
+                "key": np.array([self.key & (2**64 - 1), self.key >> 64], dtype=np.uint64),
+            },
             "buffer": np.zeros(4, dtype=np.uint64),
             "buffer_pos": 4,
             "has_uint32": 0,
@@ -56,59 +97,31 @@ class Stream:
         }
         return generator
 
-    def uniform(self, counter: int, *shape: int) -> Tensor:
-        return torch.from_numpy(self.generator(counter).random(shape, dtype=np.float32))
-
-    def normal(self, counter: int, *shape: int) -> Tensor:
-        return torch.from_numpy(self.generator(counter).standard_normal(shape, dtype=np.float32))
-
-    def gumbel(self, counter: int, *shape: int) -> Tensor:
-        """Noise whose sum with the logits of a choice is largest at a choice drawn from it."""
-        exponential = self.generator(counter).standard_exponential(shape, dtype=np.float32)
-        return torch.from_numpy(-np.log(np.maximum(exponential, np.finfo(np.float32).tiny)))
-
-    def rare(self, counter: int, part: float, *shape: int) -> Tensor:
-        """True with a small probability, each for itself: drawn are the gaps between them, which are few."""
-        generator, count = self.generator(counter), math.prod(shape)
-        enough = int(count * part + 6 * math.sqrt(count * part)) + 16
-        places = generator.geometric(part, enough).cumsum() - 1
-        while places[-1] < count:  # hardly ever
-            places = np.concatenate([places, generator.geometric(part, enough).cumsum() + places[-1]])
-        found = np.zeros(count, np.bool_)
-        found[places[: np.searchsorted(places, count)]] = True
-        return torch.from_numpy(found.reshape(shape))
-
-    def integers(self, counter: int, high: int, *shape: int) -> Tensor:
-        return torch.from_numpy(self.generator(counter).integers(high, size=shape))
-
-    def permutation(self, counter: int, length: int) -> Tensor:
-        return torch.from_numpy(self.generator(counter).permutation(length))
-
-    def number(self, counter: int, bits: int = 63) -> int:
-        """One non-negative integer: a seed for something that wants one."""
-        return digest(self.seed, self.purpose, self.lane, counter) & ((1 << bits) - 1)
-
 
 @dataclass(frozen=True)
 class LaneStreams:
-    """The same purpose on several lanes; a draw has the lanes as its first axis."""
+    """The same purpose on several lanes, drawn together; the lanes are the first axis, [L, *shape]."""
 
     streams: tuple[Stream, ...]
 
-    def uniform(self, counter: int, *shape: int) -> Tensor:
-        return torch.stack([stream.uniform(counter, *shape) for stream in self.streams])  # [L, *shape]
+    @cached_property
+    def _philox(self) -> Philox:
+        return Philox([stream.key & (2**64 - 1) for stream in self.streams])
 
-    def normal(self, counter: int, *shape: int) -> Tensor:
-        return torch.stack([stream.normal(counter, *shape) for stream in self.streams])  # [L, *shape]
+    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        return self._philox.uniform(counter, *shape, device=device)
 
-    def gumbel(self, counter: int, *shape: int) -> Tensor:
-        return torch.stack([stream.gumbel(counter, *shape) for stream in self.streams])  # [L, *shape]
+    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        return self._philox.normal(counter, *shape, device=device)
 
-    def rare(self, counter: int, part: float, *shape: int) -> Tensor:
-        return torch.stack([stream.rare(counter, part, *shape) for stream in self.streams])  # [L, *shape]
+    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        return self._philox.gumbel(counter, *shape, device=device)
 
-    def integers(self, counter: int, high: int, *shape: int) -> Tensor:
-        return torch.stack([stream.integers(counter, high, *shape) for stream in self.streams])  # [L, *shape]
+    def rare(self, counter: Counter, part: float, *shape: int, device: Device = "cpu") -> Tensor:
+        return self._philox.event(counter, part, *shape, device=device)
 
-    def permutation(self, counter: int, length: int) -> Tensor:
-        return torch.stack([stream.permutation(counter, length) for stream in self.streams])  # [L, length]
+    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
+        return self._philox.integers(counter, high, *shape, device=device)
+
+    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        return self._philox.permutation(counter, *shape, device=device)

@@ -20,7 +20,8 @@ def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ppo_balances_the_pole_within_a_few_thousand_steps(tmp_path: Path, processes: int) -> None:
     words = ("gym-ppo", "run.samples=25600", "run.eval_every=25600", "run.eval_episodes=16")
-    assert trained(tmp_path, processes, *words)["eval/return_mean"] >= 200  # a random player gets 22
+    # A random player gets 22. Of 24 seeds the lowest got 123, and their mean was 371.
+    assert trained(tmp_path, processes, *words)["eval/return_mean"] >= 100
 
 
 @pytest.mark.slow

@@ -136,7 +136,8 @@ class PromisesPictures(Walk):
 class LeavesItsSpace(Walk):
     def __init__(self, config, lanes, device):
         super().__init__(config, lanes, device)
-        self.observation_space = Box(-4, 3, (2,), np.float32)
+        limits = np.array([4, 3], np.float32)  # the age is 4 at step 3, whatever the position
+        self.observation_space = Box(-limits, limits, dtype=np.float32)
 
 
 class ObservesSomethingElse(Walk):

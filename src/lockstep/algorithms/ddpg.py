@@ -184,10 +184,10 @@ class DDPG:
         config, runtime, width = self.config, self.runtime, self.moves.width
         self.epsilon = config.epsilon_at(clock.progress) if self.replay.count >= config.learn_from else 1.0
         shape = (config.horizon, self.envs, self.team.agents)
-        noise = self.moves.noise(self.exploring, clock.iteration, *shape)  # [L, T, E, A, K]
-        chance = self.chance.uniform(clock.iteration, *shape, width + 1)
+        noise = self.moves.noise(self.exploring, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
+        chance = self.chance.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
         draws = torch.cat([noise * self.moves.spread, chance], dim=-1)  # [L, T, E, A, 2K + 1]
-        for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).to(runtime.device).unbind(0)):
+        for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).unbind(0)):
             obs = self.task.observe()
             with runtime.phase("act"):
                 action: Tensor = runtime.map_lanes(self._explore, {"obs": obs, "draw": draw})
@@ -240,11 +240,12 @@ class DDPG:
 
     def _draw(self) -> dict[str, Any]:
         """A batch [L x M, ...] of replay, with noise for choosing and for smoothing, [L x M, A, K] each."""
-        config, count = self.config, self.config.batch_size // self.runtime.lanes.count
+        config, count, device = self.config, self.config.batch_size // self.runtime.lanes.count, self.runtime.device
         batch = self.replay.sample(self.updates, count, config.steps, config.gamma)
         for name, streams in (("choosing", self.choosing), ("smoothing", self.smoothing)):
-            batch[name] = self.moves.noise(streams, self.updates, count, self.team.agents).flatten(0, 1)
-        return dict(tree_map(lambda x: x.to(self.runtime.device, non_blocking=True), batch))
+            noise = self.moves.noise(streams, self.updates, count, self.team.agents, device=device)
+            batch[name] = noise.flatten(0, 1)
+        return dict(tree_map(lambda x: x.to(device, non_blocking=True), batch))
 
     def critic_loss(self, batch: dict[str, Any]) -> Loss:
         """How far critics are from what rewards and targets say, squared, as sums over agents and samples."""

@@ -166,8 +166,9 @@ class PPO:
     def collect(self, clock: Clock) -> Metrics:
         """Take `horizon` steps in every environment."""
         runtime, rollout, outcomes = self.runtime, self.rollout, self.outcomes
-        noise = self.actions.noise(self.noise, clock.iteration, self.config.horizon, self.envs)  # [L, T, E, ...]
-        noise = upload(noise.transpose(0, 1).flatten(1, 2), runtime.device)  # [T, B, ...]
+        shape, device = (self.config.horizon, self.envs), runtime.device
+        noise = self.actions.noise(self.noise, clock.iteration, *shape, device=device)  # [L, T, E, ...]
+        noise = noise.transpose(0, 1).flatten(1, 2)  # [T, B, ...]
         obs = self.task.observe()
         for t, draws in enumerate(noise.unbind(0)):
             with runtime.phase("act"):
@@ -218,14 +219,16 @@ class PPO:
         per_lane = config.batch_size // self.runtime.lanes.count // config.length
         count = config.horizon // config.length * self.envs  # rows of a lane
         for epoch in range(config.epochs):
-            order = self.shuffle.permutation(clock.iteration * config.epochs + epoch, count)
-            on_device = upload(order, self.runtime.device)
-            parts = minibatches({"starts": starts}, order, per_lane) if starts is not None else None
-            for number, minibatch in enumerate(minibatches(rows, on_device, per_lane)):
+            counter = clock.iteration * config.epochs + epoch
+            order = self.shuffle.permutation(counter, count, device=self.runtime.device)
+            parts = None
+            if starts is not None:  # in the same order, which has the same bits on the host
+                parts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
+            for number, minibatch in enumerate(minibatches(rows, order, per_lane)):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
-                self._pieces = self._cut(next(parts)["starts"]) if parts is not None else None
+                self._pieces = self._cut(next(parts)) if parts is not None else None
                 metrics += self.optimizer.step(
-                    self.loss, minibatch, rate, where, partial(_minibatch, rows, on_device, per_lane, number)
+                    self.loss, minibatch, rate, where, partial(_minibatch, rows, order, per_lane, number)
                 )
             self._pieces = None  # from here on a loss may be of another batch
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:

@@ -195,14 +195,14 @@ class TDMPC2:
         """Actions [B, K]: any at first, then planned, or the policy's own."""
         config, device = self.config, self.runtime.device
         if self.replay.count < config.learn_from:
-            chance = self.acting.uniform(counter, self.envs, self.model.actions).flatten(0, 1).to(device)
+            chance = self.acting.uniform(counter, self.envs, self.model.actions, device=device).flatten(0, 1)
             return (2.0 * chance - 1.0) * self.model.mask(seen_of(obs)[1])
         if not config.planning:
-            chance = self.acting.normal(counter, self.envs, self.model.actions).flatten(0, 1).to(device)
+            chance = self.acting.normal(counter, self.envs, self.model.actions, device=device).flatten(0, 1)
             done: Tensor = self.runtime.map_lanes(self._follow_policy, {"obs": obs, "noise": chance})
             return done
         noise = self.plan_noise(counter)
-        pairs = pairs_of(self.plan_pairing, counter, self.planner.rounds, self.model.critics.count).to(device)
+        pairs = pairs_of(self.plan_pairing, counter, self.planner.rounds, self.model.critics.count, device)
 
         def plan(part: dict[str, Any]) -> Tree:
             with self.runtime.autocast():
@@ -216,9 +216,8 @@ class TDMPC2:
         return planned["action"]
 
     def plan_noise(self, counter: int) -> dict[str, Any]:
-        config = self.config
-        noise = draw(self.acting, self.choosing, counter, self.envs, config.plan, config.horizon, self.model.actions)
-        return dict(tree_map(lambda x: x.to(self.runtime.device), noise))
+        config, actions, device = self.config, self.model.actions, self.runtime.device
+        return draw(self.acting, self.choosing, counter, self.envs, config.plan, config.horizon, actions, device)
 
     def _follow_policy(self, part: dict[str, Any]) -> Tensor:
         obs, task = seen_of(part["obs"])
@@ -252,21 +251,22 @@ class TDMPC2:
     def with_chance(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Stretches [L x M, ...] with all that is left to chance in an update."""
         config, counter, count = self.config, self.updates, self.share
-        critics, actions = self.model.critics.count, self.model.actions
+        critics, actions, device = self.model.critics.count, self.model.actions, self.runtime.device
         batch["obs"], task = seen_of(batch["obs"])
         if task is not None:
             batch["task"] = task[:, 0]
         batch["row"], batch["whole"] = torch.arange(len(self.latents)), batch["whole"].float()
         steps, more = config.horizon, config.horizon + 1
-        noise = self.noise.normal(counter, count, steps + more, actions).flatten(0, 1)
+        noise = self.noise.normal(counter, count, steps + more, actions, device=device).flatten(0, 1)
         batch["target"], batch["policy"] = noise.split((steps, more), dim=1)
         if config.model.dropout:
             sizes, width = (critics * steps, 2 * more), config.model.shape().width
-            kept = ~self.forgetting.rare(counter, config.model.dropout, count, sum(sizes), width).flatten(0, 1)
+            dropped = self.forgetting.rare(counter, config.model.dropout, count, sum(sizes), width, device=device)
+            kept = ~dropped.flatten(0, 1)
             own, other = kept.split(sizes, dim=1)
             batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
-        self.pairs = list(pairs_of(self.pairing, counter, 2, critics).to(self.runtime.device))
-        return dict(tree_map(lambda x: x.to(self.runtime.device, non_blocking=True), batch))
+        self.pairs = list(pairs_of(self.pairing, counter, 2, critics, device))
+        return dict(tree_map(lambda x: x.to(device, non_blocking=True), batch))
 
     def _draw(self) -> dict[str, Any]:
         return self.with_chance(self.replay.slices(self.updates, self.share, self.config.horizon))

@@ -22,7 +22,7 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     model_rate = Adam(model.parameters())
     policy_rate = Adam(model.policy.parameters())
     planner = Planner(model, config.plan, config.horizon, discounts)
-    pairs = pairs_of(agent.plan_pairing, 0, planner.rounds, model.critics.count).to(runtime.device)
+    pairs = pairs_of(agent.plan_pairing, 0, planner.rounds, model.critics.count, runtime.device)
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
     obs, noise = (tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observe(), agent.plan_noise(0)))
     batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_stretches(agent)))

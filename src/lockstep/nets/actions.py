@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep import compiled, fused_losses
 from lockstep.config import ConfigError
+from lockstep.philox.draws import Device
 from lockstep.streams import LaneStreams
 
 
@@ -23,7 +24,7 @@ class Actions(Protocol):
     spread: int
     """Free parameters beside the network (the Gaussian's log standard deviations)."""
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
         """What `sample` needs, [L, *shape, ...]."""
 
     def mode(self, outputs: Tensor) -> Tensor:
@@ -44,8 +45,8 @@ class Categorical:
     def __init__(self, choices: int) -> None:
         self.outputs = choices
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.gumbel(counter, *shape, self.outputs)
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
+        return streams.gumbel(counter, *shape, self.outputs, device=device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return outputs.argmax(-1)
@@ -75,8 +76,8 @@ class MultiCategorical:
         self.sizes = choices
         self.outputs = sum(choices)
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.gumbel(counter, *shape, self.outputs)
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
+        return streams.gumbel(counter, *shape, self.outputs, device=device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in outputs.split(self.sizes, -1)], dim=-1)
@@ -96,8 +97,8 @@ class Gaussian:
     def __init__(self, features: int) -> None:
         self.outputs = self.spread = features
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.normal(counter, *shape, self.spread)
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
+        return streams.normal(counter, *shape, self.spread, device=device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return outputs.float().chunk(2, -1)[0]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lockstep.config import ConfigError
 from lockstep.nets.encoder import EncoderConfig
 from lockstep.nets.init import orthogonal
+from lockstep.philox.draws import Device
 from lockstep.streams import LaneStreams
 from lockstep.trees import Tree, tree_map
 
@@ -30,7 +31,7 @@ class Moves(Protocol):
     spread: float
     """What noise is multiplied with while exploring."""
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
         """What `act` explores with, [L, *shape, K]."""
 
     def act(self, outputs: Tensor, noise: Tensor | None, legal: Tensor | None) -> Tensor:
@@ -61,8 +62,8 @@ class Choice:
     def __init__(self, choices: int, temperature: float) -> None:
         self.width, self.temperature = choices, temperature
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.gumbel(counter, *shape, self.width)
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
+        return streams.gumbel(counter, *shape, self.width, device=device)
 
     def act(self, outputs: Tensor, noise: Tensor | None, legal: Tensor | None) -> Tensor:
         scores = outputs.float() if noise is None else outputs.float() + noise
@@ -101,8 +102,8 @@ class Motion:
         self.middle = torch.from_numpy((space.high + space.low) / 2).float()
         self.reach = torch.from_numpy((space.high - space.low) / 2).float()
 
-    def noise(self, streams: LaneStreams, counter: int, *shape: int) -> Tensor:
-        return streams.normal(counter, *shape, self.width)
+    def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
+        return streams.normal(counter, *shape, self.width, device=device)
 
     def act(self, outputs: Tensor, noise: Tensor | None, legal: Tensor | None) -> Tensor:
         vector = outputs.float().tanh()

@@ -16,6 +16,7 @@ from torch import Tensor
 from lockstep.config import ConfigError
 from lockstep.functional import two_hot_inverse
 from lockstep.nets.world_model import WorldModel
+from lockstep.philox.draws import Device
 from lockstep.streams import LaneStreams, Stream
 from lockstep.trees import Tree, tree_map
 
@@ -84,9 +85,9 @@ def seen_of(obs: Any) -> tuple[Tensor, Tensor | None]:
     return (obs["obs"], obs["task"]) if isinstance(obs, dict) else (obs, None)
 
 
-def pairs_of(stream: Stream, counter: int, count: int, critics: int) -> Tensor:
+def pairs_of(stream: Stream, counter: int, count: int, critics: int, device: Device = "cpu") -> Tensor:
     """Two different critics, `count` times, the same on every lane; [count, 2]."""
-    return torch.stack([stream.permutation(counter * count + number, critics)[:2] for number in range(count)])
+    return stream.permutation(counter, count, critics, device=device)[:, :2]
 
 
 def shifted(mean: Tensor) -> Tensor:
@@ -95,7 +96,14 @@ def shifted(mean: Tensor) -> Tensor:
 
 
 def draw(
-    normal: LaneStreams, gumbel: LaneStreams, counter: int, envs: int, config: PlanConfig, steps: int, actions: int
+    normal: LaneStreams,
+    gumbel: LaneStreams,
+    counter: int,
+    envs: int,
+    config: PlanConfig,
+    steps: int,
+    actions: int,
+    device: Device = "cpu",
 ) -> dict[str, Any]:
     """The noise of one plan in each environment, [B, ...]: one draw for each lane, cut into what it is for."""
     rounds = config.rounds_for(actions)
@@ -106,10 +114,10 @@ def draw(
         "action": (actions,),
     }
     sizes = [math.prod(shape) for shape in shapes.values()]
-    drawn = normal.normal(counter, envs, sum(sizes)).flatten(0, 1)
+    drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1)
     parts = dict(zip(shapes, drawn.split(sizes, dim=1), strict=True))
     noise: dict[str, Any] = {name: part.unflatten(1, shapes[name]) for name, part in parts.items()}
-    return noise | {"elite": gumbel.gumbel(counter, envs, config.elites).flatten(0, 1)}
+    return noise | {"elite": gumbel.gumbel(counter, envs, config.elites, device=device).flatten(0, 1)}
 
 
 class Planner:
@@ -221,9 +229,9 @@ class PlanningPolicy:
         """What can be taken away without the planner."""
         normal, gumbel = (LaneStreams((Stream(0, f"planning.{kind}"),)) for kind in ("normal", "gumbel"))
         model = planner.model
-        noise = draw(normal, gumbel, 0, 1, planner.config, planner.steps, model.actions)
-        self.noise = tree_map(lambda x: x.to(middle.device), noise)
-        self.pairs = pairs_of(Stream(0, "planning.pairs"), 0, planner.rounds, model.critics.count).to(middle.device)
+        device = middle.device
+        self.noise = draw(normal, gumbel, 0, 1, planner.config, planner.steps, model.actions, device)
+        self.pairs = pairs_of(Stream(0, "planning.pairs"), 0, planner.rounds, model.critics.count, device)
 
     def initial_memory(self, count: int) -> Tree:
         return {"plan": torch.zeros(count, self.planner.steps, self.planner.model.actions, device=self.middle.device)}

@@ -14,27 +14,21 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from lockstep.philox.cpu import below, rounds
 from lockstep.transfer import Uploader
 
 Integer: TypeAlias = "int | np.integer"
 
-# Philox 4x32 with ten rounds (Salmon et al. 2011). Everything is uint64: numba makes a float of uint64 with int64.
-_MULTIPLY_0, _MULTIPLY_2 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL_0, _WEYL_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 @njit(cache=True, nogil=True)
 def philox(key: Integer, major: Integer, minor: Integer) -> tuple[np.uint64, np.uint64]:
     """128 random bits for a 64-bit key and a 128-bit counter in two words, such as an episode and a draw in it."""
-    key_0, key_1 = np.uint64(key) & _LOW, np.uint64(key) >> _HALF
-    word_0, word_1 = np.uint64(minor) & _LOW, np.uint64(minor) >> _HALF
-    word_2, word_3 = np.uint64(major) & _LOW, np.uint64(major) >> _HALF
-    for _ in range(10):
-        product_0, product_2 = _MULTIPLY_0 * word_0, _MULTIPLY_2 * word_2
-        word_0, word_1 = (product_2 >> _HALF) ^ word_1 ^ key_0, product_2 & _LOW
-        word_2, word_3 = (product_0 >> _HALF) ^ word_3 ^ key_1, product_0 & _LOW
-        key_0, key_1 = (key_0 + _WEYL_0) & _LOW, (key_1 + _WEYL_1) & _LOW
+    key, major, minor = np.uint64(key), np.uint64(major), np.uint64(minor)
+    word_0, word_1, word_2, word_3 = rounds(
+        key & _LOW, key >> _HALF, minor & _LOW, minor >> _HALF, major & _LOW, major >> _HALF
+    )
     return word_1 << _HALF | word_0, word_3 << _HALF | word_2
 
 
@@ -47,9 +41,7 @@ def random_bits(key: Integer, major: Integer, minor: Integer) -> np.uint64:
 @njit(cache=True, nogil=True)
 def random_below(bound: Integer, key: Integer, major: Integer, minor: Integer) -> np.int64:
     """A random integer in [0, bound), for a bound up to 2**32."""
-    bits, width = random_bits(key, major, minor), np.uint64(bound)
-    # The upper half of the product bits x width, by halves. Without rejection the bias is at most bound / 2**64.
-    return np.int64(((bits >> _HALF) * width + ((bits & _LOW) * width >> _HALF)) >> _HALF)
+    return np.int64(below(random_bits(key, major, minor), np.uint64(bound)))
 
 
 class Buffers:

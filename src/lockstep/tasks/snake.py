@@ -7,7 +7,7 @@ Shapes: E boards a lane, B local boards, G size, C = G x G cells; a cell's numbe
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,16 +17,25 @@ from torch import Tensor
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.protocols import Clock, State, Step
-from lockstep.streams import Stream
+from lockstep.protocols import Clock, State, Step, VecEnv
 from lockstep.tasks.kernels import Buffers, random_below
-from lockstep.tasks.painting import floor, rounded, stamp
+from lockstep.tasks.snake_board import (
+    BODY,
+    COLUMN_STEP,
+    FIELDS,
+    FOOD,
+    HEAD,
+    RIGHT,
+    ROW_STEP,
+    START_LENGTH,
+    Picture,
+    Rules,
+    actions_error,
+    board_keys,
+    is_valid,
+)
+from lockstep.tasks.snake_torch import TorchSnake
 from lockstep.trees import copy_into
-
-LEFT, RIGHT, UP, DOWN = range(4)  # opposite headings differ in the last bit
-ROW_STEP, COLUMN_STEP = (0, 0, -1, 1), (-1, 1, 0, 0)
-BODY, FOOD, HEAD = range(3)  # planes of an observation; the body includes the head
-START_LENGTH = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,8 @@ class SnakeConfig:
     """Reward for running into a wall or into oneself, on top of that for the step."""
     step: float = -0.01
     """Reward for every step."""
+    backend: Literal["numba", "torch"] = "numba"
+    """Implementation; both play the same games. numba: compiled, on the CPU. torch: on the device, without waiting."""
 
     def __post_init__(self) -> None:
         if self.size < 4:
@@ -52,19 +63,17 @@ class SnakeConfig:
         if self.hunger is not None and self.hunger < 1:
             raise ConfigError(f"hunger is {self.hunger}, which leaves no step to play.", "Use 1 or more, or none.")
 
-    def build(self, lanes: Lanes, device: torch.device) -> "Snake":
+    @property
+    def rules(self) -> Rules:
+        hunger = 2 * self.size * self.size if self.hunger is None else self.hunger
+        return Rules(self.size, hunger, self.food, self.death, self.step)
+
+    def build(self, lanes: Lanes, device: torch.device) -> VecEnv:
+        if self.backend == "torch":
+            return TorchSnake(self.rules, lanes, lanes.share(self.num_envs, "num_envs"), device)
         return Snake(self, lanes, device)
 
 
-FIELDS = (
-    "key",  # of the board's randomness
-    "episode",  # number of the episode being played
-    "length",  # of the snake
-    "front",  # slot of the head in the ring of the body; the tail is length - 1 slots before it
-    "heading",  # the action last obeyed
-    "food",  # its cell
-    "hungry",  # steps since the last food
-)
 BOARD = np.dtype([(name, np.int64) for name in FIELDS])
 """The numbers of one board. A record, because numba hands it on as a bare pointer: no counting of references."""
 
@@ -98,16 +107,6 @@ class Results(NamedTuple):
     """[B] float32: food eaten in the episode."""
     full: np.ndarray
     """[B] float32: 1 where the snake filled the board."""
-
-
-class Rules(NamedTuple):
-    """The settings a kernel needs."""
-
-    size: int
-    hunger: int
-    food: float
-    death: float
-    step: float
 
 
 @njit(cache=True, nogil=True)
@@ -200,24 +199,6 @@ def _step_all(boards: Boards, actions: np.ndarray, results: Results, rules: Rule
     return cut
 
 
-def _sound(boards: Boards) -> bool:
-    """Whether boards are such as the kernel leaves. It checks no index: on others it would write anywhere in memory."""
-    state, body, planes = boards
-    count, cells = body.shape
-    limits = {"length": cells, "front": cells, "heading": 4, "food": cells}
-    if any((state[name] < 0).any() or (state[name] >= limit).any() for name, limit in limits.items()):
-        return False
-    if (state.length < 1).any() or (body < 0).any() or (body >= cells).any():
-        return False
-    rows, behind = np.nonzero(np.arange(cells) < state.length[:, None])  # every cell of every snake, head first
-    lies = body[rows, (state.front[rows] - behind) % cells]
-    shown, each = np.zeros_like(planes), np.arange(count)
-    shown[rows, BODY, lies] = 1
-    shown[each, HEAD, body[each, state.front]] = shown[each, FOOD, state.food] = 1
-    apart = (shown[:, BODY].sum(axis=1) == state.length).all()  # no cell twice
-    return bool(apart and (shown == planes).all())
-
-
 class Snake:
     """The boards of the local lanes. Actions are left, right, up, down; filling the board wins."""
 
@@ -226,9 +207,7 @@ class Snake:
         self.num_envs = count = len(lanes) * share
         self.observation_space: Space[Any] = Box(0, 1, (3, size, size), np.uint8)
         self.action_space: Space[Any] = Discrete(4)
-        hunger = 2 * size * size if config.hunger is None else config.hunger
-        self._rules = Rules(size, hunger, config.food, config.death, config.step)
-        self._lanes, self._share = lanes, share
+        self._rules, self._lanes, self._share = config.rules, lanes, share
 
         self._buffers = Buffers(
             device,
@@ -247,9 +226,7 @@ class Snake:
             body=np.zeros((count, size * size), np.int32),
             planes=obs.reshape(count, 3, -1),
         )
-        # Keyed by the board's place in the whole run: it does not matter who hosts it, or beside which others.
-        places = [lane * share + board for lane in lanes.local for board in range(share)]
-        self._boards.state.key = [Stream(lanes.seed, "snake", place).number(0) for place in places]
+        self._boards.state.key = board_keys(lanes, share)
         self.reset()
 
     def reset(self) -> Tensor:
@@ -263,10 +240,8 @@ class Snake:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
         cut = self.kernel(actions) if actions.shape == (self.num_envs,) else -1
         if cut < 0:
-            raise ValueError(
-                f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
-                f"Give each of the {self.num_envs} boards 0 (left), 1 (right), 2 (up) or 3 (down)."
-            )
+            problem = f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}"
+            raise actions_error(problem, self.num_envs)
         out = self._buffers.publish()
         episode = {"apples": out["apples"], "full": out["full"]}
         return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
@@ -294,56 +269,24 @@ class Snake:
         live = self._live(lane)
         before = {name: tensor.clone() for name, tensor in live.items()}
         copy_into(live, state, f"Snake, lane {lane}")
-        if not _sound(self._lane_boards(lane)):
+        if not is_valid({name: tensor.numpy() for name, tensor in live.items()}):
             copy_into(live, before, f"Snake, lane {lane}")
             raise ValueError(f"Snake, lane {lane}: the saved boards hold what no game can come to.")
         self._buffers.publish()
 
-    def _lane_boards(self, lane: int) -> Boards:
-        rows = self._lanes.rows(lane, self._share)
-        return Boards(*(array[rows] for array in self._boards))  # type: ignore[arg-type]
-
     def _live(self, lane: int) -> State:
         """[E, ...] each: one lane's boards, in the memory the kernel works on."""
-        state, body, planes = self._lane_boards(lane)
+        rows = self._lanes.rows(lane, self._share)
+        state, body, planes = (array[rows] for array in self._boards)
         fields = {name: state[name] for name in FIELDS} | {"body": body, "planes": planes}
         return {name: torch.from_numpy(array) for name, array in fields.items()}
 
-    def _snake(self, env: int) -> np.ndarray:
-        """[length, 2] rows and columns, from tail to head."""
-        board, body = self._boards.state[env], self._boards.body[env]
-        slots = np.arange(board.front - board.length + 1, board.front + 1) % body.size
-        return np.stack(np.divmod(body[slots], self._rules.size), axis=-1)
-
-    def _food(self, env: int) -> np.ndarray:
-        """[2] row and column."""
-        return np.array(np.divmod(self._boards.state[env].food, self._rules.size))
-
     def text(self, env: int) -> str:
-        size, snake = self._rules.size, self._snake(env)
-        picture = np.full((size, size), " .")
-        picture[tuple(self._food(env))] = " *"
-        picture[tuple(snake.T)] = " o"
-        picture[tuple(snake[-1])] = " @"
-        wall = "+" + "-" * (2 * size + 1) + "+"
-        return "\n".join([wall, *("|" + "".join(cells) + " |" for cells in picture), wall])
+        return self._picture(env).text()
 
     def frame(self, env: int) -> np.ndarray:
-        size, snake, heading = self._rules.size, self._snake(env), self._boards.state[env].heading
-        picture = floor(size, size)
-        stamp(picture, self._food(env), rounded(8, 8), _APPLE)
-        stamp(picture, self._food(env) - 0.12, rounded(2, 2), _SHINE)
-        cells, skin = np.arange(len(snake)), rounded(9, 6)
-        for along in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four stamps a cell make a smooth skin
-            place = np.array([np.interp(along, cells, axis) for axis in snake.T])
-            stamp(picture, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
-        stamp(picture, snake[-1], rounded(10, 7), _FACE)
-        ahead = np.array([ROW_STEP[heading], COLUMN_STEP[heading]])
-        for side in (-1, 1):
-            stamp(picture, snake[-1] + 0.12 * ahead + 0.2 * side * ahead[::-1], rounded(2.5, 2.5), _EYE)
-        return picture.astype(np.uint8)
+        return self._picture(env).frame()
 
-
-# Colours of a frame, in RGB.
-_APPLE, _SHINE, _EYE = np.array([[236.0, 84, 80], [255, 190, 180], [20, 24, 28]])
-_TAIL, _NECK, _FACE = np.array([[28.0, 110, 84], [82, 196, 124], [150, 230, 150]])
+    def _picture(self, env: int) -> Picture:
+        board = {name: int(self._boards.state[name][env]) for name in FIELDS}
+        return Picture.of(self._rules.size, board, self._boards.body[env])

@@ -1,0 +1,1 @@
+"""Counter-based random numbers (Philox) with the same bits on every device."""

@@ -1,0 +1,226 @@
+"""The torch backend of Snake plays the numba kernel's games, and never waits for its device.
+
+Rules are tested in test_snake, with both backends.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lockstep.lanes import Lanes
+from lockstep.protocols import Clock
+from lockstep.tasks.check import check
+from lockstep.tasks.snake import SnakeConfig
+from lockstep.tasks.snake_board import BODY, COLUMN_STEP, FOOD, HEAD, ROW_STEP
+
+CPU = torch.device("cpu")
+
+
+def build(backend, count, *, lanes=1, seed=0, device=CPU, **rules):
+    config = SnakeConfig(num_envs=count, backend=backend, **rules)
+    return config.build(Lanes(lanes, range(lanes), seed), device)
+
+
+def greedy(obs):
+    """Actions [B] towards the food among those that do not die, for observations [B, 3, G, G]."""
+    count, _, size, _ = obs.shape
+    blocked = np.pad(obs[:, BODY].numpy(), ((0, 0), (1, 1), (1, 1)), constant_values=1)
+    head, food = (np.stack(np.divmod(obs[:, plane].flatten(1).argmax(1).numpy(), size)) for plane in (HEAD, FOOD))
+    costs = []
+    for row_step, column_step in zip(ROW_STEP, COLUMN_STEP, strict=True):
+        row, column = head[0] + row_step, head[1] + column_step
+        distance = np.abs(row - food[0]) + np.abs(column - food[1])
+        costs.append(np.where(blocked[np.arange(count), row + 1, column + 1], 1000, distance))
+    return np.argmin(costs, axis=0)
+
+
+def cycle_player(size):
+    """Actions along a cycle over all cells; it fits how a snake starts on a board of 6 x 6."""
+    turns = [[(row, column) for column in range(1, size)] for row in range(size)]
+    winding = [place for row in range(size)[::-1] for place in turns[row][:: 1 if row % 2 else -1]]
+    cycle = [(size - 1, 0), *winding, *[(row, 0) for row in range(size - 1)]]
+    steps = list(zip(ROW_STEP, COLUMN_STEP, strict=True))
+    action = np.empty(size * size, np.int64)
+    for (row, column), after in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+        action[row * size + column] = steps.index((after[0] - row, after[1] - column))
+    return lambda obs: action[obs[:, HEAD].flatten(1).argmax(1).numpy()]
+
+
+def assert_same_step(ours, theirs):
+    """What a learner sees; returns which episodes ended."""
+    for name in ("obs", "reward", "terminated", "truncated"):
+        mine, other = getattr(ours, name), getattr(theirs, name)
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other), name
+    ended = ours.terminated | ours.truncated
+    assert torch.equal(ours.final_obs[ended], theirs.final_obs[ended])
+    for name in ("apples", "full"):
+        assert ours.episode[name].dtype == theirs.episode[name].dtype
+        assert torch.equal(ours.episode[name][ended], theirs.episode[name][ended]), name
+    return ended
+
+
+def assert_same_state(one, other, lanes=1):
+    for lane in range(lanes):
+        mine, theirs = one.lane_state(lane), other.lane_state(lane)
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            assert mine[name].dtype == theirs[name].dtype, name
+            assert torch.equal(mine[name], theirs[name]), name
+
+
+@pytest.mark.parametrize("size", range(4, 13))
+def test_ten_thousand_games_are_those_of_the_numba_kernel(size):
+    """1,112 games on each of nine sizes; half of the boards play at random, the others greedily with some noise."""
+    count, luck = 200, np.random.default_rng(size)
+    hunger = size * size // 2  # some starve
+    one, other = (build(backend, count, size=size, seed=size, hunger=hunger) for backend in ("torch", "numba"))
+    noise, seen = np.where(np.arange(count) % 2, 1.0, 0.02), torch.zeros(3)
+    games, obs = 0, one.reset()
+    assert torch.equal(obs, other.reset())
+    while games < 1112:
+        chosen = np.where(luck.random(count) < noise, luck.integers(4, size=count), greedy(obs))
+        step = one.step(torch.from_numpy(chosen))
+        ended = assert_same_step(step, other.step(torch.from_numpy(chosen)))
+        games, obs = games + int(ended.sum()), step.obs
+        reached = (step.terminated.any(), step.truncated.any(), (step.episode["apples"][ended] > size).any())
+        seen += torch.tensor([float(kind) for kind in reached])
+    assert_same_state(one, other)
+    assert (seen > 0).all()  # deaths, truncations and long snakes
+
+
+def test_games_that_fill_the_board_are_those_of_the_numba_kernel():
+    one, other = (build(backend, 16, size=6) for backend in ("torch", "numba"))
+    player, obs, wins = cycle_player(6), one.reset(), 0
+    while wins < 32:  # also what comes after a win
+        action = torch.from_numpy(player(obs))
+        step = one.step(action)
+        ended = assert_same_step(step, other.step(action))
+        wins, obs = wins + int(step.episode["full"][ended].sum()), step.obs
+    assert_same_state(one, other)
+
+
+@pytest.mark.parametrize(("first", "second"), [("numba", "torch"), ("torch", "numba")])
+def test_a_lane_saved_by_one_backend_continues_in_the_other(first, second):
+    luck = np.random.default_rng(0)
+    source, target = build(first, 16, lanes=8), build(second, 16, lanes=8, seed=1)
+    for _ in range(100):
+        source.step(torch.from_numpy(luck.integers(4, size=16)))
+        target.step(torch.from_numpy(luck.integers(4, size=16)))
+    for lane in range(8):
+        target.load_lane_state(lane, source.lane_state(lane))
+    assert_same_state(source, target, lanes=8)
+    assert torch.equal(source.observe(), target.observe())
+    for _ in range(200):
+        action = torch.from_numpy(luck.integers(4, size=16))
+        assert_same_step(source.step(action), target.step(action))
+    assert_same_state(source, target, lanes=8)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state["food"].fill_(int(state["body"][0, 0])),  # and the plane still shows it elsewhere
+        lambda state: state["length"].fill_(1),
+        lambda state: state["length"].fill_(36),
+        lambda state: state["front"].fill_(-1),
+        lambda state: state["heading"].fill_(4),
+        lambda state: state["body"].fill_(99),
+        lambda state: state["planes"].zero_(),
+    ],
+)
+def test_invalid_boards_are_refused_and_change_nothing(backend, change):
+    env = build(backend, 2, size=6)
+    before, broken = env.lane_state(0), env.lane_state(0)
+    change(broken)
+    with pytest.raises(ValueError, match="hold what no game can come to"):
+        env.load_lane_state(0, broken)
+    after = env.lane_state(0)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_food_on_the_snake_is_refused(backend):
+    env = build(backend, 1, size=6)
+    state = env.lane_state(0)
+    state["food"][0] = state["body"][0, 0]
+    state["planes"][0, FOOD] = 0
+    state["planes"][0, FOOD, state["food"][0]] = 1
+    with pytest.raises(ValueError, match="hold what no game can come to"):
+        env.load_lane_state(0, state)
+
+
+def test_the_contract_of_a_task_is_kept():
+    assert check(SnakeConfig(backend="torch", size=6, hunger=20), steps=120) == []
+
+
+@pytest.mark.parametrize("ask", [lambda env: env.advance(Clock(budget=1)), lambda env: env.lane_state(0)])
+@pytest.mark.parametrize("action", [4, -1, 2**40])
+def test_an_invalid_action_is_reported_when_the_device_is_asked(ask, action):
+    env = build("torch", 4)
+    env.advance(Clock(budget=1))
+    env.step(torch.tensor([0, 1, action, 3]))  # does not wait, and cannot know
+    with pytest.raises(ValueError, match=r"Give each of the 4 boards 0 \(left\)"):
+        ask(env)
+    env.advance(Clock(budget=1))  # reported once
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 1)])
+def test_actions_of_another_shape_are_refused_at_once(shape):
+    with pytest.raises(ValueError, match=r"Give each of the 4 boards 0 \(left\)"):
+        build("torch", 4).step(torch.zeros(shape, dtype=torch.int64))
+
+
+def test_every_step_may_hold_truncations():
+    env = build("torch", 4)
+    assert env.step(torch.zeros(4, dtype=torch.int64)).cut is True
+
+
+def test_pictures_are_those_of_the_numba_backend():
+    one, other = (build(backend, 4, size=6) for backend in ("torch", "numba"))
+    for action in np.random.default_rng(0).integers(4, size=(20, 4)):
+        one.step(torch.from_numpy(action))
+        other.step(torch.from_numpy(action))
+        assert one.text(2) == other.text(2)
+    assert np.array_equal(one.frame(2), other.frame(2))
+
+
+# ----------------------------------------------------------------------------------------------------------- the device
+
+VIEWS = {"view", "unsqueeze", "squeeze", "slice", "select", "expand", "unbind", "_unsafe_view", "alias", "detach"}
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations of a device that are not views, and those that read a tensor on the host."""
+
+    count = host = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket.__name__ not in VIEWS
+        self.host += any(isinstance(x, torch.Tensor) and x.device.type == "cpu" for x in args)
+        return function(*args, **kwargs or {})
+
+
+def test_a_step_needs_no_value_on_the_host():
+    """A meta tensor has no values: an operation that needs one on the host fails, and so would a branch on data."""
+    env = build("torch", 8, size=6, device=torch.device("meta"))
+    action = torch.zeros(8, dtype=torch.int64, device="meta")
+    with Operations() as operations:
+        step = env.step(action)
+    assert operations.host == 0
+    assert operations.count <= 176  # 57, and 119 of Philox, which Triton makes one launch
+    assert step.obs.shape == step.final_obs.shape == (8, 3, 6, 6)
+    with pytest.raises(RuntimeError, match="meta"):
+        env.advance(Clock(budget=1))  # the one that does
+
+
+def test_a_step_keeps_its_state_in_place():
+    """A CUDA graph replays addresses."""
+    env = build("torch", 8)
+    tensors = {name: x for name, x in vars(env).items() if isinstance(x, torch.Tensor)}
+    places = {name: x.data_ptr() for name, x in tensors.items()}
+    for action in np.random.default_rng(0).integers(4, size=(50, 8)):
+        env.step(torch.from_numpy(action))
+    assert {name: x.data_ptr() for name, x in vars(env).items() if isinstance(x, torch.Tensor)} == places
