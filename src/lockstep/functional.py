@@ -4,6 +4,7 @@ Shapes: T time; every other axis is a batch axis and is left alone.
 """
 
 import math
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -157,8 +158,14 @@ def discount_for(length: float) -> float:
 
 def spread_of(values: Tensor) -> Tensor:
     """What lies between the 5th and the 95th percentile of values [N], at least 1."""
-    ends = torch.quantile(values, torch.tensor([0.05, 0.95], dtype=values.dtype, device=values.device))
+    ends = torch.quantile(values, _percentiles(values.dtype, values.device))
     return (ends[1] - ends[0]).clamp(min=1.0)
+
+
+@cache
+def _percentiles(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Kept on the device: bringing them there makes the host wait."""
+    return torch.tensor([0.05, 0.95], dtype=dtype, device=device)
 
 
 def moments(total: Tensor, squares: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,14 @@ def download(found: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
+def download_bytes(found: Sequence[Tensor]) -> list[Tensor]:
+    """The same for tensors of any dtypes on one device, packed as bytes."""
+    flat = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in found]).cpu()
+    pieces = flat.split([x.nbytes for x in found])
+    # Cloned, because a piece may begin where no number of its dtype may.
+    return [piece.clone().view(x.dtype).view(x.shape) for piece, x in zip(pieces, found, strict=True)]
+
+
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """A small tensor of the host on a device, without waiting for it; one that is there already as it is."""
     if tensor.device == device:

@@ -76,7 +76,7 @@ def stepped(runtime):
     """The gradients of one update, and what else an update moves."""
     agent = Agent(runtime).fill()
     algorithm = agent.algorithm
-    batch = algorithm._draw()
+    batch = algorithm._draw(algorithm.updates)
     algorithm.model_optimizer.step(algorithm.model_loss, batch)
     seen = {"z": algorithm.latents} | {name: batch[name] for name in ("task", "whole", "policy", "policy_kept")}
     algorithm._rescale(seen)
@@ -101,7 +101,7 @@ def plain(hosting=None):
     """What plain torch finds for the batch of the hosted lanes, by default all of them."""
     agent = Agent(Runtime.alone(run_config(), hosting=hosting)).fill()
     algorithm, model = agent.algorithm, agent.algorithm.model
-    batch = algorithm._draw()
+    batch = algorithm._draw(algorithm.updates)
     loss, latents = model_loss(
         model, algorithm.targets, algorithm.discounts, algorithm.pairs[0], algorithm.config.loss, batch
     )
@@ -125,7 +125,7 @@ def test_gradients_of_model_and_policy_are_those_of_the_union_of_all_batches(pro
     for outcome in found:
         for ours, theirs in zip(outcome["gradients"], wanted, strict=True):
             assert distance({name: torch.tensor(x) for name, x in ours.items()}, theirs) < 1e-4
-        assert outcome["scale"] == pytest.approx(scale, rel=1e-6)
+        assert outcome["scale"] == pytest.approx(scale, rel=1e-5)  # of values that are exponentials of what is summed
     assert distance(alone[0], wanted[0]) > 0.1  # a process that learned from its own alone would be found out
     assert scale > 1.0
     assert alone_scale != pytest.approx(scale, rel=1e-3)

@@ -293,6 +293,15 @@ def _calling_line() -> str:
     return ""
 
 
+@contextlib.contextmanager
+def one_launch():
+    """Count what the block launches as one kernel: for operations that a real GPU has a kernel of its own for."""
+    device = sys.modules[EXTENSION]
+    before, _ = device.counts()
+    yield
+    device.set_launches(before + 1)
+
+
 class Counted:
     """Launches and host synchronizations of a block of code."""
 

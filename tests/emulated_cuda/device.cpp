@@ -1444,6 +1444,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     sync_log.clear();
     races.clear();
   });
+  m.def("set_launches", [](int64_t count) {
+    std::lock_guard<std::mutex> hold(counting);
+    launches = count;
+  });
   m.def("clear_error", [] {
     std::lock_guard<std::mutex> hold(error_lock);
     device_error.clear();

@@ -86,7 +86,7 @@ def test_a_step_of_the_actor_moves_no_critic_and_leaves_nothing_in_one():
     algorithm = agent.algorithm
     critics, actor = parameters(algorithm.critics), parameters(algorithm.actor)
     left = [x.grad.clone() if x.grad is not None else None for x in algorithm.critics.parameters()]
-    algorithm.actor_optimizer.step(algorithm.actor_loss, algorithm._draw())
+    algorithm.actor_optimizer.step(algorithm.actor_loss, algorithm._draw(algorithm.updates))
     assert same(parameters(algorithm.critics), critics)
     assert not same(parameters(algorithm.actor), actor)
     for before, x in zip(left, algorithm.critics.parameters(), strict=True):
@@ -112,7 +112,7 @@ def test_targets_start_as_copies_follow_by_tau_and_belong_to_no_optimizer():
 def test_the_critics_loss_is_the_distance_to_rewards_and_the_lower_target(settings):
     agent = Agent(**settings)
     agent.iterate(2)
-    algorithm, batch = agent.algorithm, agent.algorithm._draw()
+    algorithm, batch = agent.algorithm, agent.algorithm._draw(agent.algorithm.updates)
     rows = len(batch["discount"])
     following = batch["next_obs"]
     scores = algorithm.target_actor(following["seen"].flatten(0, 1)).view(rows, 3, 4)

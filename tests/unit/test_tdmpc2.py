@@ -131,7 +131,7 @@ def drawn(**options):
     model = agent.algorithm.model
     for last in (model.reward[-1], model.critics[-1], agent.algorithm.targets[-1]):
         torch.nn.init.normal_(last.weight, std=0.5, generator=torch.Generator().manual_seed(3))
-    return agent, agent.algorithm._draw()
+    return agent, agent.algorithm._draw(agent.algorithm.updates)
 
 
 @pytest.mark.parametrize("episodic", [False, True])
@@ -200,7 +200,7 @@ def test_the_policy_learns_from_the_latents_of_the_models_own_step_in_whatever_p
     whole, parts = Agent(), Agent(accumulate=2)
     for agent in (whole, parts):
         agent.iterate(3)
-    batch = whole.algorithm._draw()
+    batch = whole.algorithm._draw(whole.algorithm.updates)
     before = model_loss(
         copy.deepcopy(whole.algorithm.model),
         whole.algorithm.targets,

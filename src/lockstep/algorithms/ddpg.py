@@ -10,13 +10,14 @@ features, M samples a lane in a batch; N = L x M samples in a batch, or M in exa
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError, RunConfig, with_lanes
-from lockstep.data.replay import Replay, outcome, remember
+from lockstep.data.replay import Replay, ReplayConfig, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
@@ -41,6 +42,8 @@ class DDPGConfig:
     """Samples of one update, over all processes."""
     capacity: int = 200_000
     """Samples that replay holds."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Where replay is kept."""
     learn_from: int = 1_000
     """Samples that replay must hold before learning starts; until then actions are random."""
     horizon: int = 1
@@ -166,7 +169,7 @@ class DDPG:
         }
         example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended}
         example |= {"next_obs": example["obs"]}
-        self.replay = Replay(config.capacity, lanes, example, "ddpg.replay")
+        self.replay = Replay(config.capacity, lanes, example, "ddpg.replay", config.replay, runtime.device)
 
     def _optimizer(self, net: nn.Module, rate: float) -> Optimizer:
         adam = Adam(net.named_parameters(), lr=rate)
@@ -223,10 +226,11 @@ class DDPG:
             return Metrics()
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due if self.replay.count >= config.learn_from else 0):
-            batch, where = self._draw(), f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
-            critic += self.critic_optimizer.step(self.critic_loss, batch, where=where)
+            counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
+            batch, again = self._draw(counter), partial(self._draw, counter)
+            critic += self.critic_optimizer.step(self.critic_loss, batch, where=where, rebuild=again)
             if self.updates % config.delay == 0:
-                actor += self.actor_optimizer.step(self.actor_loss, batch, where=where)
+                actor += self.actor_optimizer.step(self.actor_loss, batch, where=where, rebuild=again)
                 self._follow()
         self.critic_optimizer.confirm()
         self.actor_optimizer.confirm()
@@ -235,17 +239,17 @@ class DDPG:
             self.past.remember(self.actor, kept)
         metrics = critic.under("critic")
         metrics += actor.under("actor")
-        metrics.agree("epsilon", torch.tensor(self.epsilon), torch.ones(()))
+        metrics.agree("epsilon", torch.tensor(self.epsilon), 1.0)
         return metrics
 
-    def _draw(self) -> dict[str, Any]:
+    def _draw(self, counter: int) -> dict[str, Any]:
         """A batch [L x M, ...] of replay, with noise for choosing and for smoothing, [L x M, A, K] each."""
         config, count, device = self.config, self.config.batch_size // self.runtime.lanes.count, self.runtime.device
-        batch = self.replay.sample(self.updates, count, config.steps, config.gamma)
+        batch = self.replay.sample(counter, count, config.steps, config.gamma)
         for name, streams in (("choosing", self.choosing), ("smoothing", self.smoothing)):
-            noise = self.moves.noise(streams, self.updates, count, self.team.agents, device=device)
+            noise = self.moves.noise(streams, counter, count, self.team.agents, device=device)
             batch[name] = noise.flatten(0, 1)
-        return dict(tree_map(lambda x: x.to(device, non_blocking=True), batch))
+        return batch
 
     def critic_loss(self, batch: dict[str, Any]) -> Loss:
         """How far critics are from what rewards and targets say, squared, as sums over agents and samples."""

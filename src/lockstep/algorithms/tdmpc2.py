@@ -9,6 +9,7 @@ mode, where a lane comes after another), H steps ahead, K action features, Z of 
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from lockstep.algorithms.tdmpc2_engine import bare_works
 from lockstep.algorithms.tdmpc2_losses import LossConfig, judge_policy, model_loss, policy_loss
 from lockstep.config import ConfigError, RunConfig, with_lanes
-from lockstep.data.replay import Replay, outcome, remember
+from lockstep.data.replay import Replay, ReplayConfig, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
 from lockstep.functional import discount_for, spread_of
 from lockstep.lanes import Lanes
@@ -28,7 +29,7 @@ from lockstep.nets.planning import PlanConfig, Planner, PlanningPolicy, PriorPol
 from lockstep.nets.world_model import WorldModel, WorldModelConfig
 from lockstep.protocols import Clock, LaneState, Loss, Part, State, VecEnv, Work
 from lockstep.runtime import Adam, Optimizer, Runtime
-from lockstep.trees import Tree, copy_into, tree_map
+from lockstep.trees import Tree, copy_into
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,8 @@ class TDMPC2Config:
     """Stretches of `horizon` steps in one update, over all processes."""
     capacity: int = 1_000_000
     """Samples that replay holds."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Where replay is kept."""
     learn_from: int = 2_500
     """Samples with random actions before learning starts; the updates that they owe are then taken at once."""
     collect: int = 1
@@ -148,7 +151,7 @@ class TDMPC2:
         obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
         example = {"obs": obs, "action": torch.zeros(task.num_envs, self.model.actions)}
         example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended, "next_obs": obs}
-        self.replay = Replay(config.capacity, lanes, example, "tdmpc2.replay")
+        self.replay = Replay(config.capacity, lanes, example, "tdmpc2.replay", config.replay, runtime.device)
         self.losses = model_loss, policy_loss
         if config.compile:
             self.losses = torch.compile(model_loss), torch.compile(policy_loss)
@@ -233,29 +236,32 @@ class TDMPC2:
             return metrics
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due):
-            batch, where = self._draw(), f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
-            model += self.model_optimizer.step(self.model_loss, batch, where=where)
+            counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
+            batch = self._draw(counter)
+            model += self.model_optimizer.step(
+                self.model_loss, batch, where=where, rebuild=partial(self._draw, counter)
+            )
             self.model.shorten_tasks()
-            seen: dict[str, Any] = {"z": self.latents}
-            seen |= {name: batch[name] for name in ("task", "whole", "policy", "policy_kept") if name in batch}
+            seen = self._seen(batch)
             self._rescale(seen)
-            policy += self.policy_optimizer.step(self.policy_loss, seen, where=where)
+            again = partial(self._seen_again, counter)
+            policy += self.policy_optimizer.step(self.policy_loss, seen, where=where, rebuild=again)
             self._follow()
         self.model_optimizer.confirm()
         self.policy_optimizer.confirm()
         metrics += model.under("model")
         metrics += policy.under("policy")
-        metrics.agree("scale", self.scale.detach()[0].cpu(), torch.ones(()))
+        metrics.agree("scale", self.scale.detach()[0], 1.0)
         return metrics
 
-    def with_chance(self, batch: dict[str, Any]) -> dict[str, Any]:
+    def with_chance(self, batch: dict[str, Any], counter: int) -> dict[str, Any]:
         """Stretches [L x M, ...] with all that is left to chance in an update."""
-        config, counter, count = self.config, self.updates, self.share
+        config, count = self.config, self.share
         critics, actions, device = self.model.critics.count, self.model.actions, self.runtime.device
         batch["obs"], task = seen_of(batch["obs"])
         if task is not None:
             batch["task"] = task[:, 0]
-        batch["row"], batch["whole"] = torch.arange(len(self.latents)), batch["whole"].float()
+        batch["row"], batch["whole"] = torch.arange(len(self.latents), device=device), batch["whole"].float()
         steps, more = config.horizon, config.horizon + 1
         noise = self.noise.normal(counter, count, steps + more, actions, device=device).flatten(0, 1)
         batch["target"], batch["policy"] = noise.split((steps, more), dim=1)
@@ -266,16 +272,28 @@ class TDMPC2:
             own, other = kept.split(sizes, dim=1)
             batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
         self.pairs = list(pairs_of(self.pairing, counter, 2, critics, device))
-        return dict(tree_map(lambda x: x.to(device, non_blocking=True), batch))
+        return batch
 
-    def _draw(self) -> dict[str, Any]:
-        return self.with_chance(self.replay.slices(self.updates, self.share, self.config.horizon))
+    def _draw(self, counter: int) -> dict[str, Any]:
+        return self.with_chance(self.replay.slices(counter, self.share, self.config.horizon), counter)
+
+    def _seen(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """What the policy learns from in an update, after the model's step on a batch."""
+        names = ("task", "whole", "policy", "policy_kept")
+        return {"z": self.latents} | {name: batch[name] for name in names if name in batch}
+
+    @torch.no_grad()
+    def _seen_again(self, counter: int) -> dict[str, Any]:
+        """The same for an update that was made before, with the latents that the model now has for its batch."""
+        batch = self._draw(counter)
+        self.model_loss(batch)
+        return self._seen(batch)
 
     def model_loss(self, batch: dict[str, Any]) -> Loss:
         result, latents = self.losses[0](
             self.model, self.targets, self.discounts, self.pairs[0], self.config.loss, batch
         )
-        self.latents[batch["row"]] = latents.float()  # by row, in whatever parts a batch comes
+        self.latents.index_copy_(0, batch["row"], latents.float())  # by row, in whatever parts a batch comes
         return result
 
     def policy_loss(self, batch: dict[str, Any]) -> Loss:
@@ -298,8 +316,8 @@ class TDMPC2:
         values = self.runtime.map_lanes(judge, first)
         everybody[lanes.local.start : lanes.local.stop] = values.view(len(lanes), self.share)
         spread = spread_of(self.runtime.sum(everybody).flatten())  # each is somebody's own, and adding zero is exact
-        if spread.isfinite():  # the same on every process; bad numbers are the optimizer's to tell
-            self.scale.lerp_(spread, self.config.tau)
+        # A spread that is not finite leaves the scale alone, on every process: the optimizer reports it.
+        self.scale.lerp_(torch.where(spread.isfinite(), spread, self.scale), self.config.tau)
 
     @torch.no_grad()
     def _follow(self) -> None:

@@ -25,7 +25,7 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     pairs = pairs_of(agent.plan_pairing, 0, planner.rounds, model.critics.count, runtime.device)
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
     obs, noise = (tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observe(), agent.plan_noise(0)))
-    batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_stretches(agent)))
+    batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_stretches(agent), agent.updates))
     actions = agent.rollout["action"][0].cpu().double().numpy()
 
     @torch.no_grad()
@@ -55,13 +55,13 @@ def _stretches(agent: Any) -> dict[str, Any]:
     """A batch like those of replay, of one observation again and again: there may be nothing in replay yet."""
     rows, steps = len(agent.latents), agent.config.horizon
     obs = tree_map(lambda x: x[:1].unsqueeze(1).expand(rows, steps + 1, *x.shape[1:]), agent.task.observe())
-    blank = torch.zeros(rows, steps)
+    blank = torch.zeros(rows, steps, device=agent.runtime.device)
     return {
         "obs": obs,
-        "action": torch.zeros(rows, steps, agent.model.actions),
+        "action": blank.unsqueeze(-1).expand(-1, -1, agent.model.actions),
         "reward": blank,
         "terminated": blank.bool(),
-        "whole": torch.ones(rows),
+        "whole": blank.new_ones(rows),
     }
 
 

@@ -7,8 +7,10 @@ followed it: `final_obs` where its episode ended.
 Shapes: L local lanes, E environments a lane, B = L x E, T rows of a ring (one step of a lane each), M samples a lane.
 """
 
+import math
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,11 +19,13 @@ from torch import Tensor
 
 from lockstep.config import ConfigError
 from lockstep.data.finite import bad_places, extent
+from lockstep.data.replay_device import Ring, n_step_targets, stretches
 from lockstep.data.rollout import Rollout
 from lockstep.lanes import Lanes
 from lockstep.protocols import Clock, LaneState, Rows, State, Step
 from lockstep.runtime import Optimizer
-from lockstep.trees import leaves, tree_map, tree_where
+from lockstep.transfer import Uploader, download_bytes
+from lockstep.trees import leaves, tensors, tree_map, tree_where
 
 _TRIES = 16
 """Stretches that are drawn for one sample, of which the first that lies in one episode is taken."""
@@ -62,12 +66,34 @@ def remember(replay: "Replay", rollout: Rollout, outcomes: Rollout, optimizer: O
     return False
 
 
-class Replay:
-    """Preallocated rings of transitions in host memory."""
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Where replay is kept."""
 
-    def __init__(self, capacity: int, lanes: Lanes, example: dict[str, Any], purpose: str = "replay") -> None:
-        """`capacity` is of the whole run, rounded down to whole steps; `example` has the form of what is written."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: on the GPU of each process where its share takes at most half of the free memory there, else in host
+    memory. Changes no bit of what is drawn."""
+
+
+class Replay:
+    """Preallocated rings of transitions, in host memory or on the device of the learner."""
+
+    def __init__(
+        self,
+        capacity: int,
+        lanes: Lanes,
+        example: dict[str, Any],
+        purpose: str = "replay",
+        config: ReplayConfig | None = None,
+        learner: torch.device | None = None,
+    ) -> None:
+        """`capacity` is of the whole run, rounded down to whole steps; `example` has the form of what is written.
+
+        What is drawn is on the device of the `learner`, by default the CPU.
+        """
         self._lanes, self._streams = lanes, lanes.streams(purpose)
+        self._learner = learner or torch.device("cpu")
+        self._upload = Uploader(self._learner)
         self.envs = len(example["reward"]) // len(lanes)
         self.rows = capacity // (lanes.count * self.envs)
         if self.rows < 1:
@@ -76,8 +102,12 @@ class Replay:
                 f"Use {lanes.count * self.envs} or more.",
             )
         shape = (len(lanes), self.rows, self.envs)
-        # Lane-major, so that a lane's ring is one block whoever hosts it. Memory is taken as it is written.
-        self.buffers: dict[str, Any] = tree_map(lambda x: torch.empty(*shape, *x.shape[1:], dtype=x.dtype), example)
+        row = sum(leaf[:1].nbytes for leaf in tensors(example))
+        self.device = _choose_device((config or ReplayConfig()).device, self._learner, math.prod(shape) * row)
+        # Lane-major, so that a lane's ring is one block whoever hosts it. Host memory is taken as it is written.
+        self.buffers: dict[str, Any] = tree_map(
+            lambda x: torch.empty(*shape, *x.shape[1:], dtype=x.dtype, device=self.device), example
+        )
         self._written = np.zeros(len(lanes), np.int64)
         """[L] rows that were ever written: the same for all lanes, but each lane's own to save."""
 
@@ -90,18 +120,24 @@ class Replay:
     def _stop(self) -> int:
         return int(self._written[0])
 
+    @property
+    def _ring(self) -> Ring:
+        return Ring(max(0, self._stop - self.rows), self._stop, self.rows, self.envs)
+
     def write(self, values: dict[str, Any]) -> None:
         """Add one step of every environment, [B, ...] each, in place of the oldest where the rings are full."""
         row = self._stop % self.rows
-
-        def put(ring: Tensor, value: Tensor) -> None:
-            ring[:, row].copy_(value.unflatten(0, (-1, self.envs)))
-
-        tree_map(put, self.buffers, values)
+        slots = [ring[:, row] for ring in tensors(self.buffers)]
+        given = [value.unflatten(0, (-1, self.envs)) for value in tensors(values)]
+        if self.device.type == "cpu" and self._learner.type != "cpu":
+            given = download_bytes(given)  # one transfer for all of them
+        torch._foreach_copy_(slots, given)
         self._written += 1
 
     def sample(self, counter: int, count: int, steps: int = 1, discount: float = 1.0) -> dict[str, Any]:
         """Draw `count` transitions of each lane, each as likely as the others and perhaps twice; [L x M, ...] each.
+
+        What is drawn is valid until the next draw.
 
         `reward` is the discounted sum over up to `steps` steps, which end with the episode or with the newest row;
         `next_obs` is what followed the last of them, and `discount` what its value counts: 0 after a termination.
@@ -109,19 +145,27 @@ class Replay:
         if (self._written != self._stop).any() or not self._stop:
             raise ValueError(f"there is nothing to draw from: lanes have written {self._written.tolist()} steps.")
         held = min(self._stop, self.rows)
-        draws = self._streams.integers(counter, held * self.envs, count).numpy()  # [L, M]
         rewards = self.buffers["reward"]
+        if self.device.type != "cpu":
+            starts = self._streams.integers(counter, held * self.envs, count, device=self.device)  # [L, M]
+            ends = self.buffers["terminated"].flatten(), self.buffers["truncated"].flatten()
+            targets = n_step_targets(starts, self._ring, steps, discount, *ends, _by_agent(rewards))
+            drawn = {name: _gather(rings, targets.first) for name, rings in self.buffers.items() if name not in OUTCOME}
+            reward = targets.reward.view(-1, *rewards.shape[3:])
+            following = _gather(self.buffers["next_obs"], targets.last)
+            return drawn | {"reward": reward, "next_obs": following, "discount": targets.discount}
+        draws = self._streams.integers(counter, held * self.envs, count).numpy()  # [L, M]
         total = torch.empty(draws.size, *rewards.shape[3:])
         picks, lasts = np.empty(draws.size, np.int64), np.empty(draws.size, np.int64)
         weights = torch.empty(draws.size)
-        ring = Ring(self._stop - held, self._stop, self.rows, self.envs)
         ends = self.buffers["terminated"].flatten().numpy(), self.buffers["truncated"].flatten().numpy()
-        each = rewards.reshape(-1, total[:1].numel()).numpy(), total.view(draws.size, -1).numpy()
-        _accumulate(draws, ring, steps, discount, *ends, *each, picks, lasts, weights.numpy())
+        each = _by_agent(rewards).numpy(), total.view(draws.size, -1).numpy()
+        _accumulate(draws, self._ring, steps, discount, *ends, *each, picks, lasts, weights.numpy())
 
         first, last = torch.from_numpy(picks), torch.from_numpy(lasts)
         batch = {name: _gather(rings, first) for name, rings in self.buffers.items() if name not in OUTCOME}
-        return batch | {"reward": total, "next_obs": _gather(self.buffers["next_obs"], last), "discount": weights}
+        batch |= {"reward": total, "next_obs": _gather(self.buffers["next_obs"], last), "discount": weights}
+        return dict(self._upload(batch))
 
     def slices(self, counter: int, count: int, steps: int) -> dict[str, Any]:
         """Draw `count` stretches of `steps` steps of each lane that lie in one episode; [L x M, steps, ...] each.
@@ -132,12 +176,15 @@ class Replay:
         held = min(self._stop, self.rows)
         if (self._written != self._stop).any() or held < steps:
             raise ValueError(f"there are no {steps} steps to draw: lanes have written {self._written.tolist()}.")
-        draws = self._streams.integers(counter, (held - steps + 1) * self.envs, count, _TRIES).numpy()  # [L, M, tries]
-        ring = Ring(self._stop - held, self._stop, self.rows, self.envs)
-        ends = self.buffers["terminated"].flatten().numpy(), self.buffers["truncated"].flatten().numpy()
-        places, whole = np.empty((*draws.shape[:2], steps), np.int64), np.ones(draws.shape[:2], np.bool_)
-        _follow(draws, ring, steps, *ends, places, whole)
-        flat = torch.from_numpy(places.reshape(-1, steps))
+        # [L, M, tries]
+        tries = self._streams.integers(counter, (held - steps + 1) * self.envs, count, _TRIES, device=self.device)
+        ends = self.buffers["terminated"].flatten(), self.buffers["truncated"].flatten()
+        if self.device.type == "cpu":
+            places, found = np.empty((*tries.shape[:2], steps), np.int64), np.ones(tries.shape[:2], np.bool_)
+            _follow(tries.numpy(), self._ring, steps, ends[0].numpy(), ends[1].numpy(), places, found)
+            flat, whole = torch.from_numpy(places.reshape(-1, steps)), torch.from_numpy(found.reshape(-1))
+        else:
+            flat, whole = stretches(tries, self._ring, steps, *ends)
         batch = {
             name: tree_map(lambda x: x.unflatten(0, flat.shape), _gather(rings, flat.flatten()))
             for name, rings in self.buffers.items()
@@ -145,7 +192,8 @@ class Replay:
         }
         last = _gather(self.buffers["next_obs"], flat[:, -1])
         batch["obs"] = tree_map(lambda x, y: torch.cat([x, y.unsqueeze(1)], 1), batch["obs"], last)
-        return batch | {"whole": torch.from_numpy(whole.reshape(-1))}
+        batch["whole"] = whole
+        return dict(self._upload(batch)) if self.device.type == "cpu" else batch
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
@@ -177,15 +225,6 @@ class Replay:
         for name, ring in rings.items():
             _write(ring, stop - held, state[name])
         self._written[place] = stop
-
-
-class Ring(NamedTuple):
-    """Where rows lie: numbers from `first` up to `stop`, each at its number modulo `rows`."""
-
-    first: int
-    stop: int
-    rows: int
-    envs: int
 
 
 @njit(cache=True, nogil=True)
@@ -257,6 +296,19 @@ def _follow(draws: Any, ring: Ring, steps: int, terminated: Any, truncated: Any,
                 break
 
 
+def _choose_device(wanted: str, learner: torch.device, size: int) -> torch.device:
+    """Where rings of so many bytes are kept for a learner on some device."""
+    if wanted == "cpu" or learner.type != "cuda":
+        return torch.device("cpu")
+    fits = wanted == "cuda" or size <= torch.cuda.mem_get_info(learner)[0] // 2
+    return learner if fits else torch.device("cpu")
+
+
+def _by_agent(rewards: Tensor) -> Tensor:
+    """Rewards of rings [L, T, E, ...] as [places, A]."""
+    return rewards.flatten(0, 2).view(-1, rewards.shape[3:].numel())
+
+
 def _gather(rings: Any, places: Tensor) -> Any:
     """What lies at places in rings [L, T, E, ...], counted through all of them."""
     return tree_map(lambda x: x.flatten(0, 2).index_select(0, places), rings)
@@ -270,7 +322,7 @@ def _parts(size: int, start: int, stop: int) -> list[slice]:
 
 
 def _read(ring: Tensor, start: int, stop: int) -> Tensor:
-    return torch.cat([ring[part] for part in _parts(len(ring), start, stop)])
+    return torch.cat([ring[part] for part in _parts(len(ring), start, stop)]).cpu()
 
 
 def _write(ring: Tensor, start: int, rows: Tensor) -> None:

@@ -122,7 +122,9 @@ class Motion:
         return stored
 
     def executed(self, stored: Tensor) -> Tensor:
-        return stored * self.reach.to(stored.device) + self.middle.to(stored.device)
+        if self.reach.device != stored.device:  # once: bringing them to a GPU makes the host wait
+            self.reach, self.middle = self.reach.to(stored.device), self.middle.to(stored.device)
+        return stored * self.reach + self.middle
 
 
 def build_moves(space: Space, temperature: float, spread: float) -> Moves:

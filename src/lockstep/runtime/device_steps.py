@@ -14,12 +14,12 @@ MAX_UNCONFIRMED = 64
 class DeviceSteps:
     """Flags of the latest steps, and the arithmetic that decides about each."""
 
-    def __init__(self, device: torch.device, halts: bool) -> None:
-        """`halts`: whether a step that is skipped has all that follow it skipped, until the host confirms."""
+    def __init__(self, device: torch.device, halted: Tensor | None) -> None:
+        """`halted` is set by a step that is skipped, and has all that follow it skipped, of other optimizers, too."""
         self._applied = torch.ones(MAX_UNCONFIRMED, dtype=torch.bool, device=device)
         self._slots = self._applied.unbind()
         self._bad = torch.zeros((), device=device)
-        self._halted = torch.zeros((), device=device) if halts else None
+        self._halted = halted
         self._next = 0
 
     def settle(

@@ -60,7 +60,9 @@ class Optimizer:
         # Once a step that stops the run was skipped, the device skips all that follow: what led to it can be computed
         # again when the host finds out. fp16 overflows now and then, and skips such steps alone.
         halts = runtime.nonfinite == "stop" and not self._loss_scale.enabled
-        self._steps = None if self._on_cpu else DeviceSteps(device, halts)
+        if runtime.halted is None and not self._on_cpu:
+            runtime.halted = torch.zeros((), device=device)
+        self._steps = None if self._on_cpu else DeviceSteps(device, runtime.halted if halts else None)
         self._counts: dict[int, Tensor] = {}
         self._create_state()
 

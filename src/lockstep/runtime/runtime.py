@@ -74,6 +74,8 @@ class Runtime:
         """Reductions by name and bytes since somebody last emptied it; also on one process, where nothing is sent."""
         self.notes: list[str] = []
         """Sentences for the log, until it has taken them."""
+        self.halted: Tensor | None = None
+        """On a device, 1.0 once a step that stops the run was skipped there: all steps that follow are skipped, too."""
         self._timeout = run.timeout
         self._store = store
         self._local_mailbox = LocalMailbox()

@@ -1,0 +1,68 @@
+"""How often the host may wait for the device: a budget for each recipe and phase. A failure names the lines."""
+
+import pytest
+from profiles import FEW, MANY, SETTINGS, STEPS, on_gpu, sum_of
+
+ITERATION = {"gym-ppo-lstm": 5, "trading-lstm": 5}
+"""Synchronizations of an iteration beside its rollout steps and updates, where they are not 4.
+
+One each for: the pooled sums of a rollout, the check which optimizer steps were applied (each optimizer), metrics. A
+recurrent network also reads where episodes started, and pools its observations' moments.
+"""
+
+
+@pytest.fixture(scope="module")
+def profile():
+    """Profiles by recipe and setting, made once."""
+    made = {}
+
+    def of(name, setting):
+        if (name, setting) not in made:
+            made[name, setting] = on_gpu(name, SETTINGS[name][setting])
+        return made[name, setting]
+
+    return of
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "cricket-gnn"])
+def test_rollout_step_waits_once_for_the_actions(profile, name):
+    _, syncs, lines = sum_of(profile(name, FEW), "collect/act", "collect/env")
+    assert syncs <= STEPS.get(name, 1), f"a rollout step waits at: {dict(lines)}"
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if MANY in SETTINGS[name]])
+def test_more_updates_wait_no_more_often(profile, name):
+    few, many = profile(name, FEW), profile(name, MANY)
+    assert many["updates"] > few["updates"]
+    more = sum_of(many, "learn")[2]
+    more.subtract(sum_of(few, "learn")[2])
+    waits = {line: count for line, count in more.items() if count > 0}
+    assert waits == {}, f"an update waits at: {waits}"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_rest_of_an_iteration_waits_a_few_times(profile, name):
+    found = profile(name, FEW)
+    phases = [phase for phase in found["phases"] if phase not in ("collect/act", "collect/env")]
+    _, syncs, lines = sum_of(found, *phases)
+    acting = sum_of(found, "collect/act", "collect/env")[1] if "collect" in phases else 0
+    assert syncs - acting <= ITERATION.get(name, 4), f"an iteration waits at: {dict(lines)}"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_metrics_wait_once_an_iteration(profile, name):
+    _, syncs, lines = sum_of(profile(name, FEW), "")
+    assert syncs <= 1, f"metrics wait at: {dict(lines)}"
+
+
+def test_batch_of_graphs_waits_twice_at_most(profile):
+    found = profile("cricket-gnn", FEW)
+    _, syncs, lines = sum_of(found, *found["phases"])
+    assert syncs <= 2, f"a batch waits at: {dict(lines)}"
+
+
+@pytest.mark.parametrize(("name", "before"), [("snake-ppo", 126), ("gym-ppo", 126)])
+def test_ppo_update_has_a_third_fewer_launches_than_it_had(profile, name, before):
+    few, many = profile(name, FEW), profile(name, MANY)
+    launches = sum_of(many, "learn")[0] - sum_of(few, "learn")[0]
+    assert launches / (many["updates"] - few["updates"]) <= before * 2 / 3
