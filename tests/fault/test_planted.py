@@ -78,7 +78,9 @@ def same_stream_on_two_lanes():
 
 def minibatches_depend_on_the_processes():
     shuffle = LaneStreams.permutation
-    LaneStreams.permutation = lambda self, counter, length: shuffle(self, counter + len(self.streams), length)
+    LaneStreams.permutation = lambda self, counter, *rest, **options: shuffle(
+        self, counter + len(self.streams), *rest, **options
+    )
 
 
 def kl_stop_on_a_local_value():
