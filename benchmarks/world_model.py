@@ -32,7 +32,7 @@ SMALL = {
 def build(runtime, arguments):
     settings = SMALL if arguments.size == 0 else {"algo.model.size": arguments.size}
     settings |= {"task.names": [arguments.task], "algo.learn_from": 64, "algo.capacity": 20_000}
-    settings |= {"algo.compile": arguments.compile}
+    settings |= {"run.compile": "on" if arguments.compile else "off"}
     recipe = overlay(DMCTDMPC2(), settings)
     task = recipe.task.build(runtime.lanes, runtime.device)
     return recipe.algo.build(task, runtime)

@@ -49,6 +49,9 @@ class RunConfig:
     tf32: bool = False
     """Allow TF32 in matrix products and convolutions on NVIDIA GPUs: faster, with about three decimal digits
     (fast reduction only)."""
+    compile: Literal["off", "on", "graphs"] = "off"
+    """How updates, acting and planning run. off: as written. on: compiled by torch, after a minute or two.
+    graphs: recorded as CUDA graphs, with one launch for each. For PPO, DDPG and TD-MPC2 (fast reduction only)."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """What bad numbers (NaN, inf) do: stop the run, or have the update or iteration that met them skipped by all."""
     log_every: int = 10_000

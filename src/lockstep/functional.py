@@ -82,7 +82,7 @@ def ppo_loss(
     old_values: Tensor,
     returns: Tensor,
     *,
-    clip: float,
+    clip: float | Tensor,
     value_clip: float | None,
     value_weight: float,
     entropy_weight: float,
@@ -91,10 +91,11 @@ def ppo_loss(
 
     policy: the pessimistic surrogate; moving on in the direction of an advantage stops paying at 1 +- clip.
     value: half the squared error, pessimistic about moves beyond `value_clip` from the old value.
+    clip: a number, or a tensor of one where an update is recorded and the number changes.
     kl: Schulman's low-variance, never negative estimate of KL(old || new).
     """
     data = (old_log_prob, advantages, old_values, returns)
-    if compiled.fits(log_prob, entropy, values, *data):
+    if isinstance(clip, float) and compiled.fits(log_prob, entropy, values, *data):
         total, sums = compiled.ppo_sums(log_prob, entropy, values, data, clip, value_clip, value_weight, entropy_weight)
         return PPOLoss(total, *sums.unbind())
     if fused_losses.is_supported(log_prob, entropy, values, *data):

@@ -97,7 +97,7 @@ def ppo_sums(
     entropy: Tensor,
     values: Tensor,
     data: tuple[Tensor, Tensor, Tensor, Tensor],
-    clip: float,
+    clip: float | Tensor,
     value_clip: float | None,
     value_weight: float,
     entropy_weight: float,
@@ -116,7 +116,7 @@ class _PPO(torch.autograd.Function):
         entropy: Tensor,
         values: Tensor,
         data: tuple[Tensor, Tensor, Tensor, Tensor],
-        weights: tuple[float, float | None, float, float],
+        weights: tuple[float | Tensor, float | None, float, float],
     ) -> tuple[Tensor, Tensor]:
         old_log_prob, advantages, old_values, returns = data
         clip, value_clip, value_weight, entropy_weight = weights
@@ -124,7 +124,10 @@ class _PPO(torch.autograd.Function):
         excess = log_ratio.expm1()
         # The surrogate, and where it stops paying: advantage x (1 +- clip).
         moved = torch.addcmul(advantages, advantages, excess)
-        bound = torch.add(advantages, advantages.abs(), alpha=clip)
+        if isinstance(clip, float):
+            bound = torch.add(advantages, advantages.abs(), alpha=clip)
+        else:
+            bound = torch.addcmul(advantages, advantages.abs(), clip)
         # Half the squared error of values; beyond `value_clip` from the old value, the worse of two.
         error = values - returns
         squared, by_value = error.square(), error

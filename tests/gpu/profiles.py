@@ -1,6 +1,7 @@
 """Kernel launches and host synchronizations of recipes on an emulated GPU, by phase of an iteration.
 
-    python tests/gpu/profiles.py          # the table of docs/operate/gpus.md
+    python tests/gpu/profiles.py             # the table of docs/operate/gpus.md
+    python tests/gpu/profiles.py graphs      # the same with run.compile=graphs
 
 Sizes are small: they change what a kernel does, not how many there are.
 """
@@ -52,10 +53,10 @@ STEPS = {"snake-ppo": 4, "gym-ppo": 4, "gym-ppo-lstm": 4, "trading-lstm": 4}
 """Rollout steps of such an iteration; one in the others."""
 
 
-def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 4) -> dict:
+def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) -> dict:
     """Launches, synchronizations and the lines that synchronize in one iteration of a recipe, by phase."""
     kind = find_recipe(name)
-    recipe = overlay(kind(), (kind.smoke if not settings else {}) | settings | {"run.precision": precision})
+    recipe = overlay(kind(), (kind.smoke if name == "cricket-gnn" else {}) | settings | {"run.precision": precision})
     runtime = Runtime.alone(with_lanes(recipe.run, 1), "cuda:0")
     task = recipe.task.build(runtime.lanes, runtime.device)
     algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
@@ -118,11 +119,12 @@ def on_gpu(name: str, settings: dict, precision: str = "fp32") -> dict:
     return together(profile, 1, name, settings, precision, environment={"EMULATED_GPUS": "1"})[0]
 
 
-def main() -> None:
+def main(mode: str = "off") -> None:
     use_emulated_gpus(True)
     print("| recipe | rollout step | update | rest of an iteration |")
     print("| --- | --- | --- | --- |")
     for name, settings in SETTINGS.items():
+        settings = {size: part | {"run.compile": mode} for size, part in settings.items()}
         few = on_gpu(name, settings[FEW])
         acting = sum_of(few, "collect/act", "collect/env")
         learning = sum_of(few, "learn")
@@ -140,4 +142,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

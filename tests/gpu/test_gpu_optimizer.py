@@ -59,14 +59,16 @@ def same_on_both(script, settings):
 
 
 @pytest.mark.parametrize("script", [[1], [1, 1, 1], [1, 0, 1, 1], [0, 1, 0], [1] * 70 + [0] + [1] * 3])
-def test_steps_with_non_finite_gradients_are_skipped_as_on_the_cpu(script):
-    there, here = on_gpus(same_on_both, script, {"nonfinite": "skip"})
+@pytest.mark.parametrize("compile", ["off", "graphs"])
+def test_steps_with_non_finite_gradients_are_skipped_as_on_the_cpu(script, compile):
+    there, here = on_gpus(same_on_both, script, {"nonfinite": "skip", "compile": compile})
     assert there == pytest.approx(here, rel=1e-6)
 
 
 @pytest.mark.parametrize("script", [[0], [1, 0], [1, 1, 0, 1, 1, 1], [1] * 70 + [0, 1]])
-def test_run_stops_with_the_weights_it_had_before_the_non_finite_step(script):
-    there, here = on_gpus(same_on_both, script, {"nonfinite": "stop"})
+@pytest.mark.parametrize("compile", ["off", "graphs"])
+def test_run_stops_with_the_weights_it_had_before_the_non_finite_step(script, compile):
+    there, here = on_gpus(same_on_both, script, {"nonfinite": "stop", "compile": compile})
     assert here[0][0] == f"the gradient of update {script.index(0) + 1} is not finite:"
     assert there[0] == here[0]
     assert there[1] == pytest.approx(here[1], rel=1e-6)

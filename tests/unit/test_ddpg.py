@@ -64,7 +64,7 @@ def test_epsilon_falls_with_the_progress_of_the_run_and_is_1_before_learning():
     seen = []
     for _ in range(4):
         agent.iterate()
-        seen.append((agent.algorithm.epsilon, agent.algorithm.updates > 0))
+        seen.append((float(agent.algorithm.epsilon), agent.algorithm.updates > 0))
     # 128 samples an iteration: after the second there is enough, and so there is for the third to explore with.
     assert seen == [(1.0, False), (1.0, True), (0.5, True), (0.5, True)]
 

@@ -101,7 +101,6 @@ def test_without_planning_the_policy_itself_acts():
         ({"batch_size": 18}, "batch_size is 18, which 4 lanes cannot share evenly"),
         ({"learn_from": 23}, "Start to learn after 24 samples or more"),
         ({"horizon": 0}, "horizon is 0"),
-        ({"compile": True}, "compiled code is not exact"),
         ({"plan": PlanConfig(samples=4)}, "of 4 samples 24 are from the policy"),
     ],
 )

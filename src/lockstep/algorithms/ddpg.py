@@ -160,7 +160,9 @@ class DDPG:
         self.smoothing, self.choosing = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
         self.episodes = Episodes(lanes.local, self.envs, runtime.device)
         self.rollout, self.outcomes, self.told = (Rollout(config.horizon) for _ in range(3))
-        self.epsilon = 1.0
+        self.epsilon = torch.ones((), device=runtime.device)
+        self._act = runtime.compilation(self._explore, "acting")
+        self._follow = runtime.compilation(self._move_targets, "moving targets")
         obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
         agents = (task.num_envs, self.team.agents) if self.team.several else (task.num_envs,)  # [B, A] or [B]
         example = {
@@ -185,7 +187,7 @@ class DDPG:
     def collect(self, clock: Clock) -> Metrics:
         """Take `horizon` steps in every environment."""
         config, runtime, width = self.config, self.runtime, self.moves.width
-        self.epsilon = config.epsilon_at(clock.progress) if self.replay.count >= config.learn_from else 1.0
+        self.epsilon.fill_(config.epsilon_at(clock.progress) if self.replay.count >= config.learn_from else 1.0)
         shape = (config.horizon, self.envs, self.team.agents)
         noise = self.moves.noise(self.exploring, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
         chance = self.chance.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
@@ -193,7 +195,7 @@ class DDPG:
         for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).unbind(0)):
             obs = self.task.observe()
             with runtime.phase("act"):
-                action: Tensor = runtime.map_lanes(self._explore, {"obs": obs, "draw": draw})
+                action: Tensor = runtime.map_lanes(self._act, {"obs": obs, "draw": draw})
                 # Before the step, which reuses their memory.
                 self.rollout.write(t, self.team.ours_of({"obs": obs, "action": action}))
             with runtime.phase("env"):
@@ -239,7 +241,7 @@ class DDPG:
             self.past.remember(self.actor, kept)
         metrics = critic.under("critic")
         metrics += actor.under("actor")
-        metrics.agree("epsilon", torch.tensor(self.epsilon), 1.0)
+        metrics.agree("epsilon", self.epsilon.clone(), 1.0)
         return metrics
 
     def _draw(self, counter: int) -> dict[str, Any]:
@@ -284,7 +286,7 @@ class DDPG:
         return [critic(seen, vectors).view(-1, self.team.agents) for critic in critics]
 
     @torch.no_grad()
-    def _follow(self) -> None:
+    def _move_targets(self) -> None:
         """Move targets a little towards what was learned."""
         for target, live in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
             torch._foreach_lerp_(list(target.parameters()), list(live.parameters()), self.config.tau)

@@ -138,7 +138,10 @@ class PPO:
             self.net = ActorCritic(task.observation_space, self.actions, config.encoder, config.memory)
             self.net.to(runtime.device)
         rate = Adam(self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_epsilon)
-        self.optimizer = Optimizer(runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate)
+        varying = "" if config.memory.kind == "none" else "sequences are cut where episodes end, so their shapes vary"
+        self.optimizer = Optimizer(
+            runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate, not_compiled=varying
+        )
         self.noise, self.shuffle = lanes.streams("ppo.noise"), lanes.streams("ppo.shuffle")
         self.normalizer = ObservationNormalizer(task.reset(), config.normalize_obs)
         self.return_moments = RunningMoments(1, runtime.device)
@@ -149,12 +152,16 @@ class PPO:
         self.fresh = self.net.initial_memory(1)
         self.memories = Rollout(config.horizon // config.length)  # the same at the start of each sequence
         self.cut_values = torch.zeros(config.horizon, task.num_envs, device=runtime.device)  # read where truncated
-        self.clip = config.clip
+        self.clip: float | Tensor = config.clip
+        if runtime.compilation.mode != "off":  # a compiled update reads it where it is
+            self.clip = torch.full((), config.clip, device=runtime.device)
         self._cut = PieceCutter(runtime.device)
         self._pieces: Pieces | None = None
         """How the sequences of the minibatch under way are cut, where the host worked it out ahead."""
         # Asked with the environments of the whole run: how many processes share them decides nothing.
         self.acting = nullcontext if self.net.faster_in_full(lanes.count * self.envs) else runtime.autocast
+        self._act = runtime.compilation(self._act_on, "acting")
+        self._value = runtime.compilation(self._value_of, "a value")
 
     @property
     def updates(self) -> int:
@@ -189,13 +196,13 @@ class PPO:
         ended = outcomes["terminated"] | outcomes["truncated"]
         return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode})
 
-    def _act(self, part: dict[str, Any]) -> Tree:
+    def _act_on(self, part: dict[str, Any]) -> Tree:
         with self.acting():
             outputs, value, memory = self.net.step(self.normalizer(part["obs"]), part["memory"])
         action = self.actions.sample(outputs, part["noise"])
         return {"action": action, "outputs": outputs, "value": value, "memory": memory}
 
-    def _value(self, part: dict[str, Any]) -> Tensor:
+    def _value_of(self, part: dict[str, Any]) -> Tensor:
         with self.acting():
             return self.net.value(self.normalizer(part["obs"]), part["memory"])
 
@@ -207,7 +214,8 @@ class PPO:
         factor = batch_factor(config.lr_scaling, config.batch_size, config.reference_batch)
         warmup = config.warmup or (0.05 if factor > 1.0 else 0.0)
         rate = schedule(config.schedule, config.learning_rate * factor, clock.progress, warmup)
-        self.clip = schedule(config.clip_schedule, config.clip, clock.progress)
+        clip = schedule(config.clip_schedule, config.clip, clock.progress)
+        self.clip = self.clip.fill_(clip) if isinstance(self.clip, Tensor) else clip
         metrics = Metrics()
         batch = self._batch(metrics)
         if not batch:

@@ -90,7 +90,13 @@ class Supervised:
         with initialising(runtime.lanes.shared_stream("supervised.init")):
             self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
         rate = Adam(_groups(self.net, config.weight_decay), lr=config.learning_rate, decoupled_weight_decay=True)
-        self.optimizer = Optimizer(runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.accumulate)
+        self.optimizer = Optimizer(
+            runtime,
+            rate,
+            max_grad_norm=config.max_grad_norm,
+            accumulate=config.accumulate,
+            not_compiled="batches of examples vary in shape",
+        )
         self.halvings, self.heard = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
         """How often plateau halved the learning rate, and how many evaluations it has heard of."""
         self.batch: dict[str, Any] = {}

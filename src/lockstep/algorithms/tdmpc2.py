@@ -66,8 +66,6 @@ class TDMPC2Config:
     """Parts in which a batch is learned from, to save memory; one step is taken for all of them."""
     planning: bool = True
     """Whether actions are planned; else they are the policy's own, with its noise."""
-    compile: bool = False
-    """Compile the losses and the value of plans: faster after a minute or two (fast reduction only)."""
     loss: LossConfig = field(default_factory=LossConfig)
     """What each error counts."""
     plan: PlanConfig = field(default_factory=PlanConfig)
@@ -100,8 +98,6 @@ class TDMPC2Config:
                 f"environments, of which {self.horizon} steps are foreseen.",
                 f"Start to learn after {task.num_envs * self.horizon} samples or more, and before replay is full.",
             )
-        if self.compile and run.reduction == "exact":
-            raise ConfigError("compiled code is not exact.", "Use compile=false, or --run.reduction fast.")
 
     def iteration_samples(self, task: Any) -> int:
         return int(task.num_envs * self.collect)
@@ -141,7 +137,7 @@ class TDMPC2:
         self.noise, self.forgetting = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
         self.pairing = lanes.shared_stream("tdmpc2.pairs")
         self.plan_pairing = lanes.shared_stream("tdmpc2.plan_pairs")
-        self.pairs: list[Tensor] = []
+        self.pairs = torch.zeros(2, 2, dtype=torch.int64, device=device)
         """The two critics that targets are made of, and the two that the policy asks, in the update under way."""
         self.latents = torch.zeros(len(lanes) * self.share, config.horizon + 1, self.model.latent, device=device)
         """What the model's last step went through, from which the policy learns."""
@@ -152,10 +148,10 @@ class TDMPC2:
         example = {"obs": obs, "action": torch.zeros(task.num_envs, self.model.actions)}
         example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended, "next_obs": obs}
         self.replay = Replay(config.capacity, lanes, example, "tdmpc2.replay", config.replay, runtime.device)
-        self.losses = model_loss, policy_loss
-        if config.compile:
-            self.losses = torch.compile(model_loss), torch.compile(policy_loss)
-            self.planner.value = torch.compile(self.planner.value)  # type: ignore[method-assign]
+        self._plan = runtime.compilation(self._plan_for, "planning")
+        self._prior = runtime.compilation(self._follow_policy, "acting")
+        self._judge = runtime.compilation(self._value_of, "the policy's value")
+        self._follow = runtime.compilation(self._move_targets, "moving targets")
 
     def _optimizers(self) -> tuple[Optimizer, Optimizer]:
         """One for the model and one for its policy: neither moves what is the other's."""
@@ -202,21 +198,22 @@ class TDMPC2:
             return (2.0 * chance - 1.0) * self.model.mask(seen_of(obs)[1])
         if not config.planning:
             chance = self.acting.normal(counter, self.envs, self.model.actions, device=device).flatten(0, 1)
-            done: Tensor = self.runtime.map_lanes(self._follow_policy, {"obs": obs, "noise": chance})
+            done: Tensor = self.runtime.map_lanes(self._prior, {"obs": obs, "noise": chance})
             return done
         noise = self.plan_noise(counter)
         pairs = pairs_of(self.plan_pairing, counter, self.planner.rounds, self.model.critics.count, device)
-
-        def plan(part: dict[str, Any]) -> Tree:
-            with self.runtime.autocast():
-                action, mean = self.planner.plan(
-                    *seen_of(part["obs"]), shifted(part["plan"]), part["noise"], pairs, explore=True
-                )
-            return {"action": action, "mean": mean}
-
-        planned = self.runtime.map_lanes(plan, {"obs": obs, "plan": self.plans, "noise": noise})
+        planned = self.runtime.map_lanes(
+            lambda part: self._plan(part, pairs), {"obs": obs, "plan": self.plans, "noise": noise}
+        )
         self.plans.copy_(planned["mean"])
         return planned["action"]
+
+    def _plan_for(self, part: dict[str, Any], pairs: Tensor) -> Tree:
+        with self.runtime.autocast():
+            action, mean = self.planner.plan(
+                *seen_of(part["obs"]), shifted(part["plan"]), part["noise"], pairs, explore=True
+            )
+        return {"action": action, "mean": mean}
 
     def plan_noise(self, counter: int) -> dict[str, Any]:
         config, actions, device = self.config, self.model.actions, self.runtime.device
@@ -271,7 +268,7 @@ class TDMPC2:
             kept = ~dropped.flatten(0, 1)
             own, other = kept.split(sizes, dim=1)
             batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
-        self.pairs = list(pairs_of(self.pairing, counter, 2, critics, device))
+        self.pairs.copy_(pairs_of(self.pairing, counter, 2, critics, device))
         return batch
 
     def _draw(self, counter: int) -> dict[str, Any]:
@@ -290,15 +287,13 @@ class TDMPC2:
         return self._seen(batch)
 
     def model_loss(self, batch: dict[str, Any]) -> Loss:
-        result, latents = self.losses[0](
-            self.model, self.targets, self.discounts, self.pairs[0], self.config.loss, batch
-        )
+        result, latents = model_loss(self.model, self.targets, self.discounts, self.pairs[0], self.config.loss, batch)
         self.latents.index_copy_(0, batch["row"], latents.float())  # by row, in whatever parts a batch comes
         return result
 
     def policy_loss(self, batch: dict[str, Any]) -> Loss:
         """The optimizer moves nothing but the policy by it."""
-        return self.losses[1](self.model, self.scale, self.pairs[1], self.config.loss, batch)
+        return policy_loss(self.model, self.scale, self.pairs[1], self.config.loss, batch)
 
     @torch.no_grad()
     def _rescale(self, batch: dict[str, Any]) -> None:
@@ -306,21 +301,20 @@ class TDMPC2:
         first = {name: x[:, :1] if name in ("z", "policy") else x for name, x in batch.items()}
         if "policy_kept" in batch:
             first["policy_kept"] = batch["policy_kept"][:, :, :1]
-
-        def judge(part: dict[str, Any]) -> Tensor:
-            with self.runtime.autocast():
-                return judge_policy(self.model, self.pairs[1], part)[1].flatten().float()
-
         lanes = self.runtime.lanes
         everybody = torch.zeros(lanes.count, self.share, device=self.runtime.device)
-        values = self.runtime.map_lanes(judge, first)
+        values = self.runtime.map_lanes(self._judge, first)
         everybody[lanes.local.start : lanes.local.stop] = values.view(len(lanes), self.share)
         spread = spread_of(self.runtime.sum(everybody).flatten())  # each is somebody's own, and adding zero is exact
         # A spread that is not finite leaves the scale alone, on every process: the optimizer reports it.
         self.scale.lerp_(torch.where(spread.isfinite(), spread, self.scale), self.config.tau)
 
+    def _value_of(self, part: dict[str, Any]) -> Tensor:
+        with self.runtime.autocast():
+            return judge_policy(self.model, self.pairs[1], part)[1].flatten().float()
+
     @torch.no_grad()
-    def _follow(self) -> None:
+    def _move_targets(self) -> None:
         """Move targets a little towards what was learned."""
         torch._foreach_lerp_(list(self.targets.parameters()), list(self.model.critics.parameters()), self.config.tau)
 

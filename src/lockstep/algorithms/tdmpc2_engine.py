@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.tdmpc2_losses import model_loss, policy_loss
 from lockstep.nets.planning import Planner, pairs_of, seen_of
 from lockstep.protocols import Work
 from lockstep.runtime import Adam
@@ -35,10 +36,10 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
 
     def learn() -> None:
         with runtime.autocast():
-            result, latents = agent.losses[0](model, targets, discounts, agent.pairs[0], config.loss, batch)
+            result, latents = model_loss(model, targets, discounts, agent.pairs[0], config.loss, batch)
         _step(model_rate, result.total, config.max_grad_norm)
         with runtime.autocast():
-            own = agent.losses[1](model, agent.scale, agent.pairs[1], config.loss, batch | {"z": latents})
+            own = policy_loss(model, agent.scale, agent.pairs[1], config.loss, batch | {"z": latents})
         _step(policy_rate, own.total, config.max_grad_norm)
         torch._foreach_lerp_(list(targets.parameters()), list(model.critics.parameters()), config.tau)
 

@@ -122,6 +122,11 @@ def settle(recipe: Recipe, processes: int) -> Recipe:
         raise ConfigError(f"run.lanes is {run.lanes}.", "A run has at least one lane.")
     if run.tf32 and run.reduction == "exact":
         raise ConfigError("run.tf32 rounds inputs, and exact reduction does not.", "Use --run.reduction fast with it.")
+    if run.compile != "off" and run.reduction == "exact":
+        raise ConfigError(
+            f"run.compile is {run.compile}, and exact reduction runs lanes one after another as they are written.",
+            "Use --run.reduction fast with it, or --run.compile off.",
+        )
     deal(run.lanes, processes)
     recipe.algo.check(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]

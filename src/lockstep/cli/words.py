@@ -87,6 +87,10 @@ def translate(arguments: Sequence[str], aliases: Mapping[str, str], episode_leng
                 words.notes.append("--distributed means --procs auto: one process for each GPU.")
         elif name in DROPPED:
             words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
+        elif name == "compile":  # on or off elsewhere, one of three things here
+            if not has_value:
+                value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
+            words.flags += ["--run.compile", {"true": "on", "false": "off"}.get(value.lower(), value)]
         elif name in EPISODES:
             count = value if has_value else (rest.pop(0) if rest else "")
             samples = _episodes_as_samples(name, count, episode_length, words.notes.append)

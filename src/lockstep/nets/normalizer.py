@@ -81,7 +81,12 @@ class ObservationNormalizer:
 
     def freeze(self) -> None:
         """Take the moments as they are now for all normalising until the next merge."""
-        self._frozen = {name: part.mean_and_std() for name, part in self.moments.items()}
+        for name, part in self.moments.items():
+            now = part.mean_and_std()
+            if name not in self._frozen:
+                self._frozen[name] = now
+            for held, new in zip(self._frozen[name], now, strict=True):
+                held.copy_(new)  # in place: a recorded update reads them where they are
 
     def frozen(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Mean and deviation in use now, by the part of an observation they are of."""

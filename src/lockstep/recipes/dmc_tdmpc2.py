@@ -48,5 +48,4 @@ class DMCTDMPC2(Recipe):
         "steps": "run.samples",
         "episodic": "algo.episodic",
         "mpc": "algo.planning",
-        "compile": "algo.compile",
     }

@@ -20,6 +20,7 @@ from lockstep.runtime.bad_numbers import Tolerance
 from lockstep.runtime.device_steps import MAX_UNCONFIRMED, DeviceSteps
 from lockstep.runtime.gradient import Gradient
 from lockstep.runtime.handles import Nothing, Waiting
+from lockstep.runtime.recorded_step import RecordedStep
 from lockstep.runtime.runtime import Runtime
 from lockstep.transfer import upload
 from lockstep.trees import Tree, copy_into, first_leaf, tree_map
@@ -35,8 +36,12 @@ class Optimizer:
         *,
         max_grad_norm: float | None = None,
         accumulate: int = 1,
+        not_compiled: str = "",
     ) -> None:
-        """`torch_optimizer` must be fused, as `lockstep.runtime.Adam` is, and made of named parameters."""
+        """`torch_optimizer` must be fused, as `lockstep.runtime.Adam` is, and made of named parameters.
+
+        `not_compiled` is why `run.compile` does not apply to its losses, if it does not.
+        """
         if not getattr(torch_optimizer, "_step_supports_amp_scaling", False):
             # A fused step divides, checks and skips on the device: no pass over the gradient more, and nobody waits.
             raise ValueError(
@@ -48,12 +53,15 @@ class Optimizer:
         self.accumulate = accumulate
         self.updates = torch.zeros((), dtype=torch.int64)
         self._inner = torch_optimizer
-        self._base_rates = [group["lr"] for group in torch_optimizer.param_groups]
+        self._base_rates: list[float] = [group["lr"] for group in torch_optimizer.param_groups]
+        self._rates = self._base_rates.copy()
         groups = torch_optimizer.param_groups
         self._names = {p: n for group in groups for n, p in zip(group["param_names"], group["params"], strict=True)}
         self.gradient = Gradient(list(self._names), runtime)
         device = self.gradient.flat.device
         self._loss_scale = LossScale(runtime.half == torch.float16, device)
+        self._scale: Tensor | None = None
+        """What the losses of the step under way are multiplied by."""
         self._on_cpu = device.type == "cpu"
         self.tolerance = Tolerance(runtime)
         self._unconfirmed: list[_Unconfirmed] = []
@@ -62,7 +70,16 @@ class Optimizer:
         halts = runtime.nonfinite == "stop" and not self._loss_scale.enabled
         if runtime.halted is None and not self._on_cpu:
             runtime.halted = torch.zeros((), device=device)
-        self._steps = None if self._on_cpu else DeviceSteps(device, runtime.halted if halts else None)
+        mode = runtime.compilation.mode
+        self._compiles, self._records = mode == "on" and not not_compiled, mode == "graphs" and not not_compiled
+        if not_compiled and mode != "off":
+            runtime.compilation.note(f"run.compile does not apply to updates here: {not_compiled}.")
+        self._losses: dict[LossFunction, LossFunction] = {}
+        self._recorded: dict[LossFunction, RecordedStep] = {}
+        self._steps = None if self._on_cpu else DeviceSteps(device, runtime.halted if halts else None, self._records)
+        if self._records:  # a graph reads the rate from the same address every time
+            for group in groups:
+                group["lr"] = torch.full((), float(group["lr"]), device=device)
         self._counts: dict[int, Tensor] = {}
         self._create_state()
 
@@ -82,28 +99,45 @@ class Optimizer:
         """
         if self._steps is not None and len(self._unconfirmed) == MAX_UNCONFIRMED:
             self.confirm()
-        scale = self._loss_scale.factor(len(first_leaf(batch)) // len(self.runtime.lanes) * self.runtime.lanes.count)
-        names, totals = self._backward(loss, batch, scale)  # [K] of the whole run: the count, the loss, the rest
-        with self.runtime.phase("reduce"):
-            self.gradient.finish()
+        self._set_rates(learning_rate)
+        if self._records:
+            if loss not in self._recorded:
+                self._recorded[loss] = RecordedStep(self, loss, getattr(loss, "__name__", "a loss"))
+            names, row = self._recorded[loss](batch)
+            skip = None
+        else:
+            names, totals = self._backward(self._compiled(loss), batch)  # [K] of the whole run: the count, sums
+            with self.runtime.phase("reduce"):
+                self.gradient.finish()
+            skip, row = self._apply(totals)
         self.updates += 1
         self.runtime.update += 1
-        # The one place where a gradient is divided: by the global count, and by what clipping asks for.
-        if self._steps is None:
-            settled: tuple[Tensor, Tensor, Any] = self._settle(totals, scale)
-        else:
-            settled = self._steps.settle(self.gradient.flat, totals, scale, self.max_grad_norm)
-        divisor, skip, row = settled
-        self._inner.grad_scale, self._inner.found_inf = divisor, skip  # type: ignore[attr-defined]
-        self._set_rates(learning_rate)
-        self._inner.step()
-        self._loss_scale.update(skip)
         self._unconfirmed.append(_Unconfirmed(int(self.updates), loss, rebuild or (lambda: batch), where))
         if self._steps is None:
             self._confirm([not skip])
         metrics = Metrics()
         metrics.agree_update(names, row)
         return metrics
+
+    def _compiled(self, loss: LossFunction) -> LossFunction:
+        if not self._compiles:
+            return loss
+        if loss not in self._losses:
+            self._losses[loss] = self.runtime.compilation(loss, getattr(loss, "__name__", "a loss"))
+        return self._losses[loss]
+
+    def _apply(self, totals: Tensor) -> tuple[Tensor, Any]:
+        """Take the step by the gradient of the whole run; whether it was skipped, and a row for the log."""
+        # The one place where a gradient is divided: by the global count, and by what clipping asks for.
+        if self._steps is None:
+            settled: tuple[Tensor, Tensor, Any] = self._settle(totals, self._scale)
+        else:
+            settled = self._steps.settle(self.gradient.flat, totals, self._scale, self.max_grad_norm)
+        divisor, skip, row = settled
+        self._inner.grad_scale, self._inner.found_inf = divisor, skip  # type: ignore[attr-defined]
+        self._inner.step()
+        self._loss_scale.update(skip)
+        return skip, row
 
     def _settle(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
         """What `DeviceSteps.settle` does, with plain numbers: on a CPU they are much cheaper than tensors of one."""
@@ -153,9 +187,14 @@ class Optimizer:
     def load_state(self, state: State, prefix: str = "optimizer") -> None:
         copy_into(self.state(prefix), state, prefix)
 
-    def _backward(self, loss: LossFunction, batch: Tree, scale: Tensor | None) -> tuple[tuple[str, ...], Tensor]:
-        """Fill the gradient from all micro-batches; the names of the sums, and the sums of the whole run, [K]."""
+    def _backward(self, loss: LossFunction, batch: Tree, overlap: bool = True) -> tuple[tuple[str, ...], Tensor]:
+        """Fill the gradient from all micro-batches; the names of the sums, and the sums of the whole run, [K].
+
+        Without `overlap` nothing is sent: the sums are those of this process.
+        """
         runtime, gradient = self.runtime, self.gradient
+        samples = len(first_leaf(batch)) // len(runtime.lanes) * runtime.lanes.count
+        scale = self._scale = self._loss_scale.factor(samples)
         gradient.clear()
         pieces = _split(batch, self.accumulate, len(runtime.lanes))
         rows: list[Tensor] = []
@@ -176,8 +215,9 @@ class Optimizer:
                 if last and not runtime.exact:
                     # Launched before backward, so that it travels while backward runs, and first on every process.
                     totals = rows[0].clone() if runtime.size > 1 else rows[0]
-                    handle = runtime._start_sum("totals", totals)
-                gradient.add(result.total if scale is None else result.total * scale, lane, last)
+                    if overlap:
+                        handle = runtime._start_sum("totals", totals)
+                gradient.add(result.total if scale is None else result.total * scale, lane, last and overlap)
         if runtime.exact:
             totals = upload(runtime.pool(torch.stack(rows)), gradient.flat.device)
         handle.wait()
@@ -198,8 +238,18 @@ class Optimizer:
         if learning_rate is not None:
             # Groups keep their proportions: the first group's rate is the one the caller names, and may be zero.
             first = self._base_rates[0]
-            for group, base in zip(self._inner.param_groups, self._base_rates, strict=True):
-                group["lr"] = learning_rate * base / first if first else learning_rate
+            for number, base in enumerate(self._base_rates):
+                self._set_rate(number, learning_rate * base / first if first else learning_rate)
+
+    def _set_rate(self, group: int, rate: float) -> None:
+        if not self._on_cpu:
+            rate = float(np.float32(rate))  # as a graph reads it, so that recorded steps are those as written
+        groups = self._inner.param_groups
+        if not self._records:
+            groups[group]["lr"] = rate
+        elif self._rates[group] != rate:
+            groups[group]["lr"].fill_(rate)
+        self._rates[group] = rate
 
     def _create_state(self) -> None:
         """Make torch create the state now, so that it can be saved, restored and compared from the start."""
@@ -211,8 +261,8 @@ class Optimizer:
             for value in slots.values():
                 if isinstance(value, Tensor):
                     value.zero_()
-        for group, base in zip(self._inner.param_groups, self._base_rates, strict=True):
-            group["lr"] = base
+        for number, base in enumerate(self._base_rates):
+            self._set_rate(number, base)
 
     def _find_bad(self, loss: LossFunction, batch: Tree) -> list[str]:
         """What is not finite on each lane here, in words: computed anew, because reducing has mixed the gradients."""

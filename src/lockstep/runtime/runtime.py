@@ -28,13 +28,14 @@ from lockstep.parent import die_with_launcher
 from lockstep.protocols import State
 from lockstep.runtime import place as places
 from lockstep.runtime import pooling, strike, sync
+from lockstep.runtime.compilation import Compilation
 from lockstep.runtime.failures import in_words, record_failure
 from lockstep.runtime.handles import Ledger, Noted, Nothing, Waiting
 from lockstep.runtime.hosts import listen_here, loopback
 from lockstep.runtime.phase_timer import DeviceTimer, HostTimer, PhaseTimer
 from lockstep.runtime.place import Place
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
-from lockstep.runtime.watchdog import Watchdog
+from lockstep.runtime.watchdog import COMPILE_TIMEOUT, Watchdog
 from lockstep.transfer import download
 from lockstep.trees import Tree, first_leaf, tree_map
 
@@ -74,6 +75,7 @@ class Runtime:
         """Reductions by name and bytes since somebody last emptied it; also on one process, where nothing is sent."""
         self.notes: list[str] = []
         """Sentences for the log, until it has taken them."""
+        self.compilation = Compilation(run.compile, device, self.phase, self.notes)
         self.halted: Tensor | None = None
         """On a device, 1.0 once a step that stops the run was skipped there: all steps that follow are skipped, too."""
         self._timeout = run.timeout
@@ -105,7 +107,7 @@ class Runtime:
             if place.local_size == place.size:
                 os.environ.update(loopback())
             # The watchdog ends a run at the timeout, with a report; the backend's own comes only if that fails.
-            timeout = timedelta(seconds=run.timeout + 15.0)
+            timeout = timedelta(seconds=15.0 + max(run.timeout, 0.0 if run.compile == "off" else COMPILE_TIMEOUT))
             store = dist.PrefixStore("lockstep", _join_store(place))
             shared = places.shared_gpus(store, place, device)
             if shared and not run.share_gpu:

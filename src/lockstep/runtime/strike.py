@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 
 from lockstep.runtime.place import Place
@@ -24,6 +25,8 @@ class Strike:
     def at(self, phase: str, count: int) -> None:
         if (phase, count) == (self.phase, self.count):
             os.kill(os.getppid() if self.launcher else os.getpid(), self.number)
+            if self.launcher:
+                time.sleep(2.0)  # the launcher passes it on, or a short run would be over before that
 
 
 def read(place: Place) -> Strike | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.parent import LEFT, PEER_FAILED, launch_directory
 from lockstep.runtime import presence
+from lockstep.runtime.compilation import COMPILE
 from lockstep.runtime.failures import record_failure
 from lockstep.runtime.place import ONE_REQUEST, REQUESTS, say
 from lockstep.runtime.presence import Presence, Work
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0
 """Seconds after which somebody who has not arrived is named."""
-COMPILE, COMPILE_TIMEOUT = "compile", 1800.0
-"""Phase in which a process compiles or captures, and seconds that others wait for it then."""
+COMPILE_TIMEOUT = 1800.0
+"""Seconds that others wait for a process that compiles or records."""
 TICK = 1.0
 """Seconds between two looks; more where there are many processes to write down."""
 

@@ -1,0 +1,146 @@
+"""Updates, acting and planning as CUDA graphs, recorded in the capture mode of the emulated device."""
+
+import pytest
+import torch
+from profiles import FEW, MANY, SETTINGS, on_gpu, sum_of
+from test_gpu_recipes import TASK, UPDATES, parse
+
+import emulated_cuda
+from lockstep.config import RunConfig
+from lockstep.protocols import Clock
+from lockstep.runtime import Runtime
+from lockstep.runtime.compilation import MAX_SIGNATURES, WARM_UPS
+from lockstep.train import iterate
+from processes import together
+
+RECORDED = ["snake-ppo", "gym-ppo", "gym-ddpg", "team-ddpg", "dmc-tdmpc2"]
+NOTES = {
+    "gym-ppo-lstm": "run.compile does not apply to updates here: sequences are cut",
+    "trading-lstm": "run.compile does not apply to updates here: sequences are cut",
+    "cricket-gnn": "run.compile does not apply to updates here: batches of examples",
+}
+"""What recipes say whose updates are not recorded."""
+GRAPHS = {"run.compile": "graphs"}
+
+
+def weights(words):
+    """A digest of an agent's weights after some updates in fast mode, and the notes for the log."""
+    recipe = parse(*words)
+    with Runtime.start(recipe.run) as runtime:
+        task = recipe.task.build(runtime.lanes, runtime.device)
+        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+        while algorithm.updates < UPDATES:
+            iterate(task, algorithm, clock, runtime, 1)
+        state = algorithm.weights()
+        task.close()
+        return torch.cat([x.detach().double().flatten().cpu() for x in state.values()]).tolist(), list(runtime.notes)
+
+
+def both(words):
+    return weights(words), weights([*words, "run.compile=graphs"])
+
+
+def check(name, plain, recorded):
+    assert plain[1] == []
+    assert [note.startswith(NOTES.get(name, "none")) for note in recorded[1]] == [True] * (name in NOTES), recorded[1]
+    assert recorded[0] == plain[0]  # the same kernels, so the same bits
+
+
+@pytest.mark.parametrize("name", [*RECORDED, *NOTES])
+def test_recorded_training_has_the_bits_of_training_as_written(name):
+    words = [name, "run.device=cuda", *TASK.get(name, [])]
+    check(name, *together(both, 1, words, environment={"EMULATED_GPUS": "1"})[0])
+
+
+@pytest.mark.parametrize("name", ["gym-ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in RECORDED)])
+def test_recorded_training_has_the_bits_of_training_as_written_on_two_gpus(name):
+    words, environment = [name, "run.device=cuda", *TASK.get(name, [])], {"EMULATED_GPUS": "2"}
+    plain = together(weights, 2, words, environment=environment)
+    recorded = together(weights, 2, [*words, "run.compile=graphs"], environment=environment)
+    assert recorded[0] == recorded[1]
+    check(name, plain[0], recorded[0])
+
+
+@pytest.mark.parametrize("name", ["gym-ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in RECORDED)])
+def test_update_is_a_graph_and_what_brings_its_inputs(name):
+    few, many = (on_gpu(name, SETTINGS[name][size] | GRAPHS) for size in (FEW, MANY))
+    updates = many["updates"] - few["updates"]
+    launches = (sum_of(many, "learn")[0] - sum_of(few, "learn")[0]) / updates
+    plain = [on_gpu(name, SETTINGS[name][size]) for size in (FEW, MANY)]
+    as_written = (sum_of(plain[1], "learn")[0] - sum_of(plain[0], "learn")[0]) / updates
+    assert launches < as_written / 3
+    assert sum_of(many, "learn")[1] == sum_of(plain[1], "learn")[1]  # it waits no more often
+
+
+# -- one function ------------------------------------------------------------------------------------------------------
+
+
+def call(function, *inputs):
+    """What a recorded function returns for each of some inputs, the launches of each call, and the notes."""
+    runtime = Runtime.alone(RunConfig(compile="graphs"), "cuda:0")
+    recorded = runtime.compilation(function, "adding")
+    results, launches = [], []
+    for x in [x.to("cuda") for x in inputs]:
+        with emulated_cuda.counting() as count:
+            result = recorded({"x": x})
+        launches.append(count.launches)
+        results.append(result["y"].tolist())
+    return results, launches, runtime.notes
+
+
+def recorded_calls():
+    total = torch.zeros(2, device="cuda")
+
+    def add(part):
+        return {"y": total.add_(part["x"] * 2 + 1).clone()}
+
+    return call(add, *(torch.full((2,), float(n)) for n in range(6)))
+
+
+def test_recorded_function_runs_once_for_each_call_and_sees_new_inputs():
+    results, launches, notes = on_one_gpu(recorded_calls)
+    assert results == [[n * n + n + n + 1.0] * 2 for n in range(6)]  # the sum of 2 k + 1 for k up to n
+    assert notes == []
+    assert launches[WARM_UPS + 1 :] == [2, 2]  # the input, and the graph
+    assert launches[0] > 2
+
+
+def waiting_function():
+    def wait(part):
+        return {"y": part["x"] + part["x"].sum().item()}
+
+    return call(wait, *(torch.full((2,), float(n)) for n in range(6)))
+
+
+def test_function_that_waits_for_the_device_runs_as_written_and_is_named():
+    results, _, notes = on_one_gpu(waiting_function)
+    assert results == [[3.0 * n] * 2 for n in range(6)]
+    assert len(notes) == 1
+    assert notes[0].startswith("run.compile: adding cannot be a CUDA graph and runs as written: ")
+
+
+def many_shapes():
+    def double(part):
+        return {"y": part["x"] * 2}
+
+    sizes = [size for size in range(1, MAX_SIGNATURES + 2) for _ in range(WARM_UPS + 2)]
+    return call(double, *(torch.ones(size) for size in sizes))
+
+
+def test_function_of_inputs_of_many_shapes_runs_as_written():
+    results, _, notes = on_one_gpu(many_shapes)
+    assert all(value == 2.0 for result in results for value in result)
+    assert notes == [
+        "run.compile: adding cannot be a CUDA graph and runs as written: its inputs have more than "
+        f"{MAX_SIGNATURES} different shapes."
+    ]
+
+
+def on_one_gpu(function):
+    return together(function, 1, environment={"EMULATED_GPUS": "1"})[0]
+
+
+def test_graphs_on_a_cpu_run_as_written_with_a_note():
+    runtime = Runtime.alone(RunConfig(compile="graphs"))
+    assert runtime.compilation(len, "length") is len
+    assert runtime.notes == ["run.compile is graphs, which needs CUDA: on cpu everything runs as written."]

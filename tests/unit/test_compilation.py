@@ -1,0 +1,57 @@
+"""`run.compile=on` on the CPU: torch's compiler makes the agent that training as written makes."""
+
+import pytest
+import torch
+
+from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.config import ConfigError
+from lockstep.protocols import Clock
+from lockstep.runtime import Runtime
+from lockstep.train import iterate
+
+UPDATES = 20
+COMPILED = ["snake-ppo", "gym-ppo", "gym-ddpg", "team-ddpg", "dmc-tdmpc2"]
+# The smoke setting's pendulum earns nothing at first: gradients are zero but for rounding, which Adam makes steps of.
+TASK = {"dmc-tdmpc2": ["--task.names", "cartpole-balance"]}
+
+
+def parse(*words):
+    start, rest, _ = parse_start([*words, "--smoke"], "train", "")
+    return parse_recipe(start, rest, "lockstep train")
+
+
+def trained(*words):
+    """The weights of an agent after some updates, and whether torch compiled anything."""
+    recipe = parse(*words)
+    runtime = Runtime.alone(recipe.run)
+    task = recipe.task.build(runtime.lanes, runtime.device)
+    algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+    while algorithm.updates < UPDATES:
+        iterate(task, algorithm, clock, runtime, 1)
+    task.close()
+    weights = torch.cat([x.detach().double().flatten() for x in algorithm.weights().values()])
+    return weights, runtime.passed.get("compile", 0), runtime.notes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_training_makes_the_agent_of_training_as_written(name):
+    words = [name, "run.device=cpu", *TASK.get(name, [])]
+    plain, compiled = trained(*words), trained(*words, "run.compile=on")
+    assert plain[1] == 0
+    assert compiled[1] >= 2  # the update, and acting
+    assert compiled[2] == []
+    assert (compiled[0] - plain[0]).norm() / plain[0].norm() < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["on", "graphs"])
+def test_exact_reduction_refuses_compiled_code(mode):
+    with pytest.raises(ConfigError, match=f"run.compile is {mode}, and exact reduction"):
+        parse("gym-ppo", "run.reduction=exact", f"run.compile={mode}")
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"), [(["--compile"], "on"), (["compile=true"], "on"), (["--compile=false"], "off"), ([], "off")]
+)
+def test_the_word_of_earlier_tools_is_understood(words, mode):
+    assert parse("dmc-tdmpc2", *words).run.compile == mode
