@@ -19,6 +19,8 @@ from lockstep.trees import tree_map, tree_where
 
 CHUNK = 256
 """Examples that are predicted together. Fixed, because what a network says may depend on how many it is asked about."""
+CHECK_EVERY = 16
+"""Steps between two checks on CUDA whether all episodes have ended: a check waits for the device."""
 
 
 def evaluate(
@@ -96,34 +98,93 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
 
 
 def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any] | None:
-    """Play the local share; a list of (episode number, what it came to), None when asked to stop before its end."""
-    per_lane = envs // lanes.count
-    first = lanes.local.start * per_lane
-    next_episode = [first + index for index in range(env.num_envs)]
-    totals, lengths = torch.zeros(env.num_envs, dtype=torch.float64), torch.zeros(env.num_envs, dtype=torch.int64)
+    """Play the local share of the episodes.
+
+    Returns:
+        (episode number, results by name) for each episode; None if interrupted before the last one ended.
+    """
+    first = lanes.local.start * (envs // lanes.count)
+    numbers = torch.arange(first, first + env.num_envs)  # the first episode of each environment
+    board = Scoreboard(numbers, envs, episodes, runtime.device)
     fresh = tree_map(torch.clone, policy.initial_memory(env.num_envs))
-    obs, memory, played = env.reset(), fresh, []
+    obs, memory = env.reset(), fresh
 
     def act(part: dict[str, Any]) -> Any:
         with runtime.autocast():
             action, after = policy.act(part["obs"], part["memory"])
         return {"action": action, "memory": after}
 
-    while any(episode < episodes for episode in next_episode):
+    while not board.done():
         if runtime.interrupted:
             return None
         acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
         step = env.step(acted["action"])
         obs, ended = step.obs, step.terminated | step.truncated
-        totals += step.reward.cpu()
-        lengths += 1
         memory = tree_where(ended, fresh, acted["memory"])
-        for index in ended.nonzero().flatten().tolist():
-            if next_episode[index] < episodes:
-                counted = {name: float(values[index]) for name, values in step.episode.items()}
-                extras = {name: value for name, value in counted.items() if not math.isnan(value)}
-                result = {"return": float(totals[index]), "length": float(lengths[index])} | extras
-                played.append((next_episode[index], result))
-                next_episode[index] += envs
-            totals[index], lengths[index] = 0.0, 0
-    return played
+        board.count(step.reward, ended, step.episode)
+    return board.results()
+
+
+class Scoreboard:
+    """Results of the local episodes, kept on the device if that is CUDA and on the CPU otherwise.
+
+    The CPU has them for MPS, which has no float64. On CUDA nothing waits for the device except `done`, in one of
+    CHECK_EVERY steps, and `results`. Steps after the last episode are not counted.
+
+    Shapes: B local environments, R rounds (the most episodes of an environment), K = 2 + extras.
+    """
+
+    def __init__(self, numbers: Tensor, envs: int, episodes: int, device: torch.device) -> None:
+        """Environment i plays episodes `numbers[i]`, `numbers[i] + envs`, ... below `episodes`."""
+        self.device = device if device.type == "cuda" else torch.device("cpu")
+        self.numbers, self.envs = numbers, envs
+        wanted = (episodes - numbers + envs - 1).clamp(min=0) // envs
+        self.rounds = int(wanted.max())
+        self.steps = 0
+        self.wanted = wanted.to(self.device)  # [B] episodes to play
+        self.played = torch.zeros_like(self.wanted)  # [B]
+        self.lengths = torch.zeros_like(self.wanted)  # [B]
+        self.totals = torch.zeros(len(numbers), dtype=torch.float64, device=self.device)  # [B]
+        self.names: list[str] = []
+        self.table = torch.empty(0)  # [B, R + 1, K]; the last row takes what is not counted
+
+    def done(self) -> bool:
+        """Whether all episodes have ended; on CUDA this may be noticed up to CHECK_EVERY - 1 steps late."""
+        if self.device.type == "cuda" and self.steps % CHECK_EVERY:
+            return False
+        return bool((self.played >= self.wanted).all())
+
+    def count(self, reward: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> None:
+        """Add a step: rewards and endings [B], and numbers [B] by name that are read where an episode ended."""
+        self.steps += 1
+        self.totals += reward.to(self.device)
+        self.lengths += 1
+        ended = ended.to(self.device)
+        if self.device.type == "cpu" and not ended.any():
+            return
+        if not self.names:
+            self.names = ["return", "length", *extras]
+            shape = (len(self.numbers), self.rounds + 1, len(self.names))
+            self.table = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        # Moved before they are widened: the device they come from may have no float64.
+        columns = [self.totals, self.lengths, *(values.to(self.device) for values in extras.values())]
+        row = torch.stack([column.double() for column in columns], dim=1).unsqueeze(1)  # [B, 1, K]
+        counted = ended & (self.played < self.wanted)
+        place = torch.where(counted, self.played, self.rounds)  # [B]
+        self.table.scatter_(1, place.view(-1, 1, 1).expand_as(row), row)
+        self.played += counted
+        self.totals.masked_fill_(ended, 0.0)
+        self.lengths.masked_fill_(ended, 0)
+
+    def results(self) -> list[Any]:
+        """(episode number, results by name) of the episodes counted; an extra that is NaN is skipped."""
+        found: list[Any] = []
+        if not self.names:  # no episode ended
+            return found
+        for number, played, rows in zip(self.numbers.tolist(), self.played.tolist(), self.table.tolist(), strict=True):
+            for place, row in enumerate(rows[:played]):
+                extras = {
+                    name: value for name, value in zip(self.names[2:], row[2:], strict=True) if not math.isnan(value)
+                }
+                found.append((number + place * self.envs, {"return": row[0], "length": row[1]} | extras))
+        return found
