@@ -77,9 +77,6 @@ class Catch:
         told = (part.to(self.device) for part in (reward, landed, never))
         return Step(self.observe(), *told, final_obs, {"caught": caught.float()}, cut=False)
 
-    def kernel(self, actions):
-        self.step(torch.from_numpy(actions))
-
     def advance(self, clock):
         """The game is the same throughout the run; a curriculum would read the clock here."""
 

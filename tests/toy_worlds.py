@@ -64,9 +64,6 @@ class ToyWorlds:
         self._at = torch.where(ended[:, None], luck[:, 1:], self._at)
         return Step(self.observe(), -self._at[:, 0].abs(), terminated, truncated, final, {})
 
-    def kernel(self, actions):
-        self.step(torch.from_numpy(actions).float())
-
     def advance(self, clock):
         pass
 

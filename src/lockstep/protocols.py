@@ -114,9 +114,6 @@ class VecEnv(Stateful, Protocol):
     def step(self, action: Tensor) -> Step:
         """Take one action in every environment; an environment that ends starts its next episode at once."""
 
-    def kernel(self, actions: np.ndarray) -> object:
-        """Step the environments with nothing around it: no tensors, no checks, no copies."""
-
     def advance(self, clock: "Clock") -> None:
         """Once an iteration: the only way a task learns of time or results."""
 

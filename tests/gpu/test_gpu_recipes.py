@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.config import with_lanes
 from lockstep.protocols import Clock
 from lockstep.recipes import RECIPES
 from lockstep.runtime import Runtime
@@ -71,3 +72,24 @@ def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
     for several in together(weights, gpus, words, environment={"EMULATED_GPUS": str(gpus)}):
         ours, theirs = (torch.tensor([x for values in w.values() for x in values]) for w in (several, one))
         assert (ours - theirs).norm() / theirs.norm() < 1e-5
+
+
+def stepped(name):
+    """Run each bare work of a recipe that `bench` times; the names of its parts."""
+    recipe = parse(name)
+    runtime = Runtime.alone(with_lanes(recipe.run, 1), "cuda:0")
+    task = recipe.task.build(runtime.lanes, runtime.device)
+    algorithm = recipe.algo.build(task, runtime)
+    iterate(task, algorithm, Clock(budget=10**9), runtime, 10**9)
+    works = algorithm.engine()
+    for work in works:
+        work.run()
+    task.close()
+    return [work.part for work in works]
+
+
+@each_recipe
+def test_bare_work_runs_on_a_gpu(name):
+    parts = together(stepped, 1, name, environment={"EMULATED_GPUS": "1"})[0]
+    assert parts[-1] == "learning"
+    assert ("env" in parts) == (name != "cricket-gnn")

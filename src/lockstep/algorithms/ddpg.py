@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.algorithms.env_work import env_work
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.replay import Replay, ReplayConfig, outcome, remember
 from lockstep.data.rollout import Episodes, Rollout
@@ -304,7 +305,6 @@ class DDPG:
             for n in (self.task.num_envs // fewer, rows)
         )
         seen, batch_seen = self.team.own(obs)[0], self.team.own(batch)[0]
-        actions = self.moves.executed(self.rollout["action"][0]).cpu().numpy()
 
         @torch.no_grad()
         def act() -> None:
@@ -326,7 +326,8 @@ class DDPG:
             Work("inference", self.task.num_envs // fewer, config.horizon, act, fewer),
             Work("learning", rows, updates, learn, fewer),
         ]
-        env = Work("env", self.task.num_envs, config.horizon, lambda: self.task.kernel(actions))
+        action = self.team.with_rivals(self.moves.executed(self.rollout["action"][0]))
+        env = env_work(self.task, action, config.horizon)
         return [env, *works] if fewer == 1 else works
 
     def buffers(self) -> Tree:

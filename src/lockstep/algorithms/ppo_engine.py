@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from lockstep.algorithms.env_work import env_work
 from lockstep.data.rollout import samples
 from lockstep.protocols import Work
 from lockstep.runtime import Adam
@@ -22,7 +23,6 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (envs // fewer, rows))
     memory, before = net.initial_memory(envs // fewer), net.initial_memory(rows // config.length)
     starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
-    actions = agent.rollout["action"][0].cpu().numpy()
 
     @torch.no_grad()
     def act() -> None:
@@ -39,5 +39,5 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     updates = config.epochs * agent.samples // config.batch_size
     inference = Work("inference", envs // fewer, config.horizon, act, fewer)
     works = [inference, Work("learning", rows, updates, learn, fewer)]
-    env = Work("env", envs, config.horizon, lambda: agent.task.kernel(actions))
+    env = env_work(agent.task, agent.rollout["action"][0].clone(), config.horizon)
     return [env, *works] if fewer == 1 else works

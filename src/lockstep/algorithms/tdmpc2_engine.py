@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.env_work import env_work
 from lockstep.algorithms.tdmpc2_losses import model_loss, policy_loss
 from lockstep.nets.planning import Planner, pairs_of, seen_of
 from lockstep.protocols import Work
@@ -27,7 +28,6 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
     obs, noise = (tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observe(), agent.plan_noise(0)))
     batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_stretches(agent), agent.updates))
-    actions = agent.rollout["action"][0].cpu().double().numpy()
 
     @torch.no_grad()
     def act() -> None:
@@ -48,7 +48,7 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
         Work("inference", envs, config.collect, act, fewer),
         Work("learning", rows, updates, learn, fewer),
     ]
-    env = Work("env", agent.task.num_envs, config.collect, lambda: agent.task.kernel(actions))
+    env = env_work(agent.task, agent.rollout["action"][0].clone(), config.collect)
     return [env, *works] if fewer == 1 else works
 
 

@@ -138,9 +138,6 @@ class TorchSnake:
         torch.where(where, place, self._food, out=self._food)
         self._planes.scatter_(1, (self._food + FOOD * self._cells).unsqueeze(1), 1)
 
-    def kernel(self, actions: np.ndarray) -> Step:
-        return self.step(torch.from_numpy(actions))
-
     def advance(self, clock: Clock) -> None:
         """Raise if an action was invalid since the last call. The game is the same throughout the run."""
         self._check_actions()
