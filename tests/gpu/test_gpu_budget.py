@@ -30,6 +30,16 @@ def test_rollout_step_waits_once_for_the_actions(profile, name):
     assert syncs <= STEPS.get(name, 1), f"a rollout step waits at: {dict(lines)}"
 
 
+def test_rollout_in_a_device_environment_never_waits():
+    found = on_gpu("snake-ppo", SETTINGS["snake-ppo"][FEW] | {"task.backend": "torch"})
+    launches, syncs, lines = sum_of(found, "collect")
+    assert launches > 0
+    assert syncs == 0, f"a rollout waits at: {dict(lines)}"
+    # Besides the metrics, an iteration reads once whether an action was invalid.
+    _, syncs, lines = sum_of(found, "")
+    assert syncs <= 2, f"an iteration waits at: {dict(lines)}"
+
+
 @pytest.mark.parametrize("name", [name for name in SETTINGS if MANY in SETTINGS[name]])
 def test_more_updates_wait_no_more_often(profile, name):
     few, many = profile(name, FEW), profile(name, MANY)
