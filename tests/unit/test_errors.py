@@ -9,7 +9,7 @@ import torch
 from lockstep.cli import main
 from lockstep.config import ConfigError
 from lockstep.runtime.failures import in_words
-from lockstep.runtime.place import Place, choose_device
+from lockstep.runtime.place import Place, choose_device, require_gpus
 
 THIRD = Place(rank=2, size=4, local_rank=2, local_size=4, started=True)
 
@@ -75,10 +75,28 @@ def test_more_processes_than_gpus_are_refused_with_the_number_that_fits(monkeypa
         choose_device("auto", THIRD)
 
 
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("cuda", "visible", "fix"),
+    [
+        (None, None, "This torch is built without CUDA: install a build with it"),
+        ("13.0", None, "Check that nvidia-smi lists a GPU on this machine"),
+        ("13.0", "1", "Check that nvidia-smi lists a GPU on this machine"),
+        ("13.0", "-1", "CUDA_VISIBLE_DEVICES hides all GPUs: unset it"),
+    ],
+)
+@pytest.mark.parametrize("ask", [lambda: choose_device("cuda", THIRD), lambda: require_gpus("cuda", 1, False)])
+def test_missing_gpu_is_refused_with_its_cause(monkeypatch, cuda, visible, fix, ask):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"Use --run\.device cpu or auto"):
-        choose_device("cuda", THIRD)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(ConfigError) as refusal:
+        ask()
+    assert "--run.device is cuda, and torch" in str(refusal.value)
+    assert fix in str(refusal.value)
+    assert "or use --run.device cpu" in str(refusal.value)
 
 
 def test_several_processes_on_a_mac_are_told_that_nothing_is_gained(caplog):

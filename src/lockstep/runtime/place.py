@@ -79,10 +79,12 @@ def device_type(wanted: str) -> str:
 
 def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
     """Refuse more processes than this machine has GPUs, before any of them starts."""
-    if device_type(wanted) != "cuda" or share_gpu:
+    if device_type(wanted) != "cuda":
         return
     visible = torch.cuda.device_count()
-    if processes > visible:
+    if not visible:
+        raise _no_gpu()
+    if processes > visible and not share_gpu:
         raise ConfigError(
             f"{processes} processes need a GPU each, and {_gpus(visible)} visible on this machine.",
             f"Use --procs {visible} (or --procs auto), make more GPUs visible with --gpus, train on the CPU with "
@@ -101,12 +103,24 @@ def _gpus(count: int) -> str:
     return "1 GPU is" if count == 1 else f"{count} GPUs are"
 
 
+def _no_gpu() -> ConfigError:
+    """The error for `--run.device cuda` where torch sees no GPU, with the cause as far as it can be told."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        fix = "This torch is built without CUDA: install a build with it (https://pytorch.org/get-started)"
+    elif os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        fix = "CUDA_VISIBLE_DEVICES hides all GPUs: unset it"
+    else:
+        fix = "Check that nvidia-smi lists a GPU on this machine"
+    problem = f"--run.device is cuda, and torch {torch.__version__} sees no CUDA device."
+    return ConfigError(problem, f"{fix}, or use --run.device cpu (with eval and play, --device cpu).")
+
+
 def choose_device(wanted: str, place: Place, share_gpu: bool = False) -> torch.device:
     """The device of this process: its own GPU where there are GPUs, else what the machine has."""
     wanted = device_type(wanted)
     if wanted == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError("--run.device is cuda, and torch sees no CUDA device.", "Use --run.device cpu or auto.")
+            raise _no_gpu()
         # A scheduler may show each process one GPU of its own, as `srun --gpus-per-task=1` does. Whether two processes
         # see the same one is found out when they have met: see `shared_gpus`.
         if torch.cuda.device_count() > 1:
