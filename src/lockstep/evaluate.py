@@ -15,6 +15,7 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import Dataset, DatasetConfig, Policy, Split, TaskConfig
 from lockstep.runtime import Runtime
 from lockstep.streams import digest
+from lockstep.transfer import has_float64
 from lockstep.trees import tree_map, tree_where
 
 CHUNK = 256
@@ -71,7 +72,7 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
 def _predict(policy: Policy, inputs: Any, runtime: Runtime) -> Tensor:
     inputs = tree_map(lambda x: x.to(runtime.device), inputs)
     with runtime.autocast():
-        return policy.act(inputs, {})[0].double().cpu()
+        return policy.act(inputs, {})[0].cpu().double()  # in this order: the device may have no float64
 
 
 def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:
@@ -128,15 +129,15 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
 class Scoreboard:
     """Results of the local episodes, kept on the device if that is CUDA and on the CPU otherwise.
 
-    The CPU has them for MPS, which has no float64. On CUDA nothing waits for the device except `done`, in one of
-    CHECK_EVERY steps, and `results`. Steps after the last episode are not counted.
+    MPS has no float64, so its results are kept on the CPU. On CUDA only two methods wait for the device: `done`, in one
+    of CHECK_EVERY steps, and `results`. Steps after the last episode are not counted.
 
     Shapes: B local environments, R rounds (the most episodes of an environment), K = 2 + extras.
     """
 
     def __init__(self, numbers: Tensor, envs: int, episodes: int, device: torch.device) -> None:
         """Environment i plays episodes `numbers[i]`, `numbers[i] + envs`, ... below `episodes`."""
-        self.device = device if device.type == "cuda" else torch.device("cpu")
+        self.device = device if device.type == "cuda" and has_float64(device) else torch.device("cpu")
         self.numbers, self.envs = numbers, envs
         wanted = (episodes - numbers + envs - 1).clamp(min=0) // envs
         self.rounds = int(wanted.max())

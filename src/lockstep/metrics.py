@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.transfer import has_float64
+
 
 class Metrics:
     """Sums and counts by name: local ones kept by lane until they are pooled, and ones already agreed."""
@@ -75,8 +77,8 @@ class Metrics:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Numbers in the dtype in which sums are kept: float64, or float32 on MPS, which has no float64."""
-    return x.float() if x.device.type == "mps" else x.double()
+    """Numbers in the dtype in which sums are kept: float64, or float32 on a device without float64 (MPS)."""
+    return x.double() if has_float64(x.device) else x.float()
 
 
 def _pairs_of(group: str, names: tuple[str, ...], rows: list[Tensor] | list[np.ndarray]) -> dict[str, Tensor]:

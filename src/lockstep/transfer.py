@@ -15,6 +15,14 @@ from lockstep.trees import tensors, tree_map
 _ALIGNMENT = 64
 """Bytes at multiples of which tensors start in a buffer, so that any dtype can be viewed there."""
 
+WITHOUT_FLOAT64 = {"mps"}
+"""Types of devices that cannot hold float64."""
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether tensors on a device may be float64."""
+    return device.type not in WITHOUT_FLOAT64
+
 
 def download(found: Sequence[Tensor]) -> list[Tensor]:
     """Copies of numbers on the host, with one transfer for each device that they are on.
@@ -43,9 +51,13 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """A small tensor of the host on a device, without waiting for it; one that is there already as it is."""
     if tensor.device == device:
         return tensor
-    if device.type == "mps" and tensor.dtype == torch.float64:
-        tensor = tensor.float()  # MPS has no float64
+    tensor = _held_by(device, tensor)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def _held_by(device: torch.device, tensor: Tensor) -> Tensor:
+    """A tensor of the host in a dtype that a device can hold."""
+    return tensor.float() if tensor.dtype == torch.float64 and not has_float64(device) else tensor
 
 
 class Uploader:
@@ -65,8 +77,9 @@ class Uploader:
     def __call__(self, tree: Any) -> Any:
         if self.device.type == "cpu":
             return tree
-        if self.device.type != "cuda":  # MPS, which has no float64
-            return tree_map(lambda x: (x.float() if x.dtype == torch.float64 else x).to(self.device), tree)
+        tree = tree_map(lambda x: _held_by(self.device, x), tree)
+        if self.device.type != "cuda":
+            return tree_map(lambda x: x.to(self.device), tree)
         leaves = tensors(tree)
         layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
         if layout != self._layout:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lockstep.metrics import Metrics
 from lockstep.protocols import State
+from lockstep.transfer import has_float64
 from lockstep.trees import Tree, tensors, tree_map
 
 
@@ -73,9 +74,10 @@ class Episodes:
     """Return and length of the episodes under way; a lane's belong to its state."""
 
     def __init__(self, lanes: range, envs: int, device: torch.device | None = None) -> None:
-        """They are followed on the device where that is CUDA, and on the host elsewhere."""
+        """They are followed on the device if it is CUDA and has float64, and on the host otherwise."""
         self.lanes = lanes
-        where = device if device is not None and device.type == "cuda" else torch.device("cpu")
+        on_device = device is not None and device.type == "cuda" and has_float64(device)
+        where = device if on_device else torch.device("cpu")
         self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64, device=where)  # [L, E]
         self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64, device=where)  # [L, E]
 

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from lockstep.runtime.handles import Waiting
 from lockstep.runtime.runtime import Runtime
+from lockstep.transfer import has_float64
 
 
 class Gradient:
@@ -168,7 +169,9 @@ class Gradient:
     def _sum_integers(self, lanes: Tensor) -> None:
         """Sum the lanes as 64-bit integers: no rounding, so no order, so the same bits on any number of processes."""
         # NaN and infinity both make the largest number bad. A flag beside it, because a MAX reduction may lose a NaN.
-        # All of it stays on the device: a GPU need not be waited for.
+        # All of it stays on a GPU, which need not be waited for. MPS has no float64: there the CPU does it.
+        if not has_float64(lanes.device):
+            lanes = lanes.cpu()
         largest = torch.linalg.vector_norm(lanes, torch.inf)
         finite = largest.isfinite()
         extremes = torch.stack([torch.where(finite, largest, 0.0).double(), (~finite).double()])

@@ -1,0 +1,48 @@
+"""Every recipe on a device without float64, as MPS is: an emulated GPU that refuses such tensors."""
+
+import pytest
+import torch
+
+from lockstep import transfer
+from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.evaluate import evaluate
+from lockstep.philox import draws
+from lockstep.protocols import Clock
+from lockstep.recipes import RECIPES
+from lockstep.runtime import Runtime
+from lockstep.train import iterate
+from processes import together
+
+ENVIRONMENT = {"EMULATED_GPUS": "1", "EMULATED_GPU_DOUBLE": "0"}
+
+ON_HOST = ["algo.replay.device=cpu"]
+REPLAY = {"gym-ddpg": ON_HOST, "team-ddpg": ON_HOST, "dmc-tdmpc2": ON_HOST}
+"""Replay is kept on the device only where that is CUDA."""
+
+
+def trained(name, reduction):
+    """Train, evaluate and restore a recipe as on MPS; how many scores its evaluation has."""
+    # What is asked about MPS by its name. This process is forked for one test.
+    transfer.WITHOUT_FLOAT64.add("cuda")
+    draws._DRAWN_ON_HOST |= {"cuda"}
+    with pytest.raises(TypeError, match="float64"):
+        torch.zeros(1, dtype=torch.float64, device="cuda")
+    words = [name, "--smoke", "run.device=cuda", f"run.reduction={reduction}", *REPLAY.get(name, [])]
+    start, rest, _ = parse_start(words, "train", "")
+    recipe = parse_recipe(start, rest, "lockstep train")
+    with Runtime.start(recipe.run) as runtime:
+        task = recipe.task.build(runtime.lanes, runtime.device)
+        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+        while algorithm.updates < 3:
+            iterate(task, algorithm, clock, runtime, 1)
+        scores = evaluate(algorithm.policy(), recipe.task, runtime, 4)
+        state = {name: tensor.cpu() for name, tensor in algorithm.shared_state().items()}
+        algorithm.load_shared_state(state)
+        task.close()
+    return len(scores)
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_trains_and_evaluates_without_float64(name, reduction):
+    assert together(trained, 1, name, reduction, environment=ENVIRONMENT)[0] > 0
