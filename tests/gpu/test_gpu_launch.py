@@ -49,18 +49,14 @@ def test_processes_may_share_a_gpu_when_asked_and_train_the_same_agent(tmp_path)
     assert hash_of(tmp_path / "one") == hash_of(tmp_path / "two")
 
 
-@pytest.mark.parametrize("words", [["--procs", "auto"], ["--distributed"]])
-def test_procs_auto_starts_a_process_for_each_gpu(tmp_path, words):
-    ended = on(2, *train(tmp_path, "run", *words))
-    assert ended.code == 0, ended.output
-    assert "2 processes · cuda" in ended.output
-
-
-def test_resume_takes_procs_auto(tmp_path):
-    assert on(1, *train(tmp_path, "run")).code == 0
-    ended = on(2, "resume", tmp_path / "run", "--procs", "auto", "--samples", "1024")
-    assert ended.code == 0, ended.output
-    assert "2 processes · cuda" in ended.output
+def test_train_distributed_and_resume_with_procs_auto_start_a_process_for_each_gpu(tmp_path):
+    started = on(2, *train(tmp_path, "run", "--distributed"))
+    assert started.code == 0, started.output
+    assert "2 processes · cuda" in started.output
+    resumed = on(2, "resume", tmp_path / "run", "--procs", "auto", "--samples", "768")
+    assert resumed.code == 0, resumed.output
+    assert "2 processes · cuda" in resumed.output
+    assert "the CPU may be faster than cuda" in resumed.output
 
 
 # -- which device ------------------------------------------------------------------------------------------------------
@@ -183,7 +179,7 @@ def test_eval_and_play_use_the_gpu_unless_told_otherwise(tmp_path):
             assert len(list(contexts.iterdir())) == used
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_doctor_trains_on_as_many_gpus_as_there_are(tmp_path, gpus):
     ended = on(gpus, "doctor", "--dir", tmp_path)
     assert ended.code == 0, ended.output
@@ -191,6 +187,7 @@ def test_doctor_trains_on_as_many_gpus_as_there_are(tmp_path, gpus):
     assert ("processes share 1 visible GPU" in ended.output) is (gpus == 1)
 
 
+@pytest.mark.slow  # `doctor --gpu` does the same
 def test_prove_runs_two_processes_on_one_gpu():
     ended = on(1, "prove", "gym-ppo", "--procs", "1", "2", "--iterations", "2", "run.device=cuda")
     assert ended.code == 0, ended.output
@@ -206,9 +203,3 @@ def test_network_for_which_the_cpu_may_be_faster_is_noted(device, parameters, ba
     sentence = small_network_note(torch.device(device), parameters, batch)
     assert bool(sentence) is noted
     assert ("--run.device cpu" in sentence) is noted
-
-
-def test_small_network_is_noted_in_the_log_of_a_run(tmp_path):
-    ended = on(1, *train(tmp_path, "run"))
-    assert ended.code == 0, ended.output
-    assert "the CPU may be faster than cuda" in ended.output

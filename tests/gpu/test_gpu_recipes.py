@@ -64,8 +64,15 @@ def weights(words):
 TASK = {"dmc-tdmpc2": ["--task.names", "cartpole-balance"]}
 
 
-@each_recipe
-@pytest.mark.parametrize("gpus", [2, pytest.param(4, marks=pytest.mark.slow)])
+QUICK = ("gym-ppo", "gym-ddpg")
+CASES = [
+    pytest.param(name, gpus, marks=[] if name in QUICK and gpus == 2 else pytest.mark.slow)
+    for name in RECIPES
+    for gpus in (2, 4)
+]
+
+
+@pytest.mark.parametrize(("name", "gpus"), CASES)
 def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
     words = [name, "run.device=cuda", *TASK.get(name, [])]
     one = together(weights, 1, words, environment={"EMULATED_GPUS": "1"})[0]
