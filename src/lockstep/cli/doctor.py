@@ -1,4 +1,4 @@
-"""`lockstep doctor`: is this machine fit to train on, and if not, what mends it?"""
+"""`lockstep doctor`: check whether this machine can train, and print a fix for every problem found."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from lockstep.config import ConfigError
+from lockstep.doctor.gpu.steps import STEP
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +22,10 @@ TRIAL = "--trial"
 
 @dataclass(frozen=True)
 class Doctor:
-    """Look at this machine, train a small agent on it in several processes, and say what is wrong and what mends it.
+    """Check this machine, train a small agent on it in several processes, and print a fix for every problem found.
 
-    Takes less than half a minute. Leaves with 1 if there is trouble; advice alone is no trouble.
+    Takes less than half a minute. Exit code 1 if there is trouble; advice alone is no trouble. With --gpu, try
+    everything on the GPUs instead, in less than 15 minutes, and write one file about it.
     """
 
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 2
@@ -32,6 +34,12 @@ class Doctor:
     """Where runs will be kept."""
     bundle: bool = False
     """Print a block for a bug report instead: no names of yours, no addresses, no secrets."""
+    gpu: bool = False
+    """Try every recipe, precision, proof, drill and benchmark on the GPUs of this machine."""
+    out: Path | None = None
+    """File that --gpu writes: no names, addresses or secrets. None: report.json."""
+    quick: bool = False
+    """With --gpu: fewer recipes and smaller sizes, for a first look. Its figures of speed mean little."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,9 +48,17 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.doctor.trial import take_part
 
         return as_worker(lambda: take_part(Path(arguments[1])))
+    if arguments[:1] == [STEP]:
+        from lockstep.doctor.gpu.worker import work
+
+        return work(arguments[1:])
     command = tyro.cli(Doctor, args=list(arguments), prog="lockstep doctor")
     if command.procs < 1:
         raise ConfigError(f"--procs is {command.procs}.", "Give at least 1.")
+    if command.gpu:
+        return _first_contact(command)
+    if command.out is not None or command.quick:
+        raise ConfigError("--out and --quick belong to --gpu.", "Use: lockstep doctor --gpu --out report.json")
 
     from rich.console import Console
 
@@ -64,6 +80,35 @@ def run(arguments: Sequence[str]) -> int:
         return 1
     console.print(f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.")
     return 0
+
+
+def _first_contact(command: Doctor) -> int:
+    """Run the first-contact kit. This process imports no torch and uses no GPU."""
+    from lockstep.doctor.gpu.runner import run_kit
+
+    path = command.out or Path("report.json")
+    if path.is_dir() or not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written.", "Name a file in a directory that exists.")
+
+    def tell(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    report = run_kit(path, command.quick, tell)
+    if not report.finished:
+        tell(f"The report, without results from a GPU, is in {path}.")
+        problem = next((step["reason"] for step in report.steps if step["result"] == "failed"), "no GPU was found.")
+        raise ConfigError(
+            problem,
+            "Check that `nvidia-smi` lists the GPUs, that CUDA_VISIBLE_DEVICES does not hide them, and that torch is "
+            "built for CUDA: https://pytorch.org/get-started/locally",
+        )
+    tell("")
+    for line in report.summary:
+        tell(line)
+    failed = f"{len(report.failed)} of {len(report.steps)} steps failed" if report.failed else "No step failed"
+    tell(f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs.")
+    return int(bool(report.failed))
 
 
 def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:

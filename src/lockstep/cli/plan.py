@@ -38,11 +38,12 @@ class Plan:
     """A recipe's name, or a Python file with a recipe of your own."""
     gpus: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 8, 64, 512, 4096)
     """Numbers of GPUs (processes) to plan for."""
-    network: str = "nvlink+ib"
+    network: str | None = None
     """What joins them: nvlink+ib, nvlink+ethernet-100g, pcie+ethernet-100g, pcie+ethernet-25g, ethernet-25g,
-    ethernet-10g; here: this machine's own cores and loopback, measured; or a file that --time-network left."""
+    ethernet-10g; here: this machine's own cores and loopback, measured; or a file of --time-network or of
+    `lockstep doctor --gpu`. None: the network in --measured if it holds one, else nvlink+ib."""
     measured: Path | None = None
-    """Take the measurement in this file, saved on another machine (one with the GPU, say), instead of making one."""
+    """Take the measurement in this file instead of making one: a file of --save, or of `lockstep doctor --gpu`."""
     save: Path | None = None
     """Leave the measurement in this file."""
     rounds: int = 3
@@ -55,6 +56,8 @@ class Plan:
     """Print one JSON object instead of tables."""
     time_network: Path | None = None
     """Only time reductions between the processes that torchrun started, and leave them in this file for --network."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of the reductions that --time-network times. Empty: 64 B, 64 KiB, 1 MiB and 4 MiB."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -66,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
     start = Start(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
     if command.time_network is not None:
-        return _time_network(recipe, command.time_network)
+        return _time_network(recipe, command.time_network, command.sizes)
 
     from lockstep.protocols import TaskConfig
     from lockstep.runtime.place import cores_for
@@ -79,10 +82,13 @@ def run(arguments: Sequence[str]) -> int:
             f"Measure it: lockstep bench {command.recipe} --scaling 1,2",
         )
     here = command.network == "here"
-    if here:
+    if command.network is None:
+        found = None if command.measured is None else _network_of_kit(command.measured)
+        network = found or find_network("nvlink+ib")
+    elif here:
         network = _measure_network(command, rest)
     elif command.network.endswith(".json"):
-        network = _read_network(Path(command.network))
+        network = _network_of_kit(Path(command.network)) or _read_network(Path(command.network))
     else:
         network = find_network(command.network)
     shares = _measured(command, recipe)
@@ -106,7 +112,10 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
 
     if command.measured is not None:
         try:
-            return shares_from(read_json(command.measured)["shares"])
+            found = read_json(command.measured)
+            if "steps" in found:  # a file of `lockstep doctor --gpu`, with shares by recipe
+                return shares_from(_shares_of_kit(command.measured, found["shares"], recipe.name))
+            return shares_from(found["shares"])
         except (OSError, Unreadable, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{command.measured} holds no measurement: {error}.", "Make one: lockstep plan RECIPE --save FILE."
@@ -120,6 +129,28 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
 
         command.save.write_text(json.dumps({"recipe": recipe.name, "shares": asdict(shares)}, indent=1) + "\n")
     return shares
+
+
+def _shares_of_kit(path: Path, shares: dict[str, Any], recipe: str) -> Any:
+    """The shares of a recipe in a file of `lockstep doctor --gpu`."""
+    if recipe not in shares:
+        there = ", ".join(shares) or "none"
+        raise ConfigError(
+            f"{path} holds no measurement of {recipe}. It holds: {there}.",
+            f"Measure it on that machine: lockstep plan {recipe} --save FILE.",
+        )
+    return shares[recipe]
+
+
+def _network_of_kit(path: Path) -> "Network | None":
+    """The network that `lockstep doctor --gpu` measured. None: another file, or a machine with one GPU."""
+    try:
+        found = read_json(path)
+        if "steps" not in found or not found["network"]:
+            return None
+    except (OSError, Unreadable, LookupError, TypeError):
+        return None  # whoever reads the file next says what is wrong with it
+    return _network_from(path, found["network"])
 
 
 def _measure_network(command: Plan, rest: list[str]) -> "Network":
@@ -140,31 +171,46 @@ def _measure_network(command: Plan, rest: list[str]) -> "Network":
 
 def _read_network(path: Path) -> "Network":
     """A network of equal links that explains the times in a file."""
+    try:
+        timed = read_json(path)
+    except (OSError, Unreadable) as error:
+        raise _no_times(path, error) from None
+    return _network_from(path, timed)
+
+
+def _network_from(path: Path, timed: Any) -> "Network":
+    """The same for times that were read from a file."""
     from lockstep.speed.network import Network, fit_link
 
     try:
-        timed = read_json(path)
         link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
         contention = float(timed.get("contention", 1.0))
         jitter = tuple(float(part) for part in timed.get("jitter", ()))
         if not all(map(math.isfinite, (link.latency, link.bandwidth, contention, *jitter))):
             raise ValueError("its times are no numbers")
-    except (OSError, Unreadable, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise ConfigError(
-            f"{path} holds no times of reductions: {error!r}.",
-            f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
-        ) from None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise _no_times(path, error) from None
     return Network(path.stem, 2**20, link, link, launch=0.0, contention=contention, jitter=jitter)
 
 
-def _time_network(recipe: Recipe, path: Path) -> int:
-    from lockstep.runtime import Runtime
-    from lockstep.speed.measure import Meter, contention_and_jitter, time_crowding, time_reductions
+def _no_times(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{path} holds no times of reductions: {error!r}.",
+        f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
+    )
 
+
+def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
+    from lockstep.runtime import Runtime
+    from lockstep.speed.measure import REDUCTIONS, Meter, contention_and_jitter, time_crowding, time_reductions
+
+    if sizes and min(sizes) < 4:
+        raise ConfigError("--sizes counts bytes of float32 numbers.", "Give numbers from 4, such as --sizes 64 65536.")
     with Runtime.start(recipe.run) as runtime:
         if runtime.size == 1:
             raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
-        timed, crowding = time_reductions(runtime), time_crowding(Meter(recipe, runtime), times=24)
+        timed = time_reductions(runtime, sizes=sizes or REDUCTIONS)
+        crowding = time_crowding(Meter(recipe, runtime), times=24)
         if runtime.main:
             contention, jitter = contention_and_jitter(crowding)
             found = {"processes": runtime.size, "seconds": timed, "contention": contention, "jitter": jitter}

@@ -1,29 +1,21 @@
 """A block for a bug report: what was found, without names, addresses or secrets of the person who reports."""
 
-import getpass
 import os
 import re
-import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 from lockstep.doctor.line import Line
+from lockstep.doctor.scrub import SECRET_NAME, without_names
 
 SHOWN = re.compile(
     r"(NCCL|GLOO|OMP|MKL|NUMBA|TORCH|PYTORCH|TORCHELASTIC|CUDA|MUJOCO)_[A-Z0-9_]+|LOCAL_RANK|RANK|WORLD_SIZE|WANDB_MODE"
 )
 """The only variables whose values are shown; and of them none whose name sounds like a secret."""
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
-_ADDRESS = re.compile(r"\b\d{1,3}(\.\d{1,3}){3}\b")
 
 
 def bundle(lines: Sequence[Line], processes: int) -> str:
     """Markdown, ready to paste."""
-    shown = [
-        f"{name}={value}"
-        for name, value in sorted(os.environ.items())
-        if SHOWN.fullmatch(name) and not _SECRET.search(name)
-    ]
+    shown = [f"{name}={value}" for name, value in shown_variables().items()]
     text = "\n".join(
         [
             "```",
@@ -38,16 +30,10 @@ def bundle(lines: Sequence[Line], processes: int) -> str:
     return without_names(text)
 
 
-def without_names(text: str) -> str:
-    """The text with the home directory, the user's and the host's name, and addresses other than loopback taken out."""
-    for name, stand_in in ((str(Path.home()), "~"), (socket.gethostname(), "HOST"), (_user(), "USER")):
-        if len(name) > 1:
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", stand_in, text)
-    return _ADDRESS.sub(lambda found: found[0] if found[0].startswith("127.") else "ADDRESS", text)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""
+def shown_variables() -> dict[str, str]:
+    """Environment variables of the libraries that training uses, without those whose names sound secret."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if SHOWN.fullmatch(name) and not SECRET_NAME.search(name)
+    }

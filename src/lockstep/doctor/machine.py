@@ -43,7 +43,7 @@ def _version(name: str) -> str:
 
 def check_devices(processes: int) -> Iterator[Line]:
     """What there is to compute on, and whether as many processes as asked for have a device each."""
-    cards = _nvidia_smi("--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader")
+    cards = nvidia_smi("--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader")
     if not torch.cuda.is_available():
         yield from _without_cuda(cards, processes)
         return
@@ -54,7 +54,7 @@ def check_devices(processes: int) -> Iterator[Line]:
     if sharing := gpu_sharing("cuda", processes):
         fix = f"Train with --procs {visible}, one process for each GPU."
         yield advice("devices", f"{sharing} That is enough for a check", fix)
-    others = _nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
+    others = nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
     if others:
         yield advice(
             "devices",
@@ -97,7 +97,7 @@ def _without_cuda(cards: list[str], processes: int) -> Iterator[Line]:
         yield well("devices", "no GPU: networks are computed on the CPU")
 
 
-def _nvidia_smi(*words: str) -> list[str]:
+def nvidia_smi(*words: str) -> list[str]:
     """Lines that NVIDIA's tool prints; none where there is no such tool."""
     if shutil.which("nvidia-smi") is None:
         return []

@@ -42,7 +42,7 @@ def check_together(words: Sequence[str], processes: int, directory: Path) -> Ite
         return
     if processes > 1:
         yield well("reduction", _describe(json.loads((directory / TIMES).read_text())))
-    hashes = [_hash(directory / name) for name in (TOGETHER, ALONE)]
+    hashes = [hash_of_run(directory / name) for name in (TOGETHER, ALONE)]
     if hashes[0] != hashes[1]:
         yield trouble(
             "one agent",
@@ -62,7 +62,8 @@ def _describe(seconds: dict[str, float]) -> str:
     return f"a sum over all takes {seconds[small] * 1e3:.2g} ms; of {int(large) / 2**20:.0f} MiB, {rate:,.0f} MiB/s"
 
 
-def _hash(run: Path) -> str:
+def hash_of_run(run: Path) -> str:
+    """Hash of a run's newest checkpoint."""
     return hash_checkpoint(run / CHECKPOINTS / str(find(run / CHECKPOINTS)[0]))
 
 

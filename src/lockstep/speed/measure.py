@@ -107,11 +107,15 @@ def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int
     return report | {"bf16_gain": plain / statistics.median(halved) if halved else 1.0}
 
 
-def time_reductions(runtime: Runtime, times: int = 20) -> dict[str, float]:
+REDUCTIONS = (2**6, 2**16, 2**20, 2**22)
+"""Bytes of the reductions that are timed."""
+
+
+def time_reductions(runtime: Runtime, times: int = 20, sizes: Sequence[int] = REDUCTIONS) -> dict[str, float]:
     """Median seconds of a sum over processes, by its bytes."""
     seconds: dict[str, float] = {}
-    for numbers in (16, 2**14, 2**18, 2**20):
-        tensor = torch.zeros(numbers, device=runtime.device)
+    for size in sizes:
+        tensor = torch.zeros(size // 4, device=runtime.device)
         took = []
         for _ in range(times):
             began = time.perf_counter()

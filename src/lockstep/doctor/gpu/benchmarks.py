@@ -1,0 +1,103 @@
+"""Speed: updates by CUDA events with and without compilation, scaling over GPUs, and shares for `lockstep plan`."""
+
+import dataclasses
+import statistics
+from typing import Any
+
+import torch
+
+from lockstep.config import Recipe, RunConfig, overlay
+from lockstep.doctor.gpu.gradients import Agent
+from lockstep.doctor.gpu.proofs import doubling
+from lockstep.doctor.gpu.recipes import GPU, smoke_recipe
+from lockstep.doctor.gpu.worker import Failure, Record, Skip, describe, expect, last_line, lockstep
+from lockstep.reading import read_json
+from lockstep.recipes import find_recipe
+
+MODE_RECIPES = ("snake-ppo", "gym-ppo", "gym-ddpg")
+SCALING_RECIPE = "snake-ppo"
+SHARES_RECIPES = ("snake-ppo", "gym-ppo")
+QUICK_RECIPE = "gym-ppo"
+ROUNDS, QUICK_ROUNDS = 10, 2
+KEPT = ("processes", "steps_per_second", "speedup", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
+"""What is kept of a report of `lockstep bench`."""
+
+
+def mode(record: Record, compile_mode: str) -> None:
+    """Time iterations with one value of run.compile. A mode that does not work here is recorded, and is no failure."""
+    if compile_mode != "off" and "compile" not in {field.name for field in dataclasses.fields(RunConfig)}:
+        raise Skip("this version has no setting run.compile")
+    settings = {} if compile_mode == "off" else {"run.compile": compile_mode}
+    problems = []
+    for name in (QUICK_RECIPE,) if record.quick else MODE_RECIPES:
+        try:
+            recipe = smoke_recipe(name) if record.quick else find_recipe(name)()
+            record.add(name, timed(overlay(recipe, settings), QUICK_ROUNDS if record.quick else ROUNDS))
+        except Exception as error:
+            problems.append(f"{name}: {describe(error)}")
+            record.add(name, {"problem": problems[-1]})
+    if problems and compile_mode == "off":
+        raise Failure("; ".join(problems))
+    if problems:
+        raise Skip("; ".join(problems))
+
+
+def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
+    """Updates and samples per second on one GPU, by CUDA events around iterations and their updates."""
+    agent = Agent(recipe, GPU)
+    agent.iterate(agent.learned)
+    agent.iterate()  # the second iteration may still compile or capture
+    before, samples, iterations, learning = int(agent.algorithm.updates), 0, [], 0.0
+    agent.runtime.timer.take()
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        agent.iterate()
+        end.record()
+        end.synchronize()
+        iterations.append(start.elapsed_time(end) / 1e3)
+        samples += int(agent.algorithm.samples)
+    torch.cuda.synchronize()
+    phases = agent.runtime.timer.take()  # CUDA events at every change of phase
+    learning = phases.get("learn", 0.0) + phases.get("reduce", 0.0)
+    updates = int(agent.algorithm.updates) - before
+    agent.close()
+    return {
+        "rounds": rounds,
+        "updates": updates,
+        "updates_per_second": updates / learning if learning else None,
+        "samples_per_second": samples / sum(iterations),
+        "iteration_seconds": statistics.median(iterations),
+        "phase_seconds": {name: seconds / rounds for name, seconds in phases.items()},
+        "notes": list(agent.runtime.notes),
+    }
+
+
+def scaling(record: Record) -> None:
+    """Steps per second on 1, 2, 4, ... and all GPUs at the same global batch, by `lockstep bench`."""
+    counts = doubling(record.gpus)
+    name = QUICK_RECIPE if record.quick else SCALING_RECIPE
+    directory = record.scratch / "scaling"
+    words = ["bench", name, "--scaling", ",".join(map(str, counts)), "--out", directory, "run.device=cuda"]
+    words += ["--smoke", "--seconds", "0"] if record.quick else ["--seconds", "4"]
+    expect(lockstep(*words), f"lockstep bench on {', '.join(map(str, counts))} GPUs")
+    whole = read_json(directory / "bench.json")
+    rows = [{key: row[key] for key in KEPT if key in row} for row in whole.get("scaling", [whole])]
+    for row in rows:
+        row["efficiency"] = row["speedup"] / row["processes"]
+    record.add("recipe", name)
+    record.add("rows", rows)
+
+
+def shares(record: Record) -> None:
+    """Measure the work of one process for `lockstep plan --measured`."""
+    measured: dict[str, Any] = {}
+    for name in (QUICK_RECIPE,) if record.quick else SHARES_RECIPES:
+        path = record.scratch / f"shares-{name}.json"
+        words = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
+        ended = lockstep(*words, *(["--smoke", "--rounds", "1"] if record.quick else []))
+        if ended.problem:
+            record.failures.append(f"{name}: {last_line(ended.output)}")
+            continue
+        measured[name] = read_json(path)["shares"]
+        record.add("shares", measured)

@@ -1,0 +1,179 @@
+"""One recipe on one GPU: gradients against the CPU, a smoke run, host synchronizations and memory."""
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lockstep.config import ConfigError, Recipe, overlay
+from lockstep.doctor.gpu.gradients import Agent, difference, first_gradients
+from lockstep.doctor.gpu.worker import Failure, Record, Skip
+from lockstep.recipes import find_recipe
+from lockstep.train import train
+
+TOLERANCE = 1e-3
+"""Largest relative difference of a gradient in fp32 between a GPU and the CPU that counts as rounding."""
+GPU = "cuda:0"
+COUNTED = 2
+"""Iterations in which host synchronizations are counted."""
+FULL_SECONDS = 20
+"""Seconds for a first update at the recipe's real settings."""
+
+
+def recipe(record: Record, name: str) -> None:
+    """Run every part for one recipe."""
+    smoke = smoke_recipe(name)
+    with record.part("gradients"):
+        gradients(record, smoke)
+    with record.part("smoke"):
+        smoke_run(record, smoke)
+    with record.part("host_syncs"):
+        host_syncs(record, smoke)
+    if not record.quick:
+        with record.part("memory_full"):
+            full_memory(record, find_recipe(name)())
+
+
+def smoke_recipe(name: str) -> Recipe:
+    """The recipe at its smoke settings, or Skip where what it needs is not installed."""
+    try:
+        kind = find_recipe(name)
+        recipe = overlay(kind(), kind.smoke)
+        recipe.task.build  # noqa: B018 - settings that import their task lazily do so here
+    except ImportError as error:
+        raise Skip(f"not installed: {error}") from None
+    except ConfigError as error:
+        if "pip install" in str(error):
+            raise Skip(f"not installed: {' '.join(str(error).split())}") from None
+        raise
+    return recipe
+
+
+def gradients(record: Record, recipe: Recipe) -> None:
+    """Compare the first gradient of every optimizer on the GPU with the CPU's."""
+    try:
+        wanted = first_gradients(recipe, "cpu")
+    except ConfigError as error:
+        if "pip install" in str(error):
+            raise Skip(f"not installed: {' '.join(str(error).split())}") from None
+        raise
+    found = first_gradients(recipe, GPU)
+    if len(found) != len(wanted):
+        raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(wanted)} on the CPU")
+    differences = [difference(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
+    sizes = [sum(part.numel() for part in gradient) for gradient in wanted]
+    record.add(
+        "gradients",
+        {"largest_relative_difference": max(differences), "by_optimizer": differences, "parameters": sizes}
+        | {"tolerance": TOLERANCE},
+    )
+    if not max(differences) <= TOLERANCE:
+        raise Failure(f"differ from the CPU's by {max(differences):.1e}, more than {TOLERANCE:.0e}")
+
+
+def smoke_run(record: Record, recipe: Recipe) -> None:
+    """Train the smoke setting to its end, with checkpoints and (unless quick) evaluations, and read the memory peak."""
+    place = {"run.dir": str(record.scratch), "run.name": f"smoke-{recipe.name}", "run.device": "cuda"}
+    short = {"run.eval_every": None, "run.samples": recipe.run.samples // 2} if record.quick else {}
+    torch.cuda.reset_peak_memory_stats()
+    result = train(overlay(recipe, place | short))
+    record.add("smoke", {"samples": result.clock.samples, "seconds": result.seconds})
+    record.add("memory", memory_peak())
+
+
+def memory_peak() -> dict[str, int | None]:
+    """Peak memory of this process on its GPU in bytes. None where the device does not tell."""
+
+    def told(size: int) -> int | None:
+        return int(size) or None
+
+    return {
+        "allocated_bytes": told(torch.cuda.max_memory_allocated()),
+        "reserved_bytes": told(torch.cuda.max_memory_reserved()),
+    }
+
+
+def full_memory(record: Record, recipe: Recipe) -> None:
+    """Memory peak at the recipe's real settings, up to and including its first iteration with updates."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        with time_limit(FULL_SECONDS):
+            agent = Agent(recipe, GPU)
+            agent.iterate(agent.learned)
+            agent.close()
+    except TimeoutError:
+        raise Skip(f"no update within {FULL_SECONDS} s") from None
+    except torch.OutOfMemoryError as error:
+        raise Skip(f"out of memory: {' '.join(str(error).split())[:200]}") from None
+    record.add("memory_full", memory_peak())
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after so many seconds, at the next line of Python."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def host_syncs(record: Record, recipe: Recipe) -> None:
+    """Count by line how often the host waits for the GPU, as torch's sync debug mode reports it."""
+    agent = Agent(recipe, GPU)
+    agent.iterate(agent.learned)
+    agent.iterate()
+    before = agent.algorithm.updates
+    torch.cuda.synchronize()
+    with sync_warnings() as lines:
+        for _ in range(COUNTED):
+            agent.iterate()
+    counted = [{"line": line, "count": count} for line, count in lines.most_common()]
+    updates = int(agent.algorithm.updates - before)
+    agent.close()
+    found = {"iterations": COUNTED, "updates": updates, "total": lines.total(), "lines": counted}
+    record.add("host_syncs", found)
+
+
+@contextlib.contextmanager
+def sync_warnings() -> Iterator[Counter[str]]:
+    """Count torch's warnings about synchronizing operations by the line of Lockstep that caused them."""
+    lines: Counter[str] = Counter()
+
+    def count(message: Warning | str, *_: Any, **__: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            lines[calling_line()] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = count
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield lines
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def calling_line() -> str:
+    """The innermost line of Lockstep outside this file that is running, `runtime/optimizer.py:118`."""
+    frame: Any = sys._getframe()
+    package = f"{os.sep}lockstep{os.sep}"
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if package in path and path != __file__:
+            return f"{path.rpartition(package)[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"

@@ -1,0 +1,101 @@
+"""Runs the steps of the kit one after another, each in a process with a time limit, and keeps the report current."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lockstep.doctor.gpu.process import Ended, run
+from lockstep.doctor.gpu.report import Report
+from lockstep.doctor.gpu.steps import MACHINE, Step, steps_for
+from lockstep.doctor.gpu.summary import summarize
+from lockstep.doctor.gpu.worker import KIT
+from lockstep.parent import STARTER
+from lockstep.reading import Unreadable, read_json
+
+MINUTES = 15.0
+"""Time limit of the whole kit. Steps for which no time is left are skipped."""
+_SHORTEST = 5.0
+"""Seconds below which no step is started."""
+
+Tell = Callable[[str], None]
+
+
+def run_kit(path: Path, quick: bool, tell: Tell) -> Report:
+    """Run every step that applies to this machine's GPUs. `tell` is called with a line for every step."""
+    report = Report(path, quick)
+    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as scratch:
+        kit = Kit(report, Path(scratch), tell)
+        kit.run_steps([MACHINE])
+        kit.gpus = len(report.found("machine").get("gpus", ()))
+        if kit.gpus:
+            kit.run_steps(steps_for(kit.gpus, quick))
+    report.finished = kit.gpus > 0
+    report.summary = summarize(report)
+    report.write()
+    return report
+
+
+class Kit:
+    """The steps' common settings: where they write, and how many GPUs there are."""
+
+    def __init__(self, report: Report, scratch: Path, tell: Tell, minutes: float = MINUTES) -> None:
+        self.report, self.scratch, self.tell = report, scratch, tell
+        self.gpus = 0
+        self._deadline = time.monotonic() + 60 * minutes
+
+    def run_steps(self, steps: Iterable[Step]) -> None:
+        """Run steps in order. An interrupt is recorded in the report before it is raised."""
+        for step in steps:
+            left = self._deadline - time.monotonic()
+            if left < _SHORTEST:
+                self._finish(step, "skipped", "no time left for this step", {}, 0.0)
+                continue
+            began = time.monotonic()
+            result = self.scratch / f"{len(self.report.steps)}.json"
+            try:
+                ended = run([sys.executable, *step.words], self._environment(result), min(step.limit, left))
+            except KeyboardInterrupt:
+                self._finish(
+                    step, "failed", "interrupted by the user", _read(result)["found"], time.monotonic() - began
+                )
+                raise
+            self._record(step, ended, _read(result))
+
+    def _environment(self, result: Path) -> dict[str, str]:
+        settings = {
+            "result": str(result),
+            "gpus": self.gpus,
+            "quick": self.report.quick,
+            "scratch": str(self.scratch),
+        }
+        # Steps end when the kit does. Python prints its stack when a step crashes in native code.
+        ours = {KIT: json.dumps(settings), STARTER: str(os.getpid()), "PYTHONFAULTHANDLER": "1"}
+        return os.environ | ours
+
+    def _record(self, step: Step, ended: Ended, written: dict[str, Any]) -> None:
+        result, reason = written["result"], written["reason"]
+        if ended.problem or not result:
+            result, reason = "failed", ended.problem or "it ended without a result"
+        self._finish(step, result, reason, written["found"], ended.seconds, ended.output if result == "failed" else "")
+
+    def _finish(self, step: Step, result: str, reason: str, found: Any, seconds: float, output: str = "") -> None:
+        record = {"name": step.name, "result": result, "reason": reason, "seconds": round(seconds, 2)}
+        record |= {"limit": step.limit, "found": found}
+        self.report.add(record | ({"output": output.splitlines()} if output else {}))
+        why = f"  {reason}" if reason else ""
+        self.tell(f"{step.name:22} {result:8} {seconds:6.1f} s  (total {self.report.seconds:5.0f} s){why[:120]}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a step wrote. A file that is missing or unreadable counts as nothing found."""
+    empty: dict[str, Any] = {"result": "", "reason": "", "found": {}}
+    try:
+        written = read_json(path)
+    except (FileNotFoundError, Unreadable):
+        return empty
+    return empty | written if isinstance(written, dict) else empty
