@@ -1,4 +1,4 @@
-"""Speed: updates by CUDA events with and without compilation, scaling over GPUs, and shares for `lockstep plan`."""
+"""Updates per second on one GPU by CUDA events, for every value of run.compile."""
 
 import dataclasses
 import statistics
@@ -8,19 +8,13 @@ import torch
 
 from lockstep.config import Recipe, RunConfig, overlay
 from lockstep.doctor.gpu.gradients import Agent
-from lockstep.doctor.gpu.proofs import doubling
 from lockstep.doctor.gpu.recipes import GPU, smoke_recipe
-from lockstep.doctor.gpu.worker import Failure, Record, Skip, describe, expect, last_line, lockstep
-from lockstep.reading import read_json
+from lockstep.doctor.gpu.worker import Failure, Record, Skip, describe
 from lockstep.recipes import find_recipe
 
 MODE_RECIPES = ("snake-ppo", "gym-ppo", "gym-ddpg")
-SCALING_RECIPE = "snake-ppo"
-SHARES_RECIPES = ("snake-ppo", "gym-ppo")
 QUICK_RECIPE = "gym-ppo"
 ROUNDS, QUICK_ROUNDS = 10, 2
-KEPT = ("processes", "steps_per_second", "speedup", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
-"""What is kept of a report of `lockstep bench`."""
 
 
 def mode(record: Record, compile_mode: str) -> None:
@@ -71,33 +65,3 @@ def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
         "phase_seconds": {name: seconds / rounds for name, seconds in phases.items()},
         "notes": list(agent.runtime.notes),
     }
-
-
-def scaling(record: Record) -> None:
-    """Steps per second on 1, 2, 4, ... and all GPUs at the same global batch, by `lockstep bench`."""
-    counts = doubling(record.gpus)
-    name = QUICK_RECIPE if record.quick else SCALING_RECIPE
-    directory = record.scratch / "scaling"
-    words = ["bench", name, "--scaling", ",".join(map(str, counts)), "--out", directory, "run.device=cuda"]
-    words += ["--smoke", "--seconds", "0"] if record.quick else ["--seconds", "4"]
-    expect(lockstep(*words), f"lockstep bench on {', '.join(map(str, counts))} GPUs")
-    whole = read_json(directory / "bench.json")
-    rows = [{key: row[key] for key in KEPT if key in row} for row in whole.get("scaling", [whole])]
-    for row in rows:
-        row["efficiency"] = row["speedup"] / row["processes"]
-    record.add("recipe", name)
-    record.add("rows", rows)
-
-
-def shares(record: Record) -> None:
-    """Measure the work of one process for `lockstep plan --measured`."""
-    measured: dict[str, Any] = {}
-    for name in (QUICK_RECIPE,) if record.quick else SHARES_RECIPES:
-        path = record.scratch / f"shares-{name}.json"
-        words = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
-        ended = lockstep(*words, *(["--smoke", "--rounds", "1"] if record.quick else []))
-        if ended.problem:
-            record.failures.append(f"{name}: {last_line(ended.output)}")
-            continue
-        measured[name] = read_json(path)["shares"]
-        record.add("shares", measured)

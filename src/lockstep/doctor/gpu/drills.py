@@ -2,11 +2,11 @@
 
 import time
 
-from lockstep.doctor.gpu.proofs import PROVED, RECIPE, lanes, proved_hash
+from lockstep.doctor.gpu.proofs import RECIPE, as_words, proved, proved_hash
 from lockstep.doctor.gpu.worker import Failure, Record, expect, lockstep
-from lockstep.doctor.trial import hash_of_run
-from lockstep.runtime.strike import VARIABLE
 
+KILL = "LOCKSTEP_KILL"
+"""`lockstep.runtime.strike.VARIABLE`, which cannot be imported without torch."""
 TIMEOUT = 8.0
 """Setting run.timeout of the hang drill: seconds that processes wait for one that does not come."""
 REPORT_LINES = 40
@@ -14,15 +14,15 @@ REPORT_LINES = 40
 
 def _words(record: Record, name: str, *more: str) -> list[str]:
     sharing = [] if record.gpus > 1 else ["run.share_gpu=true"]
-    place = [f"run.dir={record.scratch}", f"run.name={name}", lanes(record)]
-    return ["train", RECIPE, "--smoke", "--procs", "2", *PROVED, *place, *sharing, *more]
+    place = [f"run.dir={record.scratch}", f"run.name={name}"]
+    return ["train", RECIPE, "--smoke", "--procs", "2", *as_words(proved(record)), *place, *sharing, *more]
 
 
 def hang(record: Record) -> None:
     """Stop a process by SIGSTOP: the hang report must name it and its phase."""
     began = time.monotonic()
     ended = lockstep(
-        *_words(record, "hang", "--max-restarts", "0", f"run.timeout={TIMEOUT}"), **{VARIABLE: "1:learn:2:SIGSTOP"}
+        *_words(record, "hang", "--max-restarts", "0", f"run.timeout={TIMEOUT}"), **{KILL: "1:learn:2:SIGSTOP"}
     )
     seconds = time.monotonic() - began
     path = record.scratch / "hang" / "hang.txt"
@@ -39,12 +39,14 @@ def hang(record: Record) -> None:
 
 def kill(record: Record) -> None:
     """Kill a process: the run must restart and end with the hash of an undisturbed run."""
+    from lockstep.doctor.trial import hash_of_run
+
     exact = "run.reduction=exact"
     wanted = proved_hash(record.scratch)
     if wanted is None:
         expect(lockstep(*_words(record, "undisturbed", exact)), "the undisturbed run")
         wanted = hash_of_run(record.scratch / "undisturbed")
-    ended = lockstep(*_words(record, "killed", exact, "--max-restarts", "1"), **{VARIABLE: "1:learn:3"})
+    ended = lockstep(*_words(record, "killed", exact, "--max-restarts", "1"), **{KILL: "1:learn:3"})
     expect(ended, "the run whose process 1 was killed")
     if "Starting again from the last checkpoint" not in ended.output:
         raise Failure("the kill did not strike: the run did not restart")

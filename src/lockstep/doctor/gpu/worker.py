@@ -26,8 +26,8 @@ FUNCTIONS = {
     "hang": "drills:hang",
     "kill": "drills:kill",
     "mode": "benchmarks:mode",
-    "scaling": "benchmarks:scaling",
-    "shares": "benchmarks:shares",
+    "scaling": "scaling:scaling",
+    "shares": "scaling:shares",
     "bandwidth": "bandwidth:bandwidth",
 }
 """Module and function of every step, imported in the step's own process only."""

@@ -1,0 +1,42 @@
+"""Scaling over the GPUs present, and one process's shares for `lockstep plan`, by Lockstep's own commands."""
+
+from typing import Any
+
+from lockstep.doctor.gpu.proofs import as_words, doubling
+from lockstep.doctor.gpu.worker import Record, expect, last_line, lockstep
+from lockstep.reading import read_json
+
+RECIPE, SHARES_RECIPES, QUICK_RECIPE = "snake-ppo", ("snake-ppo", "gym-ppo"), "gym-ppo"
+QUICK = {"algo.horizon": 8, "algo.batch_size": 32, "algo.epochs": 1}
+KEPT = ("processes", "steps_per_second", "speedup", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
+"""What is kept of a report of `lockstep bench`."""
+
+
+def scaling(record: Record) -> None:
+    """Steps per second on 1, 2, 4, ... and all GPUs at the same global batch, by `lockstep bench`."""
+    counts = sorted({1, record.gpus}) if record.quick else doubling(record.gpus)
+    name = QUICK_RECIPE if record.quick else RECIPE
+    directory = record.scratch / "scaling"
+    words = ["bench", name, "--scaling", ",".join(map(str, counts)), "--out", directory, "run.device=cuda"]
+    words += ["--smoke", "--seconds", "0", *as_words(QUICK)] if record.quick else ["--seconds", "4"]
+    expect(lockstep(*words), f"lockstep bench on {', '.join(map(str, counts))} GPUs")
+    whole = read_json(directory / "bench.json")
+    rows = [{key: row[key] for key in KEPT if key in row} for row in whole.get("scaling", [whole])]
+    for row in rows:
+        row["efficiency"] = row["speedup"] / row["processes"]
+    record.add("recipe", name)
+    record.add("rows", rows)
+
+
+def shares(record: Record) -> None:
+    """Measure the work of one process for `lockstep plan --measured`."""
+    measured: dict[str, Any] = {}
+    for name in (QUICK_RECIPE,) if record.quick else SHARES_RECIPES:
+        path = record.scratch / f"shares-{name}.json"
+        words = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
+        ended = lockstep(*words, *(["--smoke", "--rounds", "1", *as_words(QUICK)] if record.quick else []))
+        if ended.problem:
+            record.failures.append(f"{name}: {last_line(ended.output)}")
+            continue
+        measured[name] = read_json(path)["shares"]
+        record.add("shares", measured)
