@@ -201,7 +201,7 @@ def test_agents_that_differ_are_trouble(monkeypatch, tmp_path):
         return ""
 
     monkeypatch.setattr(trial, "launch_quietly", train)
-    monkeypatch.setattr(trial, "_hash", lambda run: run.name)
+    monkeypatch.setattr(trial, "hash_of_run", lambda run: run.name)
     assert "did not train the same agent: together and alone" in only(trial.check_together([], 1, tmp_path))[1]
 
 

@@ -116,6 +116,8 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
             if "steps" in found:  # a file of `lockstep doctor --gpu`, with shares by recipe
                 return shares_from(_shares_of_kit(command.measured, found["shares"], recipe.name))
             return shares_from(found["shares"])
+        except ConfigError:
+            raise
         except (OSError, Unreadable, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{command.measured} holds no measurement: {error}.", "Make one: lockstep plan RECIPE --save FILE."

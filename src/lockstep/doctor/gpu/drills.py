@@ -9,7 +9,8 @@ KILL = "LOCKSTEP_KILL"
 """`lockstep.runtime.strike.VARIABLE`, which cannot be imported without torch."""
 TIMEOUT = 8.0
 """Setting run.timeout of the hang drill: seconds that processes wait for one that does not come."""
-REPORT_LINES = 40
+REPORT_LINES, LINE = 40, 2000
+"""Lines of a hang report, and characters of a line, that are kept."""
 
 
 def _words(record: Record, name: str, *more: str) -> list[str]:
@@ -31,7 +32,7 @@ def hang(record: Record) -> None:
     report = path.read_text(errors="replace")
     record.add("seconds", round(seconds, 1))
     record.add("timeout", TIMEOUT)
-    record.add("report", report.splitlines()[:REPORT_LINES])
+    record.add("report", [line[:LINE] for line in report.splitlines()[:REPORT_LINES]])
     missing = [words for words in ("process 1 on ", "phase ", "collective") if words not in report]
     if missing:
         raise Failure(f"the hang report does not contain: {', '.join(missing)}")

@@ -31,8 +31,7 @@ def machine(record: Record) -> None:
     record.add("topology", [_ESCAPES.sub("", line) for line in nvidia_smi("topo", "-m")])
     if not torch.cuda.is_available():
         record.add("gpus", [])
-        lines = list(check_devices(1))
-        raise Failure(f"torch sees no GPU: {' '.join(f'{line.says}. {line.fix}'.strip() for line in lines)}")
+        raise Failure(no_gpu())
     architectures = torch.cuda.get_arch_list()
     record.add("architectures", architectures)
     gpus = [gpu_facts(index, architectures) for index in range(torch.cuda.device_count())]
@@ -46,6 +45,13 @@ def machine(record: Record) -> None:
             if not gpu["product_error"] < 1e-4:
                 raise Failure(f"a matrix product differs from the CPU's by {gpu['product_error']:.1e}")
     record.add("gpus", gpus)
+
+
+def no_gpu() -> str:
+    """Why torch sees no GPU."""
+    trouble = [f"{line.says}. {line.fix}" for line in check_devices(1) if line.level == "trouble"]
+    built = "was built without CUDA" if torch.version.cuda is None else f"was built for CUDA {torch.version.cuda}"
+    return " ".join(trouble) or f"torch {torch.__version__} {built}, and nvidia-smi lists no GPU on this machine."
 
 
 def versions() -> dict[str, Any]:

@@ -68,7 +68,8 @@ def _hashes(report: Report) -> Iterator[str]:
 
 def _precisions(report: Report) -> Iterator[str]:
     found = report.found("precision")
-    rows = [f"{name} {row['difference_from_fp32']:.1e}" for name, row in found.items() if name != "fp32"]
+    distances = {name: row["difference_from_fp32"] for name, row in found.items() if name != "fp32"}
+    rows = [f"{name} overflowed" if far is None else f"{name} {far:.1e}" for name, far in distances.items()]
     yield f"precision: first gradient's distance from fp32's: {', '.join(rows)}"
 
 
@@ -107,5 +108,5 @@ def _memory(report: Report) -> Iterator[str]:
     peaks = _by_recipe(report, "memory") | {
         name: row for name, row in _by_recipe(report, "memory_full").items() if row.get("allocated_bytes")
     }
-    rows = [f"{name} {row['allocated_bytes'] / 2**20:.0f}" for name, row in peaks.items() if row["allocated_bytes"]]
+    rows = [f"{name} {row['allocated_bytes'] / 2**20:.1f}" for name, row in peaks.items() if row["allocated_bytes"]]
     yield f"memory peaks, MiB: {', '.join(rows)}"
