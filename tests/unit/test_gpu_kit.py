@@ -178,6 +178,10 @@ def test_scrubbing_keeps_text_that_only_looks_like_an_address(text):
     assert without_names(text) == text
 
 
+def test_scrubbing_makes_text_of_numbers_that_json_lacks():
+    assert scrub([float("nan"), float("inf"), 1.0]) == ["nan", "inf", 1.0]
+
+
 def test_scrubbing_keeps_keys():
     assert scrub({"10.0.0.1": ["10.0.0.1", 1.5, None, True]}) == {"10.0.0.1": ["ADDRESS", 1.5, None, True]}
 

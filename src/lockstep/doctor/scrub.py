@@ -2,6 +2,7 @@
 
 import getpass
 import ipaddress
+import math
 import os
 import re
 import socket
@@ -38,14 +39,17 @@ def without_names(text: str, environment: Mapping[str, str] | None = None) -> st
 
 
 def scrub(value: Any) -> Any:
-    """Apply `without_names` to every text inside a JSON value. Keys are kept, because programs look them up."""
+    """Apply `without_names` to every text inside a JSON value. Keys are kept, because programs look them up.
+
+    Numbers that are not finite become text, because JSON has none.
+    """
     if isinstance(value, str):
         return without_names(value)
     if isinstance(value, Mapping):
         return {key: scrub(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [scrub(part) for part in value]
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:

@@ -84,7 +84,7 @@ class Kit:
         self._finish(step, result, reason, written["found"], ended.seconds, ended.output if result == "failed" else "")
 
     def _finish(self, step: Step, result: str, reason: str, found: Any, seconds: float, output: str = "") -> None:
-        record = {"name": step.name, "result": result, "reason": reason, "seconds": round(seconds, 2)}
+        record = {"name": step.name, "result": result, "reason": reason[:1000], "seconds": round(seconds, 2)}
         record |= {"limit": step.limit, "found": found}
         self.report.add(record | ({"output": output.splitlines()} if output else {}))
         why = f"  {reason}" if reason else ""
