@@ -133,6 +133,14 @@ def test_steps_without_time_left_are_skipped(tmp_path):
     assert (step["result"], step["reason"]) == ("skipped", "no time left for this step")
 
 
+def test_step_that_the_kits_own_limit_stops_is_skipped_not_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_SHORTEST", 0.5)
+    kit = Kit(Report(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=2 / 60)
+    report = run(kit, ("long", "import time; time.sleep(600)", 60), ("next", PASSES, 60))
+    assert [step["result"] for step in report["steps"]] == ["skipped", "skipped"]
+    assert "minutes of the kit were over" in report["steps"][0]["reason"]
+
+
 def test_kit_without_a_gpu_says_what_to_check_and_leaves_a_file(tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("EMULATED_GPUS", raising=False)
     code = main(["doctor", "--gpu", "--out", str(tmp_path / "report.json")])

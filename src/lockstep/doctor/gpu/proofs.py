@@ -26,9 +26,13 @@ def proved(record: Record) -> dict[str, Any]:
     """Settings of the runs whose hashes are compared: four iterations with a checkpoint after each."""
     iteration = 8 * (QUICK["algo.horizon"] if record.quick else 32)  # environments x steps
     run = {"device": "cuda", "samples": ITERATIONS * iteration, "save_every": iteration, "eval_every": None}
-    # Runs on few processes get the lanes of runs on all GPUs, so that all have the same hash.
     run |= {"gif": False, "lanes": max(8, record.gpus)}
     return {f"run.{name}": value for name, value in run.items()} | (QUICK if record.quick else {})
+
+
+def lanes(record: Record) -> str:
+    """The setting that gives runs on few processes the lanes of a run on all GPUs: they are then the same run."""
+    return f"run.lanes={max(8, record.gpus)}"
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:

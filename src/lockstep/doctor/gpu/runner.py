@@ -17,10 +17,10 @@ from lockstep.doctor.gpu.worker import KIT
 from lockstep.parent import STARTER
 from lockstep.reading import Unreadable, read_json
 
-MINUTES = 15.0
-"""Time limit of the whole kit. Steps for which no time is left are skipped."""
-_SHORTEST = 5.0
-"""Seconds below which no step is started."""
+MINUTES = 14.5
+"""Time limit of the whole kit, so that it ends within 15 minutes. Steps for which no time is left are skipped."""
+_SHORTEST = 20.0
+"""Seconds that must be left for a step to start."""
 
 Tell = Callable[[str], None]
 
@@ -64,7 +64,11 @@ class Kit:
                     step, "failed", "interrupted by the user", _read(result)["found"], time.monotonic() - began
                 )
                 raise
-            self._record(step, ended, _read(result))
+            if ended.code is None and left < step.limit:
+                reason = f"stopped after {ended.seconds:.0f} s: the {MINUTES} minutes of the kit were over"
+                self._finish(step, "skipped", reason, _read(result)["found"], ended.seconds)
+            else:
+                self._record(step, ended, _read(result))
 
     def _environment(self, result: Path) -> dict[str, str]:
         settings = {

@@ -2,30 +2,32 @@
 
 from typing import Any
 
-from lockstep.doctor.gpu.proofs import as_words, doubling
+from lockstep.doctor.gpu.proofs import as_words, doubling, lanes
 from lockstep.doctor.gpu.worker import Record, expect, last_line, lockstep
 from lockstep.reading import read_json
 
 RECIPE, SHARES_RECIPES, QUICK_RECIPE = "snake-ppo", ("snake-ppo", "gym-ppo"), "gym-ppo"
 QUICK = {"algo.horizon": 8, "algo.batch_size": 32, "algo.epochs": 1}
-KEPT = ("processes", "steps_per_second", "speedup", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
+KEPT = ("processes", "steps_per_second", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
 """What is kept of a report of `lockstep bench`."""
 
 
 def scaling(record: Record) -> None:
     """Steps per second on 1, 2, 4, ... and all GPUs at the same global batch, by `lockstep bench`."""
-    counts = sorted({1, record.gpus}) if record.quick else doubling(record.gpus)
     name = QUICK_RECIPE if record.quick else RECIPE
-    directory = record.scratch / "scaling"
-    words = ["bench", name, "--scaling", ",".join(map(str, counts)), "--out", directory, "run.device=cuda"]
-    words += ["--smoke", "--seconds", "0", *as_words(QUICK)] if record.quick else ["--seconds", "4"]
-    expect(lockstep(*words), f"lockstep bench on {', '.join(map(str, counts))} GPUs")
-    whole = read_json(directory / "bench.json")
-    rows = [{key: row[key] for key in KEPT if key in row} for row in whole.get("scaling", [whole])]
-    for row in rows:
-        row["efficiency"] = row["speedup"] / row["processes"]
     record.add("recipe", name)
-    record.add("rows", rows)
+    rows: list[dict[str, Any]] = []
+    for processes in sorted({1, record.gpus}) if record.quick else doubling(record.gpus):
+        directory = record.scratch / f"scaling-{processes}"
+        words = ["bench", name, "--procs", processes, "--out", directory, "run.device=cuda", lanes(record)]
+        words += ["--smoke", "--seconds", "0", *as_words(QUICK)] if record.quick else ["--seconds", "4"]
+        expect(lockstep(*words), f"lockstep bench on {processes} GPUs")
+        bench = read_json(directory / "bench.json")
+        row = {key: bench[key] for key in KEPT if key in bench}
+        row["speedup"] = row["steps_per_second"] / (rows or [row])[0]["steps_per_second"]
+        row["efficiency"] = row["speedup"] / processes
+        rows.append(row)
+        record.add("rows", rows)
 
 
 def shares(record: Record) -> None:
