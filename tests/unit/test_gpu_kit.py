@@ -13,7 +13,18 @@ import torch
 
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.doctor.gpu import bandwidth, drills, gradients, machine, precision, proofs, recipes, runner, worker
+from lockstep.doctor.gpu import (
+    bandwidth,
+    benchmarks,
+    drills,
+    gradients,
+    machine,
+    precision,
+    proofs,
+    recipes,
+    runner,
+    worker,
+)
 from lockstep.doctor.gpu.process import KEPT
 from lockstep.doctor.gpu.report import Report
 from lockstep.doctor.gpu.runner import Kit
@@ -322,6 +333,16 @@ def test_time_limit_ends_python_code():
     with pytest.raises(TimeoutError), recipes.time_limit(0.1):
         time.sleep(10)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("off", worker.Failure), ("graphs", worker.Skip), ("on", worker.Skip)])
+def test_bench_mode_that_does_not_work_fails_only_without_compilation(tmp_path, monkeypatch, mode, outcome):
+    def unsupported(*_):
+        raise RuntimeError("Triton has no backend here")
+
+    monkeypatch.setattr(benchmarks, "timed", unsupported)
+    with pytest.raises(outcome):
+        benchmarks.mode(worker.Record(str(tmp_path / "a"), 1, True, str(tmp_path)), mode)
 
 
 def test_process_counts_double_up_to_all_gpus():

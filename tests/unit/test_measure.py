@@ -380,3 +380,19 @@ def test_a_picture_says_what_it_shows_whatever_the_recipe_is_called():
     assert "mine & <yours>: one iteration" in texts
     assert {"1 process", "2 processes", "400 ms", "100 ms", "200 ms", "bare engine"} <= set(texts)
     assert set(COLOURS) <= set(texts)  # the legend
+
+
+# -------------------------------------------------------------------------------------------------------- small shares
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("gym-ppo", {"algo.batch_size": 8}), ("gym-ddpg", {"algo.batch_size": 8, "task.num_envs": 8})],
+)
+def test_measure_on_a_share_of_one_environment_and_one_sample_has_figures(name, settings):
+    kind = find_recipe(name)
+    recipe = overlay(overlay(kind(), kind.smoke), settings)
+    found = measure(recipe, Runtime.alone(recipe.run, hosting=range(1)), seconds=0.0, rounds=2)
+    assert found["steps_per_second"] > 0
+    assert found["learning"]["seconds_per_sample"] == 0.0
+    assert verdict(found)

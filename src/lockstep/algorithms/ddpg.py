@@ -299,10 +299,10 @@ class DDPG:
         config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         rates = [Adam(net.parameters()) for net in (actor, critics)]
         lanes = self.runtime.lanes
-        rows = config.batch_size // lanes.count * len(lanes) // fewer
+        rows = max(1, config.batch_size // lanes.count * len(lanes) // fewer)
+        few = max(1, self.task.num_envs // fewer)  # a process may have fewer environments than that
         obs, batch = (
-            tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"])
-            for n in (self.task.num_envs // fewer, rows)
+            tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (few, rows)
         )
         seen, batch_seen = self.team.own(obs)[0], self.team.own(batch)[0]
 
@@ -323,7 +323,7 @@ class DDPG:
 
         updates = max(1, round(self.samples * config.update_ratio))
         works = [
-            Work("inference", self.task.num_envs // fewer, config.horizon, act, fewer),
+            Work("inference", few, config.horizon, act, fewer),
             Work("learning", rows, updates, learn, fewer),
         ]
         action = self.team.with_rivals(self.moves.executed(self.rollout["action"][0]))

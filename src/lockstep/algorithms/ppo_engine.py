@@ -16,12 +16,13 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
     """The environments, the network's forward, and its forward, backward and step, of an iteration of a `PPO`."""
     config, net, runtime = agent.config, copy.deepcopy(agent.net), agent.runtime
     rate = Adam(net.parameters(), eps=config.adam_epsilon)
-    rows = config.batch_size // runtime.lanes.count * len(runtime.lanes) // fewer
+    rows = max(1, config.batch_size // runtime.lanes.count * len(runtime.lanes) // fewer)
     rows = -(-rows // config.length) * config.length  # whole sequences
     seen = samples(agent.rollout["obs"], len(runtime.lanes))
     envs = agent.task.num_envs
-    obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (envs // fewer, rows))
-    memory, before = net.initial_memory(envs // fewer), net.initial_memory(rows // config.length)
+    few = max(1, envs // fewer)  # a process may have fewer environments than that
+    obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (few, rows))
+    memory, before = net.initial_memory(few), net.initial_memory(rows // config.length)
     starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
 
     @torch.no_grad()
@@ -37,7 +38,7 @@ def bare_works(agent: Any, fewer: int) -> list[Work]:
         rate.step()
 
     updates = config.epochs * agent.samples // config.batch_size
-    inference = Work("inference", envs // fewer, config.horizon, act, fewer)
+    inference = Work("inference", few, config.horizon, act, fewer)
     works = [inference, Work("learning", rows, updates, learn, fewer)]
     env = env_work(agent.task, agent.rollout["action"][0].clone(), config.horizon)
     return [env, *works] if fewer == 1 else works

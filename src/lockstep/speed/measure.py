@@ -207,6 +207,8 @@ def _report(
 def _fixed_time(works: list[tuple[Work, float]]) -> tuple[float, float]:
     """A bare update's fixed time, and its time for each local sample, from two sizes of batch."""
     full, fewer = ((work, s / work.times) for work, s in works if work.part == "learning")
+    if full[0].samples == fewer[0].samples:  # a share that is too small to be made smaller
+        return full[1], 0.0
     per_sample = max(0.0, (full[1] - fewer[1]) / (full[0].samples - fewer[0].samples))
     return max(0.0, full[1] - per_sample * full[0].samples), per_sample
 
