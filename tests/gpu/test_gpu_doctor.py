@@ -39,8 +39,8 @@ def test_quick_kit_runs_every_step_on_emulated_gpus(tmp_path, capsys, gpus):
     report = json.loads(text)
     assert [step["name"] for step in report["steps"]] == [step.name for step in [MACHINE, *steps_for(gpus, True)]]
     for step in report["steps"]:
-        if step["name"].startswith("bench compile=") and not step["name"].endswith("=off"):
-            assert step["result"] == "passed" or step["reason"]  # it may not work on an emulated device
+        if step["name"] == "bench compile=on":
+            assert step["result"] == "passed" or step["reason"]  # torch compiles for CUDA with Triton and a driver only
         else:
             assert step["result"] == ("skipped" if step["name"] in SKIPPED[gpus] else "passed"), step
     found = {step["name"]: step["found"] for step in report["steps"]}

@@ -1,16 +1,16 @@
 """Updates per second on one GPU by CUDA events, for every value of run.compile."""
 
-import dataclasses
 import statistics
 from typing import Any
 
 import torch
 
-from lockstep.config import Recipe, RunConfig, overlay
+from lockstep.config import Recipe, overlay
 from lockstep.doctor.gpu.gradients import Agent
 from lockstep.doctor.gpu.recipes import GPU, smoke_recipe
 from lockstep.doctor.gpu.worker import Failure, Record, Skip, describe
 from lockstep.recipes import find_recipe
+from lockstep.runtime.compilation import WARM_UPS
 
 MODE_RECIPES = ("snake-ppo", "gym-ppo", "gym-ddpg")
 QUICK_RECIPE = "gym-ppo"
@@ -19,9 +19,7 @@ ROUNDS, QUICK_ROUNDS = 10, 2
 
 def mode(record: Record, compile_mode: str) -> None:
     """Time iterations with one value of run.compile. A mode that does not work here is recorded, and is no failure."""
-    if compile_mode != "off" and "compile" not in {field.name for field in dataclasses.fields(RunConfig)}:
-        raise Skip("this version has no setting run.compile")
-    settings = {} if compile_mode == "off" else {"run.compile": compile_mode}
+    settings = {"run.compile": compile_mode}
     problems = []
     for name in (QUICK_RECIPE,) if record.quick else MODE_RECIPES:
         try:
@@ -39,8 +37,8 @@ def mode(record: Record, compile_mode: str) -> None:
 def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
     """Updates and samples per second on one GPU, by CUDA events around iterations and their updates."""
     agent = Agent(recipe, GPU)
-    agent.iterate(agent.learned)
-    agent.iterate()  # the second iteration may still compile or capture
+    agent.iterate(lambda: bool(agent.algorithm.updates > WARM_UPS))
+    agent.iterate()  # what is to be compiled or recorded now is
     before, samples, iterations, learning = int(agent.algorithm.updates), 0, [], 0.0
     agent.runtime.timer.take()
     for _ in range(rounds):
