@@ -3,7 +3,7 @@
 import pytest
 import torch
 from profiles import FEW, MANY, SETTINGS, on_gpu, sum_of
-from test_gpu_recipes import TASK, UPDATES, parse
+from test_gpu_recipes import UPDATES, parse
 
 import emulated_cuda
 from lockstep.config import RunConfig
@@ -48,13 +48,13 @@ def check(name, plain, recorded):
 
 @pytest.mark.parametrize("name", [*RECORDED, *NOTES])
 def test_recorded_training_has_the_bits_of_training_as_written(name):
-    words = [name, "run.device=cuda", *TASK.get(name, [])]
+    words = [name, "run.device=cuda"]
     check(name, *together(both, 1, words, environment={"EMULATED_GPUS": "1"})[0])
 
 
 @pytest.mark.parametrize("name", ["gym-ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in RECORDED)])
 def test_recorded_training_has_the_bits_of_training_as_written_on_two_gpus(name):
-    words, environment = [name, "run.device=cuda", *TASK.get(name, [])], {"EMULATED_GPUS": "2"}
+    words, environment = [name, "run.device=cuda"], {"EMULATED_GPUS": "2"}
     plain = together(weights, 2, words, environment=environment)
     recorded = together(weights, 2, [*words, "run.compile=graphs"], environment=environment)
     assert recorded[0] == recorded[1]

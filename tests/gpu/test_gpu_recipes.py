@@ -61,7 +61,8 @@ def weights(words):
 
 
 # The smoke setting's pendulum earns nothing at first: gradients are zero but for rounding, which Adam makes steps of.
-TASK = {"dmc-tdmpc2": ["--task.names", "cartpole-balance"]}
+# A planned action is the best of some samples: where two are nearly as good, rounding decides which one it is.
+SMOOTH = {"dmc-tdmpc2": ["--task.names", "cartpole-balance", "algo.planning=false"]}
 
 
 QUICK = ("gym-ppo", "gym-ddpg")
@@ -74,7 +75,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "gpus"), CASES)
 def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
-    words = [name, "run.device=cuda", *TASK.get(name, [])]
+    words = [name, "run.device=cuda", *SMOOTH.get(name, [])]
     one = together(weights, 1, words, environment={"EMULATED_GPUS": "1"})[0]
     for several in together(weights, gpus, words, environment={"EMULATED_GPUS": str(gpus)}):
         ours, theirs = (torch.tensor([x for values in w.values() for x in values]) for w in (several, one))
