@@ -8,6 +8,7 @@ A process has the devices when it starts with `environment(gpus)` in its environ
 an import hook, so that the devices are there before torch looks for them and nothing is loaded before torch is.
 """
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -108,6 +109,7 @@ def _load_extension() -> None:
     spec = importlib.util.spec_from_file_location(EXTENSION, path, loader=loader)
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
+    atexit.register(module.stop_streams)
     sys.modules[EXTENSION] = module
 
 

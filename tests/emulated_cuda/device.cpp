@@ -286,6 +286,16 @@ void note_error(const std::string& what) {
   if (device_error.empty()) device_error = "CUDA error: " + what;
 }
 
+// Set when the process ends: its streams' threads must not run kernels while torch's own objects are destroyed.
+std::atomic<bool> exiting{false};
+std::atomic<int> kernels_running{0};
+
+void stop_streams() {
+  exiting = true;
+  const auto most = std::chrono::steady_clock::now() + std::chrono::seconds(2);  // a collective may wait forever
+  while (kernels_running && std::chrono::steady_clock::now() < most) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
 class Stream {
  public:
   const DeviceIndex device;
@@ -304,7 +314,7 @@ class Stream {
     queue_.push_back({++last_, std::chrono::steady_clock::now(), std::move(work)});
     const uint64_t number = last_;
     changed_.notify_all();
-    finished_.wait(hold, [&] { return queue_.size() <= QUEUE_DEPTH; });
+    while (queue_.size() > QUEUE_DEPTH && !exiting) finished_.wait_for(hold, PATIENCE);
     return number;
   }
   uint64_t last() {
@@ -319,7 +329,7 @@ class Stream {
   void wait(uint64_t number) {
     std::unique_lock<std::mutex> hold(lock_);
     demand(number);
-    finished_.wait(hold, [&] { return done_ >= number; });
+    while (done_ < number && !exiting) finished_.wait_for(hold, PATIENCE);
   }
 
  private:
@@ -328,6 +338,7 @@ class Stream {
     Time queued;
     std::function<void()> work;
   };
+  static constexpr std::chrono::milliseconds PATIENCE{200};  // how soon waiting ends when the process does
   std::mutex lock_;
   std::condition_variable changed_, finished_;
   std::deque<Entry> queue_;
@@ -354,6 +365,11 @@ class Stream {
         changed_.wait_until(hold, starts);
         continue;
       }
+      kernels_running++;
+      if (exiting) {
+        kernels_running--;
+        changed_.wait(hold, [] { return false; });
+      }
       Entry entry = std::move(queue_.front());
       hold.unlock();
       try {
@@ -364,6 +380,7 @@ class Stream {
         note_error(error.what());
       }
       entry.work = nullptr;  // lets go of its memory before anybody is told that it is done
+      kernels_running--;
       hold.lock();
       queue_.pop_front();
       done_ = entry.number;
@@ -1419,6 +1436,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   c10::SetAllocator(CUDA, &device_allocator, 100);
   pthread_atfork(nullptr, nullptr, [] { if (used) bad_fork = true; });
 
+  m.def("stop_streams", &stop_streams, nogil());
   m.def("counts", [] {
     std::lock_guard<std::mutex> hold(counting);
     return std::make_tuple(launches, syncs);

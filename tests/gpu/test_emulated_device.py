@@ -312,6 +312,19 @@ def test_contexts_are_listed_by_process_and_device(tmp_path):
     assert f"{pid}.1" in after
 
 
+CONVOLUTIONS = """
+import torch
+net = torch.nn.Sequential(*(torch.nn.Conv2d(32, 32, 3, padding=1) for _ in range(20))).cuda()
+for _ in range(10):
+    net(torch.ones(64, 32, 16, 16, device="cuda")).square().sum().backward()
+"""
+
+
+def test_process_may_exit_with_work_in_the_queue():
+    ended = command([sys.executable, "-c", CONVOLUTIONS], environment=emulated_cuda.environment(1))
+    assert ended.code == 0, ended.output
+
+
 # -- graphs ------------------------------------------------------------------------------------------------------------
 
 
