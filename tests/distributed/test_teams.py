@@ -30,7 +30,7 @@ def trained(reduction, iterations=8):
         for _ in range(iterations):
             iterate(task, algorithm, clock, runtime, check_every=2)
             levels.append(int(task.shared_state()["level"]))
-            epsilons.append(algorithm.epsilon)
+            epsilons.append(float(algorithm.epsilon))
             ended.append(clock.pending["rollout/ep_length_mean"][1])
             clock.settle_metrics()
         shared = algorithm.shared_state()

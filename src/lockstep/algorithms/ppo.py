@@ -7,7 +7,6 @@ in a minibatch. A network with memory learns from sequences of S steps, and N sa
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from lockstep.algorithms.ppo_engine import bare_works
 from lockstep.config import ConfigError, RunConfig, with_lanes
 from lockstep.data.finite import bad_places, extent
-from lockstep.data.rollout import Episodes, Rollout, minibatches, samples, sequences, starts_of
+from lockstep.data.rollout import Episodes, Rollout, minibatch_at, minibatches, samples, sequences, starts_of
 from lockstep.functional import Scaling, Schedule, batch_factor, generalized_advantages, moments, ppo_loss, schedule
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics, widen
@@ -236,7 +235,7 @@ class PPO:
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
                 self._pieces = self._cut(next(parts)) if parts is not None else None
                 metrics += self.optimizer.step(
-                    self.loss, minibatch, rate, where, partial(_minibatch, rows, order, per_lane, number)
+                    self.loss, minibatch, rate, where, partial(minibatch_at, rows, order, per_lane, number)
                 )
             self._pieces = None  # from here on a loss may be of another batch
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
@@ -377,11 +376,6 @@ class PPO:
 
     def load_lane_state(self, lane: int, state: State) -> None:
         copy_into(self.lane_state(lane), state, f"lane {lane}")
-
-
-def _minibatch(rows: Tree, order: Tensor, per_lane: int, number: int) -> Any:
-    """One of an epoch's minibatches again."""
-    return next(islice(minibatches(rows, order, per_lane), number, None))
 
 
 class PPOPolicy:

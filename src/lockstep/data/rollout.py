@@ -6,6 +6,7 @@ S is the length of the sequences that a network with memory learns from.
 """
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,8 @@ def _tally(rewards: Any, ended: Any, returns: Any, lengths: Any, tally: Any) -> 
                     tally[lane, 3] += 1
                     returns[lane, env] = 0.0
                     lengths[lane, env] = 0
+
+
+def minibatch_at(rows: Tree, order: Tensor, per_lane: int, number: int) -> Any:
+    """One of an epoch's minibatches again."""
+    return next(islice(minibatches(rows, order, per_lane), number, None))
