@@ -144,7 +144,9 @@ BEGUN = {"algorithm.optimizer.updates", "algorithm.return_moments"}
 each_cause = pytest.mark.parametrize("cause", WORDS)
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+@pytest.mark.parametrize(
+    "processes", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 @each_cause
 def test_a_bad_number_on_one_process_ends_all_with_one_sentence_and_keeps_what_led_to_it(tmp_path, cause, processes):
     ended = run_planted(tmp_path, processes, cause, environment={WHOLE_LANE: "1"}, reduction="fast")
@@ -178,7 +180,7 @@ def test_a_bad_number_on_one_process_ends_all_with_one_sentence_and_keeps_what_l
 @each_cause
 def test_a_bad_number_that_is_skipped_leaves_one_run_on_any_number_of_processes(tmp_path, cause):
     found = set()
-    for processes in (1, 2, 3, 4):
+    for processes in (1, 2, 4):
         directory = tmp_path / str(processes)
         ended = run_planted(directory, processes, cause, nonfinite="skip")
         assert not errors(ended)

@@ -13,7 +13,6 @@ from processes import together
 from tiny import hash_of
 
 UPDATES = 20
-each_recipe = pytest.mark.parametrize("name", RECIPES)
 
 
 def parse(*words):
@@ -34,6 +33,13 @@ def short(name, path):
     settings = {"samples": 4 * step, "save_every": step, "log_every": step, "eval_every": 2 * step, "eval_episodes": 8}
     settings |= {"reduction": "exact", "device": "cuda", "dir": path.parent, "name": path.name}
     return [name, *(f"run.{key}={value}" for key, value in settings.items())]
+
+
+# In CI one recipe of each kind; those with a network of the same kind are slow tests.
+KINDS = ("snake-ppo", "gym-ppo-lstm", "gym-ddpg", "dmc-tdmpc2", "cricket-gnn")
+each_recipe = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in RECIPES]
+)
 
 
 @each_recipe
