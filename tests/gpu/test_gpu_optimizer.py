@@ -74,6 +74,18 @@ def test_run_stops_with_the_weights_it_had_before_the_non_finite_step(script, co
     assert there[1] == pytest.approx(here[1], rel=1e-6)
 
 
+def sent_by(compile):
+    """Bytes that steps would have sent to other processes, by name and size."""
+    net, optimizer = line("cuda:0", compile=compile)
+    for _ in range(6):  # as written, recorded and replayed
+        optimizer.step(net.loss, {"y": torch.tensor(GOOD).to("cuda")})
+    return sorted([*key, count] for key, count in optimizer.runtime.sent.items())
+
+
+def test_recorded_steps_count_what_steps_as_written_send():
+    assert on_gpus(sent_by, "graphs") == on_gpus(sent_by, "off")
+
+
 def test_too_many_skips_in_a_row_stop_the_run():
     there, _ = on_gpus(same_on_both, [0] * IN_A_ROW, {"nonfinite": "skip"})
     assert "is not finite" in there[0][0]

@@ -113,12 +113,6 @@ class Gradient:
         self._travelling = []
         self.finish()
 
-    def note_sent(self) -> None:
-        """Count the buckets of a step that a graph took, without a call of `reduce`."""
-        width = (self.runtime.wire or self.flat.dtype).itemsize
-        for start, stop in self._bounds:
-            self.runtime.sent["gradient", (stop - start) * width] += 1
-
     def fill(self) -> None:
         """See that every parameter has its gradient in the buffer, zero if it has none."""
         for parameter, place in self._place.items():

@@ -5,6 +5,7 @@ name it in a hang report, NCCL's own error handling would not see it, and a proc
 its collectives in another way than the others do. What this costs is the overlap of reduction and backward.
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -22,6 +23,8 @@ class RecordedStep:
     def __init__(self, optimizer: "Optimizer", loss: LossFunction, name: str) -> None:
         self._optimizer, self._loss = optimizer, loss
         self._names: tuple[str, ...] = ()
+        self._sent: Counter[tuple[str, int]] = Counter()
+        """What a step would send to other processes, by name and bytes."""
         compilation = optimizer.runtime.compilation
         self._whole = compilation(self._take, f"the update by {name}")
         self._backward = compilation(self._fill, f"the gradient of {name}")
@@ -31,8 +34,7 @@ class RecordedStep:
         """Take the step; the names of its sums, and a row for the log."""
         optimizer = self._optimizer
         if optimizer.runtime.size == 1:
-            row = self._whole(batch)
-            optimizer.gradient.note_sent()
+            row = self._take_whole(batch)
         else:
             totals = self._backward(batch)
             handle = optimizer.runtime._start_sum("totals", totals)
@@ -42,8 +44,20 @@ class RecordedStep:
             row = self._apply(totals)
         return self._names, row.clone()  # the next step overwrites it
 
+    def _take_whole(self, batch: Tree) -> Tensor:
+        sent = self._optimizer.runtime.sent
+        before = sent.copy()
+        row: Tensor = self._whole(batch)
+        counted = sent - before
+        if counted:
+            self._sent = counted
+        else:  # a replay runs no Python, so nobody has counted
+            sent.update(self._sent)
+        return row
+
     def _take(self, batch: Tree) -> Tensor:
         totals = self._fill(batch)
+        self._optimizer.runtime._start_sum("totals", totals)  # one process: only counted
         self._optimizer.gradient.reduce()
         return self._settle(totals)
 
