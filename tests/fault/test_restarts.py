@@ -67,10 +67,13 @@ def test_what_would_fail_in_the_same_way_again_is_not_tried_again(tmp_path):
     assert "Starting again" not in ended.output
 
 
-def failure(code, kind="", words="", at=0.0):
+DISMISSED = 7
+
+
+def failure(code, kind="", words="", at=0.0, pid=1):
     message = {"message": f"{kind}: {words}", "extraInfo": {"py_callstack": ""}}
     data = {"message": message} if kind else None
-    return SimpleNamespace(exitcode=code, timestamp=at, error_file_data=data, message=f"{kind}: {words}")
+    return SimpleNamespace(exitcode=code, pid=pid, timestamp=at, error_file_data=data, message=f"{kind}: {words}")
 
 
 @pytest.mark.parametrize(
@@ -86,10 +89,32 @@ def failure(code, kind="", words="", at=0.0):
         ({0: failure(2, "ConfigError", "no such thing")}, "no such thing", False),
         ({0: failure(1, "Hang", "process 1 did not come")}, "process 1 did not come", True),
         ({0: failure(1, "LostPeer", "gone"), 1: failure(143)}, "process 0 of 2 failed first: LostPeer", True),
+        # Recorded before the launcher ended it, because its own failure had the other one end first.
+        (
+            {0: failure(1, "LostPeer", "gone"), 1: failure(-15, "ValueError", "bad")},
+            "process 1 of 2 failed first: V",
+            False,
+        ),
+        (
+            {0: failure(1, "LostPeer", "gone"), 1: failure(143, "ValueError", "bad")},
+            "process 1 of 2 failed first: V",
+            False,
+        ),
+        (
+            {0: failure(1, "LostPeer", "gone"), 1: failure(-9, "ValueError", "bad")},
+            "process 1 of 2 failed first: V",
+            False,
+        ),
+        # A stopped process that the launcher killed is not one that somebody else killed.
+        (
+            {0: failure(1, "Hang", "process 1 did not come"), 1: failure(-9, pid=DISMISSED)},
+            "process 1 did not come",
+            True,
+        ),
     ],
 )
 def test_the_cause_is_whoever_failed_by_itself(failures, words, machine):
-    sentence, blame = explain(failures, 2)
+    sentence, blame = explain(failures, 2, dismissed={DISMISSED})
     assert sentence.startswith(words)
     assert blame is machine
 

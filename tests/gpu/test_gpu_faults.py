@@ -123,6 +123,7 @@ def test_stopped_process_is_named_and_the_run_restarts(tmp_path, train):
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert "process 1 on " in report
     assert "it has said nothing for some seconds" in report
+    assert "SIGKILL" not in ended.output  # the launcher killed it, nobody else
     assert "Starting again from the last checkpoint" in ended.output
 
 

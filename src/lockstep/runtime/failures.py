@@ -3,7 +3,7 @@
 import errno
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +50,32 @@ _COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pip
 """What the failures of those look like whose connection to the failed one broke."""
 
 
-def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) -> tuple[str, bool]:
+def explain(
+    failures: Mapping[int, Any], size: int, shared: Path | None = None, dismissed: Collection[int] = ()
+) -> tuple[str, bool]:
     """Who failed first and why, and whether the machine is to blame, so that a new start may well succeed.
 
-    `shared` is where processes that crash in native code leave their stacks.
+    `shared` is where processes that crash in native code leave their stacks; `dismissed` are the pids of those that
+    the launcher itself killed because another process had failed.
     """
-    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and f.exitcode != -signal.SIGTERM}
+    # How a process ended tells nothing once the launcher ends all of them: what it recorded before that does.
+    sent_away = {
+        rank
+        for rank, failure in failures.items()
+        if failure.exitcode in (LEFT, -signal.SIGTERM) or failure.pid in dismissed
+    }
+    recorded = {rank for rank, failure in failures.items() if _record(failure)}
+    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and r not in sent_away | recorded}
     independent = {
         rank: failure
         for rank, failure in failures.items()
-        if failure.exitcode not in (LEFT, -signal.SIGTERM)
+        if (rank in recorded or rank not in sent_away)
         and not any(words in str(failure.message) for words in _COLLATERAL)
     }
     rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
     who = f"process {rank} of {size} failed first"
-    if failure.exitcode < 0:
+    details = _record(failure)
+    if failure.exitcode < 0 and not details:
         name = signal.Signals(-failure.exitcode).name
         stack = "\n".join(f"    {line}" for line in crash_stack(shared / crash_file(rank))) if shared else ""
         if not stack:
@@ -75,8 +86,7 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
         hint = _ABORT if name == "SIGABRT" else ""
         phase = _phase(shared / phase_file(rank)) if shared else ""
         return f"{who}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
-    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
-    if not isinstance(details, dict) or "message" not in details:
+    if not details:
         return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == LEFT
     kind, _, words = str(details["message"]).partition(": ")
     if kind in ("ConfigError", "BadNumbers"):  # all processes say the same, and would say it again
@@ -85,6 +95,12 @@ def explain(failures: Mapping[int, Any], size: int, shared: Path | None = None) 
         return words, True
     stack = details.get("extraInfo", {}).get("py_callstack", "")
     return f"{who}: {kind}: {words}\n{stack}".rstrip(), rank not in independent
+
+
+def _record(failure: Any) -> dict[str, Any]:
+    """The exception that a process recorded before it ended; empty if it recorded none."""
+    details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
+    return details if isinstance(details, dict) and "message" in details else {}
 
 
 _NCCL = """

@@ -154,6 +154,8 @@ class _Agent(LocalElasticAgent):
         self._shared, self._mark, self._fleet = shared, shared / PEER_FAILED, fleet
         self.cause, self.machine = "", False
         self._stopping = False
+        self._dismissed: set[int] = set()
+        """Processes that did not leave by themselves when another had failed, and were killed."""
 
     def ask_to_stop(self) -> bool:
         """Ask every process to save and leave at the end of its iteration; whether there was any to ask."""
@@ -206,12 +208,13 @@ class _Agent(LocalElasticAgent):
             time.sleep(0.02)
         for process in alive:
             if process.poll() is None:
+                self._dismissed.add(process.pid)
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
         """Say who failed first and why, and whether all start again."""
         size = worker_group.workers[0].world_size
-        self.cause, self.machine = explain(failures, size, self._shared)
+        self.cause, self.machine = explain(failures, size, self._shared, self._dismissed)
         if not self.machine or self._stopping:
             self._remaining_restarts = 0  # it would fail in the same way again; or nobody wants it to go on
         if self._remaining_restarts:
