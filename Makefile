@@ -12,22 +12,23 @@ help:  ## List what can be made.
 install:  ## Install this checkout, its extras and the tools, with the versions CI uses.
 	$(PYTHON) -m pip install -c .ci/constraints.txt -e '.[all,dev,docs]'
 
-# Three jobs at a time, so that two cores have work while processes are waited for, and of tests the longest parts first.
+# Three jobs at a time, so that two cores have work while processes are waited for, and the longest parts first.
 define together
 	@echo "Three at a time, each shown when it has ended: $(1)"
 	@+$(MAKE) --no-print-directory --keep-going -j3 $(if $(filter output-sync,$(.FEATURES)),-O) $(1)
 endef
 # What only reads hostile files is a part of its own.
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
-LONGEST := fault unit contract
+LONGEST := fault gpu unit contract
 OTHERS := hostile $(filter-out $(LONGEST) __pycache__ emulated_cuda,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
-PARTS := $(LONGEST:%=test-%) $(OTHERS:%=test-%)
+PARTS := $(OTHERS:%=test-%)
+FIRST := $(LONGEST:%=test-%)
 
 check: lint  ## Everything a change must pass.
-	$(call together,types imports docs $(PARTS))
+	$(call together,$(FIRST) types imports docs $(PARTS))
 
 ci: lint  ## The same, and beside it a proof, faults, and the wheel in a clean environment: what CI runs.
-	$(call together,types imports docs chaos prove wheel $(PARTS))
+	$(call together,$(FIRST) chaos prove wheel types imports docs $(PARTS))
 
 lint:  ## Lint, and check the formatting.
 	$(PYTHON) -m ruff check .
@@ -48,7 +49,7 @@ test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
 test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.
-	$(call together,$(PARTS))
+	$(call together,$(FIRST) $(PARTS))
 
 test-%:
 	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)
