@@ -1,6 +1,7 @@
 """What a report needs from a run directory, which may be a stranger's: bounded, without links, without torch."""
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +178,7 @@ def _own_bench(path: Path, label: str, notes: list[str]) -> Any:
 def _read_starts(directory: Path) -> list[Start]:
     """The starts that made the run what it is now, the first one first; those that left nothing are not on the line."""
     line: list[Start] = []
-    generation = max(generations(directory), default=0) if directory.is_dir() else 0
+    generation = max(generations(os.listdir(directory)), default=0) if directory.is_dir() else 0
     while generation:
         claimed = _claim(directory, generation)
         parent = Name.parse(str(claimed.get("parent"))[:100])

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 import socket
 import threading
@@ -17,8 +16,9 @@ from lockstep.run import format as form
 from lockstep.run.cadence import Cadence
 from lockstep.run.fence import Fence, Outdated
 from lockstep.run.format import Damaged
-from lockstep.run.lineage import best_of, claim, claimant, find, lineage, newest_generation, parent_of, published
+from lockstep.run.lineage import find
 from lockstep.run.names import Name
+from lockstep.run.publishing import clear_partials, prune, publish
 from lockstep.run.records import CHECKPOINTS
 from lockstep.run.segments import Segments
 from lockstep.runtime import Runtime
@@ -46,7 +46,7 @@ class Checkpoints:
         self._error: BaseException | None = None
         self._cadence = Cadence()
         self._segments = Segments()
-        self.fence = Fence(directory, runtime)
+        self.fence = Fence(directory, runtime.main)
         # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
         self._mailbox: Mailbox = runtime.mailbox()
         self._pulse: Mailbox = runtime.mailbox()
@@ -56,12 +56,22 @@ class Checkpoints:
 
     def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
         """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any."""
-        chosen, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._choose(at))
-        if chosen is None:
-            return
-        path, self._whole = self.directory / chosen, Name.parse(chosen)
+        text, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._begin(at))
+        chosen = Name.parse(text or "")
+        while chosen is not None:
+            problems = self._load(chosen, algorithm, task, clock)
+            text, notes = self._confirm(chosen, problems)
+            if text == str(chosen):
+                break
+            chosen, self.notes = Name.parse(text), self.notes + notes
+        self._whole = chosen
+
+    def _load(self, name: Name, algorithm: Algorithm, task: VecEnv, clock: Clock) -> list[str]:
+        """Put a checkpoint into agent, task and clock."""
+        path = self.directory / str(name)
         with form.said_in_words(path):
             self._put(path, algorithm, task, clock)
+        return []
 
     def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
         files = form.read_json(path / form.MANIFEST)["files"]
@@ -87,21 +97,26 @@ class Checkpoints:
         clock.budget, clock.patience = budget, patience  # a resumed run may be given more of both
         self.notes.append(_deal_sentence(self.runtime.lanes.count, self.runtime.size, values["processes"]))
 
-    def _choose(self, at: int | None) -> tuple[str | None, int, list[str]]:
+    def _begin(self, at: int | None) -> tuple[str | None, int, list[str]]:
         """On the main process: the checkpoint to go on from, and the generation claimed with it as parent."""
         try:
-            self.directory.mkdir(exist_ok=True)
-            job = self.runtime.job
-            if job and claimant(self.directory, newest_generation(self.directory)).get("job") == job:
-                at = None  # this job went on from there once already, and came further
-            chosen, notes = find(self.directory, at)
-            generation = claim(self.directory, chosen, job, self.runtime.size)
+            chosen, notes = self.fence.begin(at, self.runtime.job, self.runtime.size)
         except OSError as error:
             raise ConfigError(
                 f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
             ) from None
-        self._clear_partials()
-        return (str(chosen) if chosen else None), generation, notes
+        clear_partials(self.fence)
+        return (str(chosen) if chosen else None), self.fence.generation, notes
+
+    def _confirm(self, chosen: Name | None, problems: list[str]) -> tuple[str | None, list[str]]:
+        """Settle on a checkpoint that all processes have loaded; or the one to load instead, the same everywhere."""
+
+        def confirm() -> tuple[str | None, list[str]]:
+            following, notes = self.fence.confirm(chosen, problems)
+            return (str(following) if following else None), notes
+
+        text, notes = self.runtime.from_main(confirm)
+        return text, notes
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -250,10 +265,7 @@ class Checkpoints:
                 form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
                 form.settle_directory(partial)
                 self.runtime.pass_through("publish")
-                if self.fence.superseded():
-                    raise OSError(self.fence.outdated)
-                os.rename(partial, self.directory / str(name))
-                form.settle_directory(self.directory)
+                publish(self.fence, partial, name)
             except (OSError, Damaged) as error:
                 problems.append(self._describe(error))
         if problems:
@@ -266,7 +278,7 @@ class Checkpoints:
             self._point("latest", name)
             if best:
                 self._point("best", name)
-            self._rotate()
+            prune(self.fence, self.run.keep)
         except (OSError, Damaged) as error:
             _LOGGER.warning("Checkpoint %s stands, but around it %s.", name, self._describe(error))
 
@@ -275,26 +287,6 @@ class Checkpoints:
 
     def _point(self, pointer: str, name: Name) -> None:
         form.replace_text(self.directory / pointer, str(name))
-
-    def _clear_partials(self) -> None:
-        """Delete what saves left that were killed or given up."""
-        for leftover in self.directory.glob(".*.partial"):
-            if leftover.is_dir():
-                shutil.rmtree(leftover, ignore_errors=True)
-            else:
-                leftover.unlink(missing_ok=True)
-
-    def _rotate(self) -> None:
-        """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent."""
-        if self.fence.superseded():
-            return  # somebody started this run anew: it is theirs to tidy
-        self._clear_partials()
-        line = lineage(self.directory)
-        spared = {*line[: self.run.keep], parent_of(self.directory, self.fence.generation), best_of(self.directory)}
-        for name in published(self.directory):
-            path = self.directory / str(name)
-            if name not in spared and not (name in line and form.is_milestone(path)):
-                shutil.rmtree(path)
 
 
 def shared_copy(algorithm: Algorithm, task: VecEnv) -> State:

@@ -14,44 +14,43 @@ from typing import Any
 
 from lockstep.config import ConfigError
 from lockstep.reading import Unreadable, read_text
-from lockstep.run.format import Damaged, read_json, settle_directory, verify
+from lockstep.run.disk import DISK, Disk
+from lockstep.run.format import Damaged
 from lockstep.run.names import Name, generation_file, generations
 
 
-def newest_generation(directory: Path) -> int:
+def newest_generation(directory: Path, disk: Disk = DISK) -> int:
     """The newest claimed generation; 0 where there is none."""
-    return max(generations(directory), default=0)
+    return max(generations(disk.names(directory)), default=0)
 
 
-def claim(directory: Path, parent: Name | None, job: str = "", processes: int = 1) -> int:
+def claim(directory: Path, parent: Name | None, job: str = "", processes: int = 1, disk: Disk = DISK) -> int:
     """Claim the next generation, going on from a checkpoint; nobody else can hold the same one."""
     who = {"host": socket.gethostname(), "pid": os.getpid(), "job": job, "processes": processes, "began": time.time()}
     while True:
-        generation = newest_generation(directory) + 1
+        generation = newest_generation(directory, disk) + 1
         try:
-            with generation_file(directory, generation).open("x") as file:
-                json.dump({"parent": str(parent) if parent else None, **who}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            settle_directory(directory)  # before anything is published that only this claim makes part of the run
+            words = json.dumps({"parent": str(parent) if parent else None, **who})
+            disk.create(generation_file(directory, generation), words)
+            disk.settle(directory)  # before anything is published that only this claim makes part of the run
             return generation
         except FileExistsError:
             continue
 
 
-def claimant(directory: Path, generation: int) -> dict[str, Any]:
+def claimant(directory: Path, generation: int, disk: Disk = DISK) -> dict[str, Any]:
     """Who claimed a generation: host, pid, job; nothing where it is not known."""
     try:
-        claimed = read_json(generation_file(directory, generation))
+        claimed = disk.read_json(generation_file(directory, generation))
     except (Damaged, OSError):
         return {}
     return claimed if isinstance(claimed, dict) else {}
 
 
-def parent_of(directory: Path, generation: int) -> Name | None:
+def parent_of(directory: Path, generation: int, disk: Disk = DISK) -> Name | None:
     """The checkpoint a generation went on from, None for a fresh start; Damaged where the claim does not say."""
     path = generation_file(directory, generation)
-    claimed = read_json(path)
+    claimed = disk.read_json(path)
     parent = claimed.get("parent", "") if isinstance(claimed, dict) else ""
     name = Name.parse(str(parent))
     if name is None and parent is not None:
@@ -59,26 +58,26 @@ def parent_of(directory: Path, generation: int) -> Name | None:
     return name
 
 
-def published(directory: Path) -> list[Name]:
+def published(directory: Path, disk: Disk = DISK) -> list[Name]:
     """All checkpoints there are, newest first, whoever wrote them."""
-    names = (Name.parse(path.name) for path in directory.iterdir() if path.is_dir() and not path.is_symlink())
-    return sorted((name for name in names if name), reverse=True)
+    names = filter(None, map(Name.parse, disk.names(directory)))
+    return sorted((name for name in names if disk.is_directory(directory / str(name))), reverse=True)
 
 
-def lineage(directory: Path) -> list[Name]:
+def lineage(directory: Path, disk: Disk = DISK) -> list[Name]:
     """The checkpoints of the run as it is now, newest first."""
     line: list[Name] = []
     limit: Name | None = None
-    generation, everything = newest_generation(directory), published(directory)
+    generation, everything = newest_generation(directory, disk), published(directory, disk)
     while generation:
         line += [n for n in everything if n.generation == generation and (limit is None or n.samples <= limit.samples)]
         try:
-            limit = parent_of(directory, generation)
+            limit = parent_of(directory, generation, disk)
         except Damaged:
             if line:
                 break
             # A kill cut the claim short, so nothing was published under it.
-            generation = max((older for older in generations(directory) if older < generation), default=0)
+            generation = max((older for older in generations(disk.names(directory)) if older < generation), default=0)
             continue
         if limit is None or limit.generation >= generation:
             break
@@ -86,17 +85,17 @@ def lineage(directory: Path) -> list[Name]:
     return line
 
 
-def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]]:
+def find(directory: Path, at: int | None = None, disk: Disk = DISK) -> tuple[Name | None, list[str]]:
     """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one."""
     notes: list[str] = []
-    line = lineage(directory) if directory.is_dir() else []
+    line = lineage(directory, disk) if disk.is_directory(directory) else []
     wanted = [name for name in line if at is None or name.samples == at]
     if at is not None and not wanted:
         there = ", ".join(str(name.samples) for name in sorted(line)) or "none"
         raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
     for name in wanted:
         try:
-            verify(directory / str(name))
+            disk.verify(directory / str(name))
             return name, [f"{note} Using the one before it." for note in notes]
         except (Damaged, OSError) as damage:
             notes.append(f"Checkpoint {name} is damaged: {damage}.")
@@ -107,10 +106,10 @@ def find(directory: Path, at: int | None = None) -> tuple[Name | None, list[str]
     return None, notes
 
 
-def best_of(directory: Path) -> Name | None:
+def best_of(directory: Path, disk: Disk = DISK) -> Name | None:
     """The checkpoint with the best evaluation, if the run as it is now has one."""
     try:
         name = Name.parse(read_text(directory / "best", 100).strip())
     except (FileNotFoundError, Unreadable):
         return None
-    return name if name in lineage(directory) else None
+    return name if name in lineage(directory, disk) else None

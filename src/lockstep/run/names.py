@@ -1,6 +1,7 @@
 """The names of checkpoints and of generations: no torch needed to read them."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +30,6 @@ def generation_file(directory: Path, generation: int) -> Path:
     return directory / f"generation-{generation:04d}.json"
 
 
-def generations(directory: Path) -> list[int]:
-    """The generations that were claimed, in no order."""
-    matches = (_GENERATION.fullmatch(path.name) for path in directory.glob("generation-*.json"))
-    return [int(match[1]) for match in matches if match]
+def generations(names: Iterable[str]) -> list[int]:
+    """The generations that files of these names claim, in no order."""
+    return [int(match[1]) for match in map(_GENERATION.fullmatch, names) if match]

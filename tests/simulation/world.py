@@ -1,0 +1,208 @@
+"""Starts of one run on a simulated disk, and the invariants that must hold whatever happens to them."""
+
+import random as randomness
+from pathlib import Path
+
+from greenlet import GreenletExit
+from simulated_disk import FILES, Directory, Killed, Process, Scheduler, SimulatedDisk, content
+
+from lockstep.config import ConfigError
+from lockstep.run.fence import Fence
+from lockstep.run.format import Damaged
+from lockstep.run.lineage import find, lineage
+from lockstep.run.names import Name
+from lockstep.run.publishing import clear_partials, prune, publish
+
+RUN = Path("/checkpoints")
+KEEP = 2
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class World:
+    """One disk, and all that happened on it."""
+
+    def __init__(self, seed):
+        self.random = randomness.Random(seed)
+        self.root = Directory({"checkpoints": Directory()})
+        self.root.sync()
+        self.directory = self.root.entries["checkpoints"]
+        self.scheduler = Scheduler(self.random)
+        self.published_by: list[Name] = []
+        """In the order of time."""
+        self.parents: dict[int, Name | None] = {}
+        self.states: set[int] = set()
+        self.watching = True
+
+    # -- what the disk tells -------------------------------------------------------------------------------------------
+
+    def pause(self, process, what, path):
+        """Before every operation: let the scheduler choose who goes on."""
+        if process.dead:
+            raise Killed
+        if not self.watching:
+            return
+        self.scheduler.main.switch((process, what, path))
+        if process.dead:
+            raise Killed
+
+    def whole(self, name, entries):
+        node = entries.get(str(name))
+        files = node.entries if isinstance(node, Directory) else {}
+        return all(file in files and files[file].text == content(RUN / str(name), file) for file in FILES)
+
+    def note_published(self, process, path):
+        name = Name.parse(path.name)
+        if name is not None:
+            self.published_by.append(name)
+
+    def note_unpublished(self, process, path):
+        """No whole checkpoint is deleted before one of as many samples or more is durable."""
+        gone = Name.parse(path.name)
+        if gone is None or not self.whole(gone, self.directory.entries):
+            return
+        names = (Name.parse(name) for name in self.directory.synced)
+        durable = [n for n in names if n and n != gone and self.whole(n, self.directory.synced)]
+        if not any(name.samples >= gone.samples for name in durable):
+            raise Violation(f"{process.name} deletes {gone}, the newest whole checkpoint; durable: {durable}")
+
+    # -- what processes do ---------------------------------------------------------------------------------------------
+
+    def start(self, name, at=None, saves=3):
+        """Add a process that starts or resumes the run, trains and saves."""
+        disk = SimulatedDisk(self)
+        process = disk.process = Process(name, disk)
+
+        def work():
+            try:
+                process.ended = self._train(process, at, saves)
+            except (ConfigError, OSError, Damaged) as error:
+                process.ended = f"failed: {error}"
+            except (Killed, GreenletExit):
+                process.ended = "killed"
+
+        self.scheduler.add(process, work)
+        return process
+
+    def _train(self, process, at, saves):
+        disk = process.disk
+        fence = Fence(RUN, True, disk)
+        chosen, _ = fence.begin(at)
+        process.generation, process.claimed = fence.generation, True
+        while True:
+            problems = self._load(disk, chosen)
+            following, _ = fence.confirm(chosen, problems)
+            if following == chosen:
+                break
+            chosen = following
+        if problems:
+            return f"failed: {problems}"
+        process.confirmed = True
+        self.parents[fence.generation] = chosen
+        clear_partials(fence)
+        samples = chosen.samples if chosen else 0
+        for _ in range(saves):
+            if fence.superseded():
+                return self._stop(process)
+            samples += 1
+            try:
+                self._save(fence, Name(samples, fence.generation))
+            except (OSError, Damaged):
+                if fence.outdated:
+                    return self._stop(process)
+                continue
+            try:
+                prune(fence, KEEP)
+            except (OSError, Damaged):
+                continue
+        return "finished"
+
+    def _load(self, disk, name):
+        if name is None:
+            return []
+        try:
+            disk.verify(RUN / str(name))
+        except Damaged as damage:
+            return [str(damage)]
+        return []
+
+    def _save(self, fence, name):
+        disk, partial = fence.disk, RUN / f".{name}.partial"
+        disk.make(partial)
+        for file in FILES:
+            disk.create(partial / file, content(RUN / str(name), file))
+        disk.settle(partial)
+        publish(fence, partial, name)
+
+    def _stop(self, process):
+        """A start stops only for a newer one that has loaded its checkpoint."""
+        newer = [p for p in self.scheduler.processes if p.confirmed and p.generation > process.generation]
+        if not newer:
+            raise Violation(f"{process.name} stopped, but no newer start has loaded a checkpoint")
+        return "superseded"
+
+    # -- schedules -----------------------------------------------------------------------------------------------------
+
+    def run(self, kill=0.0, stall=0.0, cut=0.0):
+        """Until every process has ended, been killed, or lost its power."""
+        random = self.random
+        while True:
+            runnable = self.scheduler.runnable()
+            if not runnable:
+                return
+            awake = [p for p in runnable if not p.asleep] or runnable
+            process = random.choice(awake)
+            for other in runnable:
+                other.asleep = max(0, other.asleep - 1)
+            dice = random.random()
+            if dice < kill:
+                process.dead = True
+                continue
+            if dice < kill + stall:
+                process.asleep = random.randint(5, 60)
+                continue
+            if dice < kill + stall + cut:
+                self.cut_power()
+                return
+            told = self.scheduler.run_one_and_hear(process)
+            if told is not None:
+                self.scheduler.trace.append(f"{process.name} {told[1]} {told[2].name}")
+            self.states.add(hash(tuple(self.directory.entries)))
+
+    def cut_power(self):
+        for process in self.scheduler.processes:
+            process.dead = True
+        self.directory.after_power_cut(self.random)
+        alive = {name for name in self.directory.entries}
+        self.published_by = [name for name in self.published_by if str(name) in alive]
+
+    def line(self):
+        """The newest generation that published, and what it went on from: what a resume must go on with."""
+        if not self.published_by:
+            return None
+        newest = max(name.generation for name in self.published_by)
+        return max(name for name in self.published_by if name.generation == newest)
+
+    def check_at_the_end(self):
+        """When nobody is active: a resume goes on from the newest durable checkpoint of the newest line."""
+        self.watching = False
+        disk = SimulatedDisk(self)
+        whole = [n for n in map(Name.parse, self.directory.entries) if n and self.whole(n, self.directory.entries)]
+        try:
+            found, notes = find(RUN, None, disk)
+        except ConfigError as error:
+            if whole:
+                raise Violation(f"a resume is refused although {whole} are whole: {error}") from None
+            return
+        wanted = self.line()
+        if found is None and whole:
+            raise Violation(f"a resume begins at zero although {whole} are whole")
+        if wanted is not None and found != wanted:
+            raise Violation(f"a resume goes on from {found} and not from {wanted} ({notes})")
+        line = lineage(RUN, disk)
+        newest = max((n.generation for n in self.published_by), default=0)
+        late = [n for n in line if n.generation != newest and n.samples > (self.parents.get(newest) or n).samples]
+        if late:
+            raise Violation(f"{late} of older starts are part of the run")
