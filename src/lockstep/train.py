@@ -24,8 +24,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         if init_from:
             load_weights(init_from, algorithm, runtime)
         clock = Clock(budget=config.samples, patience=config.patience)  # at zero on a fresh run
-        run.checkpoints.restore(algorithm, task, clock, at)
-        run.log.begin(clock, run.checkpoints.notes)
+        run.restore(algorithm, task, clock, at)
         runtime.in_sync(algorithm.shared_state(), "at the start")  # one agent, or stop here
         if config.digests:
             run.record_digests(clock, algorithm, task)  # what came back, before anything is done with it

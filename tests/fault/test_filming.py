@@ -10,10 +10,11 @@ from unittest.mock import patch
 import psutil
 import pytest
 
+from claims import claim
 from lockstep.protocols import Clock
 from lockstep.run import film as films
 from lockstep.run.film import Film
-from lockstep.run.lineage import Name, claim
+from lockstep.run.names import Name
 from processes import outcomes
 
 pytestmark = pytest.mark.distributed

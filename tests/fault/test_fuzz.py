@@ -14,13 +14,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from claims import claim
 from lockstep.config import ConfigError, overlay, read_yaml
 from lockstep.lanes import Lanes
 from lockstep.protocols import Clock
 from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.run import format as form
 from lockstep.run.format import Damaged
-from lockstep.run.lineage import Name, claim, lineage
+from lockstep.run.lineage import Name, lineage
 from lockstep.run.records import cut_lines, last_values, read_lines
 from lockstep.run.rundir import describe
 from lockstep.speed.plan import Line, Shares, shares_from

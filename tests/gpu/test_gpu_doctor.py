@@ -22,7 +22,7 @@ SKIPPED = {
 """Steps that do not apply to so many GPUs."""
 
 
-@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_quick_kit_runs_every_step_on_emulated_gpus(tmp_path, capsys, gpus):
     path, contexts = tmp_path / "report.json", tmp_path / "contexts"
     contexts.mkdir()

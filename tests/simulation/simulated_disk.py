@@ -1,13 +1,13 @@
 """A disk in memory, with a scheduler that decides after every operation which process goes on.
 
-A process can be killed between any two of its operations, or be stalled while others go on. A power cut ends all of them
-and leaves what was synced, with any prefix of the changes to each directory since it was synced, and files torn.
+A process can be killed between any two of its operations, or be stalled while others go on. A power cut ends all of
+them and leaves what was synced, with any prefix of the changes to each directory since it was synced, and files torn.
 """
 
 import json
 from dataclasses import dataclass, field
 
-from greenlet import greenlet, getcurrent
+from greenlet import getcurrent, greenlet
 
 from lockstep.run.disk import Disk
 from lockstep.run.format import Damaged
@@ -66,8 +66,8 @@ class Process:
     dead: bool = False
     asleep: int = 0
     """For how many operations of others it stays stalled."""
-    claimed: bool = False
-    confirmed: bool = False
+    loaded: bool = False
+    """Whether it has loaded a checkpoint, or found that there is none."""
     ended: str = ""
     generation: int = 0
 
@@ -144,6 +144,9 @@ class SimulatedDisk(Disk):
         parent = self._directory(directory.parent)
         if directory.name not in parent.entries:
             parent.change(**{directory.name: Directory()})
+
+    def make_all(self, directory):
+        self._step("mkdir", directory)
 
     def make_new(self, directory):
         self._step("mkdir", directory)

@@ -5,7 +5,6 @@ LOCKSTEP_SCHEDULES=1000000 pytest tests/simulation      the nightly number
 
 import os
 
-import pytest
 from world import Violation, World
 
 SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "20000"))
@@ -31,7 +30,7 @@ def schedule(seed):
     return world
 
 
-def explore(seeds):
+def explore(seeds, stop_at=None):
     """The violations of some schedules by seed, how many distinct states of the directory were met, and operations."""
     states, violations, operations = set(), {}, 0
     for seed in seeds:
@@ -39,6 +38,8 @@ def explore(seeds):
             world = schedule(seed)
         except Violation as violation:
             violations[seed] = str(violation)
+            if len(violations) == stop_at:
+                break
             continue
         states |= world.states
         operations += len(world.scheduler.trace)

@@ -10,8 +10,8 @@ from lockstep.config import ConfigError
 from lockstep.run.fence import Fence
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import find, lineage
-from lockstep.run.names import Name
-from lockstep.run.publishing import clear_partials, prune, publish
+from lockstep.run.names import Name, generation_file
+from lockstep.run.publishing import clear_leftovers, prune, publish
 
 RUN = Path("/checkpoints")
 KEEP = 2
@@ -80,6 +80,7 @@ class World:
                 process.ended = self._train(process, at, saves)
             except (ConfigError, OSError, Damaged) as error:
                 process.ended = f"failed: {error}"
+                self._check_nothing_is_left(process)
             except (Killed, GreenletExit):
                 process.ended = "killed"
 
@@ -89,19 +90,21 @@ class World:
     def _train(self, process, at, saves):
         disk = process.disk
         fence = Fence(RUN, True, disk)
-        chosen, _ = fence.begin(at)
-        process.generation, process.claimed = fence.generation, True
+        try:
+            chosen, _ = fence.begin(at)
+        finally:
+            process.generation = fence.generation
         while True:
             problems = self._load(disk, chosen)
+            process.loaded |= not problems
             following, _ = fence.confirm(chosen, problems)
             if following == chosen:
                 break
             chosen = following
         if problems:
             return f"failed: {problems}"
-        process.confirmed = True
         self.parents[fence.generation] = chosen
-        clear_partials(fence)
+        clear_leftovers(fence)
         samples = chosen.samples if chosen else 0
         for _ in range(saves):
             if fence.superseded():
@@ -118,6 +121,13 @@ class World:
             except (OSError, Damaged):
                 continue
         return "finished"
+
+    def _check_nothing_is_left(self, process):
+        """A start that failed has withdrawn its claim, whose number another start may have taken since."""
+        holders = [p for p in self.scheduler.processes if p is not process and p.generation == process.generation]
+        claim = generation_file(RUN, process.generation).name
+        if not process.loaded and claim in self.directory.entries and not holders:
+            raise Violation(f"{process.name} failed ({process.ended}) and left {claim}")
 
     def _load(self, disk, name):
         if name is None:
@@ -138,7 +148,7 @@ class World:
 
     def _stop(self, process):
         """A start stops only for a newer one that has loaded its checkpoint."""
-        newer = [p for p in self.scheduler.processes if p.confirmed and p.generation > process.generation]
+        newer = [p for p in self.scheduler.processes if p.loaded and p.generation > process.generation]
         if not newer:
             raise Violation(f"{process.name} stopped, but no newer start has loaded a checkpoint")
         return "superseded"
@@ -175,7 +185,7 @@ class World:
         for process in self.scheduler.processes:
             process.dead = True
         self.directory.after_power_cut(self.random)
-        alive = {name for name in self.directory.entries}
+        alive = set(self.directory.entries)
         self.published_by = [name for name in self.published_by if str(name) in alive]
 
     def line(self):

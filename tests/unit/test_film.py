@@ -9,11 +9,12 @@ import pytest
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from claims import claim
 from lockstep.parent import STARTER
 from lockstep.protocols import Clock
 from lockstep.run import film as films
 from lockstep.run.film import Film
-from lockstep.run.lineage import Name, claim
+from lockstep.run.names import Name
 from lockstep.train import train
 from tiny import ITERATION, hash_of, tiny
 

@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.lineage import Name, claim, claimant, lineage, newest_generation, parent_of, published
+from claims import claim
+from lockstep.config import ConfigError
+from lockstep.run.fence import Fence
+from lockstep.run.lineage import Name, claimant, find, lineage, newest_generation, parent_of, published
 
 
 def publish(directory, samples, generation):
@@ -53,8 +56,11 @@ def test_claims_count_up_and_remember_their_parents(tmp_path):
 
 
 def test_a_claim_says_who_goes_on_and_when(tmp_path):
-    claim(tmp_path, None, "job", processes=3)
+    start = Fence(tmp_path, main=True)
+    start.begin(None, "job", processes=3)
+    start.confirm(None, [])
     claimed = claimant(tmp_path, 1)
+    assert claimed["parent"] is None
     assert (claimed["job"], claimed["processes"], claimed["pid"]) == ("job", 3, os.getpid())
     assert abs(claimed["began"] - time.time()) < 3600
 
@@ -64,7 +70,10 @@ def test_nobody_can_hold_the_same_generation(tmp_path):
 
     def start():
         ready.wait()
-        claimed.extend(claim(tmp_path, None) for _ in range(5))
+        for _ in range(5):
+            fence = Fence(tmp_path, main=True)
+            fence.begin(None)
+            claimed.append(fence.generation)
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -95,7 +104,7 @@ def test_a_resumed_run_goes_on_from_its_parent_and_forgets_what_came_after_it(tm
     for samples in (100, 200, 300):
         publish(tmp_path, samples, 1)
     claim(tmp_path, Name(200, 1))
-    assert line_of(tmp_path) == [(200, 1), (100, 1)]
+    assert line_of(tmp_path) == [(300, 1), (200, 1), (100, 1)]  # a start that published nothing changes nothing
     publish(tmp_path, 300, 2)
     assert line_of(tmp_path) == [(300, 2), (200, 1), (100, 1)]
 
@@ -126,7 +135,6 @@ def test_a_generation_without_a_parent_starts_a_line_of_its_own(tmp_path):
     claim(tmp_path, None)
     publish(tmp_path, 100, 1)
     claim(tmp_path, None)
-    assert line_of(tmp_path) == []
     publish(tmp_path, 50, 2)
     assert line_of(tmp_path) == [(50, 2)]
 
@@ -163,10 +171,75 @@ def test_only_ancestors_are_on_the_line(tmp_path_factory, data):
     history: list[Name] = []  # what the run, as it is now, has gone through
     for generation in range(1, data.draw(st.integers(1, 4)) + 1):
         parent = data.draw(st.sampled_from(history)) if history else None
-        history = history[: history.index(parent) + 1] if parent else []
         assert claim(directory, parent) == generation
         samples = parent.samples if parent else 0
-        for step in data.draw(st.lists(st.integers(1, 3), max_size=3)):
+        for number, step in enumerate(data.draw(st.lists(st.integers(1, 3), max_size=3))):
+            if number == 0:  # from here on the run is what this start makes of it
+                history = history[: history.index(parent) + 1] if parent else []
             samples += step
             history.append(publish(directory, samples, generation))
     assert lineage(directory) == history[::-1]
+
+
+# ------------------------------------------------------------------------------------------------------------ takeovers
+
+
+@pytest.fixture
+def whole(monkeypatch):
+    """Checkpoints here are empty directories: all of them count as whole."""
+    monkeypatch.setattr("lockstep.run.format.verify", lambda directory: None)
+
+
+def started(directory, at=None):
+    start = Fence(directory, main=True)
+    return start, start.begin(at)[0]
+
+
+def test_a_healthy_start_goes_on_while_a_newer_one_loads_and_stops_when_it_has(tmp_path, whole):
+    old, _ = started(tmp_path)
+    old.confirm(None, [])
+    publish(tmp_path, 100, 1)
+    new, chosen = started(tmp_path)
+    assert not old.superseded()
+    new.confirm(chosen, [])
+    assert old.superseded()
+    assert not new.superseded()
+
+
+def test_a_start_that_cannot_load_withdraws_its_claim(tmp_path, whole):
+    old, _ = started(tmp_path)
+    old.confirm(None, [])
+    publish(tmp_path, 100, 1)
+    new, chosen = started(tmp_path)
+    with pytest.raises(ConfigError, match="no memory left"):
+        new.confirm(chosen, ["no memory left", "no memory left"])
+    assert newest_generation(tmp_path) == 1
+    assert not old.superseded()
+
+
+def test_a_checkpoint_that_is_deleted_while_it_is_loaded_is_done_without(tmp_path, whole):
+    old, _ = started(tmp_path)
+    old.confirm(None, [])
+    publish(tmp_path, 100, 1)
+    new, chosen = started(tmp_path)
+    publish(tmp_path, 200, 1)
+    (tmp_path / str(chosen)).rmdir()
+    following, _ = new.confirm(chosen, ["a file is missing"])
+    assert following == Name(200, 1)
+    assert new.confirm(following, [])[0] == following
+    assert parent_of(tmp_path, 2) == Name(200, 1)
+
+
+def test_a_start_that_goes_back_and_ends_before_its_first_checkpoint_discards_nothing(tmp_path, whole):
+    claim(tmp_path, None)
+    for samples in (100, 200, 300):
+        publish(tmp_path, samples, 1)
+    back, chosen = started(tmp_path, at=100)
+    assert back.confirm(chosen, [])[0] == Name(100, 1)
+    assert find(tmp_path)[0] == Name(300, 1)
+
+
+def test_a_generation_that_no_run_can_have_reached_is_refused(tmp_path):
+    (tmp_path / "generation-999999999.json").write_text("{}")
+    with pytest.raises(ConfigError, match="more starts than a run can have"):
+        started(tmp_path)

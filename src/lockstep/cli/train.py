@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     wake()
 
     from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
-    from lockstep.run.rundir import path_of, refuse_taken
+    from lockstep.run.rundir import reserve
     from lockstep.runtime.place import require_gpus
     from lockstep.train import train
 
@@ -59,10 +60,14 @@ def run(arguments: Sequence[str]) -> int:
     words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
     words += [f"{name}={value}" for name, value in settings.items()]
     if alone:
-        path = path_of(recipe)  # settled here, so that a name already taken is refused before anything starts
-        refuse_taken(path)
+        path = reserve(recipe)  # here, so that a name already taken is refused before anything starts
         words += [f"run.name={path.name}", f"run.lanes={recipe.run.lanes}"]
-    return launch_or_explain(["train", *words], fleet)
+    try:
+        return launch_or_explain(["train", *words], fleet)
+    finally:
+        if alone:
+            with suppress(OSError):
+                path.rmdir()  # only if nothing was written there
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:

@@ -178,7 +178,9 @@ def _own_bench(path: Path, label: str, notes: list[str]) -> Any:
 def _read_starts(directory: Path) -> list[Start]:
     """The starts that made the run what it is now, the first one first; those that left nothing are not on the line."""
     line: list[Start] = []
-    generation = max(generations(os.listdir(directory)), default=0) if directory.is_dir() else 0
+    names = os.listdir(directory) if directory.is_dir() else []
+    published = [name.generation for name in map(Name.parse, names) if name]
+    generation = max(published or generations(names), default=0)
     while generation:
         claimed = _claim(directory, generation)
         parent = Name.parse(str(claimed.get("parent"))[:100])

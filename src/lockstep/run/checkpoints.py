@@ -6,6 +6,8 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from lockstep.run.fence import Fence, Outdated
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import find
 from lockstep.run.names import Name
-from lockstep.run.publishing import clear_partials, prune, publish
+from lockstep.run.publishing import clear_leftovers, prune, publish
 from lockstep.run.records import CHECKPOINTS
 from lockstep.run.segments import Segments
 from lockstep.runtime import Runtime
@@ -57,21 +59,24 @@ class Checkpoints:
     def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
         """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any."""
         text, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._begin(at))
-        chosen = Name.parse(text or "")
-        while chosen is not None:
-            problems = self._load(chosen, algorithm, task, clock)
-            text, notes = self._confirm(chosen, problems)
-            if text == str(chosen):
+        while True:
+            chosen = Name.parse(text or "")
+            problems = self.runtime.gather(self._load(chosen, algorithm, task, clock) if chosen else "")
+            text, notes = self._confirm(chosen, [problem for problem in problems if problem])
+            if text == (str(chosen) if chosen else None):
                 break
-            chosen, self.notes = Name.parse(text), self.notes + notes
+            self.notes += notes
         self._whole = chosen
 
-    def _load(self, name: Name, algorithm: Algorithm, task: VecEnv, clock: Clock) -> list[str]:
-        """Put a checkpoint into agent, task and clock."""
+    def _load(self, name: Name, algorithm: Algorithm, task: VecEnv, clock: Clock) -> str:
+        """Put a checkpoint into agent, task and clock; or why that cannot be."""
         path = self.directory / str(name)
-        with form.said_in_words(path):
-            self._put(path, algorithm, task, clock)
-        return []
+        try:
+            with form.said_in_words(path):
+                self._put(path, algorithm, task, clock)
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
         files = form.read_json(path / form.MANIFEST)["files"]
@@ -98,25 +103,32 @@ class Checkpoints:
         self.notes.append(_deal_sentence(self.runtime.lanes.count, self.runtime.size, values["processes"]))
 
     def _begin(self, at: int | None) -> tuple[str | None, int, list[str]]:
-        """On the main process: the checkpoint to go on from, and the generation claimed with it as parent."""
-        try:
+        """On the main process: the checkpoint to load, and the generation that was claimed."""
+        with self._said_in_words():
             chosen, notes = self.fence.begin(at, self.runtime.job, self.runtime.size)
-        except OSError as error:
-            raise ConfigError(
-                f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
-            ) from None
-        clear_partials(self.fence)
         return (str(chosen) if chosen else None), self.fence.generation, notes
 
     def _confirm(self, chosen: Name | None, problems: list[str]) -> tuple[str | None, list[str]]:
         """Settle on a checkpoint that all processes have loaded; or the one to load instead, the same everywhere."""
 
         def confirm() -> tuple[str | None, list[str]]:
-            following, notes = self.fence.confirm(chosen, problems)
+            with self._said_in_words():
+                following, notes = self.fence.confirm(chosen, problems)
+                if self.fence.settled:
+                    clear_leftovers(self.fence)
             return (str(following) if following else None), notes
 
         text, notes = self.runtime.from_main(confirm)
         return text, notes
+
+    @contextmanager
+    def _said_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
+            ) from None
 
     # -- saving --------------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,14 @@ class Disk:
         """Create a directory, if it is not there."""
         directory.mkdir(exist_ok=True)
 
+    def make_all(self, directory: Path) -> None:
+        """Create a directory and those above it, if they are not there."""
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def make_new(self, directory: Path) -> None:
+        """Create a directory; FileExistsError where something of that name is there."""
+        directory.mkdir()
+
     def create(self, path: Path, text: str) -> None:
         """Write a new file and sync it; FileExistsError where somebody else has created it."""
         with path.open("x") as file:

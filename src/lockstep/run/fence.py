@@ -1,11 +1,21 @@
-"""Of two starts of one run, the newer has it: the older finds out, publishes nothing more, and stops."""
+"""Of two starts of one run, the newer has it, once it has loaded a checkpoint: the older finds out and stops."""
 
+import json
+import os
+import socket
 import time
 from pathlib import Path
+from typing import Any
 
+from lockstep.config import ConfigError
 from lockstep.run.disk import DISK, Disk
-from lockstep.run.lineage import claim, claimant, find, newest_generation
-from lockstep.run.names import Name
+from lockstep.run.lineage import LIMIT, claimant, find, lineage, newest_generation, published
+from lockstep.run.names import Name, generation_file, generations
+
+ROUNDS = 3
+"""How often a start loads anew because the older one has published meanwhile; then it goes on from what it has."""
+PENDING_SECONDS = 600.0
+"""For so long the older start deletes nothing, so that a newer one can load; it may have died while it loaded."""
 
 
 class Outdated(RuntimeError):
@@ -13,52 +23,140 @@ class Outdated(RuntimeError):
 
 
 class Fence:
-    """One start of a run, and whether it is still the newest."""
+    """One start of a run: the generation that it claims, what it goes on from, and whether it is still the newest."""
 
     def __init__(self, directory: Path, main: bool, disk: Disk = DISK) -> None:
         self.directory, self.main, self.disk = directory, main, disk
         self.generation = 0
         """The one this start has claimed."""
+        self.settled = False
+        """Whether it has loaded a checkpoint, so that older starts stop."""
         self.outdated = ""
         """Why this process may publish nothing more, in a sentence; empty as long as it may."""
         self._looked_at = 0.0
+        self._at: int | None = None
+        self._tip: Name | None = None
+        """The newest checkpoint when this start last chose one."""
+        self._rounds = 0
+        self._claim: dict[str, Any] = {}
+
+    # -- taking a run over ---------------------------------------------------------------------------------------------
 
     def begin(self, at: int | None, job: str = "", processes: int = 1) -> tuple[Name | None, list[str]]:
-        """On the main process: the checkpoint to go on from, with a generation claimed; and what the user should know.
+        """On the main process: claim a generation, then choose the checkpoint to load; and what the user should know.
 
-        `at` asks for the checkpoint at so many samples.
+        `at` asks for the checkpoint at so many samples. The claim is pending: nobody stops because of it.
         """
         self.disk.make(self.directory)
-        newest = newest_generation(self.directory, self.disk)
-        if job and claimant(self.directory, newest, self.disk).get("job") == job:
-            at = None  # this job went on from there once already, and came further
-        chosen, notes = find(self.directory, at, self.disk)
-        self.generation = claim(self.directory, chosen, job, processes, self.disk)
-        return chosen, notes
+        self._at = None if self._came_further(job) else at
+        self._claim = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "job": job,
+            "processes": processes,
+            "began": time.time(),
+        }
+        while not self.generation:
+            newest = newest_generation(self.directory, self.disk)
+            if newest >= LIMIT:
+                raise ConfigError(
+                    f"{self.directory} holds generation {newest}, which is more starts than a run can have.",
+                    "Lockstep did not write that: remove the files of this generation.",
+                )
+            try:
+                self.disk.create(generation_file(self.directory, newest + 1), json.dumps(self._claim))
+                self.generation = newest + 1
+            except FileExistsError:
+                continue
+        return self._choose()
 
     def confirm(self, chosen: Name | None, problems: list[str]) -> tuple[Name | None, list[str]]:
-        """On the main process: whether all processes have loaded a checkpoint; the same one where they have."""
+        """On the main process, when all processes have tried to load a checkpoint: the same one if the run goes on from
+        it, which stops older starts; or another one to load, because an older start has deleted or overtaken it.
+
+        A checkpoint that cannot be loaded is a ConfigError: then the claim is withdrawn, and nothing has changed.
+        """
+        self._rounds += 1
+        gone = chosen is not None and not self.disk.exists(self.directory / str(chosen))
+        if problems and not gone:
+            self.withdraw()
+            raise ConfigError("\n".join(dict.fromkeys(problems)))
+        overtaken = self._at is None and self._rounds < ROUNDS and self._newest() != self._tip
+        if problems or overtaken:
+            following, notes = self._choose()
+            if problems or following != chosen:
+                return following, notes
+        claim = {"parent": str(chosen) if chosen else None, **self._claim}
+        try:
+            # Synced before anything is published that only this claim makes part of the run.
+            self.disk.replace(generation_file(self.directory, self.generation), json.dumps(claim))
+            self.disk.settle(self.directory)
+        except OSError:
+            self.withdraw()
+            raise
+        self.settled = True
         return chosen, []
 
+    def withdraw(self) -> None:
+        """Give up a claim that leads nowhere."""
+        if self.generation and not self.settled:
+            self.disk.remove(generation_file(self.directory, self.generation))
+
+    def _choose(self) -> tuple[Name | None, list[str]]:
+        try:
+            self._tip = self._newest()
+            chosen, notes = find(self.directory, self._at, self.disk)
+            if chosen is None and published(self.directory, self.disk):
+                raise ConfigError(
+                    f"{self.directory} holds checkpoints, but none belongs to the run.",
+                    "Claims of generations may have been removed: move the checkpoints away to start at zero.",
+                )
+        except BaseException:
+            self.withdraw()
+            raise
+        return chosen, notes
+
+    def _newest(self) -> Name | None:
+        return next(iter(lineage(self.directory, self.disk)), None)
+
+    def _came_further(self, job: str) -> bool:
+        """Whether this job went on from a checkpoint once already, and has published another one since."""
+        if not job:
+            return False
+        writers = {name.generation for name in published(self.directory, self.disk)}
+        return any(claimant(self.directory, writer, self.disk).get("job") == job for writer in writers)
+
+    # -- while it runs -------------------------------------------------------------------------------------------------
+
     def superseded(self) -> bool:
-        """Whether somebody has claimed a newer generation of this run; asked on the main process."""
+        """Whether a newer start of this run has loaded a checkpoint; asked on the main process."""
         if self.outdated or not self.main:
             return bool(self.outdated)
         try:
-            newest = newest_generation(self.directory, self.disk)
+            newer = sorted(self._newer(), reverse=True)
         except OSError:
-            return False  # it cannot be looked into just now, nor written to
-        if newest > self.generation:
-            by = claimant(self.directory, newest, self.disk)
-            self.outdated = (
-                f"this run was started anew (generation {newest}, by pid {by.get('pid', '?')} on"
-                f" {by.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
-            )
+            return False  # the directory cannot be read just now, nor written to
+        for generation in newer:
+            by = claimant(self.directory, generation, self.disk)
+            if "parent" in by:
+                self.outdated = (
+                    f"this run was started anew (generation {generation}, by pid {by.get('pid', '?')} on"
+                    f" {by.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
+                )
+                break
         return bool(self.outdated)
 
+    def is_loading(self) -> bool:
+        """Whether a newer start may be loading a checkpoint now."""
+        began = (claimant(self.directory, generation, self.disk).get("began") for generation in self._newer())
+        return any(isinstance(at, float) and 0 <= time.time() - at < PENDING_SECONDS for at in began)
+
     def look(self) -> bool:
-        """The same, at most once a second."""
+        """Whether it is superseded, looked up at most once a second."""
         if time.monotonic() - self._looked_at > 1.0:
             self._looked_at = time.monotonic()
             self.superseded()
         return bool(self.outdated)
+
+    def _newer(self) -> list[int]:
+        return [g for g in generations(self.disk.names(self.directory)) if g > self.generation]

@@ -1,14 +1,12 @@
 """Generations and lineage: which checkpoints of a run directory belong to the run as it is now.
 
-Every start claims a generation, a file that only one process can create, naming the checkpoint it goes on from.
-Checkpoint names carry their generation. Readers follow the newest generation, its parent, the parent's generation up to
-that parent, and so on; what an outdated process publishes late is on no such line.
+Every start claims a generation: a file that only one process can create. The claim is pending until the start has
+loaded a checkpoint; then it names that checkpoint as its parent. Checkpoint names carry their generation. Readers
+follow the newest generation that has published a checkpoint, its parent, the parent's generation up to that parent, and
+so on. So a start that ended before its first checkpoint leaves the run as it was, and what an older start publishes
+late is on no such line.
 """
 
-import json
-import os
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +16,15 @@ from lockstep.run.disk import DISK, Disk
 from lockstep.run.format import Damaged
 from lockstep.run.names import Name, generation_file, generations
 
+LIMIT = 10**6
+"""A run has fewer starts than this: a larger generation was not written by Lockstep."""
+
 
 def newest_generation(directory: Path, disk: Disk = DISK) -> int:
-    """The newest claimed generation; 0 where there is none."""
-    return max(generations(disk.names(directory)), default=0)
-
-
-def claim(directory: Path, parent: Name | None, job: str = "", processes: int = 1, disk: Disk = DISK) -> int:
-    """Claim the next generation, going on from a checkpoint; nobody else can hold the same one."""
-    who = {"host": socket.gethostname(), "pid": os.getpid(), "job": job, "processes": processes, "began": time.time()}
-    while True:
-        generation = newest_generation(directory, disk) + 1
-        try:
-            words = json.dumps({"parent": str(parent) if parent else None, **who})
-            disk.create(generation_file(directory, generation), words)
-            disk.settle(directory)  # before anything is published that only this claim makes part of the run
-            return generation
-        except FileExistsError:
-            continue
+    """The newest generation, claimed or published; 0 where there is none."""
+    names = disk.names(directory)
+    published = (name.generation for name in map(Name.parse, names) if name)
+    return max([*generations(names), *published], default=0)
 
 
 def claimant(directory: Path, generation: int, disk: Disk = DISK) -> dict[str, Any]:
@@ -68,17 +57,14 @@ def lineage(directory: Path, disk: Disk = DISK) -> list[Name]:
     """The checkpoints of the run as it is now, newest first."""
     line: list[Name] = []
     limit: Name | None = None
-    generation, everything = newest_generation(directory, disk), published(directory, disk)
+    everything = published(directory, disk)
+    generation = max((name.generation for name in everything), default=0)
     while generation:
         line += [n for n in everything if n.generation == generation and (limit is None or n.samples <= limit.samples)]
         try:
             limit = parent_of(directory, generation, disk)
         except Damaged:
-            if line:
-                break
-            # A kill cut the claim short, so nothing was published under it.
-            generation = max((older for older in generations(disk.names(directory)) if older < generation), default=0)
-            continue
+            break
         if limit is None or limit.generation >= generation:
             break
         generation = limit.generation
@@ -98,11 +84,14 @@ def find(directory: Path, at: int | None = None, disk: Disk = DISK) -> tuple[Nam
             disk.verify(directory / str(name))
             return name, [f"{note} Using the one before it." for note in notes]
         except (Damaged, OSError) as damage:
-            notes.append(f"Checkpoint {name} is damaged: {damage}.")
+            if disk.exists(directory / str(name)):  # else the start that trains now has deleted it meanwhile
+                notes.append(f"Checkpoint {name} is damaged: {damage}.")
     if notes and at is not None:
         raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
     if notes:
         raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
+    if wanted:
+        return find(directory, at, disk)  # all of them were deleted while this looked, after newer ones had come
     return None, notes
 
 

@@ -1,5 +1,6 @@
 """The run directory: one for a run, however many processes it has."""
 
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run.checkpoints import Checkpoints, lanes_copy, shared_copy
+from lockstep.run.disk import DISK, Disk
 from lockstep.run.fence import Outdated
 from lockstep.run.format import digest_tensor, replace_text
 from lockstep.run.log import Log, open_log
@@ -43,8 +45,9 @@ class Result:
 class RunDir:
     """Where a run writes: its config, its log, its checkpoints."""
 
-    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: Log | ProcessLog) -> None:
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: Log | ProcessLog, presence: str) -> None:
         self.path, self.log, self.runtime = path, log, runtime
+        self._recipe, self._presence = recipe, presence
         self.checkpoints = Checkpoints(path / CHECKPOINTS, recipe.run, runtime)
 
     @classmethod
@@ -57,16 +60,30 @@ class RunDir:
         runtime.lanes = Lanes(lanes, deal(lanes, runtime.size)[runtime.rank], recipe.run.seed)
         runtime.watchdog.look_at(path / PRESENCE / presence)
         log = open_log(path, recipe, runtime)
-        run = cls(path, recipe, runtime, log)
+        run = cls(path, recipe, runtime, log, presence)
         try:
             yield run
         except BaseException as error:
             log.failed(error)
             runtime.watchdog.let_save_finish()
-            run.note_status("outdated" if isinstance(error, Outdated) else "failed", f"{type(error).__name__}: {error}")
+            # A resume that failed leaves the run as it was: somebody may be training it.
+            if run.checkpoints.fence.settled or not resume:
+                state = "outdated" if isinstance(error, Outdated) else "failed"
+                run.note_status(state, f"{type(error).__name__}: {error}")
             raise
         finally:
             log.close()
+
+    def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
+        """Load the newest checkpoint, or the one at so many samples, if any; from then on the run is this start's."""
+        self.checkpoints.restore(algorithm, task, clock, at)
+        if self.runtime.main:
+            with _said_in_words(self.path):
+                _write_head(self.path, self._recipe, self.runtime)
+                for other in (self.path / PRESENCE).iterdir():
+                    if other.name != self._presence:
+                        shutil.rmtree(other, ignore_errors=True)
+        self.log.begin(clock, self.checkpoints.notes)
 
     def note_status(self, state: str, why: str = "") -> None:
         """Write down how the run stands, for people and schedulers; the run that is now tells, nobody before it."""
@@ -74,9 +91,8 @@ class RunDir:
             path = self.path / (
                 STATUS if state != "outdated" else f"outdated-{self.checkpoints.fence.generation:04d}.json"
             )
-            status = {"state": state, "job": self.runtime.job, "processes": self.runtime.size, "why": why}
             with suppress(OSError):  # a bad disk is told of where it costs a checkpoint
-                replace_text(path, json.dumps(status, indent=2))
+                replace_text(path, _status(state, self.runtime, why))
 
     def write_log(self, clock: Clock) -> None:
         """Write what was counted since the last entry, unless somebody else writes for this run now."""
@@ -115,37 +131,81 @@ class RunDir:
 
 
 def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, str]:
-    """On the main process: the directory with the config in it, its lanes, and where processes say how they are.
+    """On the main process: the run's directory, its lanes, and where processes say how they are.
 
     A directory that holds a run is refused, unless this very job began it: then a host came or went, or a scheduler
-    started the job again, and the run goes on.
+    started the job again, and the run goes on. Of a run that is resumed nothing changes yet.
     """
     refuse_missing(recipe.run)
-    path = _begun_by(recipe, runtime.job) or path_of(recipe)
-    lanes = runtime.lanes.count
-    if (path / CONFIG).exists() and runtime.job and read_status(path).get("job") == runtime.job:
-        lanes = read_config(path)[1]["run"].get("lanes") or lanes  # a run keeps the number it began with
-    elif resume:
-        _refuse_links(path)
-    else:
-        refuse_taken(path)
-    run = replace(recipe.run, lanes=lanes)
+    began = _begun_by(recipe, runtime.job)
+    path, lanes = began or path_of(recipe), runtime.lanes.count
     presence = uuid.uuid4().hex[:8]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(path / PRESENCE, ignore_errors=True)
+    with _said_in_words(path):
+        if began is not None:
+            if (path / CONFIG).exists():
+                lanes = read_config(path)[1]["run"].get("lanes") or lanes  # a run keeps the number it began with
+        elif resume:
+            _refuse_links(path)
+        else:
+            path = create_run(recipe, _status("running", runtime))
+            _write_head(path, recipe, runtime)
         (path / PRESENCE / presence).mkdir(parents=True)
-        replace_text(path / STATUS, json.dumps({"state": "running", "job": runtime.job, "processes": runtime.size}))
-        replace_text(path / CONFIG, describe(replace(recipe, run=replace(run, name=path.name))))  # type: ignore[type-var]
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
     return str(path), lanes, presence
 
 
+def create_run(recipe: Recipe, status: str) -> Path:
+    """Create the directory of a new run, which no other start gets, with its status in it."""
+    while True:
+        path = reserve(recipe)
+        try:
+            DISK.create(path / STATUS, status)
+            return path
+        except FileExistsError:
+            if recipe.run.name:
+                refuse_taken(path)
+
+
+def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
+    """A new directory for a run, or an empty one that has the name it was given."""
+    wanted = path_of(recipe)
+    disk.make_all(wanted.parent)
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            disk.make_new(path)
+            return path
+        except FileExistsError:
+            if recipe.run.name:
+                refuse_taken(path)
+                return path
+    raise AssertionError("there is always another number")
+
+
+def _write_head(path: Path, recipe: Recipe, runtime: Runtime) -> None:
+    """Write down whose run it is now, and with which settings."""
+    run = replace(recipe.run, lanes=runtime.lanes.count, name=path.name)
+    replace_text(path / STATUS, _status("running", runtime))
+    replace_text(path / CONFIG, describe(replace(recipe, run=run)))  # type: ignore[type-var]
+
+
+def _status(state: str, runtime: Runtime, why: str = "") -> str:
+    return json.dumps({"state": state, "job": runtime.job, "processes": runtime.size, "why": why}, indent=2)
+
+
+@contextmanager
+def _said_in_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.dir.") from None
+
+
 def _begun_by(recipe: Recipe, job: str) -> Path | None:
-    """The run that a job began under a name of its own choosing, so that its restarts find it again."""
-    if recipe.run.name or not job:
+    """The run that a job began, perhaps under a name of Lockstep's choosing, so that its restarts find it again."""
+    if not job:
         return None
+    if recipe.run.name:
+        return path_of(recipe) if read_status(path_of(recipe)).get("job") == job else None
     there = Path(recipe.run.dir)
     return next((path.parent for path in there.glob(f"*/{STATUS}") if read_status(path.parent).get("job") == job), None)
 
@@ -178,11 +238,14 @@ def path_of(recipe: Recipe) -> Path:
 
 
 def refuse_taken(path: Path) -> None:
-    """A second start must not write over a run."""
+    """A new run needs a directory that is not there or is empty: whatever else is there is not ours to change."""
     if (path / CONFIG).exists():
         raise ConfigError(
             f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name."
         )
+    if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
+        what = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
+        raise ConfigError(f"{path} {what}, and a new run needs a directory of its own.", "Choose another --run.name.")
 
 
 def _refuse_links(path: Path) -> None:

@@ -1,0 +1,14 @@
+"""Claims of generations, as starts leave them that have loaded a checkpoint."""
+
+import json
+
+from lockstep.run.lineage import newest_generation
+from lockstep.run.names import generation_file
+
+
+def claim(directory, parent):
+    """Claim the next generation, going on from a checkpoint; its number."""
+    generation = newest_generation(directory) + 1
+    text = json.dumps({"parent": str(parent) if parent else None})
+    generation_file(directory, generation).write_text(text)
+    return generation

@@ -1,0 +1,109 @@
+"""The simulator finds faults that were in the code once, and others that are easily made: each is planted here."""
+
+import pytest
+from test_schedules import explore
+
+from lockstep.run import fence, lineage, publishing
+from lockstep.run.fence import Fence
+from lockstep.run.lineage import find, generations, parent_of, published
+from lockstep.run.names import Name
+
+SCHEDULES = 3000
+
+
+def any_claim_supersedes(patch):
+    """A start stops as soon as a newer one has claimed, whether or not that one can load."""
+
+    def superseded(self):
+        self.outdated = "a newer claim" if self._newer() else ""
+        return bool(self.outdated)
+
+    patch.setattr(Fence, "superseded", superseded)
+
+
+def parent_is_chosen_before_the_claim(patch):
+    """The older start may delete it in between; what is loaded is not looked at again."""
+
+    def confirm(self, chosen, problems):
+        if problems:
+            return chosen, []
+        return settle(self, chosen, problems)
+
+    settle = Fence.confirm
+    patch.setattr(Fence, "confirm", confirm)
+    any_claim_supersedes(patch)
+
+
+def line_follows_the_newest_claim(patch):
+    """An aborted `resume --at` drops the newer checkpoints."""
+
+    def lines(directory, disk):
+        everything, line, limit = published(directory, disk), [], None
+        generation = max(generations(disk.names(directory)), default=0)
+        while generation:
+            line += [n for n in everything if n.generation == generation and (limit is None or n <= limit)]
+            try:
+                limit = parent_of(directory, generation, disk)
+            except lineage.Damaged:
+                generation -= 1
+                continue
+            if limit is None:
+                break
+            generation = limit.generation
+        return line
+
+    for module in (lineage, fence, publishing):
+        patch.setattr(module, "lineage", lines)
+
+
+def newer_checkpoints_of_another_line_are_deleted(patch):
+    class Low(int):
+        def __gt__(self, other):
+            return False
+
+    names = publishing.published
+    patch.setattr(publishing, "published", lambda *a: [Name(Low(n.samples), n.generation) for n in names(*a)])
+
+
+def publishing_is_not_synced(patch):
+    def publish(fence, partial, name):
+        if fence.superseded():
+            raise OSError(fence.outdated)
+        fence.disk.rename(partial, fence.directory / str(name))
+
+    patch.setattr("world.publish", publish)
+
+
+def deleting_takes_many_steps(patch):
+    """Half a checkpoint under its name."""
+    patch.setattr(publishing, "discard", lambda disk, path: disk.remove_tree(path))
+
+
+def resume_begins_at_zero_if_it_finds_nothing(patch):
+    def forgetful(directory, at=None, disk=None):
+        try:
+            return find(directory, at, disk)
+        except Exception:
+            return None, []
+
+    patch.setattr(fence, "find", forgetful)
+    patch.setattr("world.find", lambda *a: (None, []))
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        any_claim_supersedes,
+        parent_is_chosen_before_the_claim,
+        line_follows_the_newest_claim,
+        newer_checkpoints_of_another_line_are_deleted,
+        publishing_is_not_synced,
+        deleting_takes_many_steps,
+        resume_begins_at_zero_if_it_finds_nothing,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_fault_is_found(monkeypatch, plant):
+    plant(monkeypatch)
+    violations, _, _ = explore(range(SCHEDULES), stop_at=1)
+    assert violations

@@ -1,0 +1,50 @@
+"""Starts at the same moment, with names of Lockstep's own choosing, never share a directory."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from simulated_disk import Process, SimulatedDisk
+from world import World
+
+from lockstep.run import rundir
+
+RECIPE = SimpleNamespace(name="gym-ppo", run=SimpleNamespace(dir="/checkpoints", name=None))
+
+
+def check_then_make(recipe, disk):
+    """How it was done once: look whether the name is taken, then take it."""
+    path = rundir.path_of(recipe)
+    number = 1
+    while disk.exists(path):
+        number += 1
+        path = path.with_name(f"{path.name}-{number}")
+    disk.make(path)
+    return path
+
+
+def reserve_at_once(seed, reserve, starts=8):
+    """The directories that so many starts get, in a random order of their operations."""
+    world = World(seed)
+    got = []
+    for number in range(starts):
+        disk = SimulatedDisk(world)
+        disk.process = Process(f"start{number}", disk)
+        world.scheduler.add(disk.process, lambda disk=disk: got.append(reserve(RECIPE, disk)))
+    world.run(stall=random.Random(seed).choice([0, 0.1]))
+    return got
+
+
+@pytest.fixture(autouse=True)
+def _one_moment(monkeypatch):
+    monkeypatch.setattr(rundir, "path_of", lambda recipe: Path(recipe.run.dir) / "gym-ppo-20261116-120000")
+
+
+def test_eight_starts_at_the_same_moment_get_eight_directories():
+    for seed in range(500):
+        assert len(set(reserve_at_once(seed, rundir.reserve))) == 8, f"seed {seed}"
+
+
+def test_a_look_before_the_reservation_is_found_out():
+    assert any(len(set(reserve_at_once(seed, check_then_make))) < 8 for seed in range(20))
