@@ -14,6 +14,9 @@ A fault strikes once the run has published a checkpoint since the last one, so t
     preempt a worker     the same, sent to one worker
     fill the disk        no byte is left for some seconds (a file system in memory; needs root)
     damage a checkpoint  the launcher is killed, a byte of the newest checkpoint flipped; resumed from the one before
+    take over            a second start on another number of processes; the first must stop
+    stall a start        the same, with SIGSTOP of the second start at some moment, for some seconds
+    kill a start         the same, with SIGKILL of the second start at some moment; the first may go on
     lose a host          the run goes on over two hosts (network namespaces; needs root), then the second one's cable is
                          cut for good, the first goes on alone, and the run comes back to one machine
 """
@@ -55,6 +58,8 @@ class Campaign:
         self.output = place / "output.txt"
         self.launcher: subprocess.Popen[bytes] | None = None
         self.processes = 0
+        self.reached = 0
+        """Samples of the furthest checkpoint that was seen: no fault but damage may take it."""
         self.began = time.monotonic()
 
     # -- the run -------------------------------------------------------------------------------------------------------
@@ -84,6 +89,7 @@ class Campaign:
             if ended == 0:
                 value = self._hash(self.path)
                 shutil.rmtree(self.path)
+                self.reached = 0
                 return value
             if ended is not None:
                 raise AssertionError(f"the run ended with {ended}:\n{self.output.read_text()[-5000:]}")
@@ -125,6 +131,9 @@ class Campaign:
             assert self.launcher is not None
             if (code := self.launcher.poll()) is not None:
                 return code
+            furthest = self._furthest()
+            assert furthest >= self.reached, f"a checkpoint at {self.reached} samples was lost; now {furthest}"
+            self.reached = furthest
             if self._newest() not in (None, seen):
                 return None
             time.sleep(0.1)
@@ -135,6 +144,10 @@ class Campaign:
         names = published(there) if there.is_dir() else []
         # By generation first: a checkpoint after a restart is news, even if it repeats samples.
         return str(max(names, key=lambda name: (name.generation, name.samples))) if names else None
+
+    def _furthest(self) -> int:
+        there = self.path / "checkpoints"
+        return max((name.samples for name in published(there)), default=0) if there.is_dir() else 0
 
     def _samples(self) -> int:
         return int((self._newest() or "0").partition("-")[0])
@@ -267,8 +280,47 @@ def damage_a_checkpoint(campaign: Campaign) -> bool:
     content = bytearray(path.read_bytes())
     content[campaign.chance.randrange(len(content))] ^= 1 << campaign.chance.randrange(8)
     path.write_bytes(content)
+    campaign.reached = 0
     campaign.resume()
     return True
+
+
+def take_over(campaign: Campaign, disturb: Callable[[psutil.Process], None] | None = None) -> bool:
+    older = campaign.launcher
+    assert older is not None
+    campaign.resume()
+    newer = campaign.launcher
+    assert newer is not None
+    if disturb is not None:
+        time.sleep(campaign.chance.uniform(0.0, 8.0))  # a start takes a few seconds to load
+        with suppress(psutil.NoSuchProcess):
+            disturb(psutil.Process(newer.pid))
+    deadline = time.monotonic() + BOUND
+    while older.poll() is None and newer.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if older.poll() is None and newer.poll() == -signal.SIGKILL:
+        campaign.launcher = older  # the second start was killed before it had the run
+        return True
+    assert older.wait(BOUND) in (0, 1), f"the older start left with {older.returncode}"
+    if newer.poll() == -signal.SIGKILL:
+        campaign.resume()
+    return True
+
+
+def stall_a_start(campaign: Campaign) -> bool:
+    def stall(process: psutil.Process) -> None:
+        family = [process, *process.children(recursive=True)]
+        for member in family:
+            member.suspend()
+        time.sleep(campaign.chance.uniform(0.5, 5.0))
+        for member in family:
+            member.resume()
+
+    return take_over(campaign, stall)
+
+
+def kill_a_start(campaign: Campaign) -> bool:
+    return take_over(campaign, lambda process: process.kill())
 
 
 def lose_a_host(campaign: Campaign) -> bool:
@@ -307,6 +359,9 @@ FAULTS: list[Callable[[Campaign], bool]] = [
     preempt_a_worker,
     fill_the_disk,
     damage_a_checkpoint,
+    take_over,
+    stall_a_start,
+    kill_a_start,
     lose_a_host,
 ]
 WEIGHTS = dict.fromkeys(FAULTS, 8) | {lose_a_host: 2}
