@@ -86,6 +86,9 @@ class RunConfig:
     """offline: written into the run directory, to be sent later with `wandb sync`. WANDB_MODE beats it."""
     wandb_timeout: float = 30.0
     """Seconds to wait for Weights & Biases at the start and at the end; then the run goes on offline."""
+    allow_other_machine: bool = False
+    """Resume in exact mode although CPU capability, device or library versions differ from the checkpoint's. The bits
+    may then differ from those of the uninterrupted run. Applies to one resume."""
     digests: bool = False
     """Log a digest of every tensor at every iteration (what `prove` reads)."""
 

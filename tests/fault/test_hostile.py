@@ -160,7 +160,6 @@ DAMAGED = {
     "a best score in words": (values(lambda v: v["clock"].update(best="high")), "the clock's best"),
     "metrics that are a list": (values(lambda v: v["clock"].update(metrics=[1])), "the clock's metrics"),
     "a sum without its count": (values(lambda v: v["clock"].update(pending={"a": [1.0]})), "the clock's pending"),
-    "a clock with a method": (values(lambda v: v["clock"].update(every=1)), "a clock has none"),
     "a lane file too few": (values(lambda v: v.update(lanes=9)), "lists no file for lane 8"),
 }
 
@@ -175,6 +174,12 @@ def test_a_checkpoint_that_cannot_be_is_passed_over_with_a_sentence(run, damage,
     name, notes = find(run / CHECKPOINTS)
     assert name.samples == ITERATION
     assert sentence in notes[0]
+
+
+def test_clock_that_replaces_a_method_is_refused(run):
+    values(lambda v: v["clock"].update(every=1))(newest(run))
+    with pytest.raises(ConfigError, match=r"the clock field 'every', which Lockstep .* does not know"):
+        find(run / CHECKPOINTS)
 
 
 SHARED = {

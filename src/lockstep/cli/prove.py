@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from lockstep import __version__
 from lockstep.config import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +57,8 @@ class Row:
     seconds: float
     path: Path
     problem: str = ""
+    machine: dict[str, str] = field(default_factory=dict)
+    """CPU capability, device and library versions, as the run's checkpoint records them."""
 
 
 @dataclass
@@ -120,15 +121,16 @@ class Proof:
         return first + 1 + Stream(self.seed, "prove.moment").number(0) % max(1, last - first)
 
     def _finish(self, processes: str, event: str, path: Path, began: float, problem: str) -> None:
-        from lockstep.run.format import hash_checkpoint
+        from lockstep.run.format import hash_checkpoint, read_manifest
         from lockstep.run.lineage import find
         from lockstep.run.records import CHECKPOINTS
 
-        value = ""
+        value, machine = "", {}
         if not problem:
             name, _ = find(path / CHECKPOINTS)
             value = hash_checkpoint(path / CHECKPOINTS / str(name))
-        self.rows.append(Row(processes, event, value, time.perf_counter() - began, path, problem))
+            machine = read_manifest(path / CHECKPOINTS / str(name))["machine"]
+        self.rows.append(Row(processes, event, value, time.perf_counter() - began, path, problem, machine))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -176,7 +178,7 @@ def record(proof: Proof) -> dict[str, Any]:
     """What was compared, with what, and what came of it: all that somebody else needs to do it again."""
     import platform
 
-    import torch
+    from lockstep.run.machine import describe_machine
 
     rows = [
         {
@@ -193,8 +195,7 @@ def record(proof: Proof) -> dict[str, Any]:
         "recipe": Path(proof.recipe).stem,
         "settings": proof.flags,
         "seed": proof.seed,
-        "lockstep": __version__,
-        "torch": torch.__version__,
+        **next((row.machine for row in proof.rows if row.machine), describe_machine()),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -23,6 +23,7 @@ CHANGEABLE = (
     "check_every",
     "timeout",
     "max_hours",
+    "allow_other_machine",
 )
 """Settings of the run that may change when it goes on without making it another run."""
 

@@ -80,7 +80,9 @@ def proof(record: Any) -> Markup:
         (row.get("processes"), row.get("event") or "-", tag("code", value[:32] or "failed"), row.get("problem") or "")
         for row, value in zip(rows, hashes, strict=True)
     ]
-    versions = ", ".join(f"{name} {record[name]}"[:60] for name in ("lockstep", "torch", "python") if record.get(name))
+    versions = ", ".join(
+        f"{name} {record[name]}"[:60] for name in ("lockstep", "torch", "python", "cpu_capability") if record.get(name)
+    )
     settings = record.get("settings")
     words_given = " ".join(str(word)[:100] for word in settings[:50]) if isinstance(settings, list) else ""
     about = join([f"{recipe} · {when} · {versions}", tag("br"), tag("code", text(words_given, 1000))])

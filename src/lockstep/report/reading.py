@@ -84,6 +84,7 @@ def read_run(path: Path, label: str) -> Run:
                 "Put what it leads to in its place.",
             )
     values = read_yaml(path / CONFIG)
+    values.pop("format", None)
     version, recipe = values.pop("lockstep", "?"), values.pop("recipe", "?")
     log = read_log(path / METRICS)
     if not log.series:

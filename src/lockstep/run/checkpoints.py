@@ -19,6 +19,7 @@ from lockstep.run.cadence import Cadence
 from lockstep.run.fence import Fence, Outdated
 from lockstep.run.format import Damaged
 from lockstep.run.lineage import find
+from lockstep.run.machine import Machine, compare_machines, describe_machine
 from lockstep.run.names import Name
 from lockstep.run.publishing import clear_leftovers, prune, publish
 from lockstep.run.records import CHECKPOINTS
@@ -48,6 +49,7 @@ class Checkpoints:
         self._error: BaseException | None = None
         self._cadence = Cadence()
         self._segments = Segments()
+        self._machine = describe_machine(runtime.device)
         self.fence = Fence(directory, runtime.main)
         # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
         self._mailbox: Mailbox = runtime.mailbox()
@@ -58,28 +60,30 @@ class Checkpoints:
 
     def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
         """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any."""
+        machines = self.runtime.gather(self._machine)
         text, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._begin(at))
         while True:
             chosen = Name.parse(text or "")
-            problems = self.runtime.gather(self._load(chosen, algorithm, task, clock) if chosen else "")
+            problems = self.runtime.gather(self._load(chosen, machines, algorithm, task, clock) if chosen else "")
             text, notes = self._confirm(chosen, [problem for problem in problems if problem])
             if text == (str(chosen) if chosen else None):
                 break
             self.notes += notes
         self._whole = chosen
 
-    def _load(self, name: Name, algorithm: Algorithm, task: VecEnv, clock: Clock) -> str:
+    def _load(self, name: Name, machines: list[Machine], algorithm: Algorithm, task: VecEnv, clock: Clock) -> str:
         """Put a checkpoint into agent, task and clock; or why that cannot be."""
         path = self.directory / str(name)
         try:
             with form.said_in_words(path):
+                self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
                 self._put(path, algorithm, task, clock)
         except ConfigError as error:
             return str(error)
         return ""
 
     def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
-        files = form.read_json(path / form.MANIFEST)["files"]
+        files = form.read_manifest(path)["files"]
         values = form.read_values(path)
         if values["lanes"] != self.runtime.lanes.count:
             raise ConfigError(
@@ -159,7 +163,7 @@ class Checkpoints:
             self._segments.take(grown, self.runtime.lanes.local)
             shared = shared_copy(algorithm, task) if self.runtime.main else {}
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.count, "processes": self.runtime.size}
-            values |= {"rows": self._segments.rows} if grown else {}
+            values |= {"format": form.FORMAT} | ({"rows": self._segments.rows} if grown else {})
             keep = clock.every(self.run.keep_every)
         self._cadence.begin()
         copying = time.perf_counter() - began
@@ -274,7 +278,7 @@ class Checkpoints:
         if not problems:
             try:
                 self._segments.link(self.directory / str(self._whole), partial, files, self.runtime.lanes.count)
-                form.write_json(partial / form.MANIFEST, {"files": files, "keep": keep})
+                form.write_manifest(partial, files, keep, self._machine)
                 form.settle_directory(partial)
                 self.runtime.pass_through("publish")
                 publish(self.fence, partial, name)

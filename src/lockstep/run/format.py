@@ -10,9 +10,9 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -25,6 +25,9 @@ from torch import Tensor
 from lockstep import reading
 from lockstep.config import ConfigError
 from lockstep.protocols import Clock, LaneState, Rows, State
+from lockstep.run import migrations
+from lockstep.run.migrations import FORMAT as FORMAT
+from lockstep.run.migrations import UnknownFormat
 
 MANIFEST, VALUES, SHARED = "manifest.json", "state.json", "shared.safetensors"
 HEADER_BYTES = 16 * 2**20
@@ -101,10 +104,8 @@ def _settle(path: Path) -> str:
 
 def verify(directory: Path) -> Any:
     """The manifest of a checkpoint whose every file is as it was written; otherwise Damaged."""
-    manifest = read_json(directory / MANIFEST)
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
-        raise Damaged(f"{directory / MANIFEST} does not list the files of a checkpoint")
+    manifest = read_manifest(directory)
+    files = manifest["files"]
     for name, digest in files.items():
         path = inside(directory, name)
         if not path.is_file():
@@ -123,6 +124,33 @@ def verify(directory: Path) -> Any:
     return manifest
 
 
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint in the current format: `files` with their hashes, `keep`, `machine`."""
+    path = directory / MANIFEST
+    manifest = read_json(path)
+    manifest = _migrated(migrations.MANIFEST, manifest, path) if isinstance(manifest, dict) else {}
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
+        raise Damaged(f"{path} does not list the files of a checkpoint")
+    if not isinstance(manifest.get("machine"), dict):
+        raise Damaged(f"{path} does not say which machine wrote the checkpoint")
+    return manifest
+
+
+def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: dict[str, str]) -> None:
+    """Write the manifest durably; it comes last, when every file it names is on disk."""
+    write_json(directory / MANIFEST, {"format": FORMAT, "files": files, "keep": keep, "machine": machine})
+
+
+def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        return migrations.migrate(table, values, path)
+    except UnknownFormat:
+        raise
+    except ValueError as error:
+        raise Damaged(str(error)) from None
+
+
 def refuse_too_large(path: Path) -> None:
     """A checkpoint was memory once: a file far beyond what a host has is refused before a byte of it is read."""
     size, memory = path.stat().st_size, psutil.virtual_memory().total
@@ -139,11 +167,16 @@ def _digest(path: Path) -> str:
 
 
 def is_milestone(directory: Path) -> bool:
-    """Whether a checkpoint is to be kept for good; one that a kill left half deleted is not."""
+    """Whether a checkpoint is to be kept for good; one that a kill left half deleted is not.
+
+    A checkpoint that cannot be read, or that another Lockstep wrote, is kept: neither is a reason to delete it.
+    """
     try:
-        return bool(read_json(directory / MANIFEST)["keep"])
-    except (Damaged, KeyError, TypeError):
+        return bool(read_manifest(directory).get("keep"))
+    except Damaged:
         return False
+    except (OSError, UnknownFormat):
+        return True
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -169,9 +202,11 @@ def read_values(directory: Path) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes` and perhaps `rows`, of the right kinds."""
     path = directory / VALUES
     values = read_json(path)
-    clock = values.get("clock") if isinstance(values, dict) else None
+    values = _migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}
+    clock = values.get("clock")
     if not isinstance(clock, dict):
         raise Damaged(f"{path} holds no clock")
+    clock = values["clock"] = migrations.complete_clock(clock, asdict(Clock(budget=0)), path)
     for name in ("lanes", "processes"):
         if not _is_count(values.get(name)) or values[name] < 1:
             raise Damaged(f"{path} does not say how many {name} there were")
@@ -182,11 +217,9 @@ def read_values(directory: Path) -> dict[str, Any]:
     for field in fields(Clock):
         if field.name not in clock or not _fits(clock[field.name], kinds[field.name]):
             raise Damaged(f"{path} does not say the clock's {field.name}")
-    if unknown := sorted(clock.keys() - kinds.keys()):
-        raise Damaged(f"{path} says the clock's {unknown[0][:100]!r}, and a clock has none")
     if any(len(pair) != 2 for pair in clock["pending"].values()):
         raise Damaged(f"{path} does not say the clock's pending")
-    return dict(values)
+    return values
 
 
 def _fits(value: Any, kind: Any) -> bool:

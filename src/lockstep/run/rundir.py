@@ -19,6 +19,7 @@ from lockstep import __version__
 from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Algorithm, Clock, VecEnv
+from lockstep.run import migrations
 from lockstep.run.checkpoints import Checkpoints, lanes_copy, shared_copy
 from lockstep.run.disk import DISK, Disk
 from lockstep.run.fence import Outdated
@@ -261,8 +262,10 @@ def _refuse_links(path: Path) -> None:
 
 def describe(recipe: Recipe) -> str:
     """The resolved config as the yaml a run directory keeps."""
-    head = {"lockstep": __version__, "recipe": recipe.name}
-    return str(yaml.safe_dump(head | as_dict(recipe), sort_keys=False))
+    head = {"format": migrations.FORMAT, "lockstep": __version__, "recipe": recipe.name}
+    settings = as_dict(recipe)
+    settings["run"].pop("allow_other_machine")  # a permission for one resume
+    return str(yaml.safe_dump(head | settings, sort_keys=False))
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
@@ -271,7 +274,7 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(
             f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs there are."
         )
-    values = read_yaml(path / CONFIG)
+    values = migrations.migrate_config(read_yaml(path / CONFIG), path / CONFIG)
     values.pop("lockstep", None)
     name = str(values.pop("recipe", ""))
     if not isinstance(values.get("run", {}), dict):

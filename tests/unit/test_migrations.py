@@ -1,0 +1,164 @@
+"""Format versions: older files are migrated, newer ones are refused as such, and nothing is changed because of them."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+
+import pytest
+
+from lockstep.cli import main
+from lockstep.config import ConfigError, read_yaml
+from lockstep.loading import load, recipe_of
+from lockstep.protocols import Clock
+from lockstep.run import format as form
+from lockstep.run import migrations
+from lockstep.run.lineage import find, lineage
+from lockstep.run.migrations import FORMAT, UnknownFormat, migrate
+from lockstep.train import train
+from tiny import ITERATION, hash_of, tiny
+
+NEWER = FORMAT + 1
+
+
+@pytest.fixture
+def run(tmp_path):
+    return train(tiny(tmp_path, samples=2 * ITERATION)).path
+
+
+def newest(run):
+    return run / "checkpoints" / str(lineage(run / "checkpoints")[0])
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def edit_json(path, change):
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def edit_state(checkpoint, change):
+    """Change state.json under the right hash."""
+    edit_json(checkpoint / form.VALUES, change)
+    digest = hashlib.sha256((checkpoint / form.VALUES).read_bytes()).hexdigest()
+    edit_json(checkpoint / form.MANIFEST, lambda manifest: manifest["files"].update({form.VALUES: digest}))
+
+
+def make_version_1(run):
+    """What Lockstep wrote before there was a version."""
+    for checkpoint in (path.parent for path in run.rglob(form.MANIFEST)):
+        edit_state(checkpoint, lambda values: values.pop("format"))
+        edit_json(checkpoint / form.MANIFEST, lambda manifest: [manifest.pop(key) for key in ("format", "machine")])
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(f"format: {FORMAT}\n", ""))
+
+
+def test_tables_have_a_migration_for_every_older_version():
+    for table in (migrations.MANIFEST, migrations.STATE, migrations.CONFIG):
+        assert sorted(table) == list(range(1, FORMAT))
+
+
+def test_migrate_applies_every_step_in_order(monkeypatch):
+    monkeypatch.setattr(migrations, "FORMAT", 4)
+    table = {n: lambda values, n=n: values | {"steps": [*values.get("steps", []), n]} for n in (1, 2, 3)}
+    given = {"format": 2, "kept": True}
+    assert migrate(table, given, "a file") == {"kept": True, "steps": [2, 3]}
+    assert migrate(table, {}, "a file") == {"steps": [1, 2, 3]}
+    assert migrate(table, {"format": 4}, "a file") == {}
+    assert given == {"format": 2, "kept": True}
+
+
+def test_version_is_written_to_config_manifest_and_state(run):
+    assert read_yaml(run / "config.yaml")["format"] == FORMAT
+    for name in (form.MANIFEST, form.VALUES):
+        assert json.loads((newest(run) / name).read_text())["format"] == FORMAT
+
+
+def test_version_1_still_loads_and_resumes_to_the_same_run(run, tmp_path):
+    whole = train(tiny(tmp_path / "whole", samples=3 * ITERATION)).path
+    make_version_1(run)
+    assert "format" not in read_yaml(run / "config.yaml")
+    load(run)
+    assert main(["resume", str(run), "--samples", str(3 * ITERATION)]) == 0
+    assert hash_of(run) == hash_of(whole)
+    assert read_yaml(run / "config.yaml")["format"] == FORMAT
+
+
+def test_newer_config_is_refused_with_both_versions_and_nothing_changes(run, capsys):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace(f"format: {FORMAT}", "format: 99"))
+    before = contents(run)
+    for words in (["resume", str(run)], ["eval", str(run)], ["export", str(run)]):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert f"config.yaml has format 99, and Lockstep 0.1.0 knows formats up to {FORMAT}" in told
+        assert "Upgrade" in told
+    assert contents(run) == before
+
+
+def newer_manifest(checkpoint):
+    edit_json(checkpoint / form.MANIFEST, lambda manifest: manifest.update(format=NEWER, files={"other": "layout"}))
+
+
+def newer_state(checkpoint):
+    edit_state(checkpoint, lambda values: values.update(format=NEWER, clock=[1]))
+
+
+def unknown_clock_field(checkpoint):
+    edit_state(checkpoint, lambda values: values["clock"].update(lessons=3))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (newer_manifest, f"manifest.json has format {NEWER}, and Lockstep 0.1.0 knows formats up to {FORMAT}"),
+        (newer_state, f"state.json has format {NEWER}, and Lockstep 0.1.0 knows formats up to {FORMAT}"),
+        (unknown_clock_field, "state.json has the clock field 'lessons', which Lockstep 0.1.0 does not know"),
+    ],
+)
+def test_checkpoint_of_newer_lockstep_is_refused_not_passed_over_as_damaged(run, change, words):
+    change(newest(run))
+    before = contents(run / "checkpoints")
+    for use in (lambda: find(run / "checkpoints"), lambda: load(run), lambda: train(recipe_of(run), resume=True)):
+        with pytest.raises(ConfigError) as refused:
+            use()
+        assert words in str(refused.value)
+        assert "damaged" not in str(refused.value)
+    assert contents(run / "checkpoints") == before
+
+
+@pytest.mark.parametrize("version", [0, -1, "2", 1.5, True, None, [2]])
+def test_format_that_is_no_version_is_refused(run, version):
+    edit_json(newest(run) / form.MANIFEST, lambda manifest: manifest.update(format=version))
+    with pytest.raises(form.Damaged, match="is not a version"):
+        form.read_manifest(newest(run))
+    with pytest.raises(ConfigError, match="is not a version"):
+        migrations.migrate_config({"format": version}, "config.yaml")
+
+
+def test_clock_field_added_later_gets_its_default(run, monkeypatch):
+    @dataclass
+    class LaterClock(Clock):
+        lessons: dict[str, float] = field(default_factory=lambda: {"first": 1.0})
+
+    monkeypatch.setattr(form, "Clock", LaterClock)
+    assert form.verify(newest(run))
+    assert form.read_values(newest(run))["clock"]["lessons"] == {"first": 1.0}
+    edit_state(newest(run), lambda values: values["clock"].update(lessons={"first": 2.0}))
+    assert form.read_values(newest(run))["clock"]["lessons"] == {"first": 2.0}
+
+
+def test_clock_field_of_version_1_is_not_replaced_by_its_default(run):
+    assert asdict(Clock(budget=1)).keys() >= migrations.CLOCK_1
+    edit_state(newest(run), lambda values: values["clock"].pop("samples"))
+    with pytest.raises(form.Damaged, match="clock's samples"):
+        form.read_values(newest(run))
+
+
+def test_milestone_of_newer_lockstep_is_kept(run):
+    newer_manifest(newest(run))
+    assert form.is_milestone(newest(run))
+    with pytest.raises(UnknownFormat):
+        form.read_manifest(newest(run))
