@@ -68,6 +68,8 @@ class RunConfig:
     """How many of the newest checkpoints are kept."""
     keep_every: int | None = None
     """Also keep the checkpoints that cross a multiple of this many global samples."""
+    replay_parity: bool = True
+    """Write parity next to replay in checkpoints: 10 % more bytes, from which damaged blocks are repaired."""
     check_every: int = 64
     """Updates between comparisons of all processes' parameters, optimizers and normalisers."""
     timeout: float = 60.0

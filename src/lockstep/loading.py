@@ -72,7 +72,8 @@ def recipe_of(run: Path) -> Recipe:
 def load_agent(run: Path, recipe: Recipe, at: int | None = None, device: str = "cpu") -> Algorithm:
     """The whole agent of a run at its best (or at so many samples), on a task that is closed again."""
     directory = run / CHECKPOINTS
-    name = _best_or_newest(directory) if at is None else find(directory, at)[0]
+    # Weights are usable where replay or the state of environments is damaged.
+    name = _best_or_newest(directory) if at is None else find(directory, at, form.verify_weights)[0]
     if name is None:
         raise ConfigError(
             f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
@@ -98,11 +99,11 @@ def _best_or_newest(directory: Path) -> Name | None:
     best = best_of(directory) if directory.is_dir() else None
     if best is not None:
         try:
-            form.verify(directory / str(best))
+            form.verify_weights(directory / str(best))
             return best
         except form.Damaged as damage:
             warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest whole one.", stacklevel=3)
-    return find(directory)[0]
+    return find(directory, None, form.verify_weights)[0]
 
 
 def _as_tree(obs: Any, device: torch.device) -> Tree:

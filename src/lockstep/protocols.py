@@ -36,6 +36,8 @@ class Rows(NamedTuple):
     """How many rows there have been: the number of the next one."""
     read: Callable[[int, int], Tensor]
     """A copy of the rows from one number up to another, [rows, ...]."""
+    capacity: int | None = None
+    """How many rows there can be. A checkpoint that has more is refused before it is read into memory."""
 
     def all(self) -> Tensor:
         return self.read(self.first, self.stop)

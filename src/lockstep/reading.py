@@ -20,6 +20,14 @@ class Unreadable(Exception):
     """A file that cannot be what it is taken for: which one, and why."""
 
 
+class ReadFailed(Unreadable):
+    """A file that the system did not let us read (EACCES, EIO, ESTALE). That says nothing about its content."""
+
+    def __init__(self, message: str, error: OSError) -> None:
+        super().__init__(message)
+        self.error = error
+
+
 def read_text(path: Path, limit: int) -> str:
     """The text of a plain file of at most so many bytes; FileNotFoundError where there is none."""
     try:
@@ -33,7 +41,9 @@ def read_text(path: Path, limit: int) -> str:
         return text.decode()
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ReadFailed(f"{path} cannot be read: {error}", error) from None
+    except ValueError as error:
         raise Unreadable(f"{path} cannot be read: {error}") from None
 
 

@@ -13,7 +13,14 @@ from lockstep.runtime import Runtime
 from lockstep.runtime.place import device_notes
 
 
-def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_from: str | None = None) -> Result:
+def train(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    at: int | None = None,
+    init_from: str | None = None,
+    without_replay: bool = False,
+) -> Result:
     """Train one agent on every process that was started, and return where it stands."""
     config = recipe.run
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_leaving:
@@ -24,7 +31,7 @@ def train(recipe: Recipe, *, resume: bool = False, at: int | None = None, init_f
         if init_from:
             load_weights(init_from, algorithm, runtime)
         clock = Clock(budget=config.samples, patience=config.patience)  # at zero on a fresh run
-        run.restore(algorithm, task, clock, at)
+        run.restore(algorithm, task, clock, at, without_replay)
         runtime.in_sync(algorithm.shared_state(), "at the start")  # one agent, or stop here
         if config.digests:
             run.record_digests(clock, algorithm, task)  # what came back, before anything is done with it

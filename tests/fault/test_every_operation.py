@@ -1,7 +1,7 @@
 """SIGKILL at every file operation of a save: each time the run resumes from a whole checkpoint and ends as undisturbed.
 
-Python tells an audit hook of every file it opens, makes, renames or removes; what it does not tell of (fsync, and
-tensors, which safetensors writes by itself) is wrapped here. A save passes all of them; the k-th of them kills.
+Python tells an audit hook of every file it opens, makes, renames or removes; what it does not tell of (fsync, and the
+middle of writing a file) is wrapped here. A save passes all of them; the k-th of them kills.
 """
 
 import os
@@ -14,6 +14,7 @@ import pytest
 from runs import SAMPLES, errors, trial, trial_that_finishes_each_save
 
 from lockstep.run import format as form
+from lockstep.run import tensorfile
 from lockstep.run.checkpoints import Checkpoints
 from lockstep.run.lineage import find
 from processes import outcomes
@@ -54,26 +55,20 @@ class Operations:
             self.pass_by(event)
 
     def wrap(self) -> None:
-        fsync, write, write_text = os.fsync, form.save_file, Path.write_text
+        fsync, write = os.fsync, tensorfile.write_bytes
 
         def watched_fsync(descriptor):
             self.pass_by("fsync")
             fsync(descriptor)
 
-        def watched_write(tensors, path):
-            self.pass_by("before tensors")
-            write(tensors, path)
+        def watched_write(path, parts, parity=None):
+            digest = write(path, parts, parity)
             if len(self.names) + 1 == self.at and self.active:
                 os.truncate(path, path.stat().st_size // 2)  # a kill in the midst of writing
-            self.pass_by("half the tensors")
-            self.pass_by("after tensors")
+            self.pass_by("half a file")
+            return digest
 
-        def watched_text(path, text):
-            write_text(path, text[: len(text) // 2])
-            self.pass_by("half a text")
-            write_text(path, text)
-
-        os.fsync, form.save_file, Path.write_text = watched_fsync, watched_write, watched_text
+        os.fsync, form.write_bytes, tensorfile.write_bytes = watched_fsync, watched_write, watched_write
         sys.addaudithook(self.audit)
 
 
@@ -128,9 +123,9 @@ def test_a_kill_at_every_file_operation_of_a_save_leaves_a_whole_checkpoint(tmp_
     names = counted.value
     # What a save is made of, so that an operation that is no longer seen is noticed.
     assert {"os.mkdir", "open", "fsync", "os.rename", "shutil.rmtree", "os.rmdir", "os.remove"} <= set(names)
-    assert (names.count("half the tensors"), names.count("half a text"), names.count("os.remove")) == (2, 2, 5)
-    # Each of the four files, and then their directory, is on disk before the rename that publishes them.
-    assert names[: names.index("os.rename")].count("fsync") == 5
+    assert (names.count("half a file"), names.count("os.remove")) == (4, 5)
+    # Each of the four files, their directory, and the two logs are on disk before the rename that publishes them.
+    assert names[: names.index("os.rename")].count("fsync") == 7
     looks = ("os.scandir", "os.listdir")
     before = [name for name in names[: names.index("os.rename")] if name not in looks]
     assert before[-1] == "fsync"

@@ -24,6 +24,7 @@ from lockstep.loading import load, recipe_of
 from lockstep.run import format as form
 from lockstep.run.lineage import best_of, find, lineage
 from lockstep.run.records import CHECKPOINTS, cut_lines, last_values
+from lockstep.run.tensorfile import HEADER_BYTES
 from lockstep.tasks.gym import GymConfig
 from lockstep.train import train
 from processes import together
@@ -54,7 +55,7 @@ def newest(run):
 def sign(checkpoint):
     """Write the manifest anew, with the right hash of every file it names and has."""
     manifest = json.loads((checkpoint / form.MANIFEST).read_text())
-    manifest["files"] = {name: form._settle(checkpoint / name) for name in manifest["files"]}
+    manifest["files"] = {name: form.digest_file(checkpoint / name) for name in manifest["files"]}
     (checkpoint / form.MANIFEST).write_text(json.dumps(manifest))
 
 
@@ -368,7 +369,7 @@ def appetite(directory):
     (path / "a.jsonl").write_bytes((b"[" + b"[]," * (4 * 2**20) + b"1]\n") * 4)
     entries = ",".join(f'"{i}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}' for i in range(290_000))
     (path / form.SHARED).write_bytes(tensors(f"{{{entries}}}".encode(), b""))
-    assert form.HEADER_BYTES * 0.9 < (path / form.SHARED).stat().st_size < form.HEADER_BYTES
+    assert HEADER_BYTES * 0.9 < (path / form.SHARED).stat().st_size < HEADER_BYTES
     (path / "wide.safetensors").write_bytes(tensors(one("U8", (2**33,), (0, 2**33)), b""))
     os.truncate(path / "wide.safetensors", (path / "wide.safetensors").stat().st_size + 2**33)  # sparse
     readers = [
@@ -377,7 +378,7 @@ def appetite(directory):
         lambda: read_yaml(path / "b.yaml"),
         lambda: last_values(path / "a.jsonl"),
         lambda: form.read_shared(path),
-        lambda: form._read(path / "wide.safetensors", None),
+        lambda: form.read_tensor_file(path / "wide.safetensors", None),
     ]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken = []

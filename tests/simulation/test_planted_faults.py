@@ -80,9 +80,9 @@ def deleting_takes_many_steps(patch):
 
 
 def resume_begins_at_zero_if_it_finds_nothing(patch):
-    def forgetful(directory, at=None, disk=None):
+    def forgetful(directory, at=None, check=None, disk=None):
         try:
-            return find(directory, at, disk)
+            return find(directory, at, check, disk)
         except Exception:
             return None, []
 

@@ -201,7 +201,7 @@ class World:
         disk = SimulatedDisk(self)
         whole = [n for n in map(Name.parse, self.directory.entries) if n and self.whole(n, self.directory.entries)]
         try:
-            found, notes = find(RUN, None, disk)
+            found, notes = find(RUN, None, None, disk)
         except ConfigError as error:
             if whole:
                 raise Violation(f"a resume is refused although {whole} are whole: {error}") from None

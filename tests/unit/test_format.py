@@ -175,7 +175,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_damage(checkpoint, name):
         path.parent.mkdir(exist_ok=True)
         path.write_text("content")
     target = Path("/etc/passwd") if name.startswith("/") else checkpoint.parent / "x"
-    rewrite_manifest(checkpoint, lambda files: files.update({name: form._settle(target)}))
+    rewrite_manifest(checkpoint, lambda files: files.update({name: form.digest_file(target)}))
     with pytest.raises(Damaged, match="leads out of the checkpoint"):
         verify(checkpoint)
 

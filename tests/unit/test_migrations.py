@@ -11,7 +11,7 @@ from lockstep.config import ConfigError, read_yaml
 from lockstep.loading import load, recipe_of
 from lockstep.protocols import Clock
 from lockstep.run import format as form
-from lockstep.run import migrations
+from lockstep.run import migrations, values
 from lockstep.run.lineage import find, lineage
 from lockstep.run.migrations import FORMAT, UnknownFormat, migrate
 from lockstep.train import train
@@ -143,7 +143,7 @@ def test_clock_field_added_later_gets_its_default(run, monkeypatch):
     class LaterClock(Clock):
         lessons: dict[str, float] = field(default_factory=lambda: {"first": 1.0})
 
-    monkeypatch.setattr(form, "Clock", LaterClock)
+    monkeypatch.setattr(values, "Clock", LaterClock)
     assert form.verify(newest(run))
     assert form.read_values(newest(run))["clock"]["lessons"] == {"first": 1.0}
     edit_state(newest(run), lambda values: values["clock"].update(lessons={"first": 2.0}))

@@ -55,7 +55,7 @@ def test_a_save_writes_what_was_added_and_links_what_is_still_there(whole):
         for path in checkpoint.glob("rows-*"):
             files.setdefault(path.name, set()).add(path.stat().st_ino)
     assert all(len(inodes) == 1 for inodes in files.values())  # one file each, under several names
-    assert len(files) == 6
+    assert len(files) == 12  # each segment and its parity
 
 
 def test_a_lane_is_restored_with_the_rows_that_are_still_there(whole):
@@ -87,7 +87,7 @@ def test_the_hash_depends_on_every_row(whole, tmp_path):
     before = hash_checkpoint(newest)
     (name,) = [name for name in verify(newest)["files"] if form.rows_of(name) == range(12, 16)]
     for row, matters in ((1, False), (2, True)):  # rows 12 and 13 of that segment were forgotten
-        tensors = form._read(newest / name, None)
+        tensors = form.read_tensor_file(newest / name, None)
         tensors["lane-0005.algorithm.replay.action"][row] += 1
         change(newest, name, tensors)
         assert (hash_checkpoint(newest) != before) == matters
@@ -105,7 +105,8 @@ def test_before_anything_has_grown_a_checkpoint_says_what_will(tmp_path):
     grown = {"lane-0000.a": Rows(0, 0, lambda start, stop: torch.zeros(0, 2))}
     taken = Segments()
     taken.take(grown, range(1))
-    (name,) = taken.write(tmp_path)
+    name, parity = taken.write(tmp_path)
+    assert parity == form.parity_file(name)
     assert form.rows_of(name) == range(0)
     assert form._read_rows(tmp_path, 0, [name], [0, 0])["a"].shape == (0, 2)
 
@@ -171,14 +172,14 @@ def test_a_save_that_finds_nothing_to_link_is_given_up_and_the_next_writes_all_a
 
 
 def test_a_save_that_the_disk_does_not_take_leaves_what_is_to_be_written_to_the_next(whole, tmp_path, monkeypatch):
-    write = form.write_tensors
+    write = segments.write_tensor_file
 
-    def full(path, tensors):
+    def full(path, tensors, parity):
         if "rows-" in path.name and "-000000000012" in path.name.removesuffix(".safetensors")[-13:]:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, tensors)
+        return write(path, tensors, parity)
 
-    monkeypatch.setattr(form, "write_tensors", full)
+    monkeypatch.setattr(segments, "write_tensor_file", full)
     path = record(tmp_path)
     assert [spans(checkpoint) for checkpoint in checkpoints(path)][2] == [(4, 8), (8, 16)]
     assert hash_of(path) == hash_of(whole)
@@ -198,7 +199,7 @@ def damaged(whole, tmp_path):
     """A copy of the run without links in it, its newest checkpoint, and one of its segments."""
     path = shutil.copytree(whole, tmp_path / "run")
     newest = checkpoints(path)[-1]
-    return path, newest, sorted(newest.glob("rows-*"))[1]
+    return path, newest, sorted(newest.glob("rows-*.safetensors"))[1]
 
 
 def test_a_missing_segment_is_damage_and_the_checkpoint_before_is_used(damaged):
@@ -214,6 +215,7 @@ def test_a_changed_byte_in_a_segment_is_damage(damaged):
     content = bytearray(segment.read_bytes())
     content[-1] ^= 1
     segment.write_bytes(content)
+    segment.with_suffix(".parity").unlink()  # which would repair it
     with pytest.raises(Damaged, match="its SHA-256 differs"):
         verify(newest)
 
@@ -243,16 +245,19 @@ def test_values_that_say_other_rows_are_damage(damaged, rows):
     ("edit", "sentence"),
     [
         (lambda x: x.update({k: v[:-1] for k, v in x.items()}), "does not hold 4 rows"),
-        (lambda x: x.update({"lane-0003.algorithm.x": torch.tensor(1.0)}), "does not hold 4 rows"),
-        (lambda x: x.update({k: v[:, :1] for k, v in x.items()}), "do not fit together"),
+        (lambda x: x.update({"lane-0003.algorithm.x": torch.tensor(1.0)}), "has other parts than"),
+        (
+            lambda x: x.update({k: v[:, :1] for k, v in x.items()}),
+            "was saved as",
+        ),
         (lambda x: x.update({"lane-0003.algorithm.x": torch.ones(4)}), "other parts than"),
         (lambda x: x.update({k: v.double() for k, v in x.items()}), "was saved as torch.float64"),
-        (lambda x: [x.pop(k) for k in list(x) if "action" in k], "was saved as"),
+        (lambda x: [x.pop(k) for k in list(x) if "action" in k], "has other parts than"),
     ],
 )
 def test_segments_that_are_none_of_this_runs_are_refused_in_words(damaged, edit, sentence):
     path, newest, segment = damaged
-    tensors = form._read(segment, None)
+    tensors = form.read_tensor_file(segment, None)
     edit(tensors)
     change(newest, segment.name, tensors)
     with pytest.raises(ConfigError) as refused:

@@ -12,6 +12,7 @@ VERBS = {
     "play": "watch a run's policy in the terminal, a window, a GIF or an MP4",
     "export": "take a model away: safetensors, ONNX, pt2, for Stable-Baselines3 or for Jidi",
     "import": "bring a model in: of Stable-Baselines3, of an export, or a state dict",
+    "verify-files": "check the files of a run's checkpoints, and repair damaged replay",
     "ls": "list runs and where they stand",
     "report": "write one HTML file about runs: curves, evaluations, speed, proof, config",
     "bench": "measure a recipe's speed beside the bare engine",
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # be said before torch is imported; a policy of the user's own stands.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        return int(importlib.import_module(f"lockstep.cli.{verb}").run(words[1:]))
+        return int(importlib.import_module(f"lockstep.cli.{verb.replace('-', '_')}").run(words[1:]))
     except ConfigError as error:
         return fail(str(error))
     except KeyboardInterrupt:

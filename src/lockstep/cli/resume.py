@@ -20,6 +20,7 @@ CHANGEABLE = (
     "save_every",
     "keep",
     "keep_every",
+    "replay_parity",
     "check_every",
     "timeout",
     "max_hours",
@@ -36,6 +37,9 @@ class Resume(Machines):
     """The run directory."""
     at: int | None = None
     """Go on from the checkpoint at this many samples instead of the newest."""
+    without_replay: bool = False
+    """Drop the replay buffer and start with an empty one, to rescue a run whose replay is damaged beyond repair. The
+    run then differs from the uninterrupted one."""
     samples: int | None = None
     """A new, larger budget of global samples."""
 
@@ -71,10 +75,11 @@ def run(arguments: Sequence[str]) -> int:
     if not started_processes():
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
-        return run_worker(lambda: train(recipe, resume=True, at=command.at))
+        return run_worker(lambda: train(recipe, resume=True, at=command.at, without_replay=command.without_replay))
     extra = [f"run.{key}={value}" for key, value in changes.items()]
     extra += ["--samples", str(command.samples)] if command.samples is not None else []
     extra += ["--at", str(command.at)] if command.at is not None else []
+    extra += ["--without-replay"] if command.without_replay else []
     return launch_or_explain(["resume", str(command.run), *extra], fleet)
 
 

@@ -203,7 +203,7 @@ class Replay:
         stop = int(self._written[place])
         state: dict[str, Tensor | Rows] = {"written": torch.tensor(stop)}
         for name, ring in leaves(self.buffers).items():
-            state[name] = Rows(max(0, stop - self.rows), stop, partial(_read, ring[place]))
+            state[name] = Rows(max(0, stop - self.rows), stop, partial(_read, ring[place]), self.rows)
         return state
 
     def load_lane_state(self, lane: int, state: State) -> None:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from lockstep.config import ConfigError, RunConfig
 from lockstep.lanes import deal
 from lockstep.protocols import Algorithm, Clock, Rows, State, VecEnv
 from lockstep.run import format as form
+from lockstep.run import salvage
 from lockstep.run.cadence import Cadence
 from lockstep.run.fence import Fence, Outdated
 from lockstep.run.format import Damaged
@@ -22,7 +24,8 @@ from lockstep.run.lineage import find
 from lockstep.run.machine import Machine, compare_machines, describe_machine
 from lockstep.run.names import Name
 from lockstep.run.publishing import clear_leftovers, prune, publish
-from lockstep.run.records import CHECKPOINTS
+from lockstep.run.records import CHECKPOINTS, sync_lines
+from lockstep.run.salvage import without_rows
 from lockstep.run.segments import Segments
 from lockstep.runtime import Runtime
 from lockstep.runtime.store import LocalMailbox, Mailbox, heartbeat, wait_while_beating
@@ -48,7 +51,7 @@ class Checkpoints:
         """Why the last save was given up, the same words on every process; empty where it was published."""
         self._error: BaseException | None = None
         self._cadence = Cadence()
-        self._segments = Segments()
+        self._segments = Segments(run.replay_parity)
         self._machine = describe_machine(runtime.device)
         self.fence = Fence(directory, runtime.main)
         # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
@@ -58,31 +61,47 @@ class Checkpoints:
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
-    def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
-        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any."""
+    def restore(
+        self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None, without_replay: bool = False
+    ) -> None:
+        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any.
+
+        `without_replay` uses one whose replay is damaged, too, and starts with an empty replay buffer.
+        """
         machines = self.runtime.gather(self._machine)
-        text, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._begin(at))
+        # A job that was started again, and has published since, has replay of its own by now.
+        job = self.runtime.job
+        without_replay = self.runtime.from_main(lambda: without_replay and not self.fence.came_further(job))
+        text, self.fence.generation, self.notes = self.runtime.from_main(lambda: self._begin(at, without_replay))
         while True:
             chosen = Name.parse(text or "")
-            problems = self.runtime.gather(self._load(chosen, machines, algorithm, task, clock) if chosen else "")
-            text, notes = self._confirm(chosen, [problem for problem in problems if problem])
+            problem = self._load(chosen, machines, algorithm, task, clock, without_replay) if chosen else ""
+            text, notes = self._confirm(chosen, [problem for problem in self.runtime.gather(problem) if problem])
             if text == (str(chosen) if chosen else None):
                 break
             self.notes += notes
         self._whole = chosen
 
-    def _load(self, name: Name, machines: list[Machine], algorithm: Algorithm, task: VecEnv, clock: Clock) -> str:
+    def _load(
+        self,
+        name: Name,
+        machines: list[Machine],
+        algorithm: Algorithm,
+        task: VecEnv,
+        clock: Clock,
+        without_replay: bool,
+    ) -> str:
         """Put a checkpoint into agent, task and clock; or why that cannot be."""
         path = self.directory / str(name)
         try:
             with form.said_in_words(path):
                 self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
-                self._put(path, algorithm, task, clock)
+                self._put(path, algorithm, task, clock, without_replay)
         except ConfigError as error:
             return str(error)
         return ""
 
-    def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock) -> None:
+    def _put(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: Clock, without_replay: bool) -> None:
         files = form.read_manifest(path)["files"]
         values = form.read_values(path)
         if values["lanes"] != self.runtime.lanes.count:
@@ -94,22 +113,28 @@ class Checkpoints:
         algorithm.load_shared_state(form.split(shared, "algorithm"))
         task.load_shared_state(form.split(shared, "task"))
         rows = values.get("rows")
-        if rows:
+        if rows and not without_replay:
             self._segments.resume(files, rows)
         for lane in self.runtime.lanes.local:
-            state = form.read_lane(path, lane, files, rows)
-            algorithm.load_lane_state(lane, form.split(state, "algorithm"))
+            live = algorithm.lane_state(lane)
+            grown = {f"algorithm.{name}": value for name, value in live.items() if isinstance(value, Rows)}
+            state = form.read_lane(path, lane, files, None if without_replay else rows, grown)
+            owned = form.split(state, "algorithm")
+            algorithm.load_lane_state(lane, without_rows(owned, live) if without_replay else owned)
             task.load_lane_state(lane, form.split(state, "task"))
         budget, patience = clock.budget, clock.patience
         for name, value in values["clock"].items():
             setattr(clock, name, value)
         clock.budget, clock.patience = budget, patience  # a resumed run may be given more of both
+        if without_replay and rows:
+            self.notes.append(salvage.warning(path.name, rows))
         self.notes.append(_deal_sentence(self.runtime.lanes.count, self.runtime.size, values["processes"]))
 
-    def _begin(self, at: int | None) -> tuple[str | None, int, list[str]]:
+    def _begin(self, at: int | None, without_replay: bool) -> tuple[str | None, int, list[str]]:
         """On the main process: the checkpoint to load, and the generation that was claimed."""
         with self._said_in_words():
-            chosen, notes = self.fence.begin(at, self.runtime.job, self.runtime.size)
+            check = partial(form.verify, replay=not without_replay)
+            chosen, notes = self.fence.begin(at, self.runtime.job, self.runtime.size, check)
         return (str(chosen) if chosen else None), self.fence.generation, notes
 
     def _confirm(self, chosen: Name | None, problems: list[str]) -> tuple[str | None, list[str]]:
@@ -280,6 +305,7 @@ class Checkpoints:
                 self._segments.link(self.directory / str(self._whole), partial, files, self.runtime.lanes.count)
                 form.write_manifest(partial, files, keep, self._machine)
                 form.settle_directory(partial)
+                sync_lines(self.directory.parent)
                 self.runtime.pass_through("publish")
                 publish(self.fence, partial, name)
             except (OSError, Damaged) as error:
@@ -346,7 +372,8 @@ def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
     directory = Path(run) / CHECKPOINTS
     if step and not step.isdecimal():
         raise ConfigError(f"{source} asks for the checkpoint at {step!r}.", "Give RUN@STEP with a number of samples.")
-    name = runtime.from_main(lambda: str(find(directory, int(step) if step else None)[0] or ""))
+    at = int(step) if step else None
+    name = runtime.from_main(lambda: str(find(directory, at, form.verify_weights)[0] or ""))
     if not name:
         raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")
     with form.said_in_words(directory / name):

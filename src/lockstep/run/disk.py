@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.run import format as form
+from lockstep.run.durable import make_directories
 
 
 class Disk:
@@ -43,12 +44,13 @@ class Disk:
         directory.mkdir(exist_ok=True)
 
     def make_all(self, directory: Path) -> None:
-        """Create a directory and those above it, if they are not there."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Create a directory and those above it, if they are not there, and sync their names."""
+        make_directories(directory)
 
     def make_new(self, directory: Path) -> None:
-        """Create a directory; FileExistsError where something of that name is there."""
+        """Create a directory and sync its name; FileExistsError where something of that name is there."""
         directory.mkdir()
+        form.settle_directory(directory.parent)
 
     def create(self, path: Path, text: str) -> None:
         """Write a new file and sync it; FileExistsError where somebody else has created it."""

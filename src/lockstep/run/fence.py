@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.config import ConfigError
 from lockstep.run.disk import DISK, Disk
-from lockstep.run.lineage import LIMIT, claimant, find, lineage, newest_generation, published
+from lockstep.run.lineage import LIMIT, Check, claimant, find, lineage, newest_generation, published
 from lockstep.run.names import Name, generation_file, generations
 
 ROUNDS = 3
@@ -38,17 +38,22 @@ class Fence:
         self._tip: Name | None = None
         """The newest checkpoint when this start last chose one."""
         self._rounds = 0
+        self._check: Check | None = None
         self._claim: dict[str, Any] = {}
 
     # -- taking a run over ---------------------------------------------------------------------------------------------
 
-    def begin(self, at: int | None, job: str = "", processes: int = 1) -> tuple[Name | None, list[str]]:
+    def begin(
+        self, at: int | None, job: str = "", processes: int = 1, check: Check | None = None
+    ) -> tuple[Name | None, list[str]]:
         """On the main process: claim a generation, then choose the checkpoint to load; and what the user should know.
 
-        `at` asks for the checkpoint at so many samples. The claim is pending: nobody stops because of it.
+        `at` asks for the checkpoint at so many samples, `check` tells whether one is whole. The claim is pending:
+        nobody stops because of it.
         """
         self.disk.make(self.directory)
-        self._at = None if self._came_further(job) else at
+        self._at = None if self.came_further(job) else at
+        self._check = check
         self._claim = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -105,7 +110,7 @@ class Fence:
     def _choose(self) -> tuple[Name | None, list[str]]:
         try:
             self._tip = self._newest()
-            chosen, notes = find(self.directory, self._at, self.disk)
+            chosen, notes = find(self.directory, self._at, self._check, self.disk)
             if chosen is None and published(self.directory, self.disk):
                 raise ConfigError(
                     f"{self.directory} holds checkpoints, but none belongs to the run.",
@@ -119,9 +124,9 @@ class Fence:
     def _newest(self) -> Name | None:
         return next(iter(lineage(self.directory, self.disk)), None)
 
-    def _came_further(self, job: str) -> bool:
+    def came_further(self, job: str) -> bool:
         """Whether this job went on from a checkpoint once already, and has published another one since."""
-        if not job:
+        if not job or not self.disk.is_directory(self.directory):
             return False
         writers = {name.generation for name in published(self.directory, self.disk)}
         return any(claimant(self.directory, writer, self.disk).get("job") == job for writer in writers)

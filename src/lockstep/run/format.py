@@ -8,39 +8,34 @@ their file, to be copied into those of a run that have the same shape and kind.
 import errno
 import hashlib
 import json
+import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, fields
+import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-import psutil
-import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from lockstep import reading
-from lockstep.config import ConfigError
-from lockstep.protocols import Clock, LaneState, Rows, State
+from lockstep.protocols import LaneState, Rows, State
 from lockstep.run import migrations
+from lockstep.run.damage import READ_ERROR as READ_ERROR
+from lockstep.run.damage import Damaged as Damaged
+from lockstep.run.damage import said_in_words as said_in_words
 from lockstep.run.migrations import FORMAT as FORMAT
 from lockstep.run.migrations import UnknownFormat
+from lockstep.run.parity import repair
+from lockstep.run.tensorfile import bytes_of, read_tensor_file, refuse_too_large, write_bytes, write_tensor_file
+from lockstep.run.values import check_values
 
 MANIFEST, VALUES, SHARED = "manifest.json", "state.json", "shared.safetensors"
-HEADER_BYTES = 16 * 2**20
-"""What a file of tensors may say about them: enough for 100,000. Nothing but empty ones takes under 512 MiB."""
-MEMORIES = 16
-"""How many times this machine's memory a file may hold: a larger machine may have written it for several of these."""
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _LANE_FILE = re.compile(r"lanes-(\d{1,9})-(\d{1,9})\.safetensors", re.ASCII)
 _ROWS_FILE = re.compile(r"rows-(\d{1,9})-(\d{1,9})-(\d{1,18})-(\d{1,18})\.safetensors", re.ASCII)
-
-
-class Damaged(Exception):
-    """A checkpoint that must not be used: which file, and what is wrong with it."""
+_LOGGER = logging.getLogger("lockstep")
 
 
 def lane_file(lanes: range) -> str:
@@ -52,24 +47,24 @@ def rows_file(lanes: range, first: int, stop: int) -> str:
     return f"rows-{lanes.start:04d}-{lanes.stop - 1:04d}-{first:012d}-{stop:012d}.safetensors"
 
 
+def parity_file(segment: str) -> str:
+    """The parity of a segment, from which a damaged one is repaired."""
+    return segment.removesuffix(".safetensors") + ".parity"
+
+
 def lane_prefix(lane: int) -> str:
     """How the names of a lane's tensors begin."""
     return f"lane-{lane:04d}."
 
 
 def write_tensors(path: Path, tensors: State) -> str:
-    """Write named tensors durably; return the SHA-256 of the file."""
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    except safetensors.SafetensorError as error:  # how it tells of a full disk
-        raise OSError(f"{path}: {error}") from None
-    return _settle(path)
+    """Write named tensors durably; return the SHA-256 of what was meant to be written."""
+    return write_tensor_file(path, tensors)[path.name]
 
 
 def write_json(path: Path, value: Any) -> str:
-    """Write plain values durably; return the SHA-256 of the file."""
-    path.write_text(json.dumps(value, indent=1, sort_keys=True))
-    return _settle(path)
+    """Write plain values durably; return the SHA-256 of what was meant to be written."""
+    return write_bytes(path, [json.dumps(value, indent=1, sort_keys=True).encode()])
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -78,12 +73,14 @@ def replace_text(path: Path, text: str) -> None:
     beside.unlink(missing_ok=True)  # a kill may have left it, or a stranger a link to somewhere else
     with beside.open("x") as file:
         file.write(text)
-    _settle(beside)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(beside, path)
+    settle_directory(path.parent)
 
 
 def settle_directory(path: Path) -> None:
-    """Wait until the names in a directory are on disk, as `_settle` does for what is in a file."""
+    """Wait until the names in a directory are on disk, as fsync does for what is in a file."""
     if os.name == "nt":
         return  # Windows opens no directories, and keeps its names in a journal
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,32 +93,74 @@ def settle_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _settle(path: Path) -> str:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def verify(directory: Path, replay: bool = True) -> dict[str, Any]:
+    """Check every file of a checkpoint, or with `replay=False` all but its replay.
 
+    A damaged segment is repaired from its parity file where that is possible. Parity itself is not needed.
 
-def verify(directory: Path) -> Any:
-    """The manifest of a checkpoint whose every file is as it was written; otherwise Damaged."""
+    Returns:
+        The manifest, in the current format.
+
+    Raises:
+        Damaged: A file is not what was written.
+        UnknownFormat: Another version of Lockstep wrote it.
+        OSError: A file could not be read, which is not damage.
+    """
     manifest = read_manifest(directory)
     files = manifest["files"]
-    for name, digest in files.items():
-        path = inside(directory, name)
-        if not path.is_file():
-            raise Damaged(f"{path} is missing")
-        refuse_too_large(path)
-        if _digest(path) != digest:
-            raise Damaged(f"{path} is not what was written (its SHA-256 differs)")
+    for name in files:
+        if segment_rows(name) is None or (replay and rows_of(name) is not None):
+            check_file(directory, files, name)
     held = 0  # lanes from the first one on
     for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
         held = lanes.stop if lanes.start == held else held
     values = read_values(directory)
     if held < values["lanes"]:
         raise Damaged(f"{directory / MANIFEST} lists no file for lane {held}")
-    for lane in range(values["lanes"]) if "rows" in values else ():
+    for lane in range(values["lanes"]) if "rows" in values and replay else ():
         segments(directory, files, lane, values["rows"])
     return manifest
+
+
+def verify_weights(directory: Path) -> dict[str, Any]:
+    """Check what an agent without replay and environments needs: the shared tensors and the clock."""
+    manifest = read_manifest(directory)
+    for name in (SHARED, VALUES):
+        check_file(directory, manifest["files"], name)
+    read_values(directory)
+    return manifest
+
+
+def check_file(directory: Path, files: Mapping[str, str], name: str) -> int:
+    """Compare a file with its hash in the manifest; repair it where it has parity.
+
+    Returns:
+        How many blocks were repaired.
+
+    Raises:
+        Damaged: It is not what was written, and could not be repaired.
+        OSError: It could not be read, or the repair could not be written.
+    """
+    path, parity = inside(directory, name), parity_file(name)
+    if not _is_file(path):
+        raise Damaged(f"{path} is missing")
+    refuse_too_large(path)
+    if digest_file(path) == files[name]:
+        return 0
+    if rows_of(name) is not None and parity in files and _is_file(inside(directory, parity)):
+        refuse_too_large(directory / parity)
+        if blocks := repair(path, directory / parity, files[name]):
+            _LOGGER.warning("Repaired %d damaged blocks of %s from its parity file.", blocks, path)
+            return blocks
+    raise Damaged(f"{path} is not what was written (its SHA-256 differs)")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a plain file; OSError where that cannot be known, such as EACCES."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -151,19 +190,13 @@ def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any],
         raise Damaged(str(error)) from None
 
 
-def refuse_too_large(path: Path) -> None:
-    """A checkpoint was memory once: a file far beyond what a host has is refused before a byte of it is read."""
-    size, memory = path.stat().st_size, psutil.virtual_memory().total
-    if size > MEMORIES * memory:
-        raise Damaged(f"{path} holds {size:,} bytes, and this machine has {memory:,} bytes of memory")
-
-
-def _digest(path: Path) -> str:
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read: {error}") from None
+    except FileNotFoundError:
+        raise Damaged(f"{path} is missing") from None
 
 
 def is_milestone(directory: Path) -> bool:
@@ -194,6 +227,8 @@ def read_json(path: Path) -> Any:
         return reading.read_json(path)
     except FileNotFoundError:
         raise Damaged(f"{path} is missing") from None
+    except reading.ReadFailed as failed:
+        raise failed.error from None
     except reading.Unreadable as error:
         raise Damaged(str(error)) from None
 
@@ -202,81 +237,52 @@ def read_values(directory: Path) -> dict[str, Any]:
     """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes` and perhaps `rows`, of the right kinds."""
     path = directory / VALUES
     values = read_json(path)
-    values = _migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}
-    clock = values.get("clock")
-    if not isinstance(clock, dict):
-        raise Damaged(f"{path} holds no clock")
-    clock = values["clock"] = migrations.complete_clock(clock, asdict(Clock(budget=0)), path)
-    for name in ("lanes", "processes"):
-        if not _is_count(values.get(name)) or values[name] < 1:
-            raise Damaged(f"{path} does not say how many {name} there were")
-    rows = values.get("rows", [0, 0])
-    if not (isinstance(rows, list) and len(rows) == 2 and all(map(_is_count, rows)) and rows[0] <= rows[1]):
-        raise Damaged(f"{path} does not say which rows there were")
-    kinds = get_type_hints(Clock)
-    for field in fields(Clock):
-        if field.name not in clock or not _fits(clock[field.name], kinds[field.name]):
-            raise Damaged(f"{path} does not say the clock's {field.name}")
-    if any(len(pair) != 2 for pair in clock["pending"].values()):
-        raise Damaged(f"{path} does not say the clock's pending")
-    return values
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a plain value is of the kind a field of the clock declares."""
-    parts = get_args(kind)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(_fits(part, parts[1]) for part in value.values())
-    if get_origin(kind) is list:
-        return isinstance(value, list) and all(_fits(part, parts[0]) for part in value)
-    if parts:
-        return any(_fits(value, part) for part in parts)
-    if kind is float:
-        return isinstance(value, float) or (_is_count(abs(value)) if isinstance(value, int) else False)
-    return _is_count(value) if kind is int else isinstance(value, kind)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-@contextmanager
-def said_in_words(path: Path) -> Iterator[None]:
-    """While a checkpoint is put to use: it may be whole and still be none of this run's, or made to do harm."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Damaged as damage:
-        raise ConfigError(
-            f"{damage}.", "Start again: an older checkpoint is used where the newest is damaged."
-        ) from None
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be used here: {words[:1000]}", _REMOVE.format(path)) from error
-
-
-_REMOVE = "To go on from the checkpoint before it, remove {}."
+    return check_values(_migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}, path)
 
 
 def read_shared(directory: Path) -> State:
     """The tensors all lanes share."""
-    return _read(directory / SHARED, None)
+    return read_tensor_file(directory / SHARED, None)
 
 
-def read_lane(directory: Path, lane: int, files: Iterable[str], rows: list[int] | None = None) -> State:
-    """The tensors of one lane, from whichever files hold them; `rows` as the checkpoint's values have them."""
+def read_lane(
+    directory: Path,
+    lane: int,
+    files: Iterable[str],
+    rows: list[int] | None = None,
+    live: Mapping[str, Rows] | None = None,
+) -> State:
+    """The tensors of one lane, from whichever files hold them.
+
+    Args:
+        directory: The checkpoint.
+        lane: Global index of the lane.
+        files: Names of the checkpoint's files.
+        rows: As the checkpoint's values have them; None leaves replay out.
+        live: What grows on the lane of the run that loads it: other names, shapes or dtypes, or more rows than it can
+            hold, are refused before they take memory.
+    """
     for name in files:
         if lane in _lanes_in(name):
-            return _read(inside(directory, name), lane_prefix(lane)) | _read_rows(directory, lane, files, rows)
+            grown = _read_rows(directory, lane, files, rows, live)
+            return read_tensor_file(inside(directory, name), lane_prefix(lane)) | grown
     raise Damaged(f"{directory} has no file that holds lane {lane}")
 
 
-def _read_rows(directory: Path, lane: int, files: Iterable[str], rows: list[int] | None) -> State:
+def _read_rows(
+    directory: Path,
+    lane: int,
+    files: Iterable[str],
+    rows: list[int] | None,
+    live: Mapping[str, Rows] | None = None,
+) -> State:
     """What grows on a lane, each tensor put together from its segments and cut to the rows that are still there."""
     pieces: dict[str, list[Tensor]] = {}
     for name, start, stop in segments(directory, files, lane, rows) if rows else ():
-        for key, tensor in _read(inside(directory, name), lane_prefix(lane)).items():
+        tensors = read_tensor_file(inside(directory, name), lane_prefix(lane))
+        if live is not None and rows:
+            _refuse_unfit(directory / name, tensors, live, rows)
+        for key, tensor in tensors.items():
             if not tensor.dim() or len(tensor) != stop - start:
                 raise Damaged(f"{directory / name} does not hold {stop - start} rows of {key[:100]}")
             pieces.setdefault(key, []).append(tensor[max(0, (rows or [0])[0] - start) :])
@@ -284,6 +290,21 @@ def _read_rows(directory: Path, lane: int, files: Iterable[str], rows: list[int]
         return {key: torch.cat(parts) for key, parts in pieces.items()}
     except (RuntimeError, TypeError) as error:
         raise Damaged(f"{directory}: rows of lane {lane} do not fit together: {str(error)[:300]}") from None
+
+
+def _refuse_unfit(path: Path, tensors: State, live: Mapping[str, Rows], rows: list[int]) -> None:
+    """Compare the tensors of a segment, which are only mapped, with those of the run that is to load them."""
+    if tensors.keys() != live.keys():
+        raise ValueError(f"{path} has other parts than {', '.join(live)[:300]}.")
+    for key, grown in live.items():
+        tensor, empty = tensors[key], grown.read(grown.first, grown.first)
+        if tensor.dtype != empty.dtype or tensor.shape[1:] != empty.shape[1:]:
+            raise ValueError(
+                f"{path}: a row of {key} was saved as {tensor.dtype} {tuple(tensor.shape[1:])} and is {empty.dtype} "
+                f"{tuple(empty.shape[1:])} here.\nResume a run with the configuration it was started with."
+            )
+        if grown.capacity is not None and rows[1] - rows[0] > grown.capacity:
+            raise ValueError(f"{path}: {rows[1] - rows[0]:,} rows were saved, and {grown.capacity:,} can be held here.")
 
 
 def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) -> list[tuple[str, int, int]]:
@@ -298,6 +319,11 @@ def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) 
     return spans
 
 
+def segment_rows(name: str) -> range | None:
+    """The rows of a segment or of its parity file; None for other files."""
+    return rows_of(name.removesuffix(".parity") + ".safetensors") if name.endswith(".parity") else rows_of(name)
+
+
 def rows_of(name: str) -> range | None:
     """The rows that a segment of that name holds; none for other files."""
     match = _ROWS_FILE.fullmatch(name)
@@ -308,20 +334,6 @@ def _lanes_in(name: str) -> range:
     """The lanes that a file of that name holds; none for other files."""
     match = _LANE_FILE.fullmatch(name)
     return range(int(match[1]), int(match[2]) + 1) if match else range(0)
-
-
-def _read(path: Path, prefix: str | None) -> State:
-    try:
-        refuse_too_large(path)
-        with path.open("rb") as file:
-            header = int.from_bytes(file.read(8), "little")
-        if header > HEADER_BYTES:
-            raise ValueError(f"it says {header:,} bytes about its tensors, more than the {HEADER_BYTES:,} it may")
-        with safetensors.safe_open(path, framework="pt") as tensors:
-            names = [name for name in tensors.keys() if prefix is None or name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix or ""): tensors.get_tensor(name) for name in names}
-    except (OSError, safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
-        raise Damaged(f"{path} cannot be read: {str(error).partition(chr(10))[0][:300]}") from None
 
 
 def split(state: State, owner: str) -> State:
@@ -340,11 +352,9 @@ def join(**owners: LaneState) -> State:
 
 def digest_tensor(name: str, tensor: Tensor) -> str:
     """SHA-256 of a tensor's name, dtype, shape and logical bytes; strides and files do not matter."""
-    tensor = tensor.detach().to("cpu").contiguous()
-    head = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode()
-    # Strided anew, because a single element counts as contiguous whatever its stride, and then has no bytes to view.
-    flat = tensor.reshape(-1).as_strided((tensor.numel(),), (1,))
-    return hashlib.sha256(head + flat.view(torch.uint8).numpy().tobytes()).hexdigest()
+    whole = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    whole.update(bytes_of(tensor.to("cpu")))
+    return whole.hexdigest()
 
 
 def hash_checkpoint(directory: Path) -> str:
@@ -353,7 +363,8 @@ def hash_checkpoint(directory: Path) -> str:
     digests: dict[str, str] = {}
     for name in files:
         if name.endswith(".safetensors") and not _ROWS_FILE.fullmatch(name):
-            digests |= {key: digest_tensor(key, tensor) for key, tensor in _read(directory / name, None).items()}
+            tensors = read_tensor_file(directory / name, None)
+            digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
     for lane in range(values["lanes"]) if "rows" in values else ():
         grown = _read_rows(directory, lane, files, values["rows"])  # however saves have cut it into segments
         digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}

@@ -7,13 +7,14 @@ so on. So a start that ended before its first checkpoint leaves the run as it wa
 late is on no such line.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lockstep.config import ConfigError
-from lockstep.reading import Unreadable, read_text
+from lockstep.reading import ReadFailed, Unreadable, read_text
 from lockstep.run.disk import DISK, Disk
-from lockstep.run.format import Damaged
+from lockstep.run.format import READ_ERROR, Damaged
 from lockstep.run.names import Name, generation_file, generations
 
 LIMIT = 10**6
@@ -71,8 +72,24 @@ def lineage(directory: Path, disk: Disk = DISK) -> list[Name]:
     return line
 
 
-def find(directory: Path, at: int | None = None, disk: Disk = DISK) -> tuple[Name | None, list[str]]:
-    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one."""
+Check = Callable[[Path], object]
+"""Raises Damaged for a checkpoint that must not be used."""
+
+
+def find(
+    directory: Path, at: int | None = None, check: Check | None = None, disk: Disk = DISK
+) -> tuple[Name | None, list[str]]:
+    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one.
+
+    One that cannot be read is not skipped: ConfigError.
+    """
+    try:
+        return _find(directory, at, check or disk.verify, disk)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be read: {error}.", READ_ERROR) from None
+
+
+def _find(directory: Path, at: int | None, check: Check, disk: Disk) -> tuple[Name | None, list[str]]:
     notes: list[str] = []
     line = lineage(directory, disk) if disk.is_directory(directory) else []
     wanted = [name for name in line if at is None or name.samples == at]
@@ -81,17 +98,22 @@ def find(directory: Path, at: int | None = None, disk: Disk = DISK) -> tuple[Nam
         raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
     for name in wanted:
         try:
-            disk.verify(directory / str(name))
+            check(directory / str(name))
             return name, [f"{note} Using the one before it." for note in notes]
         except (Damaged, OSError) as damage:
-            if disk.exists(directory / str(name)):  # else the start that trains now has deleted it meanwhile
-                notes.append(f"Checkpoint {name} is damaged: {damage}.")
+            if not disk.exists(directory / str(name)):
+                continue  # the start that trains now has deleted it meanwhile
+            if isinstance(damage, OSError):
+                raise
+            notes.append(f"Checkpoint {name} is damaged: {damage}.")
     if notes and at is not None:
         raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
     if notes:
         raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
     if wanted:
-        return find(directory, at, disk)  # all of them were deleted while this looked, after newer ones had come
+        return _find(
+            directory, at, check, disk
+        )  # all of them were deleted while this looked, after newer ones had come
     return None, notes
 
 
@@ -99,6 +121,8 @@ def best_of(directory: Path, disk: Disk = DISK) -> Name | None:
     """The checkpoint with the best evaluation, if the run as it is now has one."""
     try:
         name = Name.parse(read_text(directory / "best", 100).strip())
+    except ReadFailed as failed:
+        raise failed.error from None  # which one is the best is not known, so none may be deleted
     except (FileNotFoundError, Unreadable):
         return None
     return name if name in lineage(directory, disk) else None

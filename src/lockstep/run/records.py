@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from lockstep.reading import JSON_BYTES, Unreadable, parse_json, read_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
+_LOGGER = logging.getLogger("lockstep")
 STATUS, PRESENCE, LOGS, FILM = "status.json", "presence", "logs", "best.gif"
 
 
@@ -72,7 +74,24 @@ def cut_lines(path: Path, samples: int) -> None:
     beside.unlink(missing_ok=True)  # a kill may have left it
     with beside.open("x") as file:
         file.writelines(json.dumps(line) + "\n" for line in each_line(path) if line.get("samples", 0) <= samples)
+        file.flush()
+        os.fsync(file.fileno())
     beside.replace(path)  # in one step: a kill must not take the lines that are to stay
+
+
+def sync_lines(run: Path) -> None:
+    """Wait until the lines that were written so far are on disk: before a checkpoint that covers them is published.
+
+    A log is no reason to give a checkpoint up, so a failure is only told of.
+    """
+    for path in (run / METRICS, run / DIGESTS):
+        try:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            _LOGGER.warning("%s may miss lines after a power cut: %s.", path, error)
 
 
 def _ends_with_a_line(path: Path) -> bool:

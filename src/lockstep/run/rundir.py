@@ -75,9 +75,11 @@ class RunDir:
         finally:
             log.close()
 
-    def restore(self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None) -> None:
+    def restore(
+        self, algorithm: Algorithm, task: VecEnv, clock: Clock, at: int | None = None, without_replay: bool = False
+    ) -> None:
         """Load the newest checkpoint, or the one at so many samples, if any; from then on the run is this start's."""
-        self.checkpoints.restore(algorithm, task, clock, at)
+        self.checkpoints.restore(algorithm, task, clock, at, without_replay)
         if self.runtime.main:
             with _said_in_words(self.path):
                 _write_head(self.path, self._recipe, self.runtime)

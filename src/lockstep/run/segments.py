@@ -2,7 +2,7 @@
 
 So a save costs what was added since the one before it, and every checkpoint is a whole directory nonetheless: deleting
 one takes nothing from the others. A link is a second name for the same file, so a segment that a disk damages is
-damaged in all of them.
+damaged in all of them. Each has a parity file, from which it is repaired in all of them.
 """
 
 import errno
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lockstep.protocols import Rows, State
 from lockstep.run import format as form
+from lockstep.run.tensorfile import write_tensor_file
 
 MERGE = 256
 """After so many saves the segments since the last merge are written as one, so that a long run has no end of files.
@@ -24,7 +25,9 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS,
 class Segments:
     """Which rows the last published checkpoint holds, in which files, and what the save under way adds to them."""
 
-    def __init__(self) -> None:
+    def __init__(self, parity: bool = True) -> None:
+        self._parity = parity
+        """Whether segments get a parity file, from which damage is repaired."""
         self.rows = [0, 0]
         """First and stop of what is still there, at the save under way."""
         self.unlinked = False
@@ -46,7 +49,7 @@ class Segments:
 
     def resume(self, files: Mapping[str, str], rows: list[int]) -> None:
         """Go on from a checkpoint that was restored."""
-        self._files = {name: digest for name, digest in files.items() if form.rows_of(name) is not None}
+        self._files = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
         self._reached, self._merged, self._saves = rows[1], rows[1], 0
 
     def take(self, grown: Mapping[str, Rows], lanes: range) -> None:
@@ -62,8 +65,11 @@ class Segments:
             self._tensors = {name: rows.read(self._since, stop) for name, rows in grown.items()}
 
     def write(self, directory: Path) -> dict[str, str]:
-        """Write what was copied; the hash of the file, by name."""
-        return {self._name: form.write_tensors(directory / self._name, self._tensors)} if self._name else {}
+        """Write what was copied, with its parity; the hashes of the files, by name."""
+        if not self._name:
+            return {}
+        parity = directory / form.parity_file(self._name) if self._parity else None
+        return write_tensor_file(directory / self._name, self._tensors, parity)
 
     def link(self, last: Path, directory: Path, files: dict[str, str], lanes: int) -> None:
         """On the main process: add the files of the last checkpoint that still hold rows to those of a new one."""
@@ -72,7 +78,7 @@ class Segments:
             if self._is_needed(name):
                 _link(last / name, directory / name)
                 files[name] = digest
-        self._coming = {name: digest for name, digest in files.items() if form.rows_of(name) is not None}
+        self._coming = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
         for lane in range(lanes) if self._coming else ():
             form.segments(directory, self._coming, lane, self.rows)
         self.unlinked = False
@@ -93,7 +99,7 @@ class Segments:
 
     def _is_needed(self, name: str) -> bool:
         """Whether a file holds rows that are still there and that the save under way does not write itself."""
-        rows = form.rows_of(name)
+        rows = form.segment_rows(name)
         return rows is not None and self.rows[0] < rows.stop <= self._since
 
 

@@ -1,0 +1,160 @@
+"""Parity files: repair damaged blocks of a file that several checkpoints share.
+
+The file is cut into blocks. Block i belongs to stripe i modulo the number of stripes, and the parity of a stripe is the
+XOR of its blocks, so one damaged block of each stripe can be computed from the others. Neighbouring blocks are in
+different stripes: any damaged stretch of up to a tenth of the file is repaired. CRC-32 finds the damaged blocks.
+Whether the result is right is decided by the SHA-256 of the whole file in the manifest.
+
+Layout, little endian: MAGIC, size of the file (8 bytes), CRC-32 of the table (4), the table (the CRC-32 of each block,
+then of each stripe's parity), and the parity of each stripe.
+"""
+
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+BLOCK, GROUP = 4096, 10
+"""Bytes of a block, and blocks of a stripe: parity takes a tenth of the file."""
+MAGIC = b"LSPARITY"
+_HEAD = struct.Struct("<8sQI")
+_CHUNK = 256 * BLOCK
+
+
+class Parity:
+    """The parity of a file of known size, computed while its bytes pass by."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.blocks = -(-size // BLOCK)
+        self.stripes = max(1, -(-self.blocks // GROUP))
+        self.fold = np.zeros(self.stripes * BLOCK, np.uint8)
+        """[stripes x BLOCK]: byte i of the file belongs to byte i modulo its length."""
+        self.checks = np.zeros(self.blocks + self.stripes, "<u4")
+        self._at = 0
+
+    def update(self, part: bytes | memoryview) -> None:
+        """Add the next bytes of the file."""
+        data, view, at = np.frombuffer(part, np.uint8), memoryview(part), self._at
+        done = 0
+        while done < len(data):
+            place = (at + done) % len(self.fold)
+            count = min(len(data) - done, len(self.fold) - place)
+            self.fold[place : place + count] ^= data[done : done + count]
+            done += count
+        done = 0
+        while done < len(data):
+            block, inside = divmod(at + done, BLOCK)
+            count = min(len(data) - done, BLOCK - inside)
+            self.checks[block] = zlib.crc32(view[done : done + count], int(self.checks[block]))
+            done += count
+        self._at += len(data)
+
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """The content of the parity file, once the whole file has passed."""
+        self.checks[self.blocks :] = [zlib.crc32(stripe.data) for stripe in self.fold.reshape(-1, BLOCK)]
+        yield _HEAD.pack(MAGIC, self.size, zlib.crc32(self.checks.data))
+        yield self.checks.data.cast("B")
+        yield self.fold.data
+
+
+def parity_of(path: Path) -> Parity:
+    """The parity of a file on disk."""
+    parity = Parity(path.stat().st_size)
+    with path.open("rb") as file:
+        while part := file.read(_CHUNK):
+            parity.update(part)
+    return parity
+
+
+def repair(path: Path, parity: Path, digest: str) -> int:
+    """Repair a damaged file in place.
+
+    Only damaged blocks are written, and the parity file is not: a crash in between leaves a file that can be repaired.
+    The file keeps its inode, so every hard link to it is repaired.
+
+    Args:
+        path: The damaged file.
+        parity: Its parity file, which may itself be damaged in part.
+        digest: SHA-256 of the file as it was written.
+
+    Returns:
+        How many blocks were repaired; 0 where the damage is too large, and then nothing is written.
+    """
+    known = _read(parity)
+    if known is None:
+        return 0
+    with path.open("rb") as file:
+        bad = _bad_blocks(file.fileno(), known)
+        if len({block % known.stripes for block in bad}) < len(bad):
+            return 0
+        repaired = {block: _rebuild(file.fileno(), known, block) for block in bad}
+        whole = hashlib.sha256()
+        for part in _blocks(file.fileno(), known, repaired):
+            whole.update(part)
+    resized = path.stat().st_size != known.size
+    if whole.hexdigest() != digest or not (repaired or resized):
+        return 0
+    with path.open("r+b") as file:
+        for block, content in repaired.items():
+            file.seek(block * BLOCK)
+            file.write(content)
+        file.truncate(known.size)
+        file.flush()
+        os.fsync(file.fileno())
+    return max(1, len(repaired))
+
+
+def _read(path: Path) -> Parity | None:
+    """A parity file whose head and table are as written; otherwise None."""
+    try:
+        length = path.stat().st_size
+        with path.open("rb") as file:
+            magic, size, check = _HEAD.unpack(file.read(_HEAD.size))
+            # Parity has a tenth of the bytes of its file, so a small parity file cannot ask for much memory.
+            if magic != MAGIC or size > 2 * GROUP * length:
+                return None
+            known = Parity(size)
+            table = file.read(known.checks.nbytes)
+            known.checks = np.frombuffer(table, "<u4")
+            fold = np.frombuffer(file.read(known.fold.nbytes), np.uint8)
+    except (FileNotFoundError, struct.error, ValueError):
+        return None
+    if zlib.crc32(table) != check or len(known.checks) != known.blocks + known.stripes:
+        return None
+    known.fold[: len(fold)] = fold
+    return known
+
+
+def _bad_blocks(file: int, known: Parity) -> list[int]:
+    return [
+        block for block, content in enumerate(_blocks(file, known, {})) if zlib.crc32(content) != known.checks[block]
+    ]
+
+
+def _rebuild(file: int, known: Parity, block: int) -> bytes:
+    """A block from the others of its stripe and the parity."""
+    stripe = block % known.stripes
+    content = known.fold[stripe * BLOCK : (stripe + 1) * BLOCK].copy()
+    for other in range(stripe, known.blocks, known.stripes):
+        if other != block:
+            part = np.frombuffer(os.pread(file, _length(known, other), other * BLOCK), np.uint8)
+            content[: len(part)] ^= part
+    return content[: _length(known, block)].tobytes()
+
+
+def _blocks(file: int, known: Parity, repaired: dict[int, bytes]) -> Iterator[bytes]:
+    """The blocks of a file in order, some of them replaced; a missing end is left out of its block."""
+    for start in range(0, known.blocks * BLOCK, _CHUNK):
+        chunk = os.pread(file, min(_CHUNK, known.size - start), start)
+        for place in range(0, min(_CHUNK, known.size - start), BLOCK):
+            block = (start + place) // BLOCK
+            yield repaired.get(block, chunk[place : place + BLOCK])
+
+
+def _length(known: Parity, block: int) -> int:
+    return min(BLOCK, known.size - block * BLOCK)

@@ -1,0 +1,351 @@
+"""Damaged replay: repaired from parity, left out for weights, dropped when asked; and read errors are not damage."""
+
+import errno
+import io
+import json
+import math
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.algorithms.ddpg import DDPG
+from lockstep.cli import main
+from lockstep.config import ConfigError, overlay
+from lockstep.loading import load_agent, recipe_of
+from lockstep.recipes import find_recipe
+from lockstep.run import format as form
+from lockstep.run.lineage import find, lineage, published
+from lockstep.run.parity import BLOCK
+from lockstep.run.records import CHECKPOINTS
+from lockstep.train import train
+from processes import together
+from recorder import record
+from tiny import hash_of
+
+STEP = 64
+"""Samples of an iteration of the small DDPG run."""
+
+
+def small_ddpg(directory, **settings):
+    """DDPG on Pendulum, learning from the second iteration on."""
+    recipe = overlay(
+        find_recipe("gym-ddpg")(),
+        {
+            "task": {"num_envs": 8},
+            "algo": {"horizon": 8, "batch_size": 16, "learn_from": 2 * STEP, "capacity": 4096},
+            "run": {"samples": 4 * STEP, "save_every": STEP, "log_every": STEP, "eval_every": None, "keep": 100},
+            "run.gif": False,
+            "run.device": "cpu",
+        },
+    )
+    return overlay(recipe, {"run": {"dir": str(directory), "name": "run", **settings}})
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return train(small_ddpg(tmp_path_factory.mktemp("original"))).path
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    """A copy of the run that keeps its hard links."""
+    target = tmp_path / "run"
+    done: dict[int, Path] = {}
+    for path in sorted(original.rglob("*")):
+        place = target / path.relative_to(original)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            place.mkdir(exist_ok=True)
+        elif path.stat().st_ino in done:
+            os.link(done[path.stat().st_ino], place)
+        else:
+            shutil.copy2(path, place)
+            done[path.stat().st_ino] = place
+    return target
+
+
+def newest(run):
+    return run / CHECKPOINTS / str(lineage(run / CHECKPOINTS)[0])
+
+
+def oldest_segment(run):
+    """A segment that every checkpoint links to."""
+    path = sorted(newest(run).glob("rows-*.safetensors"))[0]
+    assert path.stat().st_nlink == len(published(run / CHECKPOINTS))
+    return path
+
+
+def flip(path, *places):
+    """Change bytes of the file in place: under all its names."""
+    with path.open("r+b") as file:
+        for place in places:
+            file.seek(place)
+            byte = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte[0] ^ 1]))
+
+
+def ruin(path):
+    """More damage than parity repairs."""
+    flip(path, *range(8, path.stat().st_size, BLOCK // 2))
+
+
+def contents(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# ----------------------------------------------------------------------------------------------------------- repairing
+
+
+def test_flipped_byte_in_a_shared_segment_is_repaired_on_resume(run, caplog):
+    before = contents(run / CHECKPOINTS)
+    segment = oldest_segment(run)
+    flip(segment, segment.stat().st_size // 2)
+    assert contents(run / CHECKPOINTS) != before
+    name, notes = find(run / CHECKPOINTS)
+    assert (name.samples, notes) == (4 * STEP, [])
+    assert f"Repaired 1 damaged blocks of {segment} from its parity file" in caplog.text
+    assert contents(run / CHECKPOINTS) == before  # in every checkpoint
+    train(overlay(recipe_of(run), {"run.samples": 5 * STEP}), resume=True)
+    assert find(run / CHECKPOINTS)[0].samples == 5 * STEP
+
+
+def test_segments_without_parity_are_as_before(tmp_path):
+    path = train(small_ddpg(tmp_path, replay_parity=False)).path
+    assert not list(path.rglob("*.parity"))
+    flip(oldest_segment(path), 100)
+    with pytest.raises(ConfigError, match="No whole checkpoint is left"):
+        find(path / CHECKPOINTS)
+
+
+def test_parity_changes_no_bit_of_a_run(tmp_path):
+    hashes = {hash_of(record(tmp_path, str(on), replay_parity=on)) for on in (True, False)}
+    assert len(hashes) == 1
+
+
+def test_parity_files_are_linked_and_deleted_with_their_segments(tmp_path):
+    path = record(tmp_path, keep=2)
+    for checkpoint in (path / CHECKPOINTS / str(name) for name in published(path / CHECKPOINTS)):
+        segments = {file.stem for file in checkpoint.glob("rows-*.safetensors")}
+        assert segments == {file.stem for file in checkpoint.glob("rows-*.parity")}
+        assert {f"{stem}.parity" for stem in segments} <= form.read_manifest(checkpoint)["files"].keys()
+
+
+def test_verify_files_repairs_and_exits_with_0(run, capsys):
+    before = contents(run / CHECKPOINTS)
+    segment = oldest_segment(run)
+    flip(segment, 100, 101)
+    flip(sorted(newest(run).glob("*.parity"))[-1], 5)
+    assert main(["verify-files", str(run)]) == 0
+    told = capsys.readouterr().out
+    assert f"{segment.name}: 1 blocks, from its parity file" in told
+    assert "computed again from its segment" in told
+    assert "2 repaired" in told
+    assert contents(run / CHECKPOINTS) == before
+    assert main(["verify-files", str(run)]) == 0
+    assert "repaired" not in capsys.readouterr().out
+
+
+def test_missing_or_damaged_parity_does_not_keep_a_run_from_resuming(run):
+    flip(sorted(newest(run).glob("*.parity"))[0], 5)
+    sorted(newest(run).glob("*.parity"))[1].unlink()
+    assert find(run / CHECKPOINTS)[0].samples == 4 * STEP
+    train(overlay(recipe_of(run), {"run.samples": 6 * STEP}), resume=True)
+    assert find(run / CHECKPOINTS)[0].samples == 6 * STEP
+
+
+def test_verify_files_names_damage_that_remains_and_exits_with_1(run, capsys):
+    ruin(oldest_segment(run))
+    flip(newest(run) / form.SHARED, 100)
+    before = contents(run / CHECKPOINTS)
+    assert main(["verify-files", str(run)]) == 1
+    told = capsys.readouterr().out
+    assert f"damaged: {newest(run) / form.SHARED}" in told
+    assert "2 damaged" in told  # the segment once, though every checkpoint has it
+    assert "resume --without-replay" in told
+    assert contents(run / CHECKPOINTS) == before
+
+
+def test_verify_files_refuses_what_is_no_run(tmp_path):
+    assert main(["verify-files", str(tmp_path)]) == 2
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_load_export_and_start_runs_although_replay_and_lanes_are_damaged(run, tmp_path, capsys):
+    wanted = load_agent(run, recipe_of(run)).shared_state()
+    ruin(oldest_segment(run))
+    for path in run.rglob("lanes-*.safetensors"):
+        ruin(path)
+    found = load_agent(run, recipe_of(run)).shared_state()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
+    assert main(["export", str(run), "--out", str(tmp_path / "weights.safetensors")]) == 0
+    assert main(["eval", str(run), "--episodes", "1"]) == 0
+    recipe = overlay(small_ddpg(tmp_path, samples=STEP), {"run.name": "second"})
+    assert train(recipe, init_from=str(run)).clock.samples == STEP
+    with pytest.raises(ConfigError, match="No whole checkpoint is left"):
+        train(recipe_of(run), resume=True)
+
+
+def test_damaged_weights_are_still_refused(run):
+    for path in run.rglob(form.SHARED):
+        flip(path, path.stat().st_size - 1)
+    with pytest.raises(ConfigError, match=r"shared\.safetensors is not what was written"):
+        load_agent(run, recipe_of(run))
+
+
+def test_resume_without_replay_only_when_asked_and_said_loudly(run, capsys):
+    ruin(oldest_segment(run))
+    before, last = contents(run / CHECKPOINTS), newest(run).name
+    assert main(["resume", str(run), "--samples", str(6 * STEP)]) == 2
+    assert "No whole checkpoint is left" in capsys.readouterr().err
+    assert contents(run / CHECKPOINTS) == before
+    assert main(["resume", str(run), "--samples", str(6 * STEP), "--without-replay"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"WITHOUT REPLAY: 32 rows of replay of checkpoint {last} were dropped" in told
+    assert find(run / CHECKPOINTS)[0].samples == 6 * STEP
+    assert form.read_values(newest(run))["rows"] == [0, 16]
+    assert main(["resume", str(run), "--samples", str(7 * STEP)]) == 0  # with the replay it has now
+
+
+def test_resume_without_replay_keeps_everything_else(run):
+    saved = load_agent(run, recipe_of(run)).shared_state()
+    seen = {}
+
+    class Stop(Exception): ...
+
+    def look(self, clock):
+        seen.update({name: tensor.clone() for name, tensor in self.shared_state().items()})
+        seen["rows"], seen["samples"] = self.replay.count, clock.samples
+        raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DDPG, "collect", look)
+        with pytest.raises(Stop):
+            train(overlay(recipe_of(run), {"run.samples": 5 * STEP}), resume=True, without_replay=True)
+    assert (seen.pop("rows"), seen.pop("samples")) == (0, 4 * STEP)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in seen.items())
+
+
+# --------------------------------------------------------------------------------------------------------- read errors
+
+
+def refuse(monkeypatch, name, code):
+    """Have the system refuse to open files of that name."""
+    real = io.open
+
+    def failing(file, *arguments, **settings):
+        if str(file).endswith(name):
+            raise OSError(code, os.strerror(code), str(file))
+        return real(file, *arguments, **settings)
+
+    monkeypatch.setattr(io, "open", failing)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
+@pytest.mark.parametrize(
+    "name", [form.MANIFEST, form.VALUES, form.SHARED, "lanes-0000-0007.safetensors", "generation-0001.json"]
+)
+def test_read_error_is_not_damage_and_nothing_is_passed_over_or_deleted(run, monkeypatch, name, code):
+    before = contents(run / CHECKPOINTS)
+    with monkeypatch.context() as patch:
+        refuse(patch, name, code)
+        with pytest.raises(ConfigError) as refused:
+            train(recipe_of(run), resume=True)
+    assert os.strerror(code) in str(refused.value)
+    assert "damaged" not in str(refused.value)
+    assert contents(run / CHECKPOINTS) == before
+
+
+def test_read_error_of_the_best_pointer_deletes_nothing(tmp_path, monkeypatch, caplog):
+    path = train(small_ddpg(tmp_path, samples=2 * STEP, keep=1)).path
+    (path / CHECKPOINTS / "best").write_text(newest(path).name)
+    before = published(path / CHECKPOINTS)
+    refuse(monkeypatch, "best", errno.EIO)
+    train(overlay(recipe_of(path), {"run.samples": 3 * STEP}), resume=True)
+    assert "Input/output error" in caplog.text
+    assert set(before) <= set(published(path / CHECKPOINTS))
+
+
+def test_unreadable_milestone_is_kept(run, monkeypatch):
+    refuse(monkeypatch, form.MANIFEST, errno.EACCES)
+    assert form.is_milestone(newest(run))
+
+
+def test_verify_files_tells_read_errors_from_damage(run, monkeypatch, capsys):
+    refuse(monkeypatch, form.SHARED, errno.EACCES)
+    assert main(["verify-files", str(run)]) == 1
+    told = capsys.readouterr().out
+    assert f"unreadable: {newest(run) / form.SHARED}" in told
+    assert "Permission denied" in told
+    assert "damaged" not in told
+
+
+# -------------------------------------------------------------------------------------------------------------- bounds
+
+
+def wide(name, shape, dtype, rows):
+    """One tensor of one lane with rows that are far too long."""
+    return ([rows, 2**23], "F64") if name == "lane-0000.algorithm.replay.obs" else ([rows, *shape[1:]], dtype)
+
+
+def long(name, shape, dtype, rows):
+    """Rows as they should be, and far too many of them."""
+    return [rows, *shape[1:]], dtype
+
+
+def plant_sparse(run, form_of, rows):
+    """Put one sparse segment of so many rows in place of the newest checkpoint's, under the right hashes."""
+    checkpoint = newest(run)
+    manifest = json.loads((checkpoint / form.MANIFEST).read_text())
+    example = sorted(checkpoint.glob("rows-*.safetensors"))[0]
+    with example.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    stop, planted = 0, {}
+    for name, entry in header.items():
+        shape, dtype = form_of(name, entry["shape"], entry["dtype"], rows)
+        size = math.prod(shape) * {"F64": 8, "I64": 8, "F32": 4, "BOOL": 1, "U8": 1}[dtype]
+        planted[name] = {"dtype": dtype, "shape": shape, "data_offsets": [stop, stop + size]}
+        stop += size
+    for path in checkpoint.glob("rows-*"):
+        del manifest["files"][path.name]
+        path.unlink()
+    text = json.dumps(planted).encode()
+    path = checkpoint / form.rows_file(range(1), 0, rows)
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, path.stat().st_size + stop)
+    values = json.loads((checkpoint / form.VALUES).read_text()) | {"rows": [0, rows]}
+    manifest["files"][form.VALUES] = form.write_json(checkpoint / form.VALUES, values)
+    manifest["files"][path.name] = form.digest_file(path)
+    (checkpoint / form.MANIFEST).write_text(json.dumps(manifest))
+    return path.stat().st_size
+
+
+def load_and_measure(directory):
+    """On a process of its own: why it was refused, and by how many bytes the process grew."""
+    recipe = recipe_of(Path(directory))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        train(recipe, resume=True)
+    except ConfigError as refused:
+        return str(refused), 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+    return "", 0
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    ("form_of", "rows", "words"),
+    [(wide, 4, "was saved as torch.float64 (8388608,)"), (long, 2**20, "1,048,576 rows were saved, and 512 can be")],
+)
+def test_sparse_segment_is_refused_before_it_takes_memory(tmp_path, form_of, rows, words):
+    train(small_ddpg(tmp_path, samples=2 * STEP, lanes=1))
+    size = plant_sparse(tmp_path / "run", form_of, rows)
+    assert size > 2**28
+    (ended,) = together(load_and_measure, 1, str(tmp_path / "run"))
+    assert words in ended[0]
+    assert ended[1] < 128 * 2**20, f"{ended[1]:,} bytes for a file of {size:,}"

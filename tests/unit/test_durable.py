@@ -1,0 +1,159 @@
+"""Names and log lines reach the disk before anything relies on them, and a failed wait spoils no later save."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from lockstep.run import checkpoints, records
+from lockstep.run import format as form
+from lockstep.run.disk import Disk
+from lockstep.run.durable import make_directories
+from lockstep.run.fence import Fence
+from lockstep.run.lineage import find, published
+from lockstep.run.names import Name
+from lockstep.run.publishing import publish
+from lockstep.run.records import append_line, cut_lines, sync_lines
+from lockstep.train import train
+from tiny import ITERATION, hash_of, tiny
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """The paths that were synced, in order."""
+    paths, fsync = [], os.fsync
+
+    def watched(descriptor):
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return paths
+
+
+def test_new_directories_are_synced_in_those_above_them(tmp_path, synced):
+    make_directories(tmp_path / "a" / "b" / "c")
+    assert set(synced) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    synced.clear()
+    make_directories(tmp_path / "a" / "b" / "c")
+    assert not synced
+
+
+def test_new_run_syncs_the_directories_above_it(tmp_path, synced):
+    train(tiny(tmp_path / "deep" / "runs", samples=ITERATION))
+    assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "runs", tmp_path / "deep" / "runs" / "run"} <= set(synced)
+
+
+def test_log_is_synced_before_the_checkpoint_that_covers_it_is_published(tmp_path, synced, monkeypatch):
+    order, move = [], os.rename
+
+    def watched(source, target):
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n")
+        order.append((synced.count(tmp_path / "run" / "metrics.jsonl"), lines))
+        move(source, target)
+
+    monkeypatch.setattr(os, "rename", watched)
+    train(tiny(tmp_path, samples=3 * ITERATION))
+    assert [syncs for syncs, _ in order] == [1, 2, 3]
+    assert all(lines >= syncs for syncs, lines in order)
+
+
+def test_log_that_cannot_be_synced_costs_no_checkpoint(tmp_path, monkeypatch, caplog):
+    fsync = os.fsync
+
+    def failing(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("metrics.jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    append_line(tmp_path / "metrics.jsonl", {"samples": 1})
+    monkeypatch.setattr(os, "fsync", failing)
+    sync_lines(tmp_path)
+    assert "may miss lines after a power cut" in caplog.text
+
+
+def test_cut_log_is_on_disk_before_it_replaces_the_old_one(tmp_path, synced):
+    for samples in (1, 2, 3):
+        append_line(tmp_path / "metrics.jsonl", {"samples": samples})
+    cut_lines(tmp_path / "metrics.jsonl", 2)
+    assert synced == [tmp_path / ".metrics.jsonl.partial"]
+    assert [line["samples"] for line in records.read_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_replaced_text_is_synced_with_its_name(tmp_path, synced):
+    form.replace_text(tmp_path / "latest", "one")
+    assert synced[-1] == tmp_path
+    assert len(synced) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- publishing
+
+
+def fail_once(monkeypatch, saves):
+    """Have the wait for the checkpoints' directory fail after the rename, at the save of that number."""
+    settle, seen = Disk.settle, []
+
+    def failing(self, path):
+        if path.name == "checkpoints":
+            seen.append(path)
+            if len(seen) == 1 + saves:  # the first is that of the claim
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        settle(self, path)
+
+    monkeypatch.setattr(Disk, "settle", failing)
+
+
+def test_read_error_after_publishing_spoils_no_later_save(tmp_path, monkeypatch, caplog):
+    whole = train(tiny(tmp_path / "whole", samples=2 * ITERATION)).path
+    fail_once(monkeypatch, 2)
+    path = train(tiny(tmp_path, samples=2 * ITERATION)).path  # the last save is repeated at the end
+    assert "Input/output error" in caplog.text
+    assert "not empty" not in caplog.text
+    assert [name.samples for name in published(path / "checkpoints")] == [2 * ITERATION, ITERATION]
+    assert hash_of(path) == hash_of(whole)
+
+
+@pytest.fixture
+def attempt(tmp_path, monkeypatch):
+    """A directory that is to be published under a name that is there already."""
+    monkeypatch.setattr(form, "verify", lambda directory: (directory / "whole").exists() or _fail())
+    fence, name = Fence(tmp_path, main=True), Name(100, 1)
+    fence.generation = 1
+    for directory in ("partial", str(name)):
+        (tmp_path / directory).mkdir()
+        (tmp_path / directory / "which").write_text(directory)
+    return fence, tmp_path / "partial", name
+
+
+def _fail():
+    raise form.Damaged("not whole")
+
+
+def test_publish_keeps_a_checkpoint_that_an_earlier_attempt_renamed(tmp_path, attempt):
+    (tmp_path / str(attempt[2]) / "whole").touch()
+    publish(*attempt)
+    assert (tmp_path / str(attempt[2]) / "which").read_text() == str(attempt[2])
+    assert [path.name for path in tmp_path.iterdir()] == [str(attempt[2])]
+
+
+def test_publish_replaces_a_damaged_checkpoint_of_the_same_name(tmp_path, attempt):
+    publish(*attempt)
+    assert (tmp_path / str(attempt[2]) / "which").read_text() == "partial"
+    assert [path.name for path in tmp_path.iterdir()] == [str(attempt[2])]
+
+
+def test_save_that_fails_before_publishing_leaves_nothing(tmp_path, monkeypatch, caplog):
+    calls = []
+
+    def failing(fence, partial, name):
+        calls.append(name)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        publish(fence, partial, name)
+
+    monkeypatch.setattr(checkpoints, "publish", failing)
+    path = train(tiny(tmp_path, samples=2 * ITERATION)).path
+    assert "Input/output error" in caplog.text
+    assert find(path / "checkpoints")[0].samples == 2 * ITERATION
+    assert not list((path / "checkpoints").glob(".*"))
