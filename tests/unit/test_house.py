@@ -257,6 +257,23 @@ def nothing_prints(module: Module) -> Iterator[Breach]:
     yield from module.builtins("print")
 
 
+PRINTING = {
+    "printable.py": {"sys.stdout.write", "sys.stderr.write"},
+    "console.py": {"rich.console.Console"},
+    "tasks/gym_pool.py": {"sys.stderr.write"},  # what a user's own environment writes is passed on as it is
+}
+
+
+def terminal_output_is_made_printable(module: Module) -> Iterator[Breach]:
+    """Text may quote foreign files: it goes through lockstep.printable.write_text or lockstep.console.Console."""
+    for use in module.uses:
+        raw = under(use.name, "rich.console.Console", "rich.print", "rich.get_console") or re.fullmatch(
+            r"sys\.(__)?std(out|err)(__)?\.(write|writelines|buffer.*)", use.name
+        )
+        if raw and use.name not in PRINTING.get(module.path, ()):
+            yield Breach(use.line, use.name)
+
+
 def files_stay_small(module: Module) -> Iterator[Breach]:
     lines = len(module.text.splitlines())
     if lines > 400:
@@ -291,6 +308,7 @@ LAWS: list[Law] = [
     nothing_runs_text_as_code,
     nothing_reads_global_random_state,
     nothing_prints,
+    terminal_output_is_made_printable,
     files_stay_small,
     recipes_stay_small,
     modules_and_names_say_their_job,
@@ -379,6 +397,10 @@ FAULTS: list[tuple[Law, str, str]] = [
     (nothing_reads_global_random_state, "tasks/a.py", "from random import choice"),
     (nothing_reads_global_random_state, "tasks/a.py", "import random\nrandom.Random().random()"),
     (nothing_prints, "cli/a.py", "print('hello')"),
+    (terminal_output_is_made_printable, "cli/a.py", "import sys\nsys.stdout.write(name)"),
+    (terminal_output_is_made_printable, "cli/a.py", "import sys\nsys.stderr.buffer.write(name)"),
+    (terminal_output_is_made_printable, "cli/a.py", "from rich.console import Console"),
+    (terminal_output_is_made_printable, "run/a.py", "import rich\nrich.print(name)"),
     (files_stay_small, "a.py", "x = 1\n" * 401),
     (recipes_stay_small, "recipes/a.py", "class Snake:\n" + "    x = 1\n" * 60),
     (modules_and_names_say_their_job, "a.py", "x = 1"),
@@ -388,6 +410,7 @@ FAULTS: list[tuple[Law, str, str]] = [
 ]
 
 INNOCENT: list[tuple[str, str]] = [
+    ("cli/a.py", '"""A."""\nimport sys\nfrom rich.console import Group\nwrite_text(sys.stdout, name)'),
     ("runtime/a.py", '"""A."""\nimport os\nimport torch.distributed as dist\ndist.all_reduce(x)\nos.environ["RANK"]'),
     (
         "nets/a.py",

@@ -5,9 +5,9 @@ import io
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from lockstep.config import RunConfig
+from lockstep.console import Console
 from lockstep.protocols import Clock
 from lockstep.recipes import find_recipe
 from lockstep.run.phrases import duration, evaluation_words, load_words, sparkline, speed_words, use_words

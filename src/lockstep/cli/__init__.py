@@ -1,9 +1,14 @@
 """The command line: verbs first, one file each. Nothing here imports torch before a verb needs it."""
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+
+from lockstep.printable import make_errors_printable, write_text
+
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 VERBS = {
     "train": "train a recipe on one process or many",
@@ -28,13 +33,15 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `lockstep VERB ...`; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:  # a process of its own
+        make_errors_printable()
     if not words or words[0] in ("-h", "--help"):
         _print_help()
         return 0
     if words[0] == "--version":
         from lockstep import __version__
 
-        sys.stdout.write(f"lockstep {__version__}\n")
+        write_text(sys.stdout, f"lockstep {__version__}\n")
         return 0
     verb = words[0]
     if verb not in VERBS:
@@ -53,21 +60,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(importlib.import_module(f"lockstep.cli.{verb.replace('-', '_')}").run(words[1:]))
     except ConfigError as error:
         return fail(str(error))
+    except OSError as error:
+        if error.errno not in _NO_PATH:
+            raise
+        return fail(f"{error.filename!r:.300} cannot be a path: {error.strerror}.\nGive another one.")
     except KeyboardInterrupt:
         return 130
 
 
 def fail(message: str) -> int:
     """Say what is wrong on standard error; the exit code for a command that cannot be done."""
-    sys.stderr.write(f"lockstep: {message}\n")
+    write_text(sys.stderr, f"lockstep: {message}\n")
     return 2
 
 
 def _print_help() -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from lockstep.console import Console
+
+    console = Console(markup=True)
     console.print("[bold]lockstep[/bold]  many processes, one agent\n")
     table = Table.grid(padding=(0, 3))
     for verb, words in VERBS.items():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError
+from lockstep.printable import write_text
 
 if TYPE_CHECKING:
     from lockstep.audit import Verdict
@@ -47,9 +48,8 @@ def run(arguments: Sequence[str]) -> int:
     from dataclasses import asdict
     from pathlib import Path
 
-    from rich.console import Console
-
     from lockstep.audit import KINDS, judge
+    from lockstep.console import Console
     from lockstep.runtime.audit.start import run as run_script
 
     unknown = [kind for kind in command.allow if kind not in KINDS]
@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> int:
     verdict = judge(records)
     wrong = [finding for finding in verdict.findings if finding.kind not in command.allow]
     if command.json:
-        sys.stdout.write(json.dumps(asdict(verdict) | {"processes": command.procs}) + "\n")
+        write_text(sys.stdout, json.dumps(asdict(verdict) | {"processes": command.procs}) + "\n")
     else:
         _print(command, verdict)
     return 1 if wrong else 0
@@ -104,34 +104,31 @@ def _unauditable(script: str, records: list[dict[str, Any]]) -> str:
 
 
 def _print(command: Audit, verdict: "Verdict") -> None:
-    from rich.console import Console
-
     from lockstep.audit import KINDS
+    from lockstep.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(
-        f"{command.script} on {command.procs} processes, {verdict.steps} optimizer steps by all\n", markup=False
-    )
+    console = Console(soft_wrap=True)
+    console.print(f"{command.script} on {command.procs} processes, {verdict.steps} optimizer steps by all\n")
     found = {finding.kind for finding in verdict.findings}
     for kind, right in KINDS.items():
         if kind not in found:
-            console.print(f"  {'?    ' if kind in verdict.unseen else '[green]yes[/green]  '} {right}")
+            console.print(f"  {'?    ' if kind in verdict.unseen else '[green]yes[/green]  '} {right}", markup=True)
     for finding in verdict.findings:
         allowed = finding.kind in command.allow
-        console.print("  [yellow]meant[/yellow]" if allowed else "  [red]NO[/red]   ", end="")
+        console.print("  [yellow]meant[/yellow]" if allowed else "  [red]NO[/red]   ", end="", markup=True)
         since = f", from step {finding.step}" if finding.step else ""
-        console.print(f" {finding.what}{since}", markup=False)
+        console.print(f" {finding.what}{since}")
         for name in finding.tensors[:8]:
-            console.print(f"          {name}", markup=False)
+            console.print(f"          {name}")
         if len(finding.tensors) > 8:
             console.print(f"          and {len(finding.tensors) - 8} more")
         if finding.why:
-            console.print(f"        why: {finding.why}.", markup=False)
-        console.print(f"        fix: {finding.fix}", markup=False)
+            console.print(f"        why: {finding.why}.")
+        console.print(f"        fix: {finding.fix}")
     for note in verdict.notes:
-        console.print(f"  note  {note}", markup=False)
+        console.print(f"  note  {note}")
     wrong = sum(finding.kind not in command.allow for finding in verdict.findings)
     if wrong:
-        console.print(f"\n[red]Not one model.[/red] {wrong} {'finding' if wrong == 1 else 'findings'}.")
+        console.print(f"\n[red]Not one model.[/red] {wrong} {'finding' if wrong == 1 else 'findings'}.", markup=True)
     else:
-        console.print("\n[green]One model[/green], as far as these steps show.")
+        console.print("\n[green]One model[/green], as far as these steps show.", markup=True)

@@ -56,11 +56,11 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _present(report: "Report", out: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from lockstep.backtest.measures import SUSPICIOUS, possible_leak
     from lockstep.backtest.picture import WORDS, draw, shown, write_page
+    from lockstep.console import Console
 
     a_year = report.bars.a_year
     measures = {name: curve.measures(a_year) for name, curve in report.curves.items()}
@@ -75,7 +75,7 @@ def _present(report: "Report", out: Path) -> None:
         warnings.append(
             f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
         )
-    console, table = Console(highlight=False), Table(box=None)
+    console, table = Console(), Table(box=None)
     columns = {name: shown(part) for name, part in measures.items()}
     for heading in ("", *columns):
         table.add_column(heading, justify="right" if heading else "left")
@@ -83,7 +83,7 @@ def _present(report: "Report", out: Path) -> None:
         table.add_row(word, *(column[word] for column in columns.values()))
     console.print(table)
     for sentence in [*warnings, *notes]:
-        console.print(sentence, markup=False)
+        console.print(sentence)
     picture = draw(report, out / "backtest.png")
     write_page(report, out / "backtest.html", picture, notes, warnings)
-    console.print(f"The picture: {out / 'backtest.png'}, and as a page: {out / 'backtest.html'}", markup=False)
+    console.print(f"The picture: {out / 'backtest.png'}, and as a page: {out / 'backtest.html'}")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError, Recipe
+from lockstep.printable import write_text
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,7 @@ def _measure_here(recipe: Recipe, command: Bench) -> int:
 
 def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) -> dict[str, Any]:
     """The report for one number of processes, each of them started afresh."""
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.runtime.launch import launch_quietly
 
     console = Console(stderr=True)
@@ -116,17 +116,18 @@ def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
         (command.out / "bench.json").write_text(json.dumps(whole, indent=1) + "\n")
         (command.out / "bench.svg").write_text(draw(reports))
     if command.json:
-        sys.stdout.write(json.dumps(whole) + "\n")
+        write_text(sys.stdout, json.dumps(whole) + "\n")
     else:
         _print(command.recipe, reports)
 
 
 def _print(name: str, reports: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
+    from lockstep.console import Console
+
     first = reports[0]
-    console = Console(highlight=False)
+    console = Console()
     table = Table(title=f"{name}: {first['parameters']:,} parameters, {first['precision']}", title_justify="left")
     table.add_column("processes")
     for report in reports:
@@ -140,4 +141,4 @@ def _print(name: str, reports: list[dict[str, Any]]) -> None:
     console.print(table)
     if len(reports) > 1:
         console.print("The global batch is the same for every number of processes (strong scaling).")
-    console.print(reports[-1]["verdict"], markup=False)
+    console.print(reports[-1]["verdict"])

@@ -10,10 +10,10 @@ import tyro
 
 from lockstep.config import ConfigError
 from lockstep.doctor.gpu.steps import STEP
+from lockstep.printable import write_text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.doctor.line import Line
 
 TRIAL = "--trial"
@@ -60,10 +60,10 @@ def run(arguments: Sequence[str]) -> int:
     if command.out is not None or command.quick:
         raise ConfigError("--out and --quick belong to --gpu.", "Use: lockstep doctor --gpu --out report.json")
 
-    from rich.console import Console
+    from lockstep.console import Console
 
     lines: list[Line] = []
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     with Console(stderr=True).status("looking around") as status:
         for line in _examine(command, status.update):
             lines.append(line)
@@ -72,13 +72,17 @@ def run(arguments: Sequence[str]) -> int:
     if command.bundle:
         from lockstep.doctor.bundle import bundle
 
-        sys.stdout.write(bundle(lines, command.procs))
+        write_text(sys.stdout, bundle(lines, command.procs))
         return int(any(line.level == "trouble" for line in lines))
     count = sum(line.level == "trouble" for line in lines)
     if count:
-        console.print(f"\n[red]{count} {'trouble' if count == 1 else 'troubles'}.[/red] Each has its fix above.")
+        console.print(
+            f"\n[red]{count} {'trouble' if count == 1 else 'troubles'}.[/red] Each has its fix above.", markup=True
+        )
         return 1
-    console.print(f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.")
+    console.print(
+        f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.", markup=True
+    )
     return 0
 
 
@@ -91,8 +95,7 @@ def _first_contact(command: Doctor) -> int:
         raise ConfigError(f"{path} cannot be written.", "Name a file in a directory that exists.")
 
     def tell(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        write_text(sys.stdout, line + "\n")
 
     report = run_kit(path, command.quick, tell)
     if not report.finished:
@@ -144,7 +147,7 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:
 
 def _print(console: "Console", line: "Line") -> None:
     colour, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[line.level]
-    console.print(f"[{colour}]{mark:7}[/{colour}]  ", end="")
-    console.print(f"{line.about:10}  {line.says}", markup=False)
+    console.print(f"[{colour}]{mark:7}[/{colour}]  ", end="", markup=True)
+    console.print(f"{line.about:10}  {line.says}")
     if line.fix:
-        console.print(f"{'':21}fix: {line.fix}", markup=False)
+        console.print(f"{'':21}fix: {line.fix}")

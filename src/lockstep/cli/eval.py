@@ -55,9 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     import json
     from contextlib import nullcontext
 
-    from rich.console import Console
-
     from lockstep.config import ConfigError
+    from lockstep.console import Console
     from lockstep.evaluate import evaluate, measure, predict
     from lockstep.loading import load
     from lockstep.protocols import TaskConfig
@@ -81,13 +80,13 @@ def run(arguments: Sequence[str]) -> int:
             scores = None if predictions is None else measure(data, command.split, predictions)
     assert scores is not None  # nobody asks this runtime to stop
     if command.json:
-        console.print(json.dumps(scores), soft_wrap=True, highlight=False)
+        console.print(json.dumps(scores), soft_wrap=True)
     else:
-        console.print(f"{command.run}: {work}", highlight=False, soft_wrap=True)
+        console.print(f"{command.run}: {work}", soft_wrap=True)
         console.print(_table(scores) if played else _table_of_parts(scores))
     if command.pictures is not None:
         for path in data.draw(command.split, predictions, command.pictures):
-            console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+            console.print(f"drawn: {path}", soft_wrap=True)
     return 0
 
 

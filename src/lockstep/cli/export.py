@@ -37,13 +37,12 @@ def run(arguments: Sequence[str]) -> int:
     import os
     import warnings
 
-    from rich.console import Console
-
     from lockstep.config import ConfigError
+    from lockstep.console import Console
     from lockstep.export.formats import COUNT
     from lockstep.loading import load_agent, recipe_of
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(soft_wrap=True)
     recipe = recipe_of(command.run)
     path = command.out or command.run / f"{command.run.resolve().name}{SUFFIXES[command.to]}"
     if not path.parent.is_dir():
@@ -59,22 +58,19 @@ def run(arguments: Sequence[str]) -> int:
     finally:
         beside.unlink(missing_ok=True)
     equal = "the same to the last bit" if apart == 0.0 else f"apart by at most {apart:.1g}"
-    console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB", markup=False)
-    console.print(f"  tried on {COUNT} random observations beside the policy: {equal}", markup=False)
+    console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
+    console.print(f"  tried on {COUNT} random observations beside the policy: {equal}")
     return 0
 
 
 def _hand_in(command: Export) -> int:
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.jidi.submission import write_submission
     from lockstep.loading import load
 
     out = command.out or Path("submission")
     write_submission(load(command.run, command.at), out)
-    Console(highlight=False, soft_wrap=True).print(
-        f"{out}: hand in this directory; it needs numpy alone.", markup=False
-    )
+    Console(soft_wrap=True).print(f"{out}: hand in this directory; it needs numpy alone.")
     return 0
 
 

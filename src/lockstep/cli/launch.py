@@ -12,6 +12,7 @@ import tyro
 
 from lockstep.cli.options import LAUNCHER_FLAGS, Start, parse_recipe, parse_start
 from lockstep.config import ConfigError
+from lockstep.printable import write_text
 
 FILES = {"slurm": "slurm.sbatch", "k8s": "k8s.yaml", "sky": "sky.yaml"}
 
@@ -48,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Launch, args=list(arguments[:place]), prog="lockstep launch")
     words = list(arguments[place + 1 :])
     _check(command, words)
-    sys.stdout.write(render(command, words[1:]))
+    write_text(sys.stdout, render(command, words[1:]))
     return 0
 
 

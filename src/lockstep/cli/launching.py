@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli import fail
 from lockstep.parent import LAUNCHED, OUTCOME, launch_directory
+from lockstep.printable import write_text
 from lockstep.run.fence import Outdated
 from lockstep.run.phrases import duration
 from lockstep.run.rundir import Result
@@ -31,8 +32,7 @@ def say(sentence: str) -> None:
     """Print a sentence, once however many processes there are."""
     if Place.from_environment().rank == 0:
         with suppress(OSError):  # it may go to a file on a disk that is full; what it tells of is done
-            sys.stdout.write(sentence + "\n")
-            sys.stdout.flush()
+            write_text(sys.stdout, sentence + "\n")
 
 
 def say_notes(notes: Sequence[str]) -> None:

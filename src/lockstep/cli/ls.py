@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from lockstep.printable import printable
+
 
 @dataclass(frozen=True)
 class List:
@@ -18,19 +20,16 @@ class List:
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(List, args=list(arguments), prog="lockstep ls")
 
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from lockstep.config import ConfigError, read_yaml
+    from lockstep.console import Console
     from lockstep.run.records import CONFIG, METRICS, last_values, read_status
 
     console = Console()
     paths = sorted(path.parent for path in command.dir.glob(f"*/{CONFIG}"))
     if not paths:
-        console.print(
-            f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke", highlight=False
-        )
+        console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
     table = Table()
     for heading in ("run", "recipe", "state", "steps", "of", "steps/s", "return", "eval"):
@@ -40,13 +39,13 @@ def run(arguments: Sequence[str]) -> int:
         try:
             config = read_yaml(path / CONFIG)
         except ConfigError:
-            table.add_row(escape(path.name), "config.yaml cannot be read")
+            table.add_row(printable(path.name, newlines=False), "config.yaml cannot be read")
             continue
         values, run = last_values(path / METRICS), config.get("run")
         table.add_row(
-            escape(path.name),
-            escape(_printable(Path(str(config.get("recipe", "?"))).stem)),
-            escape(_printable(str(read_status(path).get("state", "-")))),
+            printable(path.name, newlines=False),
+            _short(config.get("recipe")).rpartition("/")[2].removesuffix(".py"),
+            _short(read_status(path).get("state", "-")),
             _number(values.get("samples", 0), ",.0f"),
             _number(run.get("samples") if isinstance(run, dict) else None, ",.0f"),
             _number(values.get("time/global_fps"), ",.0f"),
@@ -65,6 +64,6 @@ def _number(value: object, form: str) -> str:
         return "-"
 
 
-def _printable(text: str) -> str:
-    """A word of a stranger's as it may be put on a terminal: short, and without what moves the cursor."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:60])
+def _short(value: object) -> str:
+    """The beginning of a value in a foreign file, on one line."""
+    return printable(value[:60], newlines=False) if isinstance(value, str) else "?"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError, Recipe
+from lockstep.printable import write_text
 from lockstep.reading import Unreadable, read_json
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
     fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
     growing = [predict(shares, count, network, budget, grow=True, cores=cores) for count in sorted(command.gpus)]
     if command.json:
-        sys.stdout.write(json.dumps(as_json(shares, network, fixed, growing)) + "\n")
+        write_text(sys.stdout, json.dumps(as_json(shares, network, fixed, growing)) + "\n")
     else:
         _print(command.recipe, shares, network, fixed, growing, cores)
     return 0
@@ -105,8 +106,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _measured(command: Plan, recipe: Recipe) -> "Shares":
     """The measurement in a file, or one made now; on one thread where processes are to share this machine."""
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.runtime.place import Place, cores_for, set_arithmetic
     from lockstep.speed.plan import measure_shares, shares_from
 
@@ -157,8 +157,7 @@ def _network_of_kit(path: Path) -> "Network | None":
 
 def _measure_network(command: Plan, rest: list[str]) -> "Network":
     """This machine's loopback, by timing reductions of two processes."""
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.runtime.launch import launch_quietly
 
     words = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
@@ -228,13 +227,12 @@ def _print(
     growing: list["Prediction"],
     cores: int | None,
 ) -> None:
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.speed.plan import slowest_of, stops_paying, unevenness
 
-    console = Console(highlight=False)
+    console = Console()
     console.print(_table(f"{name}: the same global batch", fixed))
-    console.print(stops_paying(shares, fixed, cores), markup=False)
+    console.print(stops_paying(shares, fixed, cores))
     console.print()
     console.print(_table(f"{name}: a batch that grows with the GPUs", growing))
     console.print(
@@ -247,7 +245,7 @@ def _print(
     jitter = unevenness(shares, network)
     waits = f"All wait for the slowest process: of two of them it takes {slowest_of(2, jitter):.2f}x."
     for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
-        console.print(f"  - {line}", markup=False, soft_wrap=True)
+        console.print(f"  - {line}", soft_wrap=True)
 
 
 def _table(title: str, rows: list["Prediction"]) -> Any:

@@ -77,8 +77,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _say(path: Path, written: "Written") -> None:
-    from rich.console import Console
+    from lockstep.console import Console
 
     thinned = f", one for every {written.every} steps" if written.every > 1 else ""
     words = f"{written.frames} frames{thinned}, {written.size / 1e6:.2f} MB: {path}"
-    Console(highlight=False, soft_wrap=True).print(words, markup=False)
+    Console(soft_wrap=True).print(words)

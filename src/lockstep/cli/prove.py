@@ -14,7 +14,7 @@ import tyro
 from lockstep.config import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from lockstep.console import Console
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Makes torch compare what every process is about to do at each collective: a branch that one takes alone is named."""
@@ -149,13 +149,12 @@ def run(arguments: Sequence[str]) -> int:
     flags += [f"run.samples={samples}", f"run.lanes={recipe.run.lanes}"]
     flags += ["run.reduction=exact", "run.digests=true", "run.gif=false"]
 
-    from rich.console import Console
-
+    from lockstep.console import Console
     from lockstep.runtime.place import gpu_sharing
 
-    console = Console(highlight=False)
+    console = Console()
     if sharing := gpu_sharing(recipe.run.device, max(command.procs)):
-        console.print(sharing, markup=False)
+        console.print(sharing)
         flags += ["run.share_gpu=true"]
     with tempfile.TemporaryDirectory(prefix="lockstep-prove-") as temporary:
         directory = command.keep or Path(temporary)
@@ -221,14 +220,14 @@ def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
     console.print(table)
     for row in rows:
         if row.problem:
-            console.print(f"{row.processes} processes: {row.problem}", markup=False)
+            console.print(f"{row.processes} processes: {row.problem}")
     if all(row.hash == wanted and row.hash for row in rows):
-        console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {wanted}", soft_wrap=True)
+        console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {wanted}", soft_wrap=True, markup=True)
         return 0
     for row in rows[1:]:
         if row.hash and rows[0].hash and row.hash != rows[0].hash:
-            console.print(first_difference(rows[0].path, row.path), markup=False)
-    console.print("[red]Not one agent.[/red]")
+            console.print(first_difference(rows[0].path, row.path))
+    console.print("[red]Not one agent.[/red]", markup=True)
     return 1
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from lockstep.printable import write_text
+
 if TYPE_CHECKING:
     from lockstep.report.panels import Reference
 
@@ -67,7 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         command.out.write_bytes(page)
     except OSError as error:
         raise ConfigError(f"{command.out} cannot be written: {error.strerror}.", "Name another with --out.") from None
-    sys.stdout.write(f"{command.out}: {len(page) / 1e3:,.0f} kB\n")
+    write_text(sys.stdout, f"{command.out}: {len(page) / 1e3:,.0f} kB\n")
     return 0
 
 

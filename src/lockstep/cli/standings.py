@@ -6,11 +6,11 @@ from itertools import combinations
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from lockstep.config import ConfigError
+from lockstep.console import Console
 from lockstep.ladder.matches import Contestant, play_match, script, trained
 from lockstep.ladder.picture import draw
 from lockstep.ladder.ratings import Record, elo, wilson
@@ -34,7 +34,7 @@ def show_standings(
     records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in watched}
     against = {other: record for (one, other), record in records.items() if one == team.name}
     ratings = elo(names, records)
-    console = Console(highlight=False)
+    console = Console()
     if as_json:
         console.print(json.dumps(_as_json(team.name, against, ratings)), soft_wrap=True)
     else:

@@ -16,6 +16,7 @@ from lockstep.cli.waking import wake
 from lockstep.cli.words import is_switch
 from lockstep.config import ConfigError, Recipe, overlay
 from lockstep.parent import STARTER
+from lockstep.printable import write_text
 
 PROBE = "--probe"
 """First argument of the process that probes this machine for --autoscale; it is no flag for users."""
@@ -80,9 +81,9 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
             "--autoscale probes one machine before its processes start, and torchrun has started them already.",
             "Let `lockstep train --autoscale --procs N` choose, and give torchrun the numbers it prints.",
         )
-    from rich.console import Console
+    from lockstep.console import Console
 
-    console = Console(highlight=False)
+    console = Console()
     with tempfile.TemporaryDirectory(prefix="lockstep-probe-") as directory:
         out = Path(directory) / "choice.json"
         with console.status("probing this machine") as status:
@@ -92,10 +93,10 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
         choice = json.loads(out.read_text())
     console.print("Scaled to this machine:")
     for reason in choice["reasons"]:
-        console.print(f"  {reason}", markup=False)
+        console.print(f"  {reason}")
     settings: dict[str, Any] = choice["settings"]
     words = " ".join(f"{name}={value}" for name, value in settings.items())
-    console.print(f"  the same again, without probing: {words}", markup=False, soft_wrap=True)
+    console.print(f"  the same again, without probing: {words}", soft_wrap=True)
     return settings
 
 
@@ -119,8 +120,7 @@ def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
     set_arithmetic(recipe.run, Place(local_size=procs))
 
     def say(sentence: str) -> None:
-        sys.stdout.write(sentence + "\n")
-        sys.stdout.flush()
+        write_text(sys.stdout, sentence + "\n")
 
     choice = autoscale(recipe, procs, say)
     out.write_text(json.dumps({"settings": choice.settings, "reasons": choice.reasons}))

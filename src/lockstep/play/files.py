@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lockstep.config import ConfigError
+from lockstep.console import Console
 from lockstep.protocols import Scene
 
 FRAMES = 300

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Iterable
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from lockstep.console import Console
 from lockstep.protocols import Scene
 
 
@@ -22,4 +22,4 @@ def show_in_terminal(scenes: Iterable[Scene], fps: float) -> None:
     last = ""
     for scene in scenes:
         last = scene.text()
-    console.print(last, markup=False, highlight=False, soft_wrap=True)
+    console.print(last, soft_wrap=True)

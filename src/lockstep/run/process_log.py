@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from lockstep import __version__
+from lockstep.printable import printable
 from lockstep.protocols import Clock
 from lockstep.run.records import LOGS
 from lockstep.runtime import Runtime
@@ -60,7 +61,7 @@ class ProcessLog:
         with suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence}\n")
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(sentence)}\n")
 
     def failed(self, error: BaseException) -> None:
         self.note("".join(traceback.format_exception(error)).rstrip())

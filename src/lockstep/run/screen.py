@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lockstep.config import Recipe
+from lockstep.console import Console
 from lockstep.protocols import Clock
 from lockstep.run.phrases import (
     duration,
@@ -80,7 +81,7 @@ class Lines:
 
     def __init__(self, heading: str, processes: int) -> None:
         self.processes = processes
-        self.console = Console(soft_wrap=True, highlight=False)
+        self.console = Console(soft_wrap=True)
         self.heading = heading
 
     def start(self, clock: Clock) -> None:
@@ -112,7 +113,7 @@ class Lines:
 
     def _say(self, line: str) -> None:
         with suppress(OSError):  # they may go to a file on a disk that is full, which must not end a run
-            self.console.print(line, markup=False)
+            self.console.print(line)
 
 
 class LiveScreen:
@@ -144,7 +145,7 @@ class LiveScreen:
     def evaluation(self, clock: Clock) -> None: ...
 
     def note(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False, highlight=False)
+        self.console.print(sentence)
 
     def stop(self) -> None:
         self.phase = str

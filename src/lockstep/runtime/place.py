@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
 from lockstep.parent import backend_file, crash_file, launch_directory, phase_file
+from lockstep.printable import write_text
 from lockstep.protocols import Algorithm
 
 PREEMPTED = 75
@@ -265,5 +266,4 @@ def open_phase_note(place: Place) -> mmap.mmap | None:
 def say(sentence: str) -> None:
     """Tell the user at once, whichever process this is; the disk under a redirected output may be full."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"lockstep: {sentence}\n")
-        sys.stderr.flush()
+        write_text(sys.stderr, f"lockstep: {sentence}\n")

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 
 from lockstep.config import ConfigError
+from lockstep.console import Console
 from lockstep.reading import JSON_BYTES, parse_json
 
 VERSION = 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from lockstep.doctor.gpu.process import Ended, run
 from lockstep.parent import STARTER, die_with_parent
+from lockstep.printable import write_text
 
 KIT = "LOCKSTEP_GPU_KIT"
 """Environment variable of a step: a JSON object with the arguments of `Record`."""
@@ -103,8 +104,7 @@ def lockstep(*words: Any, **settings: str) -> Ended:
     """Run `lockstep WORDS` in a process that ends with this one. Its output goes to the step's output."""
     command = [sys.executable, "-m", "lockstep", *map(str, words)]
     ended = run(command, os.environ | settings, prepare=die_with_parent)
-    sys.stdout.write(f"$ lockstep {' '.join(map(str, words))}\n{ended.output}\n")
-    sys.stdout.flush()
+    write_text(sys.stdout, f"$ lockstep {' '.join(map(str, words))}\n{ended.output}\n")
     return ended
 
 
