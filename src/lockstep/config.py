@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
+from lockstep.printable import printable
 from lockstep.reading import YAML_BYTES, Unreadable, parse_yaml, read_text
+
+NAME_BYTES = 200
+"""The longest name of a run; file systems allow 255 bytes, and names of files next to the run are longer than its."""
 
 
 class ConfigError(ValueError):
@@ -94,6 +98,29 @@ class RunConfig:
     digests: bool = False
     """Log a digest of every tensor at every iteration (what `prove` reads)."""
 
+    def __post_init__(self) -> None:
+        check_text(self.name, "run.name")
+        check_text(self.dir, "run.dir")
+        check_name(self.name)
+
+
+def check_text(value: str, key: str) -> None:
+    """Refuse control characters, NUL and surrogates in a setting: none is part of a name, and few systems take them."""
+    if not value.isprintable() and printable(value, newlines=False) != value:
+        raise ConfigError(
+            f"{key} is {_shown(value)}, which has characters that cannot be printed.", "Use letters, digits, - and _."
+        )
+
+
+def check_name(name: str) -> None:
+    """Refuse a run's name that is not the name of one directory: a foreign config must not lead out of `run.dir`."""
+    if "/" in name or "\\" in name or name in (".", ".."):
+        raise ConfigError(
+            f"run.name is {_shown(name)}, which is a path and not a name.", "Give the directory with --run.dir."
+        )
+    if (size := len(name.encode(errors="replace"))) > NAME_BYTES:
+        raise ConfigError(f"run.name has {size} bytes, more than the {NAME_BYTES} it may.", "Choose a shorter name.")
+
 
 def with_lanes(run: RunConfig, processes: int) -> RunConfig:
     """The run with its number of lanes settled: 8, or one for each process of the first start if that is more."""
@@ -155,6 +182,8 @@ def _replace(config: Any, path: list[str], value: Any, full: str) -> Any:
 def coerce(value: Any, kind: Any, name: str) -> Any:
     """A plain value as the type its field declares: yaml reads `3e-4` as text, and lists for tuples."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, int) and value.bit_length() > 256:  # Python does not write out very long numbers
+        raise ConfigError(f"'{name}' is {_shown(value)}, which is not {_wanted(kind)}.", "No setting is that large.")
     if kind is Any or (origin in (typing.Union, types.UnionType) and type(value) in arguments):
         return value
     if origin in (typing.Union, types.UnionType):
@@ -188,11 +217,17 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             return float(value) if kind is float else _whole(value)
     elif kind is str and isinstance(value, str | int | float):
-        return str(value)
+        text = str(value)
+        check_text(text, f"'{name}'")
+        return text
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
-    wanted = " or ".join(map(str, arguments)) if origin is Literal else getattr(kind, "__name__", str(kind))
-    raise ConfigError(f"'{name}' is {_shown(value)}, which is not {wanted}.", f"Give {wanted}.")
+    raise ConfigError(f"'{name}' is {_shown(value)}, which is not {_wanted(kind)}.", f"Give {_wanted(kind)}.")
+
+
+def _wanted(kind: Any) -> str:
+    choices = " or ".join(map(str, typing.get_args(kind)))
+    return choices if typing.get_origin(kind) is Literal else getattr(kind, "__name__", str(kind))
 
 
 def _shown(value: Any) -> str:

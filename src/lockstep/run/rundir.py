@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from lockstep import __version__
-from lockstep.config import ConfigError, Recipe, as_dict, read_yaml
+from lockstep.config import ConfigError, Recipe, as_dict, check_text, read_yaml
 from lockstep.lanes import Lanes, deal
 from lockstep.protocols import Algorithm, Clock, VecEnv
 from lockstep.run import migrations
@@ -255,11 +256,14 @@ def _refuse_links(path: Path) -> None:
     """A run writes and deletes in its own directory: one from a stranger must not lead it anywhere else."""
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
-            if (Path(folder) / name).is_symlink():
+            mode = (Path(folder) / name).lstat().st_mode
+            if stat.S_ISLNK(mode):
                 raise ConfigError(
                     f"{Path(folder) / name} is a link, and a run writes nowhere but in its own directory.",
                     "Put what it leads to in its place, or remove it.",
                 )
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would make a reader or a writer wait
+                raise ConfigError(f"{Path(folder) / name} is neither a file nor a directory.", "Remove it.")
 
 
 def describe(recipe: Recipe) -> str:
@@ -278,7 +282,9 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
         )
     values = migrations.migrate_config(read_yaml(path / CONFIG), path / CONFIG)
     values.pop("lockstep", None)
-    name = str(values.pop("recipe", ""))
+    recipe = values.pop("recipe", "")
+    name = recipe if isinstance(recipe, str) else f"({type(recipe).__name__})"
+    check_text(name, f"the recipe in {path / CONFIG}")
     if not isinstance(values.get("run", {}), dict):
         raise ConfigError(f"{path / CONFIG} has no settings of the run under 'run'.", "Mend it, or train anew.")
     # The directory may have been moved or copied: where it stands now is its place.
