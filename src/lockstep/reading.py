@@ -1,11 +1,14 @@
 """Small files that may come from anybody: read up to a bound, parsed without running anything, refused in a sentence.
 
-A file is looked at before it is opened, so that one of a gigabyte, a pipe or a device costs nothing. What is parsed
-may be larger than its text; with these bounds it stays under 256 MiB.
+Every file of a run is opened for reading by `open_regular`: a pipe, a socket, a device or a directory in its place is
+refused without waiting. What is parsed may be larger than its text; with these bounds it stays under 256 MiB.
 """
 
+import errno
 import json
+import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,11 @@ JSON_BYTES = 4 * 2**20
 YAML_BYTES = 256 * 2**10
 YAML_PARTS, YAML_DEPTH = 20_000, 40
 """How many values a yaml file may hold with every alias written out, and how deep they may lie in each other."""
+
+
+_READ_ONLY = os.O_RDONLY
+for _flag in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):  # where the system has them
+    _READ_ONLY |= getattr(os, _flag, 0)
 
 
 class Unreadable(Exception):
@@ -28,21 +36,43 @@ class ReadFailed(Unreadable):
         self.error = error
 
 
-def read_text(path: Path, limit: int) -> str:
-    """The text of a plain file of at most so many bytes; FileNotFoundError where there is none."""
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; Unreadable for anything else, OSError where it cannot be opened.
+
+    The check is made on the open file, so that nothing can be put in its place in between. Without O_NONBLOCK the open
+    of a pipe would wait for a writer.
+    """
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise Unreadable(f"{path} is not a file")
-        with path.open("rb") as file:
-            text = file.read(limit + 1)  # one more, because it may have grown
-        if len(text) > limit:
-            raise Unreadable(f"{path} holds {max(found.st_size, len(text)):,} bytes, more than the {limit:,} it may")
-        return text.decode()
+        descriptor = os.open(path, _READ_ONLY)
+    except OSError as error:
+        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
+            raise Unreadable(f"{path} is not a file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise Unreadable(f"{path} is not a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes; FileNotFoundError where there is none."""
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(limit + 1) if size <= limit else b""  # one more, because it may have grown
+        if (size := max(size, len(content))) > limit:
+            raise Unreadable(f"{path} holds {size:,} bytes, more than the {limit:,} it may")
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ReadFailed(f"{path} cannot be read: {error}", error) from None
+    return content
+
+
+def read_text(path: Path, limit: int) -> str:
+    """The text of a regular file of at most `limit` bytes; FileNotFoundError where there is none."""
+    try:
+        return read_bytes(path, limit).decode()
     except ValueError as error:
         raise Unreadable(f"{path} cannot be read: {error}") from None
 
@@ -64,12 +94,29 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deep") from None
 
 
+def shallow(value: Any, depth: int = YAML_DEPTH) -> bool:
+    """Whether a parsed value is nested no deeper than settings may be; code that walks settings is recursive."""
+    if depth < 0:
+        return False
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(shallow(part, depth - 1) for part in parts)
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)[:100]!r} twice")
+        raise ValueError(f"it says {_repeated([name for name, _ in pairs])[:100]!r} twice")
     return values
+
+
+def _repeated(names: list[str]) -> str:
+    """The first name that has stood before; in one pass, because there may be a million."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return ""
 
 
 def parse_yaml(text: str) -> Any:
@@ -98,7 +145,7 @@ def _measure(node: Any, depth: int, parts: list[int]) -> None:
     if node.id == "mapping":
         names = [key.value for key, _ in node.value if key.id == "scalar"]
         if len(set(names)) < len(names):
-            raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)[:100]!r} twice")
+            raise ValueError(f"it says {_repeated(names)[:100]!r} twice")
     if node.id != "scalar":
         for part in node.value:
             for each in part if isinstance(part, tuple) else (part,):

@@ -28,22 +28,25 @@ def run(arguments: Sequence[str]) -> int:
 
     command, rest = parse_verb(Import, arguments, "import")
 
-    from rich.console import Console
-
     from lockstep.config import ConfigError
-    from lockstep.export.bringing import bring_in, read_weights
+    from lockstep.console import Console
+    from lockstep.export.bringing import bring_in, read_weights, refuse_code
+    from lockstep.export.limits import bounded
 
-    weights, settings, known = read_weights(command.file)
-    name = command.recipe or known
-    if not name:
-        raise ConfigError(f"{command.file} does not say which recipe it is for.", "Add --recipe gym-ppo, say.")
-    start = Start(recipe=name, preset=command.preset)
-    recipe = parse_recipe(start, rest, f"lockstep import {command.file}", settings)
-    console = Console(highlight=False, soft_wrap=True)
-    with console.status(f"reading {command.file}"):
+    console = Console(soft_wrap=True)
+    if not command.file.is_file():
+        raise ConfigError(f"there is no file {command.file}.", "Give a .zip of SB3, a .safetensors, or a .pt.")
+    with bounded(command.file), console.status(f"reading {command.file}"):
+        weights, settings, known = read_weights(command.file)
+        refuse_code(settings, rest, command.file)
+        name = command.recipe or known
+        if not name:
+            raise ConfigError(f"{command.file} does not say which recipe it is for.", "Add --recipe gym-ppo, say.")
+        start = Start(recipe=name, preset=command.preset)
+        recipe = parse_recipe(start, rest, f"lockstep import {command.file}", settings)
         path = bring_in(weights, recipe, command.file)
-    console.print(f"{len(weights)} tensors of {command.file} are now {path}", markup=False)
-    console.print(f"  score it   lockstep eval {path}", markup=False)
-    console.print(f"  go on      lockstep resume {path}", markup=False)
-    console.print(f"  begin      lockstep train {name} --init-from {path}", markup=False)
+    console.print(f"{len(weights)} tensors of {command.file} are now {path}")
+    console.print(f"  score it   lockstep eval {path}")
+    console.print(f"  go on      lockstep resume {path}")
+    console.print(f"  begin      lockstep train {name} --init-from {path}")
     return 0

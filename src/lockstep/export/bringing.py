@@ -1,20 +1,22 @@
 """Bringing a model in: weights of other programs become a run, to be played, scored, gone on with or begun from."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from lockstep.config import ConfigError, Recipe
 from lockstep.export.acting import portable
 from lockstep.export.formats import compare, put_weights
 from lockstep.export.sb3 import from_sb3, read_sb3, settings_of
-from lockstep.export.tensors import read_tensors
+from lockstep.export.tensors import first_line, read_safetensors, read_tensors
 from lockstep.loading import load_agent
 from lockstep.protocols import Clock
+from lockstep.reading import Unreadable, parse_json, shallow
 from lockstep.run.rundir import RunDir
 from lockstep.runtime import Runtime
 
@@ -36,18 +38,33 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
         return unwrapped(read_tensors(path)), {}, ""
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"{path} holds no weights that can be read: {error}.", "Give a state dict.") from None
+    except (ConfigError, MemoryError):
+        raise
+    except (OSError, Unreadable, ValueError, TypeError, KeyError, SafetensorError, BadZipFile) as error:
+        raise ConfigError(
+            f"{path} holds no weights that can be read: {first_line(error)}.", "Give a state dict."
+        ) from None
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    with safe_open(str(path), framework="pt") as file:
-        about = file.metadata() or {}
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    settings = json.loads(about.get("config", "{}"))
+    weights, about = read_safetensors(path)
+    settings = parse_json(about.get("config", "{}"))
+    if not isinstance(settings, dict) or not shallow(settings):
+        raise ValueError("its config is no object with settings")
     settings = {key: value for key, value in settings.items() if key in ("task", "algo")}
     name = about.get("recipe", "")
     return unwrapped(weights), settings, "" if name.endswith(".py") else name  # a stranger's file names no code
+
+
+def refuse_code(settings: Mapping[str, Any], words: Sequence[str], path: Path) -> None:
+    """Refuse settings of a file that name a module to import; a flag of the user's own may name the same one."""
+    task = settings.get("task")
+    name = task.get("id") if isinstance(task, dict) else None
+    if isinstance(name, str) and ":" in name and not any(word.lstrip("-").startswith("task.id") for word in words):
+        raise ConfigError(
+            f"{path} is for the task {name[:100]!r}, which imports a module, and a file of weights runs no code.",
+            f"If you trust that module, name it yourself: --task.id {name[:100]}",
+        )
 
 
 def unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -62,9 +79,11 @@ def unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def bring_in(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Path:
     """Make a run of a recipe whose agent has these weights, at 0 samples, and read it back; where it is."""
     runtime = Runtime.alone(recipe.run)
-    task: Any = recipe.task.build(runtime.lanes, runtime.device)
+    with _settings_of_the_file(path):
+        task: Any = recipe.task.build(runtime.lanes, runtime.device)
     try:
-        algorithm = recipe.algo.build(task, runtime)
+        with _settings_of_the_file(path):
+            algorithm = recipe.algo.build(task, runtime)
         put_weights(algorithm, fitted(weights, algorithm.weights(), path))
         clock = Clock(budget=recipe.run.samples)
         with RunDir.open(recipe, runtime, False) as run:
@@ -74,6 +93,22 @@ def bring_in(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Path:
         task.close()
     compare(portable(algorithm), portable(load_agent(run.path, recipe)).decide, recipe, tolerance=0.0)
     return Path(run.path)
+
+
+@contextmanager
+def _settings_of_the_file(path: Path) -> Iterator[None]:
+    """While a task and a network are built from settings that came with a file: they may be any."""
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except (ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        if "memory" in str(error):
+            raise
+        raise ConfigError(
+            f"the settings that come with {path} cannot be used: {type(error).__name__}: {first_line(error)}.",
+            "Give the task and the network it was made with as flags: --task.id, --algo.encoder.width, ...",
+        ) from error
 
 
 def fitted(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -89,7 +124,7 @@ def fitted(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Pa
     if missing or extra or other:
         parts = [
             f"it lacks {', '.join(missing[:3])}" if missing else "",
-            f"it has {', '.join(extra[:3])}" if extra else "",
+            f"it has {', '.join(name[:100] for name in extra[:3])}" if extra else "",
             *other[:3],
         ]
         raise ConfigError(

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import json
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.export.formats import Decide, compare
 from lockstep.export.pickles import Call, Name, pickled
 from lockstep.export.sb3_features import Features
-from lockstep.export.tensors import read_tensors
+from lockstep.export.tensors import entries, first_line, open_zip, read_torch
 from lockstep.nets.encoder import MLP, EncoderConfig
 from lockstep.protocols import Algorithm
+from lockstep.reading import Unreadable, open_regular, parse_json
 from lockstep.trees import Tree, tree_map
 
 _POLICIES = "stable_baselines3.common.policies"
 _SPACES = "gymnasium.spaces"
 _HEADS = {"policy_head": "action_net", "value_head": "value_net", "log_std": "log_std"}
+DATA_BYTES = 16 * 2**20
+"""Settings of SB3's as json; 16 MiB of it take under 512 MiB when parsed."""
 _VERSION = "2.9.2"
 """The version of SB3 that files are written for."""
 
@@ -140,17 +144,21 @@ def from_sb3(theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
 def read_sb3(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """What a file says in plain json, and the parameters of its policy. Pickles in it stay closed."""
     try:
-        with zipfile.ZipFile(path) as file:
-            sizes = {name: file.getinfo(name).file_size for name in ("data", "policy.pth")}
-            if sizes["data"] > 64 * 2**20 or sizes["policy.pth"] > 4 * 2**30:
-                raise ValueError("too large to be one")
-            data = json.loads(file.read("data"))
-            parameters = read_tensors(io.BytesIO(file.read("policy.pth")))
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise _no_file(path, error) from None
-    if not isinstance(data, dict):
+        with open_regular(path) as opened, open_zip(opened) as file:
+            found = entries(file)
+            if not {"data", "policy.pth"} <= found.keys():
+                raise ValueError("it has no data and policy.pth")
+            data, policy = found["data"], found["policy.pth"]
+            # A policy is weights, which hardly compress: a small file does not become a large one.
+            if data.file_size > DATA_BYTES or policy.file_size > max(64 * 2**20, 8 * path.stat().st_size):
+                raise ValueError(f"its parts would take {data.file_size + policy.file_size:,} bytes")
+            plain = parse_json(file.read(data).decode())
+            parameters = read_torch(io.BytesIO(file.read(policy)))
+    except (OSError, Unreadable, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _no_file(path, first_line(error)) from None
+    if not isinstance(plain, dict):
         raise _no_file(path, "its data is no object")
-    return data, parameters
+    return plain, parameters
 
 
 def _no_file(path: Path, why: object) -> ConfigError:
@@ -161,9 +169,16 @@ def settings_of(data: dict[str, Any], parameters: dict[str, Tensor]) -> dict[str
     """The settings of a recipe that make the network of a file, as far as the file says them in plain words."""
     widths: list[int] = []
     while (weight := parameters.get(f"mlp_extractor.policy_net.{2 * len(widths)}.weight")) is not None:
+        # A layer takes what the one before it gives: so the network is no larger than the file.
+        if weight.dim() != 2 or 0 in weight.shape or (widths and weight.shape[1] != widths[-1]):
+            raise ConfigError(
+                f"the layers of the policy do not fit together: layer {len(widths)} is {tuple(weight.shape)}.",
+                "Give a file that Stable-Baselines3 wrote.",
+            )
         widths.append(int(weight.shape[0]))
-    words = str(data.get("policy_kwargs", {}).get("activation_fn", "Tanh"))
-    activation = "relu" if "ReLU" in words else "tanh"
+    arguments = data.get("policy_kwargs")
+    words = arguments.get("activation_fn", "Tanh") if isinstance(arguments, dict) else "Tanh"
+    activation = "relu" if isinstance(words, str) and "ReLU" in words else "tanh"
     network = {"width": widths, "depth": len(widths), "activation": activation} if widths else {}
     return {f"algo.encoder.{name}": value for name, value in network.items()}
 
