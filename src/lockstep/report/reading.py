@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.config import ConfigError, read_yaml
-from lockstep.reading import Unreadable, read_json
+from lockstep.reading import Unreadable, open_regular, read_json
 from lockstep.report.logs import LOG_BYTES, Log, number, read_log
 from lockstep.run.names import Name, generation_file, generations
 from lockstep.run.records import CHECKPOINTS, CONFIG, DIGESTS, FILM, METRICS, STATUS, each_line, read_status
@@ -138,15 +138,13 @@ def read_record(path: Path, what: str) -> Any:
 def read_gif(path: Path) -> bytes:
     """A film that may go into the page; Unreadable for one that may not."""
     try:
-        size = path.stat().st_size if path.is_file() else -1
-        if size < 0:
-            raise Unreadable(f"{path} is not a file")
-        if size > GIF_BYTES:
-            raise Unreadable(f"{path} has {size / 1e6:.1f} MB, more than the {GIF_BYTES / 1e6:.0f} MB a page may carry")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             film = file.read(GIF_BYTES)
     except OSError as error:
         raise Unreadable(f"{path} cannot be read: {error.strerror}") from None
+    if size > GIF_BYTES:
+        raise Unreadable(f"{path} has {size / 1e6:.1f} MB, more than the {GIF_BYTES / 1e6:.0f} MB a page may carry")
     if film[:6] not in (b"GIF87a", b"GIF89a"):
         raise Unreadable(f"{path} is not a GIF")
     return film

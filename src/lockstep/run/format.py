@@ -193,10 +193,12 @@ def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any],
 def digest_file(path: Path) -> str:
     """SHA-256 of a file."""
     try:
-        with path.open("rb") as file:
+        with reading.open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise Damaged(f"{path} is missing") from None
+    except reading.Unreadable as error:
+        raise Damaged(str(error)) from None
 
 
 def is_milestone(directory: Path) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep.reading import JSON_BYTES, Unreadable, parse_json, read_json
+from lockstep.reading import JSON_BYTES, Unreadable, open_regular, parse_json, read_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 _LOGGER = logging.getLogger("lockstep")
@@ -33,9 +33,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def each_line(path: Path, limit: int = sys.maxsize) -> Iterator[dict[str, Any]]:
     """The same, one at a time, of so many bytes at most: a log need not fit into memory, nor need a stranger's line."""
-    if not path.is_file():
+    try:
+        opened = open_regular(path)
+    except (FileNotFoundError, Unreadable):
         return
-    with path.open("rb") as file:
+    with opened as file:
         while limit > 0 and (text := file.readline(min(limit, JSON_BYTES))):
             limit -= len(text)
             try:
@@ -95,6 +97,10 @@ def sync_lines(run: Path) -> None:
 
 
 def _ends_with_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 1))
+    try:
+        opened = open_regular(path)
+    except Unreadable as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    with opened as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
         return file.read(1) == b"\n"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.protocols import State
+from lockstep.reading import Unreadable, open_regular
 from lockstep.run.damage import Damaged
 from lockstep.run.parity import Parity
 
@@ -105,7 +106,7 @@ def read_tensor_file(path: Path, prefix: str | None) -> State:
     """The tensors of a file, or those whose names begin with a prefix, without it; mapped, not copied."""
     try:
         refuse_too_large(path)
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = int.from_bytes(file.read(8), "little")
         if header > HEADER_BYTES:
             raise ValueError(f"it says {header:,} bytes about its tensors, more than the {HEADER_BYTES:,} it may")
@@ -114,7 +115,7 @@ def read_tensor_file(path: Path, prefix: str | None) -> State:
             return {name.removeprefix(prefix or ""): tensors.get_tensor(name) for name in names}
     except FileNotFoundError:
         raise Damaged(f"{path} is missing") from None
-    except (safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
+    except (Unreadable, safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
         raise Damaged(f"{path} cannot be read: {str(error).partition(chr(10))[0][:300]}") from None
 
 
