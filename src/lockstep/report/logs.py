@@ -1,6 +1,7 @@
 """A run's log as columns: every quantity over samples, the time split, and the evaluations that stand out."""
 
 import math
+import operator
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ LOG_BYTES = 256 * 2**20
 """How much of a log is read."""
 NAMES, LARGEST = 300, 1e100
 """How many quantities are kept, and the number beyond which nothing is drawn."""
+SPEED, UNDRAWN = "time/global_fps", ("system/", "time/")
+"""The speed is drawn; what else begins with these is not, and is not kept."""
 PHASES = {
     "env": "environments",
     "act": "acting",
@@ -24,6 +27,7 @@ PHASES = {
     "copy": "copying for checkpoints",
 }
 """Phases that the time split names, in words; the rest is `other`."""
+_SHARES = {name: f"time/{name}" for name in PHASES}
 
 
 @dataclass
@@ -81,12 +85,14 @@ def number(value: object) -> float:
 def read_log(path: Path) -> Log:
     """Go through a log once, and keep its numbers as columns."""
     log = Log()
+    evaluations: set[str] = set()
     for line in each_line(path, LOG_BYTES):
         samples = number(line.get("samples"))
         if samples >= 0:
             _note_time(log, line, samples)
-            _note_values(log, line, samples)
-            _note_evaluation(log, line, samples)
+            _note_values(log, line, samples, evaluations)
+            if not evaluations.isdisjoint(line):
+                _note_evaluation(log, line, samples)
             log.samples = max(log.samples, samples)
     for series in log.series.values():
         _sort(series)
@@ -98,40 +104,42 @@ def score_of(evaluation: Mapping[str, float]) -> float:
     return evaluation.get("score", evaluation.get("return_mean", math.nan))
 
 
-def _note_values(log: Log, line: dict[str, Any], samples: float) -> None:
+def _note_values(log: Log, line: dict[str, Any], samples: float, evaluations: set[str]) -> None:
+    """Add a line to the columns. A log may have a million values, so this is the report's inner loop."""
+    known = log.series
     for name, value in line.items():
-        if name in ("samples", "iteration") or len(name) > 100:
-            continue
-        series = log.series.get(name)
+        series = known.get(name)
         if series is None:
-            if len(log.series) >= NAMES:
+            if name.startswith(UNDRAWN) and name != SPEED:
                 continue
-            series = log.series[name] = Series()
-        shown = number(value)
-        if math.isnan(shown):
-            series.left_out += 1
-        else:
+            if name.startswith("eval/"):
+                evaluations.add(name)
+            if len(known) >= NAMES or name in ("samples", "iteration") or len(name) > 100:
+                continue
+            series = known[name] = Series()
+        shown = value if type(value) is float and -LARGEST <= value <= LARGEST else number(value)
+        if shown == shown:  # not NaN
             series.x.append(samples)
             series.y.append(shown)
+        else:
+            series.left_out += 1
 
 
 def _note_time(log: Log, line: dict[str, Any], samples: float) -> None:
     """Add the time since the last line that told a speed, and what went on in it."""
-    speed = number(line.get("time/global_fps"))
+    speed = number(line.get(SPEED))
     if not speed > 0 or samples <= log.timed:
         return
     seconds, log.timed = (samples - log.timed) / speed, samples
     log.seconds += seconds
-    for name in PHASES:
-        share = number(line.get(f"time/{name}"))
-        if 0 <= share <= 1:
+    for name, key in _SHARES.items():
+        share = line.get(key)
+        if share is not None and 0 <= number(share) <= 1:
             log.split[name] = log.split.get(name, 0.0) + share * seconds
 
 
 def _note_evaluation(log: Log, line: dict[str, Any], samples: float) -> None:
     found = [(name.removeprefix("eval/"), value) for name, value in line.items() if name.startswith("eval/")]
-    if not found:
-        return
     log.last = {"samples": samples} | {name[:100]: number(value) for name, value in found[:NAMES]}
     if not log.best or score_of(log.last) > score_of(log.best) or math.isnan(score_of(log.best)):
         log.best = log.last
@@ -139,6 +147,6 @@ def _note_evaluation(log: Log, line: dict[str, Any], samples: float) -> None:
 
 def _sort(series: Series) -> None:
     """A run's own samples only grow; a stranger's need not."""
-    if any(series.x[n] > series.x[n + 1] for n in range(len(series.x) - 1)):
+    if not all(map(operator.le, series.x, series.x[1:])):
         order = sorted(range(len(series.x)), key=series.x.__getitem__)
         series.x, series.y = (array("d", [column[n] for n in order]) for column in (series.x, series.y))

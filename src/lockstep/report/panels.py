@@ -7,8 +7,8 @@ from lockstep.report.curves import SMALL, WIDE, Curve, Frame, draw, lines_of, va
 from lockstep.report.logs import Log, Series
 from lockstep.report.markup import Markup, join, tag
 from lockstep.report.reading import Run, differences
-from lockstep.report.series import Mark, figure, spread, thin, trimmed, wants_decades
-from lockstep.run.curves import Point
+from lockstep.report.series import Mark, figure, spread, thin, thin_marks, trimmed, wants_decades
+from lockstep.run.curves import Point, scores_by_step
 
 COLOURS = 6
 """Colours that the page has for curves; further ones begin again, dashed."""
@@ -161,13 +161,9 @@ def _scattered(marks: Sequence[Mark], log: Log) -> list[Mark]:
 
 def _curve_of_reference(reference: Reference, until: float) -> list[Curve]:
     """As far as our own runs came, and one point beyond: a curve that goes on for long would hide them."""
-    steps = sorted({point.step for point in reference.points})
-    shown = [
-        step for number, step in enumerate(steps) if number == 0 or steps[number - 1] / reference.per_sample < until
-    ]
-    scores = {step: [point.score for point in reference.points if point.step == step] for step in shown}
-    marks = [Mark(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in scores.items()]
-    return [Curve(reference.name, marks, "muted")]
+    steps = scores_by_step(reference.points, until * reference.per_sample)
+    marks = [Mark(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
+    return [Curve(reference.name, thin_marks(marks, POINTS), "muted")]
 
 
 def title_of(name: str) -> str:

@@ -23,6 +23,23 @@ def thin(xs: Sequence[float], ys: Sequence[float], limit: int) -> list[Mark]:
     return [Mark(sum(x) / len(x), sum(y) / len(y), min(y), max(y)) for x, y in parts]
 
 
+def thin_marks(marks: Sequence[Mark], limit: int) -> list[Mark]:
+    """The same for marks that stand for a range already."""
+    size = max(1, math.ceil(len(marks) / limit))
+    if size == 1:
+        return list(marks)
+    parts = [marks[start : start + size] for start in range(0, len(marks), size)]
+    return [
+        Mark(
+            sum(mark.x for mark in part) / len(part),
+            sum(mark.y for mark in part) / len(part),
+            min(mark.low for mark in part),
+            max(mark.high for mark in part),
+        )
+        for part in parts
+    ]
+
+
 def spread(curves: Sequence[Sequence[Mark]], limit: int) -> list[Mark]:
     """The mean of several curves and the range from the lowest to the highest, where all of them have values."""
     if not curves or not all(curves):

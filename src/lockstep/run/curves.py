@@ -5,12 +5,19 @@ draw_curve(Path("runs/NAME"), Path("curve.png"), reference=Path("walker-run.csv"
 """
 
 import csv
+import io
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lockstep.config import ConfigError
+from lockstep.reading import Unreadable, read_text
 from lockstep.run.records import METRICS, read_lines
+
+REFERENCE_BYTES = 32 * 2**20
+"""How large a file of reference curves may be: 600,000 points."""
 
 
 class Point(NamedTuple):
@@ -28,16 +35,27 @@ def evaluations_of(run: Path, per_sample: float = 1.0) -> list[Point]:
 def read_reference(path: Path) -> list[Point]:
     """Points of a CSV file with the columns step, reward and, where there are several runs, seed."""
     try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        rows = csv.DictReader(io.StringIO(read_text(path, REFERENCE_BYTES), newline=""))
         points = [Point(float(row["step"]), float(row["reward"]), row.get("seed") or "") for row in rows]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.", "Give a CSV file of curves.") from error
+    except Unreadable as error:
+        raise ConfigError(f"{error}.", "Give a CSV file of curves.") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path} is not a file of curves.", "It needs the columns step, reward and seed.") from error
     if not points or not all(math.isfinite(point.step + point.score) for point in points):
         raise ConfigError(f"{path} has no points that can be drawn.", "It needs a finite step and reward in each line.")
     return points
+
+
+def scores_by_step(points: Sequence[Point], until: float) -> list[tuple[float, list[float]]]:
+    """Scores of all seeds at each step, in order, up to `until` and one step beyond it."""
+    scores: dict[float, list[float]] = {}
+    for point in points:
+        scores.setdefault(point.step, []).append(point.score)
+    steps = sorted(scores)
+    beyond = bisect_left(steps, until)
+    return [(step, scores[step]) for step in steps[: max(1, beyond + 1)]]
 
 
 def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_sample: float = 1.0) -> None:
@@ -65,9 +83,8 @@ def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_samp
 
 def _draw_reference(axes: Any, points: list[Point], name: str, until: float) -> None:
     """As far as our own run came, and one point beyond it: a curve that goes on for long would hide it."""
-    steps = sorted({point.step for point in points})
-    shown = [step for number, step in enumerate(steps) if number == 0 or steps[number - 1] < until]
-    scores = [[point.score for point in points if point.step == step] for step in shown]
+    steps = scores_by_step(points, until)
+    shown, scores = [step for step, _ in steps], [each for _, each in steps]
     low, high = [min(each) for each in scores], [max(each) for each in scores]
     axes.fill_between(shown, low, high, color="#8a8f98", alpha=0.25, linewidth=0)
     means = [sum(each) / len(each) for each in scores]
