@@ -47,7 +47,7 @@ def _stop(words: list[str], request: str) -> tuple[float, float]:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "LOCKSTEP_KILL": request},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "LOCKSTEP_FAULT_INJECTION": "1", "LOCKSTEP_KILL": request},
         )
         assert run.stderr is not None
         for words_said in run.stderr:

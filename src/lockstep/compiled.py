@@ -16,6 +16,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
+def start_numba() -> None:
+    """Run a small kernel. Numba takes about a second before its first one, which forked processes then do not need."""
+    row, column = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
+    _judge(column, column, np.zeros(1, np.int64), row, row.copy())
+
+
 def fits(*tensors: Tensor) -> bool:
     """Whether tensors are what the kernels are compiled for."""
     if torch.compiler.is_compiling():

@@ -8,9 +8,11 @@ from pathlib import Path
 
 LAUNCHED = "LOCKSTEP_LAUNCHED"
 """Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
-LAUNCHER, PEER_FAILED, OUTCOME = "launcher", "peer-failed", "outcome"
-"""Files in that directory: the launcher's process number; that a process failed, so leave at once; and how a run ended
-that ended in good order."""
+LAUNCHER, SERVER, PEER_FAILED, OUTCOME = "launcher", "server", "peer-failed", "outcome"
+"""Files in that directory: the launcher's process number; that of its fork server, if it has one; that a process
+failed, so leave at once; and how a run ended that ended in good order."""
+PROGRESS = "LOCKSTEP_PROGRESS"
+"""Set in the processes our own launcher starts, to the descriptor of a pipe on which it reads their progress."""
 STARTER = "LOCKSTEP_STARTER"
 """Set in a process that a run starts for work beside it, to the run's process number."""
 LEFT = 128 + signal.SIGTERM
@@ -37,12 +39,21 @@ def die_with_launcher() -> None:
     shared = launch_directory()
     if shared is None:
         return
-    try:
-        launcher = int((shared / LAUNCHER).read_text())
-    except (OSError, ValueError):
-        launcher = 0
-    if os.getppid() != launcher:
+    if os.getppid() not in (launcher_pid(), _read_pid(shared / SERVER)):
         os._exit(LEFT)
+
+
+def launcher_pid() -> int:
+    """Process number of the launcher that started this process; of its parent under torchrun, 0 if it is unknown."""
+    shared = launch_directory()
+    return os.getppid() if shared is None else _read_pid(shared / LAUNCHER)
+
+
+def _read_pid(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def launch_directory() -> Path | None:

@@ -32,7 +32,7 @@ from lockstep.doctor.gpu.steps import Step, steps_for
 from lockstep.doctor.scrub import scrub, without_names
 from lockstep.reading import JSON_BYTES
 from lockstep.recipes import RECIPES
-from lockstep.runtime.strike import VARIABLE
+from lockstep.runtime.strike import SWITCH, VARIABLE
 
 PASSES = """
 import json, os
@@ -350,7 +350,7 @@ def test_process_counts_double_up_to_all_gpus():
 
 
 def test_drills_name_the_variable_of_scripted_faults():
-    assert drills.KILL == VARIABLE
+    assert (drills.SWITCH, drills.KILL) == (SWITCH, VARIABLE)
 
 
 def test_bandwidth_covers_64_bytes_to_256_megabytes():

@@ -209,6 +209,7 @@ RANDOM_ALLOWED = {
         "torch.random.get_rng_state",
     },
     # An audit looks whether the global generators of somebody else's script stand at the same place on every process.
+    "runtime/fork_server.py": {"numpy.random.seed"},  # a fork must not share what a fresh process would not
     "runtime/audit/witness.py": {"random.getstate", "numpy.random.get_state", "torch.get_rng_state"},
 }
 

@@ -5,9 +5,10 @@ import signal
 
 import pytest
 
+from lockstep.config import ConfigError
 from lockstep.runtime import strike
 from lockstep.runtime.place import Place
-from lockstep.runtime.strike import VARIABLE, read
+from lockstep.runtime.strike import SWITCH, VARIABLE, read
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,22 @@ def test_a_signal_is_sent_at_its_moment_and_at_no_other(monkeypatch, script, num
     assert sent == []
     planned.at("learn", 3)
     assert sent == [(os.getppid() if launcher else os.getpid(), number)]
+
+
+@pytest.mark.parametrize(
+    "script", ["1", "1:learn", "x:learn:3", "1:learn:soon", "1:learn:3:SIGNOTHING", "1:learn:3:SIGTERM:all", ":::::"]
+)
+def test_malformed_script_is_refused_with_its_form(monkeypatch, script):
+    monkeypatch.setenv(VARIABLE, script)
+    with pytest.raises(ConfigError, match="PROCESS:PHASE:COUNT"):
+        read(Place(rank=1, size=2))
+
+
+def test_script_without_switch_has_no_effect(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1:learn:3")
+    assert read(Place(rank=1, size=2)) is not None
+    monkeypatch.delenv(SWITCH)
+    assert read(Place(rank=1, size=2)) is None
 
 
 def test_others_are_spared_and_so_is_a_second_start(monkeypatch):

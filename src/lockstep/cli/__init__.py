@@ -1,6 +1,7 @@
 """The command line: verbs first, one file each. Nothing here imports torch before a verb needs it."""
 
 import errno
+import gc
 import importlib
 import os
 import sys
@@ -30,11 +31,17 @@ VERBS = {
 }
 
 
+SERVE = "--fork-server"
+"""First argument of a fork server that is started as a process of its own. It is not a flag for users."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `lockstep VERB ...`; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # a process of its own
         make_errors_printable()
+    if words[:1] == [SERVE]:
+        words = _serve(words)
     if not words or words[0] in ("-h", "--help"):
         _print_help()
         return 0
@@ -56,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Threads that spin while they wait make torch fifteen times slower where anything else wants the cores. It must
     # be said before torch is imported; a policy of the user's own stands.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if arguments is None:  # this process is the command's own: what it has imported is known
+        from lockstep.cli.preload import preload
+
+        words = preload(words) or words
+        verb = words[0]
     try:
         return int(importlib.import_module(f"lockstep.cli.{verb.replace('-', '_')}").run(words[1:]))
     except ConfigError as error:
@@ -66,6 +78,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(f"{error.filename!r:.300} cannot be a path: {error.strerror}.\nGive another one.")
     except KeyboardInterrupt:
         return 130
+    finally:
+        if arguments is None:
+            gc.freeze()  # the interpreter would spend most of a second on collecting torch's modules before it ends
+
+
+def _serve(words: Sequence[str]) -> list[str]:
+    """Be a fork server. Returns only in a worker that it forked, with the worker's arguments."""
+    from lockstep.cli.preload import serve
+
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    return serve(int(words[1]))
 
 
 def fail(message: str) -> int:

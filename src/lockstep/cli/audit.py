@@ -44,13 +44,12 @@ def run(arguments: Sequence[str]) -> int:
 
     import json
     import os
-    import tempfile
     from dataclasses import asdict
-    from pathlib import Path
 
     from lockstep.audit import KINDS, judge
     from lockstep.console import Console
     from lockstep.runtime.audit.start import run as run_script
+    from lockstep.temporary_directory import temporary_directory
 
     unknown = [kind for kind in command.allow if kind not in KINDS]
     if unknown:
@@ -63,11 +62,11 @@ def run(arguments: Sequence[str]) -> int:
     if not command.module and not os.path.isfile(command.script):
         raise ConfigError(f"there is no script {command.script}.", "Give the path of a Python file, or -m MODULE.")
     words = [*(["-m"] if command.module else []), command.script, *script]
-    with tempfile.TemporaryDirectory(prefix="lockstep-audit-") as directory:
+    with temporary_directory("audit") as directory:
         console = Console(stderr=True)
         with console.status(f"running {command.script} on {command.procs} processes") as status:
             records = run_script(
-                words, Path(directory), command.procs, command.steps, command.patience, lambda w: status.update(w)
+                words, directory, command.procs, command.steps, command.patience, lambda w: status.update(w)
             )
     if not any(record["steps"] for record in records):
         raise ConfigError(_unauditable(command.script, records), "See that it runs under torchrun, and try again.")

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 
 from lockstep.config import ConfigError, Recipe
 from lockstep.printable import write_text
+from lockstep.temporary_directory import temporary_directory
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
     words += ["--smoke"] if command.smoke else []
     count = "1 process" if processes == 1 else f"{processes} processes"
     with (
-        tempfile.TemporaryDirectory(prefix="lockstep-bench-") as directory,
+        temporary_directory("bench") as directory,
         console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
     ):
-        cause = launch_quietly([*words, "--out", directory], processes)
+        cause = launch_quietly([*words, "--out", str(directory)], processes)
         if cause:
             raise ConfigError(f"{command.recipe} could not be measured on {count}: {cause}")
-        report: dict[str, Any] = json.loads((Path(directory) / "bench.json").read_text())
+        report: dict[str, Any] = json.loads((directory / "bench.json").read_text())
     return report
 
 

@@ -117,10 +117,10 @@ def _first_contact(command: Doctor) -> int:
 def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:
     """Everything that is looked at, quick things first; the trial only where nothing stands in its way."""
     import os
-    import tempfile
 
     from lockstep.doctor import disk, machine, network, rendering, variables
     from lockstep.runtime.hosts import interfaces
+    from lockstep.temporary_directory import temporary_directory
 
     quick = (
         machine.check_versions(),
@@ -141,8 +141,8 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:
     tell(f"training a small agent, {command.procs} processes")
     from lockstep.doctor.trial import check_together
 
-    with tempfile.TemporaryDirectory(prefix="lockstep-doctor-") as directory:
-        yield from check_together(["doctor", TRIAL, directory], command.procs, Path(directory))
+    with temporary_directory("doctor") as directory:
+        yield from check_together(["doctor", TRIAL, str(directory)], command.procs, directory)
 
 
 def _print(console: "Console", line: "Line") -> None:

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import tyro
 from lockstep.config import ConfigError, Recipe
 from lockstep.printable import write_text
 from lockstep.reading import Unreadable, read_json
+from lockstep.temporary_directory import temporary_directory
 
 if TYPE_CHECKING:
     from lockstep.speed.network import Network
@@ -162,8 +162,8 @@ def _measure_network(command: Plan, rest: list[str]) -> "Network":
 
     words = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
     words += ["--smoke"] if command.smoke else []
-    with tempfile.TemporaryDirectory(prefix="lockstep-plan-") as directory, Console(stderr=True).status("the network"):
-        path = Path(directory) / "here.json"
+    with temporary_directory("plan") as directory, Console(stderr=True).status("the network"):
+        path = directory / "here.json"
         cause = launch_quietly([*words, "--time-network", str(path)], 2)
         if cause:
             raise ConfigError(f"reductions could not be timed on two processes: {cause}")

@@ -1,7 +1,6 @@
 """`lockstep prove RECIPE`: show on this machine that any number of processes, killed or not, trains the same agent."""
 
 import json
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError
+from lockstep.temporary_directory import temporary_directory
 
 if TYPE_CHECKING:
     from lockstep.console import Console
@@ -81,7 +81,7 @@ class Proof:
 
     def killed(self, processes: int, resumed_on: int, phase: str) -> None:
         """A run that loses a process to SIGKILL in a phase, and goes on with another number of processes."""
-        from lockstep.runtime.strike import VARIABLE
+        from lockstep.runtime.strike import SWITCH, VARIABLE
         from lockstep.streams import Stream
 
         victim = Stream(self.seed, f"prove.victim.{phase}").number(0) % processes
@@ -90,7 +90,7 @@ class Proof:
         where = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
         event = f"process {victim} killed {where}"
         with self.console.status(f"training on {_processes(processes)}, {event}"):
-            cause = self._train(path, processes, {VARIABLE: f"{victim}:{phase}:{count}"})
+            cause = self._train(path, processes, {SWITCH: "1", VARIABLE: f"{victim}:{phase}:{count}"})
         problem = "" if cause and "SIGKILL" in cause else f"the kill did not strike: {cause or 'the run ended well'}"
         if not problem:
             with self.console.status(f"resuming on {_processes(resumed_on)}"):
@@ -156,8 +156,8 @@ def run(arguments: Sequence[str]) -> int:
     if sharing := gpu_sharing(recipe.run.device, max(command.procs)):
         console.print(sharing)
         flags += ["run.share_gpu=true"]
-    with tempfile.TemporaryDirectory(prefix="lockstep-prove-") as temporary:
-        directory = command.keep or Path(temporary)
+    with temporary_directory("prove") as temporary:
+        directory = command.keep or temporary
         directory.mkdir(parents=True, exist_ok=True)
         proof = Proof(command.recipe, flags, directory, command.seed, console)
         for processes in command.procs:

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -17,6 +16,7 @@ from lockstep.cli.words import is_switch
 from lockstep.config import ConfigError, Recipe, overlay
 from lockstep.parent import STARTER
 from lockstep.printable import write_text
+from lockstep.temporary_directory import temporary_directory
 
 PROBE = "--probe"
 """First argument of the process that probes this machine for --autoscale; it is no flag for users."""
@@ -84,8 +84,8 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
     from lockstep.console import Console
 
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="lockstep-probe-") as directory:
-        out = Path(directory) / "choice.json"
+    with temporary_directory("probe") as directory:
+        out = directory / "choice.json"
         with console.status("probing this machine") as status:
             code = run_probe([PROBE, str(out), str(procs), *arguments], status.update)
         if code or not out.exists():
@@ -102,7 +102,7 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
 
 def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
     """Run `lockstep train WORDS` in a process of its own, with a call for every line it prints; its exit code."""
-    command = [sys.executable, "-m", "lockstep", "train", *words]
+    command = [sys.executable, "-P", "-m", "lockstep", "train", *words]
     environment = os.environ | {STARTER: str(os.getpid())}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         for line in process.stdout or ():

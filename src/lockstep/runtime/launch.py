@@ -9,23 +9,29 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from lockstep.config import ConfigError
-from lockstep.parent import LAUNCHED, LAUNCHER, OUTCOME, PEER_FAILED
+from lockstep.parent import LAUNCHED, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
+from lockstep.runtime import fork_server
 from lockstep.runtime.failures import explain
 from lockstep.runtime.hosts import Fleet, Host, here, several
+from lockstep.runtime.local_rendezvous import LocalRendezvous
 from lockstep.runtime.place import ONE_REQUEST, PREEMPTED, REQUESTS, cores_for, say
+from lockstep.runtime.worker_processes import start_workers
+from lockstep.temporary_directory import temporary_directory
 
 INTERRUPTED = 130
 """The exit code of a run that was ended at once, as a shell has it for an interrupt."""
@@ -50,9 +56,9 @@ def launch(
 ) -> Outcome:
     """Run `lockstep ARGUMENTS` on several processes until they end; signals meanwhile are passed on to them."""
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as shared:
-        (Path(shared) / LAUNCHER).write_text(str(os.getpid()))
-        host = here(Path(shared)) if fleet.endpoint is None else several(fleet.endpoint)
+    with temporary_directory() as shared:
+        (shared / LAUNCHER).write_text(str(os.getpid()))
+        host = here(shared) if fleet.endpoint is None else several(fleet.endpoint)
         for warning in host.warnings:
             say(warning)
         settings = {
@@ -62,12 +68,12 @@ def launch(
             # What every collective was, for the report about one that hangs.
             "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "200"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores_for(fleet.processes))),
-            LAUNCHED: shared,
+            LAUNCHED: str(shared),
             **host.environment,
             **(environment or {}),
         }
         with _Environment(settings):
-            return _Launch(arguments, fleet, host, Path(shared), quiet).run()
+            return _Launch(arguments, fleet, host, shared, quiet).run()
 
 
 def launch_quietly(arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None) -> str:
@@ -156,6 +162,7 @@ class _Agent(LocalElasticAgent):
         self._stopping = False
         self._dismissed: set[int] = set()
         """Processes that did not leave by themselves when another had failed, and were killed."""
+        self._told = False
 
     def ask_to_stop(self) -> bool:
         """Ask every process to save and leave at the end of its iteration; whether there was any to ask."""
@@ -180,10 +187,26 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
         self._mark.unlink(missing_ok=True)
-        started = super()._start_workers(worker_group)
+        starter = local_elastic_agent.start_processes
+        local_elastic_agent.start_processes = partial(start_workers, self._fork_server())
+        try:
+            started = super()._start_workers(worker_group)
+        finally:
+            local_elastic_agent.start_processes = starter
         if self._stopping:  # the request came while nobody was there to hear it
             self.ask_to_stop()
         return started
+
+    def _fork_server(self) -> fork_server.ForkServer | None:
+        """The server to fork workers from; None, with one line that says why, where that is not safe."""
+        server = fork_server.obtain(os.environ)
+        if isinstance(server, str):
+            if server and not self._told:
+                self._told = True
+                say(f"each process imports torch itself, which takes longer: {server}.")
+            return None
+        (self._shared / SERVER).write_text(str(server.pid))
+        return server
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._dismiss()
@@ -225,24 +248,14 @@ class _Agent(LocalElasticAgent):
 def _make_agent(arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path, quiet: bool) -> _Agent:
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     job = fleet.job or uuid.uuid4().hex
-    few, many = fleet.nodes
-    meeting = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
-    try:
-        handler = get_rendezvous_handler(meeting)
-    except RendezvousConnectionError:
-        raise ConfigError(
-            f"hosts cannot meet at {host.endpoint}: another program holds that port, or nobody listens there.",
-            "Choose another port in --rdzv-endpoint, the same on every host, and start the first host's command, too.",
-        ) from None
+    handler = LocalRendezvous(job) if fleet.endpoint is None else _meet(fleet, host, job)
     spec = WorkerSpec(
         role="lockstep",
         local_world_size=fleet.processes,
         entrypoint=sys.executable,
-        args=("-m", "lockstep", *arguments),
+        args=tuple(arguments),
         rdzv_handler=handler,
         max_restarts=fleet.max_restarts,
         monitor_interval=0.1,
@@ -252,6 +265,22 @@ def _make_agent(arguments: Sequence[str], fleet: Fleet, host: Host, shared: Path
     logs.mkdir()
     output = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL if quiet else Std.NONE)
     return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
+
+
+def _meet(fleet: Fleet, host: Host, job: str) -> RendezvousHandler:
+    """The rendezvous of several hosts."""
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    few, many = fleet.nodes
+    meeting = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    try:
+        return get_rendezvous_handler(meeting)
+    except RendezvousConnectionError:
+        raise ConfigError(
+            f"hosts cannot meet at {host.endpoint}: another program holds that port, or nobody listens there.",
+            "Choose another port in --rdzv-endpoint, the same on every host, and start the first host's command, too.",
+        ) from None
 
 
 class _Environment:

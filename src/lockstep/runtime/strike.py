@@ -1,12 +1,16 @@
-"""Scripted faults: a process signals itself, or its launcher, at a moment known beforehand. For proofs and tests."""
+"""Fault injection: a process signals itself, or its launcher, at a moment set beforehand. For `prove` and tests."""
 
 import os
 import signal
 import time
 from dataclasses import dataclass
 
+from lockstep.config import ConfigError
+from lockstep.parent import launcher_pid
 from lockstep.runtime.place import Place
 
+SWITCH = "LOCKSTEP_FAULT_INJECTION"
+"""Must be 1, or VARIABLE has no effect: a variable left over in a shell must not end a run."""
 VARIABLE = "LOCKSTEP_KILL"
 """`PROCESS:PHASE:COUNT[:SIGNAL[:launcher]]`: on entering that phase for the COUNT-th time, that process sends SIGNAL
 (SIGKILL unless another is named) to itself, or to the launcher that started it. It strikes once, not after a restart.
@@ -24,7 +28,7 @@ class Strike:
 
     def at(self, phase: str, count: int) -> None:
         if (phase, count) == (self.phase, self.count):
-            os.kill(os.getppid() if self.launcher else os.getpid(), self.number)
+            os.kill(launcher_pid() if self.launcher else os.getpid(), self.number)
             if self.launcher:
                 time.sleep(2.0)  # the launcher passes it on, or a short run would be over before that
 
@@ -32,9 +36,17 @@ class Strike:
 def read(place: Place) -> Strike | None:
     """What the environment says about the process at this place."""
     script = os.environ.get(VARIABLE)
-    if not script or place.restarts:
+    if not script or os.environ.get(SWITCH) != "1" or place.restarts:
         return None
-    process, phase, count, *rest = script.split(":")
-    if int(process) != place.rank:
-        return None
-    return Strike(phase, int(count), signal.Signals[rest[0]] if rest else signal.SIGKILL, "launcher" in rest)
+    try:
+        process, phase, count, *rest = script.split(":")
+        number = signal.Signals[rest[0]] if rest else signal.SIGKILL
+        if len(rest) > 2 or rest[1:] not in ([], ["launcher"]):
+            raise ValueError(script)
+        strike = Strike(phase, int(count), number, "launcher" in rest)
+        meant = int(process) == place.rank
+    except (ValueError, KeyError):
+        raise ConfigError(
+            f"{VARIABLE} is {script!r}.", f"Use PROCESS:PHASE:COUNT[:SIGNAL[:launcher]], or unset {SWITCH}."
+        ) from None
+    return strike if meant else None

@@ -5,8 +5,8 @@ import time
 from lockstep.doctor.gpu.proofs import RECIPE, as_words, proved, proved_hash
 from lockstep.doctor.gpu.worker import Failure, Record, expect, lockstep
 
-KILL = "LOCKSTEP_KILL"
-"""`lockstep.runtime.strike.VARIABLE`, which cannot be imported without torch."""
+SWITCH, KILL = "LOCKSTEP_FAULT_INJECTION", "LOCKSTEP_KILL"
+"""Those of `lockstep.runtime.strike`, which cannot be imported without torch."""
 TIMEOUT = 8.0
 """Setting run.timeout of the hang drill: seconds that processes wait for one that does not come."""
 REPORT_LINES, LINE = 40, 2000
@@ -23,7 +23,8 @@ def hang(record: Record) -> None:
     """Stop a process by SIGSTOP: the hang report must name it and its phase."""
     began = time.monotonic()
     ended = lockstep(
-        *_words(record, "hang", "--max-restarts", "0", f"run.timeout={TIMEOUT}"), **{KILL: "1:learn:2:SIGSTOP"}
+        *_words(record, "hang", "--max-restarts", "0", f"run.timeout={TIMEOUT}"),
+        **{SWITCH: "1", KILL: "1:learn:2:SIGSTOP"},
     )
     seconds = time.monotonic() - began
     path = record.scratch / "hang" / "hang.txt"
@@ -47,7 +48,7 @@ def kill(record: Record) -> None:
     if wanted is None:
         expect(lockstep(*_words(record, "undisturbed", exact)), "the undisturbed run")
         wanted = hash_of_run(record.scratch / "undisturbed")
-    ended = lockstep(*_words(record, "killed", exact, "--max-restarts", "1"), **{KILL: "1:learn:3"})
+    ended = lockstep(*_words(record, "killed", exact, "--max-restarts", "1"), **{SWITCH: "1", KILL: "1:learn:3"})
     expect(ended, "the run whose process 1 was killed")
     if "Starting again from the last checkpoint" not in ended.output:
         raise Failure("the kill did not strike: the run did not restart")

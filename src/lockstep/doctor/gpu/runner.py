@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,6 +15,7 @@ from lockstep.doctor.gpu.summary import summarize
 from lockstep.doctor.gpu.worker import KIT
 from lockstep.parent import STARTER
 from lockstep.reading import Unreadable, read_json
+from lockstep.temporary_directory import temporary_directory
 
 MINUTES = 14.5
 """Time limit of the whole kit, so that it ends within 15 minutes. Steps for which no time is left are skipped."""
@@ -28,8 +28,8 @@ Tell = Callable[[str], None]
 def run_kit(path: Path, quick: bool, tell: Tell) -> Report:
     """Run every step that applies to this machine's GPUs. `tell` is called with a line for every step."""
     report = Report(path, quick)
-    with tempfile.TemporaryDirectory(prefix="lockstep-gpu-") as scratch:
-        kit = Kit(report, Path(scratch), tell)
+    with temporary_directory("gpu") as scratch:
+        kit = Kit(report, scratch, tell)
         kit.run_steps([MACHINE])
         kit.gpus = len(report.found("machine").get("gpus", ()))
         if kit.gpus:

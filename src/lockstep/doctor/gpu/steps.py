@@ -24,7 +24,7 @@ class Step:
 
 def step(name: str, *words: str, limit: float) -> Step:
     """A step that a function of `worker.FUNCTIONS` runs."""
-    return Step(name, ("-m", "lockstep", "doctor", STEP, *words), limit)
+    return Step(name, ("-P", "-m", "lockstep", "doctor", STEP, *words), limit)
 
 
 MACHINE = step("machine", "machine", limit=90.0)

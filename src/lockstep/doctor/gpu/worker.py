@@ -102,7 +102,7 @@ def describe(error: Exception) -> str:
 
 def lockstep(*words: Any, **settings: str) -> Ended:
     """Run `lockstep WORDS` in a process that ends with this one. Its output goes to the step's output."""
-    command = [sys.executable, "-m", "lockstep", *map(str, words)]
+    command = [sys.executable, "-P", "-m", "lockstep", *map(str, words)]
     ended = run(command, os.environ | settings, prepare=die_with_parent)
     write_text(sys.stdout, f"$ lockstep {' '.join(map(str, words))}\n{ended.output}\n")
     return ended

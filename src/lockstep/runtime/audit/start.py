@@ -79,7 +79,7 @@ def _start(
     }
     with (directory / f"output-{place['RANK']}.txt").open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "lockstep.runtime.audit.worker", str(directory), str(steps), *words],
+            [sys.executable, "-P", "-m", "lockstep.runtime.audit.worker", str(directory), str(steps), *words],
             env=os.environ | place | settings,
             stdin=subprocess.DEVNULL,
             stdout=output,

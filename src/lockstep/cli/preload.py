@@ -1,0 +1,138 @@
+"""Import what workers need and fork a server from this process, before a command does anything else."""
+
+import ast
+import importlib
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from lockstep.cli.waking import wake
+from lockstep.parent import started_by_a_launcher
+
+_MODULES = (
+    "lockstep.train",
+    "lockstep.cli.train",
+    "lockstep.cli.resume",
+    "lockstep.cli.launching",
+    "lockstep.runtime.launch",
+    "lockstep.runtime.fork_server",
+    "lockstep.compiled",
+    "lockstep.philox.cpu",
+    "torch.utils.tensorboard",
+)
+"""Modules that every worker imports. The launcher needs most of them as well."""
+_PROCESSES = ("procs", "n", "num-gpus", "world-size", "gpus", "nnodes", "distributed")
+"""Flags of `train` and `resume` that ask for processes."""
+
+
+def preload(words: Sequence[str]) -> list[str] | None:
+    """Fork a server early if a command is likely to start workers.
+
+    This comes before a user's own files are imported, so that each worker imports them itself.
+
+    Returns:
+        None, or the arguments of a worker if this process is now one.
+    """
+    if started_by_a_launcher() or not asks_for_workers(words) or os.environ.get("LOCKSTEP_START") == "spawn":
+        return None
+    with _quiet_imports():
+        wake()
+        from lockstep.runtime.fork_server import fork_here
+
+        return fork_here(lambda: import_modules(words))
+
+
+def serve(descriptor: int) -> list[str]:
+    """Be a server that was started as a process of its own. Returns only in a worker, with its arguments."""
+    channel = socket.socket(fileno=descriptor)
+    channel.set_inheritable(False)
+    with _quiet_imports():
+        from lockstep.runtime import fork_server
+
+        return fork_server.serve(channel, lambda: import_modules(()))
+
+
+def import_modules(words: Sequence[str]) -> None:
+    """Import what workers of a command need, without starting a thread."""
+    for module in (*_MODULES, *_recipes(words)):
+        importlib.import_module(module)
+    from lockstep.compiled import start_numba
+
+    start_numba()
+
+
+@contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Set variables that libraries read once, when they are loaded: OpenBLAS starts threads as it is."""
+    settings = {"OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    process = os.getpid()
+    yield
+    if os.getpid() != process:
+        return  # a worker, which has an environment of its own by now
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+def asks_for_workers(words: Sequence[str]) -> bool:
+    """Whether a command line is likely to start workers. A wrong guess costs time only."""
+    if any(word in ("-h", "--help") for word in words):
+        return False
+    if words[0] in ("prove", "bench"):
+        return True
+    if words[0] == "doctor":
+        return not {"--gpu", "--gpu-step", "--trial"} & set(words)
+    if words[0] not in ("train", "resume"):
+        return False
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, has_value, value = word.lstrip("-").replace("_", "-").partition("=")
+        if name in _PROCESSES and (word.startswith("-") or has_value) and (value if has_value else following) != "1":
+            return True
+    return False
+
+
+def _recipes(words: Sequence[str]) -> list[str]:
+    """Modules of lockstep that the recipes named in a command line need."""
+    from lockstep.recipes import RECIPES
+
+    modules = []
+    for word in [*words, *(["gym-ppo"] if words[:1] == ["doctor"] else [])]:
+        if word in RECIPES:
+            modules.append(RECIPES[word][0])
+        elif word.endswith(".py"):
+            modules += _imports_of(Path(word))
+        elif words[:1] == ["resume"]:
+            modules += _recipes(_recipe_of_run(Path(word)))
+    return modules
+
+
+def _imports_of(path: Path) -> list[str]:
+    """Modules of lockstep that a user's file imports. The file is parsed and not run."""
+    try:
+        tree = ast.parse(path.read_bytes() if path.is_file() else b"")
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # the command reports it
+    names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return [name for name in names if name.startswith("lockstep.") and find_spec(name) is not None]
+
+
+def _recipe_of_run(run: Path) -> list[str]:
+    """The name of the recipe in a run directory, if it is a built-in one."""
+    path = run / "config.yaml"
+    if not path.is_file():  # which a pipe, that blocks its reader, is not
+        return []
+    try:
+        with path.open("rb") as file:
+            found = re.search(rb"^recipe: *([a-z0-9-]+) *$", file.read(100_000), re.MULTILINE)
+    except (OSError, ValueError):
+        return []
+    return [found[1].decode()] if found else []
