@@ -51,7 +51,7 @@ def _stop(words: list[str], request: str) -> tuple[float, float]:
         )
         assert run.stderr is not None
         for words_said in run.stderr:
-            if found := re.search(r"within about ([\d.]+) s", words_said):
+            if found := re.search(r"within ([\d.]+) s", words_said):
                 break
         asked = time.monotonic()
         while read_status(Path(directory) / "run")["state"] != "preempted":

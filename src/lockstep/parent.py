@@ -19,6 +19,10 @@ LEFT = 128 + signal.SIGTERM
 """The exit code of a process that left because another one had failed."""
 
 
+STACKS = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
+"""The signal on which a process writes the stacks of its threads for our launcher."""
+
+
 def die_with_parent() -> None:
     """Have the kernel kill this process when the one that started it dies, even in the middle of a step."""
     with contextlib.suppress(OSError, AttributeError):
@@ -69,6 +73,11 @@ def started_by_a_launcher() -> bool:
 def crash_file(rank: int) -> str:
     """Where in that directory a process leaves its stack when it crashes in native code."""
     return f"crash-{rank}.txt"
+
+
+def stacks_file(rank: int) -> str:
+    """Where in that directory a process leaves the stacks of its threads when our launcher asks for them."""
+    return f"stacks-{rank}.txt"
 
 
 def backend_file(rank: int) -> str:

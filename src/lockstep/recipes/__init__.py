@@ -45,6 +45,9 @@ def _from_file(path: Path) -> type[Recipe]:
     spec = importlib.util.spec_from_file_location(f"recipe_in_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # the file may import others next to it; last, so that they replace no library
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses, and the help page, look for their source here
     spec.loader.exec_module(module)

@@ -280,7 +280,8 @@ class Checkpoints:
                 self._tidy(name, best)
             return
         silence = f"the main process has said nothing for {self.run.timeout:.0f} s"
-        verdict = wait_while_beating(mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", self.run.timeout, silence)
+        patience, on_beat = self.run.timeout, self.runtime.note_progress
+        verdict = wait_while_beating(mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", patience, silence, on_beat)
         self._problem, self._segments.unlinked = json.loads(verdict)
 
     def _collect(self, name: Name, partial: Path, shared: State, values: object, keep: bool) -> str:
@@ -296,7 +297,8 @@ class Checkpoints:
         for rank, word in words.items():
             # However long it takes, as long as that process is at work; no collective would tell of its end here.
             silence = f"process {rank} has said nothing for {self.run.timeout:.0f} s"
-            answer = json.loads(wait_while_beating(mailbox, word, f"{word}/beat", self.run.timeout, silence))
+            patience, on_beat = self.run.timeout, self.runtime.note_progress
+            answer = json.loads(wait_while_beating(mailbox, word, f"{word}/beat", patience, silence, on_beat))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []
         mailbox.forget([*words.values(), *(f"{words[rank]}/beat" for rank in words if rank)])

@@ -108,6 +108,7 @@ class RunDir:
         """Save a last time and say how the run ended, when every process knows that the checkpoint is whole."""
         self.checkpoints.save(algorithm, task, clock)
         self.checkpoints.finish()
+        self.runtime.watchdog.end_deadlines()
         self.note_status("preempted" if preempted else "finished")
         if self.runtime.main:
             shutil.rmtree(self.path / PRESENCE, ignore_errors=True)

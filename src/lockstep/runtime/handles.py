@@ -74,7 +74,7 @@ class Ledger:
     """The collectives of one process, counted, so that others can be told which of them it has come to."""
 
     def __init__(self) -> None:
-        self.begun = 0
+        self.begun = self.completed = 0
         self.last = ""
         self.waited = 0.0
         """Seconds in all that this process, or its device, waited."""
@@ -99,6 +99,7 @@ class Ledger:
         finally:
             self.waited += time.monotonic() - (wait.since or 0.0)
             self._blocked = None
+            self.completed += 1
 
     def queue(self, number: int, name: str, wait: Callable[[], Any]) -> None:
         """The same for a wait of the device, which does not block the host."""
@@ -119,6 +120,7 @@ class Ledger:
         with self._lock:
             while self._queued and (seconds := self._queued[0].seconds()) is not None:
                 self.waited += seconds
+                self.completed += 1
                 self._queued.popleft()
 
 

@@ -5,10 +5,15 @@ import os
 import socket
 import struct
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from lockstep.config import ConfigError
+from lockstep.runtime.place import Place
+from lockstep.runtime.watchdog import Hang
 
 
 @dataclass(frozen=True)
@@ -132,3 +137,29 @@ def listen_here(port: int) -> int:
     listener.bind(("127.0.0.1", port))
     listener.listen(1024)
     return listener.detach()
+
+
+def join_store(place: Place, timeout: float) -> dist.Store:
+    """Join the store of a run within the timeout."""
+    try:
+        return _open_store(place, timedelta(seconds=timeout))
+    except (dist.DistStoreError, dist.DistNetworkError) as error:
+        if "EADDRINUSE" in str(error):
+            raise
+        who = f"process {place.rank} of {place.size}"
+        raise Hang(f"{who} waited {timeout:.0f} s (run.timeout) for the others to start: {error}") from None
+
+
+def _open_store(place: Place, patience: timedelta) -> dist.Store:
+    """The store of a run. On one host it can be reached from this host alone, unless torchrun keeps one itself."""
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
+        port = int(os.environ["MASTER_PORT"])
+        listener = listen_here(port) if place.rank == 0 else None
+        return dist.TCPStore(
+            "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
+        )
+    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=patience))
+    # A store that is kept outlives a restart, and so would the addresses in it. One that is made for each start needs
+    # no number, and hosts would not agree on it: one that came later counts its restarts from 0.
+    return dist.PrefixStore(f"attempt/{place.restarts}", store) if kept else store

@@ -27,10 +27,13 @@ from lockstep.config import ConfigError
 from lockstep.parent import LAUNCHED, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
 from lockstep.runtime import fork_server
 from lockstep.runtime.failures import explain
+from lockstep.runtime.hang_report import kill_group, report
 from lockstep.runtime.hosts import Fleet, Host, here, several
 from lockstep.runtime.local_rendezvous import LocalRendezvous
 from lockstep.runtime.place import ONE_REQUEST, PREEMPTED, REQUESTS, cores_for, say
-from lockstep.runtime.worker_processes import start_workers
+from lockstep.runtime.progress import Deadlines
+from lockstep.runtime.watchdog import in_time, write_report
+from lockstep.runtime.worker_processes import UNKILLABLE, start_workers
 from lockstep.temporary_directory import temporary_directory
 
 INTERRUPTED = 130
@@ -140,6 +143,8 @@ class _Launch:
             return Outcome(PREEMPTED, "asked to stop while no process was training.")
         if self._at_once:
             return Outcome(INTERRUPTED, "ended at once, as asked; what was saved before stands.")
+        if self._error is not None and self.agent.cause:
+            return Outcome(1, self.agent.cause)
         if self._error is not None:
             return Outcome(1, f"the processes could not be started or brought together: {self._error}")
         if self._result is None or self._result.is_failed():
@@ -163,6 +168,7 @@ class _Agent(LocalElasticAgent):
         self._dismissed: set[int] = set()
         """Processes that did not leave by themselves when another had failed, and were killed."""
         self._told = False
+        self._deadlines, self._hang = Deadlines(), ""
 
     def ask_to_stop(self) -> bool:
         """Ask every process to save and leave at the end of its iteration; whether there was any to ask."""
@@ -187,6 +193,7 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
         self._mark.unlink(missing_ok=True)
+        self._deadlines, self._hang = Deadlines(), ""
         starter = local_elastic_agent.start_processes
         local_elastic_agent.start_processes = partial(start_workers, self._fork_server())
         try:
@@ -213,12 +220,38 @@ class _Agent(LocalElasticAgent):
         super()._stop_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._hold_deadlines()
         if any(process.poll() for process in self._processes()):
             self._dismiss()  # before torch does so, which would give a stopped process half a minute
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._explain(result.failures, worker_group)
         return result
+
+    def _hold_deadlines(self) -> None:
+        """Report and kill all workers if one of them made no progress for longer than it may."""
+        workers = getattr(self._pcontext, "workers", {})
+        alive = {rank: worker for rank, worker in workers.items() if worker.proc.poll() is None}
+        overdue = self._deadlines.look({rank: worker.progress for rank, worker in alive.items()})
+        if not overdue or self._hang:
+            return
+        pids = {rank: worker.proc.pid for rank, worker in alive.items()}
+        self._hang = report(self._deadlines.workers, pids, overdue, self._shared)
+        run = next((watched.told.get("run") for watched in self._deadlines.workers.values()), None)
+        if run:
+            in_time(lambda: write_report(Path(run), self._hang))
+        for pid in pids.values():
+            kill_group(pid)
+        deadline = time.monotonic() + UNKILLABLE
+        while (left := [w for w in alive.values() if w.proc.poll() is None]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if left:
+            self._remaining_restarts = 0
+            numbers = ", ".join(str(worker.proc.pid) for worker in left)
+            self._hang += f"\nSIGKILL does not end {numbers}: they wait for a disk or a device that does not answer."
+        if len(left) == len(alive):  # torch's agent would wait for them
+            self.cause, self.machine = self._hang, True
+            raise RuntimeError(self._hang)
 
     def _dismiss(self) -> None:
         """Have all processes leave: those that can, by themselves."""
@@ -238,6 +271,8 @@ class _Agent(LocalElasticAgent):
         """Say who failed first and why, and whether all start again."""
         size = worker_group.workers[0].world_size
         self.cause, self.machine = explain(failures, size, self._shared, self._dismissed)
+        if self._hang:
+            self.cause, self.machine = self._hang, True
         if not self.machine or self._stopping:
             self._remaining_restarts = 0  # it would fail in the same way again; or nobody wants it to go on
         if self._remaining_restarts:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from lockstep.config import ConfigError, RunConfig
-from lockstep.parent import backend_file, crash_file, launch_directory, phase_file
+from lockstep.parent import STACKS, backend_file, crash_file, launch_directory, phase_file, stacks_file
 from lockstep.printable import write_text
 from lockstep.protocols import Algorithm
 
@@ -237,9 +237,13 @@ def cores_for(processes: int) -> int:
 def leave_stack_on_crash(place: Place) -> None:
     """Have a process that crashes in native code leave its Python stack where our launcher finds it."""
     shared = launch_directory()
-    if shared is not None and not faulthandler.is_enabled():
-        # Left open for good: it is written to when nothing else can be done any more.
+    if shared is None:
+        return
+    # Left open for good: they are written to when nothing else can be done any more.
+    if not faulthandler.is_enabled():
         faulthandler.enable((shared / crash_file(place.rank)).open("w"))
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(STACKS, (shared / stacks_file(place.rank)).open("w"), all_threads=True)
 
 
 def note_backend(place: Place, backend: str) -> None:

@@ -31,7 +31,7 @@ from lockstep.runtime import pooling, strike, sync
 from lockstep.runtime.compilation import Compilation
 from lockstep.runtime.failures import in_words, record_failure
 from lockstep.runtime.handles import Ledger, Noted, Nothing, Waiting
-from lockstep.runtime.hosts import listen_here, loopback
+from lockstep.runtime.hosts import join_store, loopback
 from lockstep.runtime.phase_timer import DeviceTimer, HostTimer, PhaseTimer
 from lockstep.runtime.place import Place
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
@@ -82,6 +82,8 @@ class Runtime:
         self._store = store
         self._local_mailbox = LocalMailbox()
         self._phases: list[str] = []
+        self.progress = 0
+        """Grows with everything that this process gets done; the watchdog ends a process in which it stands still."""
         self._phase_note: mmap.mmap | None = None
         """Where the outermost of them is written, for whoever asks after a crash."""
         self._strike = strike.read(place)
@@ -108,7 +110,7 @@ class Runtime:
                 os.environ.update(loopback())
             # The watchdog ends a run at the timeout, with a report; the backend's own comes only if that fails.
             timeout = timedelta(seconds=15.0 + max(run.timeout, 0.0 if run.compile == "off" else COMPILE_TIMEOUT))
-            store = dist.PrefixStore("lockstep", _join_store(place))
+            store = dist.PrefixStore("lockstep", join_store(place, run.timeout))
             shared = places.shared_gpus(store, place, device)
             if shared and not run.share_gpu:
                 places.refuse_shared(shared)
@@ -216,7 +218,9 @@ class Runtime:
             return json.loads(text)["result"]  # as the others read it: tuples are lists now, and keys are words
         silence = f"the main process has said nothing for {self._timeout:.0f} s while it worked alone"
         text = self.ledger.wait(
-            number, "from_main", lambda: wait_while_beating(self.mailbox(), key, beat, self._timeout, silence)
+            number,
+            "from_main",
+            lambda: wait_while_beating(self.mailbox(), key, beat, self._timeout, silence, self.note_progress),
         )
         answer = json.loads(text)
         if "error" in answer:
@@ -284,6 +288,10 @@ class Runtime:
         """Say what this process is doing: for the time split, and for scripted kills."""
         return Phase(self, name)
 
+    def note_progress(self) -> None:
+        """Count a part of a long phase as done, such as a step of an evaluation."""
+        self.progress += 1
+
     def pass_through(self, name: str) -> None:
         """Note that this process came by here; a scripted kill may strike."""
         self.passed[name] = self.passed.get(name, 0) + 1
@@ -333,6 +341,7 @@ class Phase:
     def __enter__(self) -> None:
         runtime = self._runtime
         runtime.pass_through(self._name)
+        runtime.progress += 1
         self._turn()
         runtime._phases.append(self._name)
         if runtime._phase_note is not None and len(runtime._phases) == 1:
@@ -340,6 +349,7 @@ class Phase:
 
     def __exit__(self, *_: object) -> None:
         self._turn()
+        self._runtime.progress += 1
         self._runtime._phases.pop()
 
     def _turn(self) -> None:
@@ -382,19 +392,3 @@ def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if native or device.type == "cpu" else "fp16"
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-
-def _join_store(place: Place) -> dist.Store:
-    """The store of a run. On one host it can be reached from this host alone, unless torchrun keeps one itself."""
-    patience = timedelta(minutes=5)
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
-        port = int(os.environ["MASTER_PORT"])
-        listener = listen_here(port) if place.rank == 0 else None
-        return dist.TCPStore(
-            "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
-        )
-    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=patience))
-    # A store that is kept outlives a restart, and so would the addresses in it. One that is made for each start needs
-    # no number, and hosts would not agree on it: one that came later counts its restarts from 0.
-    return dist.PrefixStore(f"attempt/{place.restarts}", store) if kept else store

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
@@ -86,7 +86,9 @@ def heartbeat(mailbox: Mailbox, key: str, patience: float) -> Any:
         thread.join()
 
 
-def wait_while_beating(mailbox: Mailbox, key: str, beat: str, patience: float, silence: str) -> str:
+def wait_while_beating(
+    mailbox: Mailbox, key: str, beat: str, patience: float, silence: str, on_beat: Callable[[], None] = lambda: None
+) -> str:
     """Wait for a text however long it takes, as long as the heartbeat goes on; then TimeoutError, with those words."""
     last, since = "", time.monotonic()
     while True:
@@ -99,5 +101,6 @@ def wait_while_beating(mailbox: Mailbox, key: str, beat: str, patience: float, s
                 now = last
             if now != last:
                 last, since = now, time.monotonic()
+                on_beat()
             elif time.monotonic() - since > patience:
                 raise TimeoutError(silence) from None

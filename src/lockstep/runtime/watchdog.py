@@ -1,7 +1,8 @@
-"""A thread beside the work: it hears signals, writes down where the process is, and notices who is missing.
+"""Background threads: handle signals, hold progress deadlines, write heartbeats and detect missing processes.
 
-It runs while the main thread is deep in a kernel or waits in a collective that will never end, when no Python handler
-of the main thread would.
+They run while the main thread is deep in a kernel or waits in a collective that never ends, when no Python handler of
+the main thread would. One thread handles signals and deadlines and never touches the run's disk; the other one writes
+and reads heartbeats there, and may be stuck with the disk.
 """
 
 import os
@@ -11,8 +12,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,9 @@ from lockstep.parent import LEFT, PEER_FAILED, launch_directory
 from lockstep.runtime import presence
 from lockstep.runtime.compilation import COMPILE
 from lockstep.runtime.failures import record_failure
-from lockstep.runtime.place import ONE_REQUEST, REQUESTS, say
+from lockstep.runtime.place import ONE_REQUEST, PREEMPTED, REQUESTS, say
 from lockstep.runtime.presence import Presence, Work
+from lockstep.runtime.progress import IdleTime, ProgressPipe, written_bytes
 from lockstep.runtime.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -30,13 +32,17 @@ if TYPE_CHECKING:
 PATIENCE = 5.0
 """Seconds after which somebody who has not arrived is named."""
 COMPILE_TIMEOUT = 1800.0
-"""Seconds that others wait for a process that compiles or records."""
+"""Seconds that a process may take to compile, to record, or to get from its start to its first phase."""
+SAVE_FACTOR = 3.0
+"""Timeouts that a save may take without writing anything: the disk may be busy with what was written before."""
+LATER = 5.0
+"""Seconds after its deadline that a process of several reports itself: those that wait for it know more."""
 TICK = 1.0
 """Seconds between two looks; more where there are many processes to write down."""
 
 
 class Hang(RuntimeError):
-    """Processes waited for others that did not come within the run's timeout."""
+    """A process made no progress, or did not come to where the others waited for it, within the run's timeout."""
 
 
 class Watchdog:
@@ -62,6 +68,10 @@ class Watchdog:
         self._slow: int | None = None
         self._vitals = Vitals(runtime.rank, runtime.device)
         self._earlier_at = 0.0
+        self._idle, self._pipe = IdleTime(), ProgressPipe()
+        self._leave_after: float | None = None
+        """Seconds after a request to stop when this process ends without a checkpoint."""
+        self._over = threading.Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -77,7 +87,9 @@ class Watchdog:
             # A process of a run has these blocked from its start, so that none is lost or deadly before this moment.
             blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, REQUESTS)
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        heartbeats = threading.Thread(target=self._beat_and_look, name="heartbeats", daemon=True)
         thread.start()
+        heartbeats.start()
         try:
             yield
         finally:
@@ -88,8 +100,10 @@ class Watchdog:
                     if number not in blocked:
                         signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
+            self._over.set()
             os.write(self._write, b"\0")
             thread.join()
+            heartbeats.join(1.0)  # it may wait for the disk
             os.close(self._write)
             os.close(self._read)
 
@@ -98,6 +112,10 @@ class Watchdog:
         self._directory = directory
         if self.runtime.size > 1:
             presence.write(directory, self._sample())  # at once, so that one that stops soon after is known, too
+
+    def end_deadlines(self) -> None:
+        """Stop holding this process to deadlines: what is left has limits of its own."""
+        self._directory = None
 
     def work(self) -> Work:
         """What the processes of the run did since this was last asked."""
@@ -133,9 +151,15 @@ class Watchdog:
         self._asked = time.monotonic()
         self.runtime.interrupted = True
         if reason is not None:
-            # Half as much again for a busy moment, and a second for a first save, which nobody has timed.
-            bound = 1.5 * self._longest_iteration + max(1.0, 1.5 * self.longest_save)
-            say(f"{reason}: saving at the end of this iteration, within about {bound:.1f} s.")
+            say(f"{reason}: saving at the end of this iteration{self._bound()}.")
+
+    def _bound(self) -> str:
+        """Set the time limit of a request to stop, once an iteration and a save have been timed. Returns a phrase."""
+        if not self._longest_iteration or not self.longest_save:
+            return ""
+        iteration = max(self._longest_iteration, time.monotonic() - self._agreed_at)
+        self._leave_after = 10.0 + 3.0 * (iteration + self.longest_save)
+        return f", within {self._leave_after:.0f} s or not at all"
 
     def _run(self) -> None:
         door = select.poll()
@@ -172,13 +196,78 @@ class Watchdog:
     def _look(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
             self._ask_to_stop("run.max_hours is over")
-        if self._directory is None or self.runtime.size == 1:
-            return
-        me = self._sample()
-        presence.write(self._directory, me)
-        self._share_request(self._directory)
-        if me.waits is not None and me.waits > PATIENCE / 2:
-            self._miss(self._directory, me)
+        limit = self._leave_after
+        if limit is not None and self._asked is not None and time.monotonic() - self._asked > limit:
+            say(f"not saved within {limit:.0f} s of the request to stop: leaving; what was saved before stands.")
+            self._leave(PREEMPTED if launch_directory() is None else LEFT)
+        self._check_progress()
+
+    def _check_progress(self) -> None:
+        """Tell the launcher how far this process is; end the process if it stands still for too long."""
+        runtime, save = self.runtime, self.saving
+        saving = save is not None and save.is_alive()
+        written = written_bytes(save.native_id) if save is not None and saving else 0
+        done = runtime.progress, runtime.ledger.completed, written
+        idle, allowed = self._idle.look(done), self._allowed(saving)
+        waiting = runtime.ledger.now()
+        compiling = waiting is None and self.phase == COMPILE
+        directory = "" if self._directory is None else str(self._directory.parent.parent)
+        self._pipe.send(
+            progress=done,
+            allowed=allowed,
+            rank=runtime.rank,
+            phase=self.phase,
+            update=runtime.update,
+            waits_in="" if waiting is None else waiting.name,
+            compiling=compiling,
+            run=directory,
+        )
+        # Others report a process that they wait for; one that waits for others is not to blame.
+        late = LATER if runtime.size > 1 else 0.0
+        if allowed is not None and waiting is None and idle > allowed + late:
+            self._report_standstill(allowed, idle)
+
+    def _allowed(self, saving: bool) -> float | None:
+        """Seconds without progress that are allowed now; None before the run directory is open and after its end."""
+        if self._directory is None:
+            return None
+        if self.phase == COMPILE or not {"collect", "evaluate"} & self.runtime.passed.keys():  # it is still starting
+            return max(COMPILE_TIMEOUT, self.timeout)
+        return SAVE_FACTOR * self.timeout if saving else self.timeout
+
+    def _report_standstill(self, allowed: float, idle: float) -> None:
+        """End this process with the stacks of all its threads."""
+        frames, me = sys._current_frames(), threading.get_ident()
+        stacks = [
+            f"thread {thread.name}:\n" + "\n".join(f"      {line}" for line in presence.stack_of(frames[thread.ident]))
+            for thread in threading.enumerate()
+            if thread.ident in frames and thread.ident != me
+        ]
+        who = f"process {self.runtime.rank} on {socket.gethostname()} (pid {os.getpid()})"
+        words = (
+            f"{who} made no progress for {idle:.0f} s in phase {self.phase} (update {self.runtime.update}), at:\n  "
+            + "\n  ".join(stacks)
+            + f"\nThe limit is {allowed:.0f} s (run.timeout is {self.timeout:.0f}), so the run ends here. Raise "
+            "--run.timeout if that was work."
+        )
+        record_failure(Hang(words))
+        if launch_directory() is None:
+            in_time(lambda: say(words))
+        if (directory := self._directory) is not None:
+            in_time(lambda: write_report(directory.parent.parent, words))
+        self._leave(1)
+
+    def _beat_and_look(self) -> None:
+        """Write where this process is into the run's directory, and look there for processes that are missing."""
+        while not self._over.wait(self._tick):
+            directory = self._directory
+            if directory is None or self.runtime.size == 1:
+                continue
+            me = self._sample()
+            presence.write(directory, me)
+            self._share_request(directory)
+            if me.waits is not None and me.waits > PATIENCE / 2:
+                self._miss(directory, me)
 
     def _share_request(self, directory: Path) -> None:
         """Let a request that one process heard be known to all before they meet: an evaluation may take minutes."""
@@ -258,6 +347,19 @@ class Watchdog:
             say(words)
         record_failure(Hang(words))
         self._leave(1)
+
+
+def in_time(action: Callable[[], object], seconds: float = 3.0) -> None:
+    """Do something that may wait for a disk that does not answer, and go on without it after some seconds."""
+    thread = threading.Thread(target=action, name="report", daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def write_report(run: Path, words: str) -> None:
+    """Leave a report of a hang in a run directory, if its disk takes it."""
+    with suppress(OSError):
+        (run / "hang.txt").write_text(words + "\n")
 
 
 def _written_since(path: Path, moment: float) -> bool:

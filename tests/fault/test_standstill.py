@@ -1,0 +1,156 @@
+"""A run that stands still is reported with the stacks of its threads and ends, whatever it stands still in."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hosts import until
+from runs import LOCKSTEP
+
+from lockstep.config import RunConfig
+from lockstep.run.records import CHECKPOINTS
+from lockstep.runtime import Runtime
+from lockstep.runtime.place import PREEMPTED
+from processes import SECONDS, command, outcomes
+
+pytestmark = pytest.mark.distributed
+
+TIMEOUT = 4
+RECIPE = """
+import ctypes, os, sys, threading, time
+import lockstep.recipes.gym_ppo as base
+from lockstep.tasks.gym import GymEnvs
+
+class Planted(base.GymPPO): ...
+
+first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+rank = os.environ.get("RANK", "0")
+step, fsync, calls = GymEnvs.step, os.fsync, [0]
+
+def stand_still_in_a_sleep():
+    time.sleep(3600)
+
+def stand_still_with_the_interpreter_held():
+    ctypes.PyDLL(None).sleep(3600)
+
+def stand_still_in_fsync(descriptor):
+    if calls[0] > 150 and first_start:
+        time.sleep(3600)
+    return fsync(descriptor)
+
+def step_or_stand_still(self, action):
+    calls[0] += 1
+    if calls[0] == 100 and first_start and FAULT is not None and rank in RANKS:
+        FAULT()
+    return step(self, action)
+
+GymEnvs.step = step_or_stand_still
+"""
+
+
+def planted(directory: Path, fault: str = "None", ranks: str = "0123", more: str = "") -> list[str]:
+    """A command that trains with a fault in the environments of some processes."""
+    text = RECIPE.replace("FAULT", fault).replace("RANKS", repr(ranks))
+    (directory / "planted.py").write_text(text + more)
+    words = ["train", str(directory / "planted.py"), "--smoke", f"run.dir={directory}", "run.name=run"]
+    return [*LOCKSTEP, *words, f"run.timeout={TIMEOUT}", "run.save_every=512", "run.gif=false"]
+
+
+def test_one_process_that_stands_still_ends_with_its_stacks(tmp_path):
+    ended = command(planted(tmp_path, "stand_still_in_a_sleep"))
+    assert ended.code == 1, ended.output
+    assert f"The limit is {TIMEOUT} s (run.timeout is {TIMEOUT})" in ended.output
+    assert "in phase env" in ended.output
+    assert "in stand_still_in_a_sleep" in ended.output
+    assert "stand_still_in_a_sleep" in (tmp_path / "run" / "hang.txt").read_text()
+
+
+@pytest.mark.parametrize("ranks", ["0", "01"], ids=["one of two", "all at once"])
+def test_processes_that_stand_still_are_reported_and_all_start_again(tmp_path, ranks):
+    words = [*planted(tmp_path, "stand_still_in_a_sleep", ranks), "--procs", "2", "--max-restarts", "1"]
+    ended = command(words)
+    assert ended.code == 0, ended.output
+    assert "in stand_still_in_a_sleep" in ended.output
+    assert "Starting again from the last checkpoint" in ended.output
+
+
+def test_launcher_reports_workers_whose_threads_cannot_run(tmp_path):
+    words = [*planted(tmp_path, "stand_still_with_the_interpreter_held"), "--procs", "2", "--max-restarts", "1"]
+    ended = command(words)
+    assert ended.code == 0, ended.output
+    assert "made no progress for" in ended.output
+    assert "so the launcher ends all processes" in ended.output
+    assert "in stand_still_with_the_interpreter_held" in ended.output
+    assert "Starting again from the last checkpoint" in ended.output
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_disk_that_does_not_answer_is_reported(tmp_path, processes):
+    words = planted(tmp_path, more="\nos.fsync = stand_still_in_fsync\n")
+    words += ["--procs", str(processes), "--max-restarts", "0", "run.samples=100000000", "run.eval_every=100000000"]
+    ended = command(words)
+    assert ended.code == 1, ended.output
+    assert "in stand_still_in_fsync" in ended.output
+
+
+def test_request_to_stop_is_honored_while_blocked(tmp_path):
+    words = planted(tmp_path, "stand_still_in_a_sleep")
+    words = [word for word in words if "run.timeout" not in word]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        until(lambda: list((tmp_path / "run" / CHECKPOINTS).glob("0*")), "a first checkpoint")
+        time.sleep(3)  # until it stands still
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=SECONDS)
+    finally:
+        process.kill()
+    assert process.returncode == PREEMPTED, said
+    assert "saving at the end of this iteration, within" in said
+    assert "of the request to stop: leaving" in said
+
+
+def join_alone() -> None:
+    if os.environ["RANK"] == "1":
+        time.sleep(8)
+        os._exit(0)
+    with Runtime.start(RunConfig(lanes=2, timeout=2.0)):
+        pass
+
+
+def test_joining_is_bounded_by_the_timeout():
+    first, _ = outcomes(join_alone, 2)
+    assert "Hang: process 0 of 2 waited 2 s (run.timeout) for the others to start" in first.error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_frozen_file_system_is_reported(tmp_path, processes):
+    image, disk = tmp_path / "image", tmp_path / "disk"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, disk], check=False).returncode:
+        pytest.skip("no loop device here")
+    words = [word.replace(f"run.dir={tmp_path}", f"run.dir={disk}") for word in planted(tmp_path)]
+    words += ["--procs", str(processes), "run.samples=100000000", "run.eval_every=100000000"]
+    with (tmp_path / "said").open("w+") as said:
+        process = subprocess.Popen(words, stdout=said, stderr=said)
+        try:
+            until(lambda: list((disk / "run" / CHECKPOINTS).glob("0*")), "a first checkpoint")
+            subprocess.run(["fsfreeze", "-f", disk], check=True)
+            try:
+                until(lambda: "The limit is" in (tmp_path / "said").read_text(), "a report")
+                if processes > 1:
+                    assert process.wait(SECONDS) == 1  # the launcher ends although its workers cannot
+            finally:
+                subprocess.run(["fsfreeze", "-u", disk], check=True)
+            assert process.wait(SECONDS) == 1
+        finally:
+            process.kill()
+            process.wait()
+            time.sleep(2)
+            subprocess.run(["umount", "-l", disk], check=True)
