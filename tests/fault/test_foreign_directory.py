@@ -1,0 +1,77 @@
+"""No command runs code that lies in the current directory, such as a run directory that somebody else has made."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli import VERBS
+from processes import command
+
+pytestmark = pytest.mark.distributed
+
+MODULES = ("numpy", "torch", "sitecustomize", "usercustomize", "yaml", "gymnasium", "tyro", "rich", "numba", "psutil")
+LOCKSTEP = [sys.executable, "-m", "lockstep"]
+SMALL = ["run.samples=512", "run.gif=false"]
+COMMANDS = [
+    ["train", "gym-ppo", "--smoke", "--procs", "2", "run.dir=elsewhere", "run.name=new", *SMALL],
+    ["train", "gym-ppo", "--smoke", "run.dir=elsewhere", "run.name=alone", "task.workers=1", *SMALL],
+    ["resume", ".", "--procs", "2"],
+    ["resume", "."],
+    ["eval", ".", "--episodes", "2"],
+    ["play", ".", "--max-steps", "2"],
+    ["export", ".", "--to", "safetensors", "--out", "out"],
+    ["import", "model.zip", "--recipe", "gym-ppo"],
+    ["ls", "."],
+    ["report", "."],
+    ["bench", "gym-ppo", "--smoke", "--seconds", "0.1"],
+    ["plan", "gym-ppo", "--smoke"],
+    ["backtest", "prices.csv"],
+    ["launch", "slurm", "--", "train", "gym-ppo"],
+    ["doctor", "--procs", "2"],
+    ["audit", "../script.py", "--procs", "2", "--steps", "1", "--patience", "20"],
+    ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run with one checkpoint, and modules beside it that leave a mark when they are executed."""
+    directory = tmp_path_factory.mktemp("foreign")
+    words = ["train", "gym-ppo", "--smoke", f"run.dir={directory}", "run.name=run", *SMALL]
+    ended = command([*LOCKSTEP, *words], directory=directory)
+    assert ended.code == 0, ended.output
+    for name in MODULES:
+        mark = directory / f"executed-{name}"
+        (directory / "run" / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
+    (directory / "script.py").write_text("import torch\n")
+    return directory / "run"
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: "-".join(words[:4]))
+def test_command_executes_nothing_in_the_current_directory(run, words):
+    for start in {"resume": ("fork", "spawn")}.get(words[0], ("fork",)):
+        command([*LOCKSTEP, *words], directory=run, environment={"LOCKSTEP_START": start})
+        assert not list(run.parent.glob("executed-*"))
+
+
+def test_marks_appear_where_python_imports_from_the_current_directory(run):
+    command([sys.executable, "-c", "import numpy"], directory=run)
+    (mark,) = run.parent.glob("executed-*")
+    mark.unlink()
+
+
+def test_every_command_is_tried():
+    assert {words[0] for words in COMMANDS} == set(VERBS)
+
+
+def test_recipe_file_imports_files_beside_it_wherever_the_command_runs(tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "sizes.py").write_text("SAMPLES = 512\n")
+    (tmp_path / "code" / "mine.py").write_text(
+        "import sizes\nimport lockstep.recipes.gym_ppo as base\nclass Mine(base.GymPPO):\n    aliases = {}\n"
+        "assert sizes.SAMPLES == 512\n"
+    )
+    words = ["train", "code/mine.py", "--smoke", "--procs", "2", "run.dir=runs", *SMALL]
+    ended = command([*LOCKSTEP, *words], directory=tmp_path)
+    assert ended.code == 0, ended.output
