@@ -180,3 +180,39 @@ def test_commands_that_start_no_workers_import_no_torch():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert re.search(r"False\s*$", ended.stdout), ended.stdout + ended.stderr
+
+
+COMPILED = """
+import atexit, json, os
+from pathlib import Path
+
+import lockstep.recipes.snake_ppo as base
+import lockstep.tasks.snake as snake
+import lockstep.tasks.kernels as kernels
+
+
+class Counting(base.SnakePPO): ...
+
+
+def count():
+    owned = {**vars(snake), **vars(kernels)}
+    kernels_of = {name: kernel for name, kernel in owned.items() if hasattr(kernel, "stats")}
+    misses = {name: sum(kernel.stats.cache_misses.values()) for name, kernel in kernels_of.items()}
+    Path(__file__).with_name(f"misses-{os.environ['RANK']}.json").write_text(json.dumps(misses))
+
+
+if "RANK" in os.environ:
+    atexit.register(count)
+"""
+
+
+def test_kernels_are_compiled_by_one_worker_for_all(tmp_path):
+    (tmp_path / "counting.py").write_text(COMPILED)
+    words = ["train", "counting.py", "--smoke", "--procs", "3", f"run.dir={tmp_path}", "run.samples=512"]
+    words += ["run.gif=false"]
+    ended = command([*LOCKSTEP, *words], directory=tmp_path, environment={"NUMBA_CACHE_DIR": str(tmp_path / "cache")})
+    assert ended.code == 0, ended.output
+    by_rank = [json.loads((tmp_path / f"misses-{rank}.json").read_text()) for rank in range(3)]
+    compiled = {name: sum(misses[name] for misses in by_rank) for name in by_rank[0]}
+    assert sum(compiled.values()) > 0
+    assert max(compiled.values()) == 1, by_rank

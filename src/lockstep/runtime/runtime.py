@@ -32,6 +32,7 @@ from lockstep.runtime.compilation import Compilation
 from lockstep.runtime.failures import in_words, record_failure
 from lockstep.runtime.handles import Ledger, Noted, Nothing, Waiting
 from lockstep.runtime.hosts import join_store, loopback
+from lockstep.runtime.kernel_compilation import share_compilation
 from lockstep.runtime.phase_timer import DeviceTimer, HostTimer, PhaseTimer
 from lockstep.runtime.place import Place
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
@@ -101,6 +102,7 @@ class Runtime:
         if place.started:
             die_with_launcher()
             places.leave_stack_on_crash(place)
+            share_compilation()
         device = places.choose_device(run.device, place, run.share_gpu)
         places.set_arithmetic(run, place)
         run = with_lanes(run, place.size)
