@@ -9,6 +9,7 @@ import pytest
 from runs import errors
 
 from lockstep.run import format as form
+from lockstep.run import tensorfile
 from lockstep.run.checkpoints import Checkpoints
 from lockstep.run.lineage import find, lineage
 from lockstep.runtime import Runtime
@@ -25,23 +26,24 @@ def train(directory, resume, settings):
 
 def train_until(directory, victim, moment):
     """Train, every save on disk before the next iteration; at its third save a process kills itself at some moment."""
-    save, write, link, counts = Checkpoints.save, form.save_file, os.link, {"write": 0, "link": 0}
+    save, write, link, counts = Checkpoints.save, tensorfile.write_bytes, os.link, {"write": 0, "link": 0}
 
     def strike(now):
         if os.environ["RANK"] == str(victim) and now == moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def writing(tensors, path):
+    def writing(path, parts, parity=None):
         counts["write"] += form.rows_of(path.name) is not None
         third = form.rows_of(path.name) is not None and counts["write"] == 3
         if third:
             strike("before a segment")
-        write(tensors, path)
+        digest = write(path, parts, parity)
         if third and moment == "half a segment":
             os.truncate(path, path.stat().st_size // 2)
         if third:
             strike("half a segment")
             strike("after a segment")
+        return digest
 
     def linking(source, target):
         counts["link"] += counts["write"] == 3
@@ -55,7 +57,7 @@ def train_until(directory, victim, moment):
         save(self, *arguments, **settings)
         self.wait()
 
-    Checkpoints.save, form.save_file, os.link = save_and_wait, writing, linking
+    Checkpoints.save, tensorfile.write_bytes, os.link = save_and_wait, writing, linking
     record(directory)
 
 
