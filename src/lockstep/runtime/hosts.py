@@ -12,7 +12,9 @@ from typing import Any
 import torch.distributed as dist
 
 from lockstep.config import ConfigError
+from lockstep.parent import launch_directory
 from lockstep.runtime.place import Place
+from lockstep.runtime.private_store import join_private_store
 from lockstep.runtime.watchdog import Hang
 
 
@@ -152,6 +154,9 @@ def join_store(place: Place, timeout: float) -> dist.Store:
 
 def _open_store(place: Place, patience: timedelta) -> dist.Store:
     """The store of a run. On one host it can be reached from this host alone, unless torchrun keeps one itself."""
+    directory = launch_directory()
+    if directory is not None and place.local_size == place.size:
+        return join_private_store(directory, place.restarts, place.size, patience)
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
         port = int(os.environ["MASTER_PORT"])

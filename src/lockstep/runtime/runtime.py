@@ -35,6 +35,7 @@ from lockstep.runtime.hosts import join_store, loopback
 from lockstep.runtime.kernel_compilation import share_compilation
 from lockstep.runtime.phase_timer import DeviceTimer, HostTimer, PhaseTimer
 from lockstep.runtime.place import Place
+from lockstep.runtime.private_store import sealed_sockets
 from lockstep.runtime.store import LocalMailbox, Mailbox, StoreMailbox, heartbeat, wait_while_beating
 from lockstep.runtime.watchdog import COMPILE_TIMEOUT, Watchdog
 from lockstep.transfer import download
@@ -118,9 +119,10 @@ class Runtime:
                 places.refuse_shared(shared)
             backend = places.choose_backend(device, bool(shared))
             bound = device if "nccl" in backend else None
-            dist.init_process_group(
-                backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
-            )
+            with sealed_sockets(backend):
+                dist.init_process_group(
+                    backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
+                )
         places.note_backend(place, backend)
         runtime = cls(run, place, device, store)
         runtime._over_host = device.type == "cuda" and "nccl" not in backend

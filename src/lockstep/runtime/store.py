@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from lockstep.runtime.private_store import is_private, wait_for
+
 
 class Mailbox(Protocol):
     """Where background threads leave word for each other. A thread needs a mailbox of its own."""
@@ -48,14 +50,17 @@ class StoreMailbox:
     """A mailbox on torch's store."""
 
     def __init__(self, store: dist.Store) -> None:
-        self._store = store
+        self._store, self._polls = store, is_private(store)
 
     def post(self, key: str, text: str) -> None:
         self._store.set(key, text)
 
     def wait(self, key: str, seconds: float) -> str:
         try:
-            self._store.wait([key], timedelta(seconds=seconds))
+            if not self._polls:
+                self._store.wait([key], timedelta(seconds=seconds))
+            elif not wait_for(self._store, key, seconds):
+                raise dist.DistStoreError("Wait timeout")
         except dist.DistStoreError as error:
             raise TimeoutError(f"nobody posted {key} within {seconds:.0f} s") from error
         return self._store.get(key).decode()

@@ -1,0 +1,120 @@
+"""Other users of the machine: they can neither reach the store of a run on one host, nor connect to its processes."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from lockstep.parent import LAUNCHED
+from lockstep.runtime.private_store import drop_new_connections, is_private, join_private_store, listening_sockets
+from lockstep.runtime.store import StoreMailbox
+
+
+def reachable(address):
+    """Whether a connection comes about."""
+    with socket.socket() as stranger:
+        stranger.settimeout(1.0)
+        try:
+            stranger.connect(address)
+        except OSError:
+            return False
+        return True
+
+
+def listeners(process):
+    """Addresses at which a process and its children take connections, by process."""
+    found = {}
+    with suppress(psutil.Error):
+        for each in [process, *process.children(recursive=True)]:
+            with suppress(psutil.Error):
+                opened = [c.laddr for c in each.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+                found[each.pid] = [tuple(address) for address in opened]
+    return found
+
+
+@pytest.mark.distributed
+def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
+    words = ["train", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}", "run.name=run", "run.gif=false"]
+    words += ["run.samples=100000000", "run.device=cpu", "run.log_every=512"]
+    process = subprocess.Popen([sys.executable, "-m", "lockstep", *words], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 200
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        whole = psutil.Process(process.pid)
+        found = listeners(whole)
+        assert sum(map(len, found.values())) >= 2  # gloo's, one of each process
+        for address in (address for addresses in found.values() for address in addresses):
+            assert address[0] == "127.0.0.1"
+            assert not reachable(address)
+        worker = next(each for each in whole.children(recursive=True) if LAUNCHED in each.environ())
+        shared = Path(worker.environ()[LAUNCHED])
+        assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+        assert (shared / "store-0").exists()
+        size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
+        while (tmp_path / "run" / "metrics.jsonl").stat().st_size == size:  # it goes on
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 75
+
+
+def test_a_sealed_socket_takes_no_connection_and_keeps_those_it_has():
+    before = listening_sockets()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert listening_sockets() - before == {server.fileno()}
+        with socket.create_connection(server.getsockname()) as peer:
+            accepted, _ = server.accept()
+            with accepted:
+                assert reachable(server.getsockname())
+                drop_new_connections(listening_sockets() - before)
+                assert not reachable(server.getsockname())
+                peer.sendall(b"a" * 100_000)
+                assert len(accepted.recv(100_000, socket.MSG_WAITALL)) == 100_000
+                accepted.sendall(b"b")
+                assert peer.recv(1) == b"b"
+
+
+def test_a_private_store_is_joined_by_all_or_by_none(tmp_path):
+    joined = []
+
+    def join():
+        joined.append(join_private_store(tmp_path, 0, 2, timedelta(seconds=60)))
+
+    threads = [threading.Thread(target=join) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [is_private(dist.PrefixStore("a", store)) for store in joined] == [True, True]
+    with pytest.raises(dist.DistStoreError, match="only 1 of 2 processes have joined"):
+        join_private_store(tmp_path, 1, 2, timedelta(seconds=0.1))
+
+
+def test_a_mailbox_on_a_private_store_delivers_and_times_out(tmp_path):
+    store = dist.PrefixStore("lockstep", join_private_store(tmp_path, 0, 1, timedelta(seconds=60)))
+    mailbox, other = StoreMailbox(store.clone()), StoreMailbox(store.clone())
+    with pytest.raises(TimeoutError, match="nobody posted a within 0 s"):
+        mailbox.wait("a", 0.05)
+    timer = threading.Timer(0.1, other.post, ("a", "word"))
+    timer.start()
+    assert mailbox.wait("a", 60.0) == "word"
+    timer.join()
+    mailbox.forget(["a"])
+    with pytest.raises(TimeoutError):
+        other.wait("a", 0.0)
+    assert oct(os.stat(tmp_path / "store-0").st_mode & 0o022) == "0o0"
