@@ -68,7 +68,7 @@ def test_a_page_with_a_reference_twice_as_long_takes_twice_the_work(tmp_path):
 def test_a_reference_that_is_too_large_is_refused(tmp_path):
     with (tmp_path / "a.csv").open("wb") as file:
         file.truncate(2**30)
-    with pytest.raises(ConfigError, match="more than the 33,554,432 it may"):
+    with pytest.raises(ConfigError, match="more than the 8,388,608 it may"):
         read_reference(tmp_path / "a.csv")
 
 

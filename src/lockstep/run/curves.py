@@ -16,8 +16,8 @@ from lockstep.config import ConfigError
 from lockstep.reading import Unreadable, read_text
 from lockstep.run.records import METRICS, read_lines
 
-REFERENCE_BYTES = 32 * 2**20
-"""How large a file of reference curves may be: 600,000 points."""
+REFERENCE_BYTES = 8 * 2**20
+"""How large a file of reference curves may be: 150,000 points as lockstep and others write them."""
 
 
 class Point(NamedTuple):
