@@ -38,7 +38,7 @@ if "RANK" in os.environ:
         "handlers": [str(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "leader": os.getpgid(0) == os.getpid(),
-        "terminal": os.getsid(0) == os.getsid(os.getppid()) if "LOCKSTEP_START" not in os.environ else True,
+        "session": os.getsid(0) == os.getpid(),
         "drawn": float(np.random.rand()),
         "grad": torch.is_grad_enabled(),
     }

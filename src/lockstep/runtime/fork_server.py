@@ -259,14 +259,17 @@ def serve(channel: socket.socket, imports: Callable[[], None]) -> list[str]:
             if "reap" in request:
                 os.waitpid(request["reap"], 0)
                 continue
+            born, bearing = os.pipe()
             pid = os.fork()
             if pid == 0:
-                for inherited in (*children, channel.detach()):
+                os.setsid()  # a process group, and a share of the processor, of its own
+                for inherited in (*children, channel.detach(), born, bearing):
                     os.close(inherited)
                 return _become_worker(request, descriptors, server)
-            _set_group(pid)
-            for passed in descriptors:
+            for passed in (bearing, *descriptors):
                 os.close(passed)
+            os.read(born, 1)  # ends when the worker has its session, so that the launcher can signal its group
+            os.close(born)
             child = os.pidfd_open(pid)
             children[child] = pid
             poll.register(child, select.POLLIN)
@@ -287,20 +290,11 @@ def _answer(channel: socket.socket, message: dict[str, Any]) -> None:
         os._exit(0)
 
 
-def _set_group(pid: int) -> None:
-    """Put a worker into a process group of its own. Both sides do this, so that it is done whoever is first."""
-    try:
-        os.setpgid(pid, pid)
-    except OSError:
-        return  # it has ended, or did so itself
-
-
 def _become_worker(request: dict[str, Any], descriptors: list[int], server: int) -> list[str]:
     """Make this fork of the server what a fresh interpreter with the given settings would be."""
     die_with_parent()
     if os.getppid() != server:
         os._exit(0)
-    _set_group(0)
     progress, *output = descriptors
     threads_at_import = os.environ.get("OMP_NUM_THREADS")
     for target, given in zip((1, 2), output, strict=False):
