@@ -7,6 +7,7 @@ Everything goes through the real command line: `lockstep train` and `lockstep re
 A fault strikes once the run has published a checkpoint since the last one, so that it always comes to an end. Faults:
 
     kill a worker        SIGKILL; the launcher starts all again
+    kill the fork server SIGKILL of the process that workers are forked from; they die with it, and all start again
     kill in a save       SIGKILL of a worker while a checkpoint is half written
     kill the launcher    SIGKILL; its workers die with it; resumed on another number of processes
     stop and go on       SIGSTOP of a worker for a while, then SIGCONT
@@ -171,7 +172,17 @@ class Campaign:
         assert self.launcher is not None
         try:
             launcher = psutil.Process(self.launcher.pid)
-            return (launcher.children() if self.processes > 1 else [launcher]) or []
+            servers = self.fork_servers()
+            forked = [worker for server in servers for worker in server.children()]
+            return forked if self.processes > 1 else [launcher]
+        except psutil.NoSuchProcess:
+            return []
+
+    def fork_servers(self) -> list[psutil.Process]:
+        """The process that the launcher's workers are forked from."""
+        assert self.launcher is not None
+        try:
+            return psutil.Process(self.launcher.pid).children() if self.processes > 1 else []
         except psutil.NoSuchProcess:
             return []
 
@@ -204,6 +215,14 @@ def kill_a_worker(campaign: Campaign) -> bool:
         campaign.expect({-signal.SIGKILL})
         campaign.resume()
     return True
+
+
+def kill_the_fork_server(campaign: Campaign) -> bool:
+    servers = campaign.fork_servers()
+    for server in servers:
+        with suppress(psutil.NoSuchProcess):
+            server.kill()
+    return bool(servers)
 
 
 def kill_in_a_save(campaign: Campaign) -> bool:
@@ -352,6 +371,7 @@ def lose_a_host(campaign: Campaign) -> bool:
 
 FAULTS: list[Callable[[Campaign], bool]] = [
     kill_a_worker,
+    kill_the_fork_server,
     kill_in_a_save,
     kill_the_launcher,
     stop_and_go_on,
