@@ -42,7 +42,9 @@ def build() -> Path:
     """Compile the extension for the installed torch, unless that was done before; its path."""
     torch = Path(importlib.machinery.PathFinder.find_spec("torch").origin).parent
     version = (torch / "version.py").read_bytes()
-    key = hashlib.sha256(SOURCE.read_bytes() + version + sys.version.encode()).hexdigest()[:16]
+    # Built for torch at its place: the extension finds torch's libraries by their path.
+    wanted = SOURCE.read_bytes() + version + f"{sys.version}{torch}".encode()
+    key = hashlib.sha256(wanted).hexdigest()[:16]
     # Not XDG_CACHE_HOME: tests point that at a directory of their own.
     cache = Path(os.environ.get("EMULATED_CUDA_CACHE", Path.home() / ".cache" / "lockstep-emulated-cuda"))
     built = cache / key / f"{EXTENSION}{sysconfig.get_config_var('EXT_SUFFIX')}"
