@@ -21,6 +21,7 @@ from lockstep.algorithms.ppo import PPO
 from lockstep.lanes import deal
 from lockstep.protocols import Loss
 from lockstep.run import format as form
+from lockstep.run import inspection
 from lockstep.run.lineage import find
 from lockstep.runtime import BadNumbers
 from lockstep.tasks.gym import GymEnvs
@@ -51,6 +52,12 @@ def reward():
         self._host["reward"][row] = math.nan
 
     _spoil_step(spoil)
+
+
+def reward_where_a_file_is_in_the_way():
+    """Of the evidence, whose directory cannot be made."""
+    inspection.INSPECT = "config.yaml"
+    reward()
 
 
 def _spoil_step(spoil):
@@ -206,9 +213,7 @@ def test_a_run_that_skipped_a_bad_number_and_was_killed_is_the_run_that_was_not(
 
 
 def test_a_directory_that_refuses_the_evidence_does_not_hide_the_sentence(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "inspect").write_text("in the way")
-    ended = run_planted(tmp_path, 2, "reward")
+    ended = run_planted(tmp_path, 2, "reward_where_a_file_is_in_the_way")
     assert len({outcome.error for outcome in ended}) == 1
     assert "reward is nan" in ended[0].error
     assert "What led to it could not be kept" in ended[0].error
