@@ -60,7 +60,7 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
             for start in range(lane * CHUNK, count, lanes.count * CHUNK):
                 if runtime.interrupted:
                     break
-                runtime.note_progress()
+                runtime.watchdog.note_progress()
                 rows = np.arange(start, min(start + CHUNK, count))
                 everybody[start : start + CHUNK] = _predict(policy, data.read(split, rows)["inputs"], runtime)
     finally:
@@ -119,7 +119,7 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     while not board.done():
         if runtime.interrupted:
             return None
-        runtime.note_progress()
+        runtime.watchdog.note_progress()
         acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
         step = env.step(acted["action"])
         obs, ended = step.obs, step.terminated | step.truncated

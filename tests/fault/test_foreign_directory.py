@@ -25,6 +25,7 @@ COMMANDS = [
     ["ls", "."],
     ["report", "."],
     ["bench", "gym-ppo", "--smoke", "--seconds", "0.1"],
+    ["verify-files", "."],
     ["plan", "gym-ppo", "--smoke"],
     ["backtest", "prices.csv"],
     ["launch", "slurm", "--", "train", "gym-ppo"],

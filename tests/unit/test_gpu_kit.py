@@ -214,7 +214,7 @@ def test_every_step_has_a_function(gpus, quick):
     steps = steps_for(gpus, quick)
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
-        module, function = worker.FUNCTIONS[step.words[4]].split(":")
+        module, function = worker.FUNCTIONS[step.words[5]].split(":")
         assert callable(
             getattr(
                 sys.modules.get(f"lockstep.doctor.gpu.{module}")

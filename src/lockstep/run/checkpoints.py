@@ -280,7 +280,7 @@ class Checkpoints:
                 self._tidy(name, best)
             return
         silence = f"the main process has said nothing for {self.run.timeout:.0f} s"
-        patience, on_beat = self.run.timeout, self.runtime.note_progress
+        patience, on_beat = self.run.timeout, self.runtime.watchdog.note_progress
         verdict = wait_while_beating(mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", patience, silence, on_beat)
         self._problem, self._segments.unlinked = json.loads(verdict)
 
@@ -297,7 +297,7 @@ class Checkpoints:
         for rank, word in words.items():
             # However long it takes, as long as that process is at work; no collective would tell of its end here.
             silence = f"process {rank} has said nothing for {self.run.timeout:.0f} s"
-            patience, on_beat = self.run.timeout, self.runtime.note_progress
+            patience, on_beat = self.run.timeout, self.runtime.watchdog.note_progress
             answer = json.loads(wait_while_beating(mailbox, word, f"{word}/beat", patience, silence, on_beat))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []

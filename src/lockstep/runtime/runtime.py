@@ -224,7 +224,7 @@ class Runtime:
         text = self.ledger.wait(
             number,
             "from_main",
-            lambda: wait_while_beating(self.mailbox(), key, beat, self._timeout, silence, self.note_progress),
+            lambda: wait_while_beating(self.mailbox(), key, beat, self._timeout, silence, self.watchdog.note_progress),
         )
         answer = json.loads(text)
         if "error" in answer:
@@ -291,10 +291,6 @@ class Runtime:
     def phase(self, name: str) -> "Phase":
         """Say what this process is doing: for the time split, and for scripted kills."""
         return Phase(self, name)
-
-    def note_progress(self) -> None:
-        """Count a part of a long phase as done, such as a step of an evaluation."""
-        self.progress += 1
 
     def pass_through(self, name: str) -> None:
         """Note that this process came by here; a scripted kill may strike."""

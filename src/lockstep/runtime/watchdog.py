@@ -140,6 +140,10 @@ class Watchdog:
         """The whole of which that is a part."""
         return next(iter(self.runtime._phases[:]), "")
 
+    def note_progress(self) -> None:
+        """Count a part of a long phase as done, such as a step of an evaluation."""
+        self.runtime.progress += 1
+
     def note_agreement(self) -> None:
         """The processes agree now, which is where a run may stop: remember how long that took of late."""
         now = time.monotonic()
