@@ -10,13 +10,11 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import pytest
 import torch.distributed as dist
 
-from lockstep.parent import LAUNCHED
 from lockstep.runtime.private_store import drop_new_connections, is_private, join_private_store, listening_sockets
 from lockstep.runtime.store import StoreMailbox
 
@@ -47,7 +45,10 @@ def listeners(process):
 def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
     words = ["train", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}", "run.name=run", "run.gif=false"]
     words += ["run.samples=100000000", "run.device=cpu", "run.log_every=512"]
-    process = subprocess.Popen([sys.executable, "-m", "lockstep", *words], stdout=subprocess.DEVNULL)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen([sys.executable, "-m", "lockstep", *words], stdout=subprocess.DEVNULL, env=environment)
     try:
         deadline = time.monotonic() + 200
         while not (tmp_path / "run" / "metrics.jsonl").exists():
@@ -60,10 +61,8 @@ def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
         for address in (address for addresses in found.values() for address in addresses):
             assert address[0] == "127.0.0.1"
             assert not reachable(address)
-        worker = next(each for each in whole.children(recursive=True) if LAUNCHED in each.environ())
-        shared = Path(worker.environ()[LAUNCHED])
-        assert stat.S_IMODE(shared.stat().st_mode) == 0o700
-        assert (shared / "store-0").exists()
+        (store,) = temporary.glob("*/store-0")
+        assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
         size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
         while (tmp_path / "run" / "metrics.jsonl").stat().st_size == size:  # it goes on
             assert time.monotonic() < deadline
