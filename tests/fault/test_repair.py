@@ -237,14 +237,17 @@ def test_resume_without_replay_keeps_everything_else(run):
 
 def refuse(monkeypatch, name, code):
     """Have the system refuse to open files of that name."""
-    real = io.open
 
-    def failing(file, *arguments, **settings):
-        if str(file).endswith(name):
-            raise OSError(code, os.strerror(code), str(file))
-        return real(file, *arguments, **settings)
+    def refusing(real):
+        def failing(file, *arguments, **settings):
+            if str(file).endswith(name):
+                raise OSError(code, os.strerror(code), str(file))
+            return real(file, *arguments, **settings)
 
-    monkeypatch.setattr(io, "open", failing)
+        return failing
+
+    monkeypatch.setattr(io, "open", refusing(io.open))
+    monkeypatch.setattr(os, "open", refusing(os.open))
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
