@@ -139,6 +139,31 @@ def test_exit_codes_and_signals_reach_the_launcher(tmp_path, ending, said):
     assert said in ended.output
 
 
+def test_worker_of_a_killed_server_counts_as_killed(tmp_path):
+    script = (
+        "import os, signal, time\n"
+        "from lockstep.runtime import fork_server\n"
+        "server = fork_server.obtain(os.environ)\n"
+        "first = server.start(['--version'], os.environ, [], 1)\n"
+        "os.kill(server.pid, signal.SIGKILL)\n"
+        "worker = server.start(['--version'], os.environ, [], 1)\n"
+        "print('codes', worker.poll(), worker.pid, first.wait(60))\n"
+        "print('new server', fork_server.obtain(os.environ).pid != server.pid)\n"
+    )
+    ended = command([sys.executable, "-c", script])
+    assert re.search(r"codes -9 0 (-9|0)\nnew server True", ended.output), ended.output
+
+
+def test_server_killed_while_workers_start_is_followed_by_a_restart(tmp_path):
+    once = "if not os.path.exists('killed'): open('killed', 'w'); os.kill(os.getppid(), signal.SIGKILL)"
+    (tmp_path / "ending.py").write_text(ENDINGS.replace('"1"', '"0"').replace("ENDING", once))
+    words = ["train", "ending.py", "--smoke", "--procs", "4", f"run.dir={tmp_path}", "run.samples=512"]
+    ended = command([*LOCKSTEP, *words], directory=tmp_path)
+    assert ended.code == 0, ended.output
+    assert "it was ended by SIGKILL." in ended.output
+    assert "Starting again" in ended.output
+
+
 def test_several_launches_of_one_process_use_one_server(tmp_path):
     script = (
         "from lockstep.runtime.launch import launch_quietly\n"

@@ -30,6 +30,7 @@ from lockstep.runtime.place import REQUESTS
 
 START = "LOCKSTEP_START"
 """`spawn` in this environment variable starts every worker as a fresh interpreter."""
+KILLED = "the fork server was killed"
 _HEADER = struct.Struct("!I")
 _AT_IMPORT = (
     "PYTHON",
@@ -56,6 +57,7 @@ class ForkedProcess:
 
     server: "ForkServer"
     pid: int
+    """0 if the server was killed before it could fork the worker."""
     returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -104,14 +106,11 @@ class ForkServer:
         """
         request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
         with self._lock:
-            _send(self.channel, request, [progress, *output])
-            while True:
-                message, _ = _receive(self.channel)
-                if message is None:
-                    raise RuntimeError("the fork server has ended")
-                if "pid" in message:
-                    break
-                self._note_exit(message)
+            message = self._ask(request, [progress, *output])
+            if message is None:
+                # The server was killed. The launcher sees a worker that was killed too, and starts all of them again.
+                self._note_killed()
+                return ForkedProcess(self, 0, -signal.SIGKILL)
             process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
             return process
 
@@ -121,19 +120,33 @@ class ForkServer:
             while self._processes and select.select([self.channel], [], [], 0)[0]:
                 message, _ = _receive(self.channel)
                 if message is None:
-                    # The server was killed, and its workers with it.
-                    for process in self._processes.values():
-                        process.returncode = -signal.SIGKILL
-                    self._processes.clear()
-                    self.problem = "the fork server was killed"
+                    self._note_killed()
                 else:
                     self._note_exit(message)
+
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any] | None:
+        """The server's answer to a request for a worker; None if the server was killed."""
+        with suppress(ConnectionError):
+            _send(self.channel, request, descriptors)
+            while (message := _receive(self.channel)[0]) is not None:
+                if "pid" in message:
+                    return message
+                self._note_exit(message)
+        return None
+
+    def _note_killed(self) -> None:
+        """The server was killed, and its workers with it."""
+        for process in self._processes.values():
+            process.returncode = -signal.SIGKILL
+        self._processes.clear()
+        self.problem = KILLED
 
     def _note_exit(self, message: dict[str, Any]) -> None:
         process = self._processes.pop(message["ended"], None)
         if process is not None:
             process.returncode = message["code"]
-            _send(self.channel, {"reap": process.pid})
+            with suppress(ConnectionError):  # a server that was killed needs no word of it
+                _send(self.channel, {"reap": process.pid})
 
     def close(self) -> None:
         """End the server, and with it every worker that is left."""
@@ -182,7 +195,7 @@ def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
     wanted = _read_at_import(environment)
     if _server is not None:
         _server.read_exits()
-    if _server is None or _server.environment != wanted or _server.problem == "the fork server was killed":
+    if _server is None or _server.environment != wanted or _server.problem == KILLED:
         if _server is not None:
             _server.close()
         _server = _spawn(environment, wanted)

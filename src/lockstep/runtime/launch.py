@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,14 +176,15 @@ class _Agent(LocalElasticAgent):
         self._stopping = True
         alive = [process for process in self._processes() if process.poll() is None]
         for process in alive:
-            os.kill(process.pid, signal.SIGUSR1)
+            with suppress(ProcessLookupError):  # its server was killed since, and it with it
+                os.kill(process.pid, signal.SIGUSR1)
         return bool(alive)
 
     def kill(self) -> None:
         self._remaining_restarts = 0
         for process in self._processes():
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process.pid)
 
     def close_rendezvous(self) -> None:
         self._worker_group.spec.rdzv_handler.shutdown()
@@ -258,14 +260,15 @@ class _Agent(LocalElasticAgent):
         self._mark.touch()
         alive = [process for process in self._processes() if process.poll() is None]
         for process in alive:
-            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
             time.sleep(0.02)
         for process in alive:
             if process.poll() is None:
                 self._dismissed.add(process.pid)
-                os.killpg(process.pid, signal.SIGKILL)
+                kill_group(process.pid)
 
     def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
         """Say who failed first and why, and whether all start again."""

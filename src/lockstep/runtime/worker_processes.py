@@ -50,6 +50,8 @@ class Worker:
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Signal the process group of this worker."""
+        if not self.proc.pid:  # it was never started, and group 0 is the launcher's own
+            return
         with suppress(ProcessLookupError):
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
 
