@@ -353,7 +353,7 @@ def join(**owners: LaneState) -> State:
 
 
 def digest_tensor(name: str, tensor: Tensor) -> str:
-    """SHA-256 of a tensor's name, dtype, shape and logical bytes; strides and files do not matter."""
+    """SHA-256 of a name and a tensor's dtype, shape and logical bytes. Strides and files do not matter."""
     whole = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
     whole.update(bytes_of(tensor.to("cpu")))
     return whole.hexdigest()

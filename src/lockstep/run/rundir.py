@@ -128,7 +128,8 @@ class RunDir:
         """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
         runtime = self.checkpoints.runtime
         state = shared_copy(algorithm, task) | lanes_copy(algorithm, task, runtime.lanes.local)
-        mine = {name: digest_tensor(name, tensor)[:16] for name, tensor in state.items()}
+        # Without the name, so that versions of Lockstep with other names can be compared.
+        mine = {name: digest_tensor("", tensor)[:16] for name, tensor in state.items()}
         everybody: dict[str, str] = {}
         for digests in runtime.gather(mine):
             everybody |= digests
