@@ -17,9 +17,11 @@ define together
 	@echo "Three at a time, each shown when it has ended: $(1)"
 	@+$(MAKE) --no-print-directory --keep-going -j3 $(if $(filter output-sync,$(.FEATURES)),-O) $(1)
 endef
-# What only reads hostile files is a part of its own.
+# Faults are three parts: files that are hostile, launchers and hosts that fail, and the rest.
 HOSTILE := $(wildcard tests/fault/test_hostile*.py tests/fault/test_fuzz.py)
-LONGEST := fault gpu unit contract
+LAUNCHERS := foreign_directory hangs hosts job_schemas local_users preemption restarts slurm standstill
+LAUNCHERS := $(LAUNCHERS:%=tests/fault/test_%.py)
+LONGEST := gpu unit fault launchers contract
 OTHERS := hostile $(filter-out $(LONGEST) __pycache__ emulated_cuda,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(OTHERS:%=test-%)
 FIRST := $(LONGEST:%=test-%)
@@ -45,7 +47,8 @@ docs:  ## Build the pages into site/, and stop at a warning, such as a link that
 	$(BIN)zensical build --strict
 
 TESTS = tests/$*
-test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%)
+test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%) $(LAUNCHERS:%=--ignore=%)
+test-launchers: TESTS = $(LAUNCHERS)
 test-hostile: TESTS = $(HOSTILE)
 
 test:  ## Run the tests, but for the slow ones.

@@ -2,7 +2,7 @@
 
 `together` runs a function of a test module on N processes that can find each other, as a launcher would start them.
 They are forked from a server that has torch and lockstep imported, so a test of four takes a second. `command` runs a
-command line as a user types it, and pays for the imports.
+command line as a user types it; `python -m lockstep` is forked from the same server, unless `fresh=True` is given.
 
     def agreed(flag):                                       # at the top of a test module
         with Runtime.start(RunConfig(lanes=8)) as runtime:
@@ -11,6 +11,7 @@ command line as a user types it, and pays for the imports.
     together(agreed, 4, 2)                                  # [{"flag": True}] * 4, by process
 """
 
+import atexit
 import faulthandler
 import json
 import multiprocessing
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -158,36 +160,131 @@ def command(
     directory: Path | None = None,
     seconds: float = SECONDS,
     environment: Mapping[str, str] | None = None,
+    fresh: bool = False,
 ) -> Finished:
-    """Run a command line to its end; Hung, with the stacks of it and of all it started, if it takes too long."""
+    """Run a command line to its end; Hung, with the stacks of it and of all it started, if it takes too long.
+
+    `fresh` starts a new interpreter also for lockstep, for tests of what is imported and when.
+    """
+    words = [str(word) for word in words]
     surroundings = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     surroundings |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [str(word) for word in words],
-            cwd=directory,
-            env=surroundings | dict(environment or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
+    surroundings |= dict(environment or {})
+    with tempfile.NamedTemporaryFile("w+") as output:
+        process: Any
+        if not fresh and words[:3] == [sys.executable, "-m", "lockstep"] and _is_as_at_import(surroundings):
+            _start_server()
+            process = _context.Process(target=_be_command, args=(words[3:], directory, surroundings, output.name))
+            process.start()
+            wait = process.join
+        else:
+            process = subprocess.Popen(
+                words,
+                cwd=directory,
+                env=surroundings,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            wait = process.wait
         hung = False
         try:
-            process.wait(seconds)
+            wait(seconds)
+            hung = _code(process) is None
         except subprocess.TimeoutExpired:
             hung = True
         finally:
-            if process.poll() is None:
+            if _code(process) is None:
                 children = psutil.Process(process.pid).children(recursive=True)
                 _end([child.pid for child in children] + [process.pid])
-            process.wait()
+            wait()
         output.seek(0)
         text = output.read()
     if hung:
-        raise Hung(f"not over after {seconds:.0f} s: {' '.join(map(str, words))}\n{text}")
-    return Finished(process.returncode, text)
+        raise Hung(f"not over after {seconds:.0f} s: {' '.join(words)}\n{text}")
+    code = _code(process)
+    assert code is not None
+    return Finished(code, text)
 
 
+_AT_IMPORT = (
+    "PYTHON",
+    "LD_",
+    "NUMBA_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOMP_",
+    "KMP_",
+    "ATEN_",
+    "EMULATED_",
+    "MUJOCO_",
+    "PYOPENGL",
+)
+"""Prefixes of variables that take effect when modules are imported."""
+
+
+def _is_as_at_import(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment would import what the server has imported."""
+
+    def chosen(values: Mapping[str, str]) -> dict[str, str]:
+        free = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST", "EMULATED_GPUS")
+        return {name: value for name, value in values.items() if name.startswith(_AT_IMPORT) and name not in free}
+
+    server = dict(os.environ)
+    if _emulated_gpus:
+        server["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_EMULATED), server.get("PYTHONPATH")]))
+    elif "EMULATED_GPUS" in environment:
+        return False
+    return chosen(environment) == chosen(server) and environment["OMP_NUM_THREADS"] == "1"
+
+
+def _be_command(words: list[str], directory: Path | None, environment: dict[str, str], output: str) -> None:
+    """In a fork of the server: be what `python -m lockstep WORDS` is after its imports."""
+    _redirect(Path(output))
+    if not environment.get("PYTHONFAULTHANDLER"):
+        faulthandler.disable()
+    os.environ.clear()
+    os.environ.update(environment)
+    if directory is not None:
+        os.chdir(directory)
+    from lockstep import cli
+
+    sys.argv = [str(Path(cli.__file__).parents[1] / "__main__.py"), *words]
+    sys.path.remove(str(Path(__file__).parent))  # what the server needs, and a command does not have
+    try:
+        code: Any = cli.main()
+    except SystemExit as left:
+        code = left.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    # What the end of an interpreter does, which is not how multiprocessing ends a process.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _redirect(output: Path) -> None:
+    """Write standard output and error to a file, and have the stacks there, too, when a time limit ends the process."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    faulthandler.enable(sys.stderr)
+
+
+def _code(process: Any) -> int | None:
+    """The exit code of a process of `subprocess` or of `multiprocessing`; None while it runs."""
+    code: int | None = process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+    return code
+
+
+_EMULATED = Path(__file__).parent / "emulated_cuda" / "site"
 _emulated_gpus = False
 
 
@@ -208,7 +305,7 @@ def _start_server() -> None:
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     settings = {"OMP_NUM_THREADS": "1"}
     if _emulated_gpus:
-        places.insert(0, str(Path(__file__).parent / "emulated_cuda" / "site"))
+        places.insert(0, str(_EMULATED))
         settings["EMULATED_GPUS"] = "0"
     with patch.dict(os.environ, settings, PYTHONPATH=os.pathsep.join(places)):
         multiprocessing.forkserver.ensure_running()
@@ -216,11 +313,7 @@ def _start_server() -> None:
 
 def _work(function: Callable[..., Any], arguments: tuple[Any, ...], place: dict[str, str], folder: Path) -> None:
     """In a process of its own: stand where the launcher says, run the function, leave what came of it."""
-    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    faulthandler.enable(sys.stderr)  # SIGABRT is how the time limit ends a process: it leaves the stacks
+    _redirect(folder / "output")
     os.environ.update(place)
     try:
         answer = {"value": function(*arguments)}

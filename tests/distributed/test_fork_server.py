@@ -65,7 +65,7 @@ def facts(tmp_path_factory):
         words = [*LOCKSTEP, "train", "recipe.py", "--smoke", "--procs", "2", f"run.dir={directory}", "run.samples=512"]
         environment = {"OMP_NUM_THREADS": "3", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "A_NAME": "a value"}
         environment |= {"LOCKSTEP_START": "spawn"} if start == "spawn" else {}
-        ended = command([*words, f"run.name={start}"], directory=directory, environment=environment)
+        ended = command([*words, f"run.name={start}"], directory=directory, environment=environment, fresh=True)
         assert ended.code == 0, ended.output
         output[start] = ended.output
         found[start] = [json.loads((directory / f"{start}-{rank}.json").read_text()) for rank in range(2)]

@@ -40,7 +40,7 @@ def run(tmp_path_factory) -> Path:
     """A run with one checkpoint, and modules beside it that leave a mark when they are executed."""
     directory = tmp_path_factory.mktemp("foreign")
     words = ["train", "gym-ppo", "--smoke", f"run.dir={directory}", "run.name=run", *SMALL]
-    ended = command([*LOCKSTEP, *words], directory=directory)
+    ended = command([*LOCKSTEP, *words], directory=directory, fresh=True)
     assert ended.code == 0, ended.output
     for name in MODULES:
         mark = directory / f"executed-{name}"
@@ -52,7 +52,7 @@ def run(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: "-".join(words[:4]))
 def test_command_executes_nothing_in_the_current_directory(run, words):
     for start in {"resume": ("fork", "spawn")}.get(words[0], ("fork",)):
-        command([*LOCKSTEP, *words], directory=run, environment={"LOCKSTEP_START": start})
+        command([*LOCKSTEP, *words], directory=run, environment={"LOCKSTEP_START": start}, fresh=True)
         assert not list(run.parent.glob("executed-*"))
 
 
@@ -74,5 +74,5 @@ def test_recipe_file_imports_files_beside_it_wherever_the_command_runs(tmp_path)
         "assert sizes.SAMPLES == 512\n"
     )
     words = ["train", "code/mine.py", "--smoke", "--procs", "2", "run.dir=runs", *SMALL]
-    ended = command([*LOCKSTEP, *words], directory=tmp_path)
+    ended = command([*LOCKSTEP, *words], directory=tmp_path, fresh=True)
     assert ended.code == 0, ended.output

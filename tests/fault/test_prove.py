@@ -49,6 +49,7 @@ def test_a_recipe_of_ones_own_that_trains_another_agent_on_two_processes_is_foun
     ended = command([*PROVE, "unsound.py", "--procs", "1", "2", "--json", "proof.json"], directory=tmp_path)
     assert ended.code == 1
     assert "Not one agent." in ended.output
+    assert len(re.findall(r"│ [0-9a-f]{32} │", ended.output)) == 2
     assert re.search(r"procs-2 differs from procs-1 first at iteration 1: algorithm\.net\.", ended.output)
     left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"unsound.py", "proof.json"}

@@ -206,6 +206,7 @@ def record(proof: Proof) -> dict[str, Any]:
 def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
     """Print the table and what it means; 0 only if every row ended with the same hash."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{recipe}: one agent?", title_justify="left")
     table.add_column("processes")
@@ -215,7 +216,7 @@ def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
     wanted = next((row.hash for row in rows if row.hash), "")
     for row in rows:
         same = bool(row.hash) and row.hash == wanted
-        shown = f"[{'green' if same else 'red'}]{row.hash[:32] if row.hash else 'failed'}[/]"
+        shown = Text(row.hash[:32] if row.hash else "failed", style="green" if same else "red")
         table.add_row(row.processes, row.event or "-", shown, f"{row.seconds:.0f} s")
     console.print(table)
     for row in rows:
