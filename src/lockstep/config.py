@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Mapping
@@ -175,8 +176,14 @@ def _replace(config: Any, path: list[str], value: Any, full: str) -> Any:
         for key, part in value.items():
             changed = _replace(changed, str(key).split("."), part, f"{full}.{key}")
     else:
-        changed = coerce(value, typing.get_type_hints(type(config))[name], full)
+        changed = coerce(value, _field_types(typing.cast(Any, type(config)))[name], full)
     return dataclasses.replace(config, **{name: changed})
+
+
+@functools.cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields. Evaluating annotations takes most of the time of reading a config."""
+    return typing.get_type_hints(kind)
 
 
 def coerce(value: Any, kind: Any, name: str) -> Any:

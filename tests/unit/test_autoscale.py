@@ -1,5 +1,6 @@
 """Autoscale: doubling stops where it stops paying, learning rates follow the batch, and a run keeps what was chosen."""
 
+import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from lockstep.config import overlay
 from lockstep.functional import batch_factor
 from lockstep.protocols import Clock, Work
 from lockstep.recipes import RECIPES, find_recipe
+from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.runtime import Runtime, launch
 from lockstep.speed import autoscale as scaling
 from lockstep.speed.autoscale import MOST, Choice, autoscale
@@ -352,15 +354,15 @@ def test_several_processes_are_started_with_the_numbers_that_were_chosen(tmp_pat
     monkeypatch.setattr(scaling, "autoscale", lambda recipe, procs, say: Choice(chosen, ["a reason"]))
     monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
     monkeypatch.setattr(
-        launching, "launch_or_explain", lambda words, fleet: started.append((words, fleet.processes)) or 0
+        launching,
+        "launch_or_explain",
+        lambda words, fleet: started.append((json.loads(Path(words[2]).read_text()), fleet.processes)) or 0,
     )
     line = ["snake-ppo", "--smoke", "--autoscale", "--procs", "2", f"run.dir={tmp_path}", "algo.batch_size=256"]
     assert main(["train", *line]) == 0
-    ((words, procs),) = started
-    assert (words[0], procs) == ("train", 2)
-    assert "--autoscale" not in words
-    assert "--procs" not in words
-    recipe = ask(*words[1:])  # what each of them reads
+    ((spec, procs),) = started
+    assert procs == 2
+    recipe = overlay(SnakePPO(), spec["settings"])  # what each of them trains
     assert recipe == overlay(recipe, chosen)
     assert recipe.algo.reference_batch == 128
 

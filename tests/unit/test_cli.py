@@ -1,16 +1,22 @@
 """The command line: help is quick and needs no torch, a wrong word is met with a suggestion, and runs are listed."""
 
+import json
 import os
 import resource
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lockstep import __version__
 from lockstep.cli import VERBS, main
 from lockstep.cli import train as train_verb
+from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.cli.worker_spec import write_spec
+from lockstep.recipes import RECIPES
+from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.runtime.launch import Outcome
 from lockstep.train import train
 from tiny import ITERATION, tiny
@@ -156,11 +162,11 @@ def test_what_cannot_be_done_is_said_in_words_without_a_traceback(capsys, line, 
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Instead of starting processes, keep what they would have been started with."""
+    """Instead of starting processes, keep the specs that they would have been started with."""
     calls = []
 
     def launch(words, fleet):
-        calls.append((words, fleet.processes))
+        calls.append((json.loads(Path(words[2]).read_text()) if words[1] == "--worker" else words, fleet.processes))
         return Outcome(0)
 
     monkeypatch.setattr("lockstep.runtime.launch.launch", launch)
@@ -170,25 +176,19 @@ def launched(monkeypatch):
 def test_the_processes_of_a_run_are_told_its_name_and_its_lanes_and_not_to_start_more(launched, tmp_path):
     line = ["train", "snake-ppo", "--smoke", "--num-gpus", "3", "--run.seed", "5", f"run.dir={tmp_path}", "-n", "3"]
     assert main(line) == 0
-    ((words, count),) = launched
+    ((spec, count),) = launched
     assert count == 3
-    assert words[:5] == ["train", "snake-ppo", "--smoke", "--run.seed", "5"]
-    assert not {"--num-gpus", "-n", "3", "--procs"} & set(words)
-    assert "run.lanes=8" in words
-    assert any(word.startswith("run.name=snake-ppo-2") for word in words)
+    assert (spec["recipe"], spec["options"]) == ("snake-ppo", {"init_from": None})
+    run = spec["settings"]["run"]
+    assert (run["seed"], run["lanes"], run["samples"]) == (5, 8, SnakePPO.smoke["run"]["samples"])
+    assert run["name"].startswith("snake-ppo-2")
 
 
 def test_a_note_is_told_once_by_whoever_starts_the_processes(launched, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("lockstep.train.train", lambda recipe, **_: pytest.fail("it must stop before it trains"))
     assert main(["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}"]) == 0
     assert capsys.readouterr().out.count("--load-model is not needed") == 1
-    ((words, _),) = launched
-    monkeypatch.setattr("lockstep.parent.die_with_launcher", lambda: None)  # there is none
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCHED": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: 0)
-    assert main(words) == 0
-    assert "not needed" not in capsys.readouterr().out
+    assert len(launched) == 1
 
 
 def test_resume_from_hands_on_what_may_change(monkeypatch):
@@ -222,10 +222,22 @@ def test_a_run_may_go_on_with_another_budget_and_device_as_flags_or_keys(launche
     assert (
         main(["resume", path, "-n", "2", "--total-timesteps", "512", "--run.device", "cpu", "run.log_every=256"]) == 0
     )
-    ((words, count),) = launched
+    ((spec, count),) = launched
     assert count == 2
-    assert words[:2] == ["resume", path]
-    assert set(words[2:]) == {"run.device=cpu", "run.log_every=256", "--samples", "512"}
+    assert spec["options"] == {"resume": True, "at": None, "without_replay": False}
+    run = spec["settings"]["run"]
+    assert (run["samples"], run["device"], run["log_every"], run["name"]) == (512, "cpu", 256, "run")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_worker_trains_the_recipe_that_its_launcher_resolved(name, launched, monkeypatch, tmp_path):
+    trained = []
+    monkeypatch.setattr("lockstep.train.train", lambda recipe, **options: trained.append((recipe, options)))
+    monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: work() or 0)
+    start, rest, _ = parse_start([name, "--smoke", "run.seed=3", f"run.dir={tmp_path}"], "train", "")
+    recipe = parse_recipe(start, rest, "")
+    assert main(write_spec(tmp_path / "spec.json", recipe, init_from="other@5")) == 0
+    assert trained == [(recipe, {"init_from": "other@5"})]
 
 
 # ------------------------------------------------------------------------------------------------------------------- ls

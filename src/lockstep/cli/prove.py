@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from lockstep.config import ConfigError
+from lockstep.cli.worker_spec import write_spec
+from lockstep.config import ConfigError, overlay
 from lockstep.temporary_directory import temporary_directory
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ class Proof:
     seed: int
     console: "Console"
     rows: list[Row] = field(default_factory=list)
+    resolved: Any = None
+    """The recipe that the flags make."""
 
     def undisturbed(self, processes: int) -> None:
         """A run that nothing happens to."""
@@ -98,8 +101,9 @@ class Proof:
         self._finish(f"{processes} → {resumed_on}", event, path, began, problem)
 
     def _train(self, path: Path, processes: int, environment: dict[str, str] | None = None) -> str:
-        place = [f"run.dir={path.parent}", f"run.name={path.name}"]
-        return self._launch(["train", self.recipe, *self.flags, *place], processes, environment)
+        recipe = overlay(self.resolved, {"run.dir": str(path.parent), "run.name": path.name})
+        with temporary_directory("train") as directory:
+            return self._launch(write_spec(directory / "spec.json", recipe), processes, environment)
 
     def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
         from lockstep.runtime.launch import launch_quietly
@@ -134,7 +138,7 @@ class Proof:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe, parse_verb
+    from lockstep.cli.options import Start, parse_recipe, parse_verb, settle
 
     command, rest = parse_verb(Prove, arguments, "prove")
     if command.json is not None and (command.json.is_dir() or not command.json.parent.is_dir()):
@@ -147,7 +151,7 @@ def run(arguments: Sequence[str]) -> int:
     flags = [*rest, *([] if command.full else ["--smoke"])]
     flags += ["--preset", command.preset] if command.preset else []
     flags += [f"run.samples={samples}", f"run.lanes={recipe.run.lanes}"]
-    flags += ["run.reduction=exact", "run.digests=true", "run.gif=false"]
+    settings = {"run.reduction": "exact", "run.digests": "true", "run.gif": "false"}
 
     from lockstep.console import Console
     from lockstep.runtime.place import gpu_sharing
@@ -155,11 +159,13 @@ def run(arguments: Sequence[str]) -> int:
     console = Console()
     if sharing := gpu_sharing(recipe.run.device, max(command.procs)):
         console.print(sharing)
-        flags += ["run.share_gpu=true"]
+        settings["run.share_gpu"] = "true"
+    flags += [f"{name}={value}" for name, value in settings.items()]
+    resolved = settle(overlay(recipe, {"run.samples": samples, **settings}), max(command.procs))
     with temporary_directory("prove") as temporary:
         directory = command.keep or temporary
         directory.mkdir(parents=True, exist_ok=True)
-        proof = Proof(command.recipe, flags, directory, command.seed, console)
+        proof = Proof(command.recipe, flags, directory, command.seed, console, resolved=resolved)
         for processes in command.procs:
             proof.undisturbed(processes)
         if command.kill:

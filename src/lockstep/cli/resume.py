@@ -9,7 +9,9 @@ import tyro
 from lockstep.cli.options import Machines, resolve_procs, settle
 from lockstep.cli.waking import wake
 from lockstep.cli.words import translate
+from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, overlay
+from lockstep.temporary_directory import temporary_directory
 
 CHANGEABLE = (
     "samples",
@@ -76,11 +78,9 @@ def run(arguments: Sequence[str]) -> int:
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
         return run_worker(lambda: train(recipe, resume=True, at=command.at, without_replay=command.without_replay))
-    extra = [f"run.{key}={value}" for key, value in changes.items()]
-    extra += ["--samples", str(command.samples)] if command.samples is not None else []
-    extra += ["--at", str(command.at)] if command.at is not None else []
-    extra += ["--without-replay"] if command.without_replay else []
-    return launch_or_explain(["resume", str(command.run), *extra], fleet)
+    options = {"resume": True, "at": command.at, "without_replay": command.without_replay}
+    with temporary_directory("resume") as directory:
+        return launch_or_explain(write_spec(directory / "spec.json", recipe, **options), fleet)
 
 
 def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

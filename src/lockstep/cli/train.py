@@ -13,6 +13,7 @@ from typing import Any
 from lockstep.cli.options import LAUNCHER_FLAGS, Machines, parse_recipe, parse_start, resolve_procs, settle
 from lockstep.cli.waking import wake
 from lockstep.cli.words import is_switch
+from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, Recipe, overlay
 from lockstep.parent import STARTER
 from lockstep.printable import write_text
@@ -23,6 +24,8 @@ PROBE = "--probe"
 
 
 def run(arguments: Sequence[str]) -> int:
+    if arguments[:1] == [WORKER]:
+        return run_spec(Path(arguments[1]))
     if arguments[:1] == [PROBE]:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
     start, rest, notes = parse_start(
@@ -57,18 +60,21 @@ def run(arguments: Sequence[str]) -> int:
     alone = fleet.nodes[1] == 1 and fleet.job is None
     if started or (procs == 1 and alone):
         return run_worker(lambda: train(recipe, init_from=start.init_from))
-    words = [*_without(arguments, *LAUNCHER_FLAGS)]
-    words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
-    words += [f"{name}={value}" for name, value in settings.items()]
-    if alone:
-        path = reserve(recipe)  # here, so that a name already taken is refused before anything starts
-        words += [f"run.name={path.name}", f"run.lanes={recipe.run.lanes}"]
-    try:
+    if not alone:
+        # The number of processes, on which lanes depend, is known when the hosts have met: workers resolve the recipe.
+        words = [*_without(arguments, *LAUNCHER_FLAGS)]
+        words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
+        words += [f"{name}={value}" for name, value in settings.items()]
         return launch_or_explain(["train", *words], fleet)
+    path = reserve(recipe)  # here, so that a name already taken is refused before anything starts
+    recipe = overlay(recipe, {"run.name": path.name})
+    try:
+        with temporary_directory("train") as directory:
+            words = write_spec(directory / "spec.json", recipe, init_from=start.init_from)
+            return launch_or_explain(words, fleet)
     finally:
-        if alone:
-            with suppress(OSError):
-                path.rmdir()  # only if nothing was written there
+        with suppress(OSError):
+            path.rmdir()  # only if nothing was written there
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:

@@ -149,6 +149,11 @@ class Watchdog:
         now = time.monotonic()
         self._longest_iteration = max(0.8 * self._longest_iteration, now - self._agreed_at)
         self._agreed_at = now
+        self._check_time_limit()  # also here, because iterations may be shorter than a tick
+
+    def _check_time_limit(self) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
+            self._ask_to_stop("run.max_hours is over")
 
     def _ask_to_stop(self, reason: str | None) -> None:
         """Have the loop stop at the end of this iteration, with a checkpoint."""
@@ -198,8 +203,7 @@ class Watchdog:
         os._exit(code)
 
     def _look(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
-            self._ask_to_stop("run.max_hours is over")
+        self._check_time_limit()
         limit = self._leave_after
         if limit is not None and self._asked is not None and time.monotonic() - self._asked > limit:
             say(f"not saved within {limit:.0f} s of the request to stop: leaving; what was saved before stands.")
