@@ -40,7 +40,8 @@ def lines(path: Path) -> int:
 
 def wait_for_line(process: subprocess.Popen, path: Path, more_than: int) -> None:
     """Wait until a run has logged another iteration."""
-    while lines(path) <= more_than:
+    while (now := lines(path)) <= more_than:
+        more_than = min(more_than, now)  # a restart cuts off what comes after its checkpoint
         if process.poll() is not None:
             raise SystemExit(f"the command ended with {process.returncode}:\n{process.stderr.read().decode()}")
         time.sleep(0.02)
