@@ -255,8 +255,8 @@ def _be_command(words: list[str], directory: Path | None, environment: dict[str,
         code: Any = cli.main()
     except SystemExit as left:
         code = left.code
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     if isinstance(code, str):
         print(code, file=sys.stderr)
