@@ -295,6 +295,8 @@ class Runtime:
     def pass_through(self, name: str) -> None:
         """Note that this process came by here; a scripted kill may strike."""
         self.passed[name] = self.passed.get(name, 0) + 1
+        if self.passed[name] == 1:  # the launcher must know its deadline before anything can block
+            self.watchdog.send_progress()
         if self._strike is not None:
             self._strike.at(name, self.passed[name])
 

@@ -208,10 +208,14 @@ class Watchdog:
         if limit is not None and self._asked is not None and time.monotonic() - self._asked > limit:
             say(f"not saved within {limit:.0f} s of the request to stop: leaving; what was saved before stands.")
             self._leave(PREEMPTED if launch_directory() is None else LEFT)
-        self._check_progress()
+        idle, allowed = self.send_progress()
+        # Others report a process that they wait for; one that waits for others is not to blame.
+        late = LATER if self.runtime.size > 1 else 0.0
+        if allowed is not None and self.runtime.ledger.now() is None and idle > allowed + late:
+            self._report_standstill(allowed, idle)
 
-    def _check_progress(self) -> None:
-        """Tell the launcher how far this process is; end the process if it stands still for too long."""
+    def send_progress(self) -> tuple[float, float | None]:
+        """Tell the launcher how far this process is. Returns its seconds without progress, and how many are allowed."""
         runtime, save = self.runtime, self.saving
         saving = save is not None and save.is_alive()
         written = written_bytes(save.native_id) if save is not None and saving else 0
@@ -230,10 +234,7 @@ class Watchdog:
             compiling=compiling,
             run=directory,
         )
-        # Others report a process that they wait for; one that waits for others is not to blame.
-        late = LATER if runtime.size > 1 else 0.0
-        if allowed is not None and waiting is None and idle > allowed + late:
-            self._report_standstill(allowed, idle)
+        return idle, allowed
 
     def _allowed(self, saving: bool) -> float | None:
         """Seconds without progress that are allowed now; None before the run directory is open and after its end."""
