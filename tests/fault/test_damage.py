@@ -7,6 +7,7 @@ import pytest
 from runs import SAMPLES, errors, run, run_killed
 
 from lockstep.run.lineage import lineage
+from manifests import sealed
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
@@ -48,11 +49,28 @@ def lead_out_of_the_directory(checkpoint):
     shutil.copy(checkpoint / "shared.safetensors", outside)
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     manifest["files"]["../outside.safetensors"] = manifest["files"]["shared.safetensors"]
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    (checkpoint / "manifest.json").write_text(sealed(manifest))
     return "leads out of the checkpoint"
 
 
-DAMAGES = [truncate, flip_a_bit, lose_the_manifest, lose_a_lane_file, spoil_the_values, lead_out_of_the_directory]
+def change_the_recorded_machine(checkpoint):
+    """A byte of the manifest, which no checksum of a file covers."""
+    path = checkpoint / "manifest.json"
+    text = path.read_bytes()
+    place = text.index(b'"numpy": "') + len(b'"numpy": "')
+    path.write_bytes(text[:place] + b"/" + text[place + 1 :])
+    return "manifest.json"
+
+
+DAMAGES = [
+    change_the_recorded_machine,
+    truncate,
+    flip_a_bit,
+    lose_the_manifest,
+    lose_a_lane_file,
+    spoil_the_values,
+    lead_out_of_the_directory,
+]
 
 
 @pytest.fixture(scope="module")

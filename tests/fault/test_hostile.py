@@ -27,6 +27,7 @@ from lockstep.run.records import CHECKPOINTS, cut_lines, last_values
 from lockstep.run.tensorfile import HEADER_BYTES
 from lockstep.tasks.gym import GymConfig
 from lockstep.train import train
+from manifests import sealed
 from processes import together
 from tiny import ITERATION, checkpoints_of, hash_of, tiny
 
@@ -56,7 +57,7 @@ def sign(checkpoint):
     """Write the manifest anew, with the right hash of every file it names and has."""
     manifest = json.loads((checkpoint / form.MANIFEST).read_text())
     manifest["files"] = {name: form.digest_file(checkpoint / name) for name in manifest["files"]}
-    (checkpoint / form.MANIFEST).write_text(json.dumps(manifest))
+    (checkpoint / form.MANIFEST).write_text(sealed(manifest))
 
 
 def tensors(header, body=BODY, length=None):
@@ -100,7 +101,7 @@ def listed(name):
     def damage(checkpoint):
         manifest = json.loads((checkpoint / form.MANIFEST).read_text())
         manifest["files"][name] = "0" * 64
-        (checkpoint / form.MANIFEST).write_text(json.dumps(manifest))
+        (checkpoint / form.MANIFEST).write_text(sealed(manifest))
 
     return damage
 

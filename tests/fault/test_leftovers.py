@@ -9,6 +9,7 @@ from runs import SAMPLES, errors, run, run_killed, trial
 from lockstep.config import ConfigError
 from lockstep.run.lineage import find, lineage
 from lockstep.run.records import METRICS, cut_lines, read_lines
+from manifests import sealed
 from processes import outcomes
 from tiny import hash_of
 
@@ -52,7 +53,7 @@ def test_a_manifest_that_knows_of_too_few_lanes_is_damaged(stopped, checkpoints,
     path = checkpoints / str(newest) / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["files"]["lanes-0004-0007.safetensors"]
-    path.write_text(json.dumps(manifest))
+    path.write_text(sealed(manifest))
     ended = run(tmp_path, "run", 1, resume=True)
     assert not errors(ended)
     assert f"Checkpoint {newest} is damaged" in ended[0].output

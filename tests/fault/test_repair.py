@@ -22,6 +22,7 @@ from lockstep.run.lineage import find, lineage, published
 from lockstep.run.parity import BLOCK
 from lockstep.run.records import CHECKPOINTS
 from lockstep.train import train
+from manifests import sealed
 from processes import together
 from recorder import record
 from tiny import hash_of
@@ -325,7 +326,7 @@ def plant_sparse(run, form_of, rows):
     values = json.loads((checkpoint / form.VALUES).read_text()) | {"rows": [0, rows]}
     manifest["files"][form.VALUES] = form.write_json(checkpoint / form.VALUES, values)
     manifest["files"][path.name] = form.digest_file(path)
-    (checkpoint / form.MANIFEST).write_text(json.dumps(manifest))
+    (checkpoint / form.MANIFEST).write_text(sealed(manifest))
     return path.stat().st_size
 
 

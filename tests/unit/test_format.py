@@ -13,6 +13,7 @@ from lockstep.lanes import deal
 from lockstep.protocols import Clock
 from lockstep.run import format as form
 from lockstep.run.format import Damaged, digest_tensor, hash_checkpoint, verify
+from manifests import sealed
 
 LANES = 4
 CLOCK = asdict(Clock(budget=1024, samples=512, iteration=2, step=256, evaluation={"return_mean": 1.5}, best=1.5))
@@ -50,7 +51,7 @@ def rewrite_manifest(directory, change):
     path = directory / form.MANIFEST
     manifest = json.loads(path.read_text())
     change(manifest["files"])
-    path.write_text(json.dumps(manifest))
+    path.write_text(sealed(manifest))
 
 
 @pytest.fixture
@@ -215,7 +216,7 @@ def test_the_hash_does_not_depend_on_the_order_in_which_files_are_listed(checkpo
     path = checkpoint / form.MANIFEST
     manifest = json.loads(path.read_text())
     manifest["files"] = dict(reversed(manifest["files"].items()))
-    path.write_text(json.dumps(manifest))
+    path.write_text(sealed(manifest))
     assert hash_checkpoint(checkpoint) == before
 
 

@@ -15,6 +15,7 @@ from lockstep.run import migrations, values
 from lockstep.run.lineage import find, lineage
 from lockstep.run.migrations import FORMAT, UnknownFormat, migrate
 from lockstep.train import train
+from manifests import sealed
 from tiny import ITERATION, hash_of, tiny
 
 NEWER = FORMAT + 1
@@ -36,7 +37,7 @@ def contents(directory):
 def edit_json(path, change):
     values = json.loads(path.read_text())
     change(values)
-    path.write_text(json.dumps(values))
+    path.write_text(sealed(values))
 
 
 def edit_state(checkpoint, change):
@@ -50,7 +51,10 @@ def make_version_1(run):
     """What Lockstep wrote before there was a version."""
     for checkpoint in (path.parent for path in run.rglob(form.MANIFEST)):
         edit_state(checkpoint, lambda values: values.pop("format"))
-        edit_json(checkpoint / form.MANIFEST, lambda manifest: [manifest.pop(key) for key in ("format", "machine")])
+        edit_json(
+            checkpoint / form.MANIFEST,
+            lambda manifest: [manifest.pop(key) for key in ("format", "machine", "checksum")],
+        )
     config = run / "config.yaml"
     config.write_text(config.read_text().replace(f"format: {FORMAT}\n", ""))
 

@@ -17,6 +17,7 @@ from lockstep.run.checkpoints import Checkpoints
 from lockstep.run.format import Damaged, hash_checkpoint, verify
 from lockstep.run.lineage import find, lineage
 from lockstep.run.segments import Segments
+from manifests import sealed
 from recorder import ITERATION, LANES, record
 from tiny import hash_of
 
@@ -98,7 +99,7 @@ def change(checkpoint, name, tensors):
     (checkpoint / name).unlink()  # a link: the other checkpoints keep what they have
     manifest = json.loads((checkpoint / form.MANIFEST).read_text())
     manifest["files"][name] = form.write_tensors(checkpoint / name, tensors)
-    (checkpoint / form.MANIFEST).write_text(json.dumps(manifest))
+    (checkpoint / form.MANIFEST).write_text(sealed(manifest))
 
 
 def test_before_anything_has_grown_a_checkpoint_says_what_will(tmp_path):
@@ -225,7 +226,7 @@ def test_a_manifest_that_leaves_a_segment_out_is_damage(damaged, missing):
     _, newest, _ = damaged
     manifest = json.loads((newest / form.MANIFEST).read_text())
     manifest["files"].pop(sorted(name for name in manifest["files"] if form.rows_of(name))[missing])
-    (newest / form.MANIFEST).write_text(json.dumps(manifest))
+    (newest / form.MANIFEST).write_text(sealed(manifest))
     with pytest.raises(Damaged, match="lists no files for rows 14 to 24 of lane 0"):
         verify(newest)
 
@@ -236,7 +237,7 @@ def test_values_that_say_other_rows_are_damage(damaged, rows):
     values = json.loads((newest / form.VALUES).read_text()) | {"rows": rows}
     manifest = json.loads((newest / form.MANIFEST).read_text())
     manifest["files"][form.VALUES] = form.write_json(newest / form.VALUES, values)
-    (newest / form.MANIFEST).write_text(json.dumps(manifest))
+    (newest / form.MANIFEST).write_text(sealed(manifest))
     with pytest.raises(Damaged, match="rows"):
         verify(newest)
 

@@ -167,6 +167,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a checkpoint in the current format: `files` with their hashes, `keep`, `machine`."""
     path = directory / MANIFEST
     manifest = read_json(path)
+    # Before anything else: a damaged version, machine or file list must not be taken for what was written.
+    if isinstance(manifest, dict) and ("checksum" in manifest or manifest.get("format") == FORMAT):
+        checksum = manifest.pop("checksum", None)
+        if checksum != _checksum(manifest):
+            raise Damaged(f"{path} is not as it was written")
     manifest = _migrated(migrations.MANIFEST, manifest, path) if isinstance(manifest, dict) else {}
     files = manifest.get("files")
     if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
@@ -178,7 +183,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: dict[str, str]) -> None:
     """Write the manifest durably; it comes last, when every file it names is on disk."""
-    write_json(directory / MANIFEST, {"format": FORMAT, "files": files, "keep": keep, "machine": machine})
+    manifest = {"format": FORMAT, "files": files, "keep": keep, "machine": machine}
+    write_json(directory / MANIFEST, manifest | {"checksum": _checksum(manifest)})
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    """SHA-256 of plain values, whatever their order and layout in a file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any], path: Path) -> dict[str, Any]:
