@@ -207,28 +207,13 @@ def command(
     return Finished(code, text)
 
 
-_AT_IMPORT = (
-    "PYTHON",
-    "LD_",
-    "NUMBA_",
-    "MKL_",
-    "OPENBLAS_",
-    "GOMP_",
-    "KMP_",
-    "ATEN_",
-    "EMULATED_",
-    "MUJOCO_",
-    "PYOPENGL",
-)
-"""Prefixes of variables that take effect when modules are imported."""
-
-
 def _is_as_at_import(environment: Mapping[str, str]) -> bool:
     """Whether a process with this environment would import what the server has imported."""
+    from lockstep.runtime.fork_server import read_at_import
 
     def chosen(values: Mapping[str, str]) -> dict[str, str]:
-        free = ("PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "PYTEST_CURRENT_TEST", "EMULATED_GPUS")
-        return {name: value for name, value in values.items() if name.startswith(_AT_IMPORT) and name not in free}
+        free = ("PYTHONUNBUFFERED", "EMULATED_GPUS")
+        return {name: value for name, value in read_at_import(values).items() if name not in free}
 
     server = dict(os.environ)
     if _emulated_gpus:

@@ -173,7 +173,7 @@ def fork_here(imports: Callable[[], None]) -> list[str] | None:
     launcher, pid = os.getpid(), os.fork()
     if pid:
         theirs.close()
-        _server = ForkServer(ours, pid, _read_at_import(os.environ))
+        _server = ForkServer(ours, pid, read_at_import(os.environ))
         return None
     ours.close()
     die_with_parent()
@@ -192,7 +192,7 @@ def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
         return ""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return "this system is not Linux 5.3 or newer"
-    wanted = _read_at_import(environment)
+    wanted = read_at_import(environment)
     if _server is not None:
         _server.read_exits()
     if _server is None or _server.environment != wanted or _server.problem == KILLED:
@@ -232,7 +232,8 @@ def why_unsafe() -> str:
     return ""
 
 
-def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that take effect when modules are imported, and not later."""
     return {
         name: value
         for name, value in environment.items()
