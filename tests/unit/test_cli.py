@@ -186,9 +186,16 @@ def test_the_processes_of_a_run_are_told_its_name_and_its_lanes_and_not_to_start
 
 def test_a_note_is_told_once_by_whoever_starts_the_processes(launched, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("lockstep.train.train", lambda recipe, **_: pytest.fail("it must stop before it trains"))
-    assert main(["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}"]) == 0
+    line = ["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}"]
+    assert main([*line, "--rdzv-id", "job"]) == 0  # a named job, whose workers parse the flags again
     assert capsys.readouterr().out.count("--load-model is not needed") == 1
-    assert len(launched) == 1
+    ((words, _),) = launched
+    monkeypatch.setattr("lockstep.parent.die_with_launcher", lambda: None)  # there is none
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCHED": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: 0)
+    assert main(words) == 0
+    assert "not needed" not in capsys.readouterr().out
 
 
 def test_resume_from_hands_on_what_may_change(monkeypatch):
