@@ -1,4 +1,4 @@
-"""Manifests of checkpoints that were changed by somebody who knows how to seal them."""
+"""Manifests that a test has changed, with a valid checksum."""
 
 import json
 from typing import Any
