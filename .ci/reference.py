@@ -1,6 +1,6 @@
-"""Writes docs/reference/ from the source: what the verbs' help says, every setting, every recipe. Imports no torch.
+"""Write docs/reference/ from the source: the help of every command, every setting, every recipe. Imports no torch.
 
-The pages are not kept: `make docs` makes them anew each time, so that they cannot go stale.
+The pages are not committed: `make docs` generates them each time, so that they cannot go stale.
 """
 
 import ast
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE, PAGES = ROOT / "src" / "lockstep", ROOT / "docs" / "reference"
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}  # before anything asks how wide the terminal is
 
-from lockstep.cli import VERBS, main  # noqa: E402
-from lockstep.recipes import RECIPES  # noqa: E402
+from lockstep.cli import COMMANDS, main  # noqa: E402
+from lockstep.registry import RECIPES  # noqa: E402
 
 
 def help_of(*words: str) -> str:
@@ -25,11 +25,11 @@ def help_of(*words: str) -> str:
     return "\n".join(line.rstrip() for line in page.getvalue().strip().splitlines())
 
 
-def verbs() -> str:
-    parts = ["# Verbs", "What `lockstep VERB --help` says. Settings of a recipe may follow where a recipe is named."]
+def commands() -> str:
+    parts = ["# Commands", "The output of `lockstep COMMAND --help`. With a recipe, its settings may follow."]
     parts += [f"```text\n{help_of()}\n```"]
-    for verb, words in VERBS.items():
-        parts += [f"## {verb}", f"{words[0].upper()}{words[1:]}.", f"```text\n{help_of(verb)}\n```"]
+    for command, summary in COMMANDS.items():
+        parts += [f"## {command}", f"{summary[0].upper()}{summary[1:]}.", f"```text\n{help_of(command)}\n```"]
     return "\n\n".join(parts)
 
 
@@ -40,7 +40,7 @@ def settings() -> str:
         "underscore is a dash there), or `task.NAME=VALUE`; in a yaml file, a line under its part. Defaults are the "
         "config's own: a recipe may have others, which `lockstep train RECIPE --help` shows.",
     ]
-    folders = [sorted((PACKAGE / folder).glob("*.py")) for folder in ("tasks", "algorithms", "nets")]
+    folders = [sorted((PACKAGE / folder).rglob("*.py")) for folder in ("tasks", "algorithms", "nn")]
     for path in (PACKAGE / "config.py", *(path for folder in folders for path in folder)):
         parts += [part for kind in configs(path) for part in section(kind)]
     return "\n\n".join(parts)
@@ -85,5 +85,5 @@ def recipes() -> str:
 
 if __name__ == "__main__":
     PAGES.mkdir(exist_ok=True)
-    for name, page in {"verbs": verbs(), "settings": settings(), "recipes": recipes()}.items():
+    for name, page in {"commands": commands(), "settings": settings(), "recipes": recipes()}.items():
         (PAGES / f"{name}.md").write_text(page + "\n")

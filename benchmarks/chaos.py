@@ -38,8 +38,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.run.format import hash_checkpoint
-from lockstep.run.lineage import find, published
+from lockstep.checkpoint.format import hash_checkpoint
+from lockstep.checkpoint.lineage import find, list_checkpoints
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 BOUND = 150.0
@@ -67,9 +67,21 @@ class Campaign:
 
     def words(self, name: str) -> list[str]:
         return [
-            *(self.recipe, "--smoke", "run.reduction=exact", f"run.samples={ITERATIONS * 256}", "run.save_every=1024"),
-            *("run.eval_every=8192", "run.log_every=4096", "run.timeout=20", "algo.horizon=16", "algo.batch_size=128"),
-            *("task.num_envs=16", f"run.dir={self.place}", f"run.name={name}", "run.keep=4"),
+            *(
+                self.recipe,
+                "--smoke",
+                "run.reduction=exact",
+                f"run.total_samples={ITERATIONS * 256}",
+                "run.save_every=1024",
+            ),
+            *(
+                "run.eval_every=8192",
+                "run.log_every=4096",
+                "run.collective_timeout=20",
+                "algo.rollout_steps=16",
+                "algo.batch_size=128",
+            ),
+            *("task.num_envs=16", f"run.runs_dir={self.place}", f"run.name={name}", "run.keep_last=4"),
         ]
 
     def undisturbed(self) -> str:
@@ -142,13 +154,13 @@ class Campaign:
 
     def _newest(self) -> str | None:
         there = self.path / "checkpoints"
-        names = published(there) if there.is_dir() else []
+        names = list_checkpoints(there) if there.is_dir() else []
         # By generation first: a checkpoint after a restart is news, even if it repeats samples.
         return str(max(names, key=lambda name: (name.generation, name.samples))) if names else None
 
     def _furthest(self) -> int:
         there = self.path / "checkpoints"
-        return max((name.samples for name in published(there)), default=0) if there.is_dir() else 0
+        return max((name.samples for name in list_checkpoints(there)), default=0) if there.is_dir() else 0
 
     def _samples(self) -> int:
         return int((self._newest() or "0").partition("-")[0])
@@ -289,7 +301,7 @@ def fill_the_disk(campaign: Campaign) -> bool:
 
 def damage_a_checkpoint(campaign: Campaign) -> bool:
     there = campaign.path / "checkpoints"
-    if len(published(there)) < 2:
+    if len(list_checkpoints(there)) < 2:
         return False
     assert campaign.launcher is not None
     campaign.launcher.kill()
@@ -350,17 +362,17 @@ def lose_a_host(campaign: Campaign) -> bool:
     from hosts import hosts, until
 
     def generation() -> int:
-        return max(name.generation for name in published(campaign.path / "checkpoints"))
+        return max(name.generation for name in list_checkpoints(campaign.path / "checkpoints"))
 
     meeting = ["--nnodes", "1:2", "--rdzv-endpoint", "n0:29500", "--rdzv-id", f"chaos-{time.monotonic()}"]
     words = [*LOCKSTEP, "resume", str(campaign.path), *meeting]
     with hosts(2) as (first, second):
         before = generation()
         jobs = [host.start([*words, "--procs", str(campaign.chance.choice([1, 2]))]) for host in (first, second)]
-        until(lambda: generation() > before or jobs[0].process.poll() == 0, BOUND, "two hosts train", *jobs)
+        until(lambda: generation() > before or jobs[0].process.poll() == 0, "two hosts train", *jobs)
         before = generation()
         second.cut()
-        until(lambda: generation() > before or jobs[0].process.poll() == 0, BOUND, "one host trains", *jobs)
+        until(lambda: generation() > before or jobs[0].process.poll() == 0, "one host trains", *jobs)
         if jobs[0].process.poll() is None:
             jobs[0].process.send_signal(signal.SIGTERM)
         code = jobs[0].wait(BOUND)

@@ -8,12 +8,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from lockstep.run.records import METRICS, read_lines
-from lockstep.runtime.launch import launch_quietly
+from lockstep.io.jsonl import METRICS, read_jsonl
+from lockstep.launch.launcher import launch_captured
 
 RUNS = {
-    "gym-ppo (MLP)": ["gym-ppo", "run.samples=40000", "run.log_every=4000"],
-    "snake-ppo on 6x6 (CNN)": ["snake-ppo", "task.size=6", "run.samples=131072", "run.log_every=16384"],
+    "gym-ppo (MLP)": ["gym-ppo", "run.total_samples=40000", "run.log_every=4000"],
+    "snake-ppo on 6x6 (CNN)": ["snake-ppo", "task.size=6", "run.total_samples=131072", "run.log_every=16384"],
 }
 
 
@@ -21,10 +21,10 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as directory:
         for index, (name, words) in enumerate(RUNS.items()):
-            place = [f"run.dir={directory}", f"run.name={index}", "run.eval_every=none"]
-            problem = launch_quietly(["train", *words, *place], 2)
+            place = [f"run.runs_dir={directory}", f"run.name={index}", "run.eval_every=none"]
+            problem = launch_captured(["train", *words, *place], 2)
             assert not problem, problem
-            lines = [line for line in read_lines(Path(directory) / str(index) / METRICS) if "time/global_fps" in line]
+            lines = [line for line in read_jsonl(Path(directory) / str(index) / METRICS) if "time/global_fps" in line]
             # The first interval compiles kernels and warms caches.
             shares = [line.get("time/check", 0.0) for line in lines[1:]]
             print(f"{name}: {statistics.mean(shares):.3%} of run time, 2 processes, {len(shares)} intervals")

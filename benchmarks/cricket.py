@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lockstep import measures
+from lockstep.distributed import Runtime
 from lockstep.evaluate import predict
-from lockstep.loading import load
-from lockstep.runtime import Runtime
-from lockstep.tasks.cricsheet import FEATURES
+from lockstep.inference import load
+from lockstep.ops import prediction_metrics
+from lockstep.tasks.cricket.cricsheet import FEATURES
 
 DRAWS = 2000
 
@@ -57,7 +57,7 @@ def logistic(task, known, asked, terms):
     x = np.c_[(x - mean) / deviation, np.ones(len(x))]
     weight = np.zeros(x.shape[1])
     for _ in range(30):
-        chance = measures.chances(x @ weight)
+        chance = prediction_metrics.sigmoid(x @ weight)
         slope = x.T @ (chance - y) + 1e-3 * weight
         curve = (x * (chance * (1 - chance))[:, None]).T @ x + 1e-3 * np.eye(len(weight))
         weight -= np.linalg.solve(curve, slope)
@@ -70,7 +70,7 @@ def targets(task, rows):
 
 def losses(task, prediction, target):
     """What is averaged, delivery by delivery: absolute errors, or log-losses."""
-    if task.kind == "regression":
+    if task.target_type == "regression":
         return np.abs(prediction - target)
     return np.logaddexp(0.0, prediction) - target * prediction
 
@@ -90,27 +90,31 @@ def main():
     config = loaded[runs[0].name].recipe.task
     task = config.build(None, None)
     known = np.concatenate([task.examples["train"], task.examples["validation"]])
-    if config.thin > 1:  # the baselines see every delivery
+    if config.train_stride > 1:  # the baselines see every delivery
         from dataclasses import replace
 
-        known = np.concatenate([replace(config, thin=1).build(None, None).examples["train"], known])
+        known = np.concatenate([replace(config, train_stride=1).build(None, None).examples["train"], known])
         known = np.unique(known)
     asked = task.examples["test"]
     target = targets(task, asked)
     match = task.archive.innings[task.archive.innings_of[asked], 2]
     chances = {"logistic": partial(logistic, terms=chase), "log. + target": partial(logistic, terms=chase_and_target)}
-    plain = {"linear": linear} if task.kind == "regression" else chances
+    plain = {"linear": linear} if task.target_type == "regression" else chances
     found = {name: fit(task, known, asked) for name, fit in plain.items()}
     for name, policy in loaded.items():
-        runtime = Runtime.alone(policy.recipe.run)
+        runtime = Runtime.single_process(policy.recipe.run)
         mine = policy.recipe.task.build(runtime.lanes, runtime.device)
         assert (mine.examples["test"] == asked).all(), f"{name} has another test split"
         found[name] = predict(policy.policy, mine, runtime, "test")
     print(f"test: {len(asked):,} deliveries of {len(np.unique(match)):,} matches")
-    of = measures.of_numbers if task.kind == "regression" else measures.of_chances
+    of = (
+        prediction_metrics.regression_metrics
+        if task.target_type == "regression"
+        else prediction_metrics.classification_metrics
+    )
     for name, prediction in found.items():
         print(f"  {name:16}", "  ".join(f"{key} {value:.4f}" for key, value in of(prediction, target).items()))
-    what = "MAE" if task.kind == "regression" else "log-loss"
+    what = "MAE" if task.target_type == "regression" else "log-loss"
     print(f"differences in {what} (below zero: the first is better), 95 % by match")
     beside = [*plain, *(name for name in loaded if "tabular" in name)]
     pairs = [(name, other) for name in loaded for other in beside if other != name]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib.ticker
 
-from lockstep.run.records import METRICS, read_lines
+from lockstep.io.jsonl import METRICS, read_jsonl
 
 matplotlib.rcParams["svg.hashsalt"] = "lockstep"  # the same runs give the same file
 matplotlib.rcParams["svg.fonttype"] = "none"
@@ -32,7 +32,7 @@ def main() -> None:
     labels = words.labels or [run.name for run in words.runs]
     colours = {label: f"C{number}" for number, label in enumerate(dict.fromkeys(labels))}
     for run, label in zip(words.runs, labels, strict=True):
-        lines = [line for line in read_lines(run / METRICS) if f"eval/{words.of}" in line]
+        lines = [line for line in read_jsonl(run / METRICS) if f"eval/{words.of}" in line]
         points = [(line["samples"], line[f"eval/{words.of}"]) for line in lines]
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3.5, linewidth=1.5, color=colours[label])
     axes.set(xlabel="samples", ylabel=words.title or words.of)

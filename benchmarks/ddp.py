@@ -18,9 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from work import start_again, started
 
 from lockstep.config import RunConfig
-from lockstep.nets.encoder import CNN, EncoderConfig
+from lockstep.distributed import DistributedOptimizer, Runtime
+from lockstep.nn.encoders import CNN, EncoderConfig
 from lockstep.protocols import Loss
-from lockstep.runtime import Optimizer, Runtime
 
 CLIP = 0.5
 
@@ -28,7 +28,9 @@ CLIP = 0.5
 def cnn():
     from gymnasium.spaces import Box
 
-    return nn.Sequential(CNN(Box(0, 1, (3, 8, 8), "uint8"), EncoderConfig(width=(32, 64), depth=3)), nn.Linear(256, 5))
+    return nn.Sequential(
+        CNN(Box(0, 1, (3, 8, 8), "uint8"), EncoderConfig(hidden_sizes=(32, 64), num_layers=3)), nn.Linear(256, 5)
+    )
 
 
 def mlp(width, depth):
@@ -52,7 +54,7 @@ def build(make, seed=0):
 
 def ours(make, x, y, runtime):
     net = build(make)
-    optimizer = Optimizer(runtime, torch.optim.Adam(net.named_parameters(), fused=True), max_grad_norm=CLIP)
+    optimizer = DistributedOptimizer(runtime, torch.optim.Adam(net.named_parameters(), fused=True), max_grad_norm=CLIP)
 
     def loss(batch):
         error = (net(batch["x"]) - batch["y"]).square().sum()
@@ -96,11 +98,11 @@ def compare(contenders, times, rounds):
 
 
 def work(arguments):
-    from lockstep.runtime.place import keep_freed_memory
+    from lockstep.launch.device import disable_malloc_trim
 
-    keep_freed_memory()
+    disable_malloc_trim()
     torch.set_num_threads(1)
-    with Runtime.start(RunConfig(lanes=8, device="cpu", timeout=300)) as runtime:
+    with Runtime.start(RunConfig(lanes=8, device="cpu", collective_timeout=300)) as runtime:
         for name, (make, inputs, times) in PROBLEMS.items():
             torch.manual_seed(runtime.rank)
             x = inputs()
@@ -109,7 +111,7 @@ def work(arguments):
             seconds = compare(contenders, times, arguments.rounds)
             ratios = sorted(b / a for a, b in zip(seconds["ours"], seconds["ddp"], strict=True))
             low, middle, high = statistics.quantiles(ratios, n=4)
-            if runtime.main:
+            if runtime.is_main:
                 count = sum(p.numel() for p in build(make).parameters())
                 step = statistics.median(seconds["ours"]) * 1e3
                 print(f"{name:20} {count:>12,}  ours {step:8.1f} ms  {middle:.3f}x of DDP ({low:.3f} to {high:.3f})")
@@ -119,9 +121,9 @@ def work(arguments):
                 for size in sizes:
                     runtime.bucket_bytes = int(size * 2**20)
                     contenders[size] = ours(make, x, y, runtime)
-                runtime.bucket_bytes = int(RunConfig().bucket_mb * 2**20)
+                runtime.bucket_bytes = int(RunConfig().grad_bucket_mb * 2**20)
                 seconds = compare(contenders, times, arguments.rounds)
-                if runtime.main:
+                if runtime.is_main:
                     found = "  ".join(f"{s:g} MB {statistics.median(seconds[s]) * 1e3:.1f}" for s in sizes)
                     print(f"{'':20} ms a step by bucket: {found}", flush=True)
 

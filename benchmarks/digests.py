@@ -16,17 +16,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-SETTINGS = ["run.reduction=exact", "run.digests=true", "run.gif=false", "run.name=digests"]
+SETTINGS = ["run.reduction=exact", "run.log_tensor_digests=true", "run.record_video=false", "run.name=digests"]
 
 
 def record(output: Path, recipes: list[str], procs: int) -> int:
     """Train the recipes and write one line for each recipe and iteration."""
-    from lockstep.recipes import RECIPES
+    from lockstep.registry import RECIPES
 
     with output.open("w", encoding="utf-8") as file:
         for recipe in recipes or sorted(RECIPES):
             with tempfile.TemporaryDirectory() as runs:
-                words = ["train", recipe, "--smoke", "--procs", str(procs), f"run.dir={runs}", *SETTINGS]
+                words = ["train", recipe, "--smoke", "--procs", str(procs), f"run.runs_dir={runs}", *SETTINGS]
                 subprocess.run([sys.executable, "-m", "lockstep", *words], check=True, stdout=subprocess.DEVNULL)
                 lines = (Path(runs) / "digests" / "digests.jsonl").read_text(encoding="utf-8").splitlines()
             for line in map(json.loads, lines):

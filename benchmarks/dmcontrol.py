@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from lockstep.lanes import Lanes
-from lockstep.tasks.dmcontrol import DMControlConfig
-from lockstep.tasks.dmcontrol_suite import World
+from lockstep.tasks.dm_control.env import DMControlConfig
+from lockstep.tasks.dm_control.suite import SimulatedTask
 
 ENVS, HANDS, STEPS = 8, 2, 25
 
 
 def work(pipe, name, count):
-    worlds = [World(name, 2, None, False) for _ in range(count)]
+    worlds = [SimulatedTask(name, 2, None, False) for _ in range(count)]
     for number, world in enumerate(worlds):
         world.begin(number)
     while (actions := pipe.recv()) is not None:
@@ -42,7 +42,7 @@ class Workers:
         for process in self.processes:
             process.start()
 
-    def kernel(self, actions):
+    def step_numpy(self, actions):
         for pipe, own in zip(self.pipes, np.split(actions, HANDS), strict=True):
             pipe.send(own)
         for pipe in self.pipes:
@@ -62,8 +62,8 @@ def main():
     lanes, cpu = Lanes(ENVS, range(ENVS), 0), torch.device("cpu")
     for name in arguments.tasks:
         ways = {
-            "one after another": DMControlConfig(names=(name,), num_envs=ENVS).build(lanes, cpu),
-            "threads": DMControlConfig(names=(name,), num_envs=ENVS, threads=HANDS).build(lanes, cpu),
+            "one after another": DMControlConfig(tasks=(name,), num_envs=ENVS).build(lanes, cpu),
+            "threads": DMControlConfig(tasks=(name,), num_envs=ENVS, threads=HANDS).build(lanes, cpu),
             "workers": Workers(name),
         }
         features = ways["threads"].action_space.shape[0]
@@ -75,7 +75,7 @@ def main():
                 actions = np.random.default_rng(number).uniform(-1, 1, (STEPS, ENVS, features))
                 began = time.perf_counter()
                 for action in actions:
-                    envs.kernel(action)
+                    envs.step_numpy(action)
                 if number:  # the first warms up
                     seconds[way].append(time.perf_counter() - began)
         shown = {way: f"{ENVS * STEPS / statistics.median(each):,.0f}" for way, each in seconds.items()}

@@ -8,18 +8,18 @@ import statistics
 import torch
 from work import CNN, recipe
 
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import keep_freed_memory
-from lockstep.speed.measure import Meter
+from lockstep.distributed import Runtime
+from lockstep.launch.device import disable_malloc_trim
+from lockstep.tools.bench.measure import IterationTimer
 
 
 def main(rounds=5):
-    keep_freed_memory()
+    disable_malloc_trim()
     torch.set_num_threads(1)
     meters = {}
     for reduction in ("fast", "exact"):
         chosen = recipe(CNN, run_reduction=reduction, run_lanes=8)
-        meters[reduction] = Meter(chosen, Runtime.alone(chosen.run))
+        meters[reduction] = IterationTimer(chosen, Runtime.single_process(chosen.run))
     seconds = {name: [] for name in meters}
     for _ in range(rounds):
         for name, meter in meters.items():

@@ -42,7 +42,7 @@ def main() -> None:
     import torch
 
     from lockstep.lanes import Lanes
-    from lockstep.tasks.gym import GymConfig
+    from lockstep.tasks.gym.env import GymConfig
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     sys.path.insert(0, str(Path(__file__).parent))
@@ -54,7 +54,7 @@ def main() -> None:
         crews, started = {}, {}
         for workers in WORKERS:
             start = time.perf_counter()
-            config = GymConfig(id=id, num_envs=ENVS, workers=workers)
+            config = GymConfig(id=id, num_envs=ENVS, num_workers=workers)
             crews[workers] = config.build(Lanes(8, range(8), 0), torch.device("cpu"))
             crews[workers].reset()
             started[workers] = time.perf_counter() - start

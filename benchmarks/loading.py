@@ -1,6 +1,6 @@
 """Supervised throughput with loading included: two processes against one, each with its loader on one core.
 
-    python benchmarks/loading.py [--data t20s_male_json.zip] [--rounds 3] [recipe words, such as algo.readers=1]
+    python benchmarks/loading.py [--data t20s_male_json.zip] [--rounds 3] [recipe words, such as algo.num_workers=1]
 
 The global batch is the same. Prints examples a second and the part of the time that learners waited for a batch, both
 as medians over a run's log entries but the first, in turns.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lockstep.run.records import METRICS, read_lines
+from lockstep.io.jsonl import METRICS, read_jsonl
 
 # A process, and all it starts, on the core of its number.
 PINNED = """
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--data", default="")
     parser.add_argument("--rounds", type=int, default=3)
     arguments, words = parser.parse_known_args()
-    words = [*words, f"task.data={arguments.data}"] if arguments.data else [*words, "task.matches=200"]
+    words = [*words, f"task.data={arguments.data}"] if arguments.data else [*words, "task.num_synthetic_matches=200"]
     ratios = []
     with tempfile.TemporaryDirectory() as directory:
         recipe = Path(directory) / "pinned.py"
@@ -49,11 +49,11 @@ def main() -> None:
 
 def _run(recipe: Path, words: list[str], processes: int, name: str) -> tuple[float, float]:
     line = [sys.executable, "-m", "lockstep", "train", str(recipe), *words, "--procs", str(processes)]
-    line += ["run.samples=122880", "run.log_every=20480", "run.eval_every=none"]
-    line += [f"run.dir={recipe.parent}", f"run.name={name}"]
+    line += ["run.total_samples=122880", "run.log_every=20480", "run.eval_every=none"]
+    line += [f"run.runs_dir={recipe.parent}", f"run.name={name}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-    entries = [line for line in read_lines(recipe.parent / name / METRICS) if "time/global_fps" in line][1:]
+    entries = [line for line in read_jsonl(recipe.parent / name / METRICS) if "time/global_fps" in line][1:]
     return tuple(statistics.median(entry[key] for entry in entries) for key in ("time/global_fps", "time/load"))
 
 

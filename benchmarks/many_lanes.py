@@ -15,17 +15,17 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.run.format import hash_checkpoint
-from lockstep.run.lineage import find
-from lockstep.run.records import METRICS, read_lines
+from lockstep.checkpoint.format import hash_checkpoint
+from lockstep.checkpoint.lineage import find
+from lockstep.io.jsonl import METRICS, read_jsonl
 
 TINY = [
     "task.size=4",
-    "algo.horizon=8",
+    "algo.rollout_steps=8",
     "algo.epochs=1",
-    "algo.encoder.width=4",
-    "algo.encoder.depth=1",
-    "algo.encoder.features=8",
+    "algo.encoder.hidden_sizes=4",
+    "algo.encoder.num_layers=1",
+    "algo.encoder.out_features=8",
     "run.eval_every=none",
 ]
 
@@ -39,12 +39,12 @@ def train(directory, lanes, processes, reduction, iterations=4):
         f"algo.batch_size={lanes * 4}",
         f"run.lanes={lanes}",
         f"run.reduction={reduction}",
-        f"run.samples={iterations * samples}",
+        f"run.total_samples={iterations * samples}",
         f"run.log_every={samples}",
         f"run.save_every={samples}",
-        f"run.dir={directory}",
+        f"run.runs_dir={directory}",
         f"run.name={name}",
-        "run.timeout=300",
+        "run.collective_timeout=300",
     ]
     command = [sys.executable, "-m", "lockstep", "train", "snake-ppo", *TINY, *settings, "--procs", str(processes)]
     run = Path(directory) / name
@@ -52,7 +52,7 @@ def train(directory, lanes, processes, reduction, iterations=4):
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     started = None
     while process.poll() is None:
-        if started is None and (run / METRICS).exists() and read_lines(run / METRICS):
+        if started is None and (run / METRICS).exists() and read_jsonl(run / METRICS):
             started = time.perf_counter() - began
         time.sleep(0.05)
     assert process.returncode == 0, process.stderr.read()
@@ -61,7 +61,7 @@ def train(directory, lanes, processes, reduction, iterations=4):
 
 def report(lanes, processes, reduction, directory):
     started, run = train(directory, lanes, processes, reduction)
-    lines = [line for line in read_lines(run / METRICS) if "time/global_fps" in line]
+    lines = [line for line in read_jsonl(run / METRICS) if "time/global_fps" in line]
     step = lines[-1]["samples"] - lines[-2]["samples"]
     copying = lines[-1].get("time/copy", 0.0) * step / lines[-1]["time/global_fps"]
     name, _ = find(run / "checkpoints")

@@ -14,26 +14,26 @@ import torch
 import torch.distributed as dist
 from work import CNN, recipe, start_again, started
 
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import cores_for, keep_freed_memory
-from lockstep.speed.measure import Meter, contention_and_jitter, time_crowding, time_reductions
-from lockstep.speed.network import Network, fit_link
-from lockstep.speed.plan import measure_shares, predict, slowest_of
+from lockstep.distributed import Runtime
+from lockstep.launch.device import disable_malloc_trim, threads_per_process
+from lockstep.tools.bench.measure import IterationTimer, contention_and_jitter, time_contention, time_reductions
+from lockstep.tools.bench.network_model import NetworkModel, fit_link
+from lockstep.tools.bench.scaling_model import measure_shares, predict, slowest_of
 
 ROUNDS = 21
 
 
 def work():
-    keep_freed_memory()
+    disable_malloc_trim()
     torch.set_num_threads(1)
-    chosen = recipe(CNN, algo_epochs=1, run_precision="bf16", run_lanes=8, run_timeout=600.0)
+    chosen = recipe(CNN, algo_epochs=1, run_precision="bf16", run_lanes=8, run_collective_timeout=600.0)
     with Runtime.start(chosen.run) as runtime:
         timed = time_reductions(runtime)
         link = fit_link([int(size) for size in timed], list(timed.values()), runtime.size)
-        meter, seconds, crowding = Meter(chosen, runtime), [], []
+        meter, seconds, crowding = IterationTimer(chosen, runtime), [], []
 
         def all_together():
-            crowding.extend(time_crowding(meter, dist.get_rank() < cores_for(1), times=3))
+            crowding.extend(time_contention(meter, dist.get_rank() < threads_per_process(1), times=3))
             meter.iterate()  # the others have slept while one was measured
             dist.barrier()
             began = time.perf_counter()
@@ -41,19 +41,20 @@ def work():
             dist.barrier()
             seconds.append(time.perf_counter() - began)
 
-        if not runtime.main:
+        if not runtime.is_main:
             for _ in range(ROUNDS):
                 all_together()
             return
         shares = measure_shares(chosen, ROUNDS, between=all_together)
         slower, jitter = contention_and_jitter(crowding)
-        network = Network("here", 2**20, link, link, launch=0.0, contention=slower, jitter=tuple(jitter))
-        said = predict(shares, runtime.size, network, 1, cores=cores_for(1))
-        alone = predict(shares, 1, network, 1, cores=cores_for(1))
-        slowest = slowest_of(min(runtime.size, cores_for(1)), jitter)
+        network = NetworkModel("here", 2**20, link, link, launch=0.0, contention=slower, jitter=tuple(jitter))
+        said = predict(shares, runtime.size, network, 1, cores=threads_per_process(1))
+        alone = predict(shares, 1, network, 1, cores=threads_per_process(1))
+        slowest = slowest_of(min(runtime.size, threads_per_process(1)), jitter)
         done = meter.algorithm.samples / statistics.median(seconds)
         print(
-            f"{runtime.size} processes on {cores_for(1)} cores: predicted {said.steps_per_second:,.0f} steps/s "
+            f"{runtime.size} processes on {threads_per_process(1)} cores: predicted {said.steps_per_second:,.0f} "
+            "steps/s "
             f"({said.steps_per_second / alone.steps_per_second:.2f}x of one), measured {done:,.0f}: "
             f"{said.steps_per_second / done - 1:+.0%} (the slowest takes {slowest:.2f}x, "
             f"all at once {slower:.2f}x, waiting {said.waiting / (said.waiting + said.compute):.0%})",

@@ -15,12 +15,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from lockstep.run.records import read_status
+from lockstep.io.jsonl import read_status
 
 PHASES = {"collection": "collect:20", "evaluation": "evaluate:2", "save": "save:3"}
 RUNS = {
-    "gym-ppo": ["--smoke", "algo.horizon=64", "algo.batch_size=256", "run.save_every=4096"],
-    "snake-ppo": ["--smoke", "task.num_envs=256", "algo.horizon=64", "algo.batch_size=2048", "run.save_every=32768"],
+    "gym-ppo": ["--smoke", "algo.rollout_steps=64", "algo.batch_size=256", "run.save_every=4096"],
+    "snake-ppo": [
+        "--smoke",
+        "task.num_envs=256",
+        "algo.rollout_steps=64",
+        "algo.batch_size=2048",
+        "run.save_every=32768",
+    ],
 }
 
 
@@ -41,13 +47,20 @@ def main() -> None:
 def _stop(words: list[str], request: str) -> tuple[float, float]:
     """The bound that was printed, and the seconds it took."""
     with tempfile.TemporaryDirectory() as directory:
-        line = [*words, "run.samples=100000000", "run.eval_every=16384", f"run.dir={directory}", "run.name=run"]
+        line = [
+            *words,
+            "run.total_samples=100000000",
+            "run.eval_every=16384",
+            f"run.runs_dir={directory}",
+            "run.name=run",
+        ]
         run = subprocess.Popen(
             [sys.executable, "-m", "lockstep", "train", *line, "--procs", "2"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "LOCKSTEP_FAULT_INJECTION": "1", "LOCKSTEP_KILL": request},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "LOCKSTEP_FAULT_INJECTION": "1", "LOCKSTEP_INJECT_FAULT": request},
         )
         assert run.stderr is not None
         for words_said in run.stderr:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from lockstep.run.lineage import published
-from lockstep.run.records import METRICS, read_lines
+from lockstep.checkpoint.lineage import list_checkpoints
+from lockstep.io.jsonl import METRICS, read_jsonl
 
 ITERATION = 256
 
@@ -57,9 +57,15 @@ def main() -> None:
 
 
 def _start(path: Path) -> "subprocess.Popen[bytes]":
-    words = ["snake-ppo", "--smoke", "run.samples=100000000", f"run.save_every={8 * ITERATION}", "run.eval_every=none"]
-    words += [f"run.log_every={ITERATION}", "algo.horizon=16", "algo.batch_size=128", "task.num_envs=16"]
-    words += [f"run.dir={path.parent}", f"run.name={path.name}"]
+    words = [
+        "snake-ppo",
+        "--smoke",
+        "run.total_samples=100000000",
+        f"run.save_every={8 * ITERATION}",
+        "run.eval_every=none",
+    ]
+    words += [f"run.log_every={ITERATION}", "algo.rollout_steps=16", "algo.batch_size=128", "task.num_envs=16"]
+    words += [f"run.runs_dir={path.parent}", f"run.name={path.name}"]
     return subprocess.Popen(
         [sys.executable, "-m", "lockstep", "train", *words, "--procs", "4"],
         stdout=subprocess.DEVNULL,
@@ -74,18 +80,18 @@ def _wait(path: Path, samples: int) -> None:
 
 
 def _logged(path: Path) -> int:
-    lines = read_lines(path / METRICS)
+    lines = read_jsonl(path / METRICS)
     return int(lines[-1]["samples"]) if lines else 0
 
 
 def _generation(path: Path) -> int:
-    return len(list((path / "checkpoints").glob("generation-*.json")))
+    return len(list((path / "checkpoints").glob("attempt-*.json")))
 
 
 def _resumed_at(path: Path) -> int:
     """The samples of the checkpoint that the newest start went on from."""
     generation = _generation(path)
-    older = [name.samples for name in published(path / "checkpoints") if name.generation < generation]
+    older = [name.samples for name in list_checkpoints(path / "checkpoints") if name.generation < generation]
     return max(older, default=0)
 
 

@@ -16,23 +16,23 @@ import gymnasium
 import numpy as np
 import torch
 
-from lockstep.config import overlay
-from lockstep.protocols import Clock
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.registry import find_recipe
 
-SETTINGS = {"horizon": 128, "batch_size": 512, "epochs": 10}
+SETTINGS = {"rollout_steps": 128, "batch_size": 512, "epochs": 10}
 
 
 class Ours:
     name = "lockstep"
 
     def __init__(self, units):
-        settings = {"algo": {**SETTINGS, "sequence": 64, "normalize_obs": False, "memory.units": units}}
-        recipe = overlay(find_recipe("gym-ppo-lstm")(), {"task.mask_velocity": True, **settings})
-        runtime = Runtime.alone(recipe.run)
+        settings = {"algo": {**SETTINGS, "bptt_steps": 64, "normalize_obs": False, "recurrent.hidden_size": units}}
+        recipe = apply_overrides(find_recipe("gym-ppo-lstm")(), {"task.mask_velocity": True, **settings})
+        runtime = Runtime.single_process(recipe.run)
         self.agent = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime)
-        self.clock = Clock(budget=10**6)
+        self.clock = TrainState(total_samples=10**6)
 
     def collect(self):
         self.agent.collect(self.clock)
@@ -63,7 +63,7 @@ class Theirs:
         self.agent = RecurrentPPO(
             "MlpLstmPolicy",
             DummyVecEnv([make] * 8),
-            n_steps=SETTINGS["horizon"],
+            n_steps=SETTINGS["rollout_steps"],
             batch_size=SETTINGS["batch_size"],
             n_epochs=SETTINGS["epochs"],
             policy_kwargs={"lstm_hidden_size": units, "net_arch": [64], "enable_critic_lstm": True},
@@ -75,7 +75,9 @@ class Theirs:
 
     def collect(self):
         agent = self.agent
-        agent.collect_rollouts(agent.env, self.callback, agent.rollout_buffer, n_rollout_steps=SETTINGS["horizon"])
+        agent.collect_rollouts(
+            agent.env, self.callback, agent.rollout_buffer, n_rollout_steps=SETTINGS["rollout_steps"]
+        )
 
     def learn(self):
         self.agent.train()
@@ -100,7 +102,7 @@ def main():
             peer.learn()
             seconds = time.process_time() - start
             if number:  # the first warms up
-                speeds[peer.name].append(8 * SETTINGS["horizon"] * SETTINGS["epochs"] / seconds)
+                speeds[peer.name].append(8 * SETTINGS["rollout_steps"] * SETTINGS["epochs"] / seconds)
     for peer in peers:
         speed = statistics.median(speeds[peer.name])
         print(f"{peer.name:12} {speed:10,.0f} sample-epochs/s  {peer.parameters():,} parameters")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
+from lockstep.checkpoint.format import hash_checkpoint
+from lockstep.checkpoint.manager import CheckpointManager
+from lockstep.clock import TrainState
 from lockstep.config import RunConfig
-from lockstep.data.replay import Replay
-from lockstep.protocols import Clock
-from lockstep.run.checkpoints import Checkpoints
-from lockstep.run.format import hash_checkpoint
-from lockstep.runtime import Runtime
+from lockstep.data.replay_buffer import Replay
+from lockstep.distributed import Runtime
 
 ENVS = 64
 
@@ -56,16 +56,16 @@ def save(checkpoints, memory, clock):
     copied = time.perf_counter() - began
     checkpoints.wait()
     took = time.perf_counter() - began
-    path = checkpoints.directory / str(checkpoints._whole)
+    path = checkpoints.directory / str(checkpoints._last_complete)
     return copied, took, sum(file.stat().st_size for file in path.iterdir() if file.stat().st_nlink == 1), path
 
 
 def measure(held, added, directory):
     run = RunConfig(lanes=8)
-    runtime = Runtime.alone(run)
-    checkpoints, clock = Checkpoints(Path(directory), run, runtime), Clock(budget=10**9)
+    runtime = Runtime.single_process(run)
+    checkpoints, clock = CheckpointManager(Path(directory), run, runtime), TrainState(total_samples=10**9)
     checkpoints.fence.generation = 1
-    (Path(directory) / "generation-0001.json").write_text('{"parent": null}')
+    (Path(directory) / "attempt-0001.json").write_text('{"parent": null}')
     memory = Memory(held, runtime)
     for step in range(held // ENVS):
         memory.replay.write(memory.values(step))

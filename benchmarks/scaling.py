@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from work import CNN, MLP, recipe, start_again, started
 
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import keep_freed_memory
-from lockstep.speed.measure import Meter
+from lockstep.distributed import Runtime
+from lockstep.launch.device import disable_malloc_trim
+from lockstep.tools.bench.measure import IterationTimer
 
 
 def timed(work):
@@ -38,16 +38,16 @@ def timed(work):
 def ddp_loop(meter):
     """An iteration's bare work, with the learning through DDP."""
     algorithm = meter.algorithm
-    env, inference, learning = algorithm.engine()
+    env, inference, learning = algorithm.benchmark_ops()
     net = DistributedDataParallel(copy.deepcopy(algorithm.net), gradient_as_bucket_view=True)
     rate = torch.optim.Adam(net.parameters(), fused=True)
     obs = algorithm.rollout["obs"].flatten(0, 1)[: learning.samples].clone()
 
     def iterate():
-        for _ in range(env.times):
+        for _ in range(env.calls_per_iteration):
             inference.run()
             env.run()
-        for _ in range(learning.times):
+        for _ in range(learning.calls_per_iteration):
             with meter.runtime.autocast():
                 outputs, value = net(obs)
             rate.zero_grad()
@@ -58,8 +58,8 @@ def ddp_loop(meter):
 
 
 def bare_loop(meter):
-    works = meter.algorithm.engine()
-    return lambda: [work.run() for work in works for _ in range(work.times)]
+    works = meter.algorithm.benchmark_ops()
+    return lambda: [work.run() for work in works for _ in range(work.calls_per_iteration)]
 
 
 def in_cache(square):
@@ -68,28 +68,28 @@ def in_cache(square):
 
 
 def work(arguments):
-    keep_freed_memory()
+    disable_malloc_trim()
     torch.set_num_threads(1)
-    settings = (MLP if arguments.mlp else CNN) | {"algo.horizon": 32}  # one minibatch: the least there is
-    one = recipe(settings, run_lanes=8, run_precision=arguments.precision, run_timeout=600.0)
+    settings = (MLP if arguments.mlp else CNN) | {"algo.rollout_steps": 32}  # one minibatch: the least there is
+    one = recipe(settings, run_lanes=8, run_precision=arguments.precision, run_collective_timeout=600.0)
     twice = recipe(
         settings | {"task.num_envs": 128, "algo.batch_size": 4096},
         run_lanes=8,
         run_precision=arguments.precision,
-        run_timeout=600.0,
+        run_collective_timeout=600.0,
     )
     with Runtime.start(one.run) as runtime:
-        alone = Meter(one, Runtime.alone(one.run))
-        strong, weak = Meter(one, runtime), Meter(twice, runtime)
+        alone = IterationTimer(one, Runtime.single_process(one.run))
+        strong, weak = IterationTimer(one, runtime), IterationTimer(twice, runtime)
         sums = in_cache(torch.rand(160, 160))
         contenders = {
-            "sums one": sums if runtime.main else lambda: None,
+            "sums one": sums if runtime.is_main else lambda: None,
             "sums both": sums,
-            "one": alone.iterate if runtime.main else lambda: None,
+            "one": alone.iterate if runtime.is_main else lambda: None,
             "both alone": alone.iterate,
             "strong": strong.iterate,
             "weak": weak.iterate,
-            "bare one": bare_loop(alone) if runtime.main else lambda: None,
+            "bare one": bare_loop(alone) if runtime.is_main else lambda: None,
             "bare strong": ddp_loop(strong),
         }
         seconds = {name: [] for name in contenders}
@@ -100,7 +100,7 @@ def work(arguments):
             shuffling.shuffle(order)
             for name in order:
                 seconds[name].append(timed(contenders[name]))
-        if runtime.main:
+        if runtime.is_main:
             report(seconds, arguments)
 
 

@@ -48,8 +48,8 @@ def wait_for_line(process: subprocess.Popen, path: Path, more_than: int) -> None
 
 
 def train(runs: Path, processes: int) -> list[str]:
-    words = ["train", "gym-ppo", "--smoke", "--procs", str(processes), f"run.dir={runs}", "run.name=run"]
-    words += ["run.samples=100000000", "run.gif=false", "run.eval_every=none", "run.log_every=1"]
+    words = ["train", "gym-ppo", "--smoke", "--procs", str(processes), f"run.runs_dir={runs}", "run.name=run"]
+    words += ["run.total_samples=100000000", "run.record_video=false", "run.eval_every=none", "run.log_every=1"]
     words += ["run.save_every=100000000"]
     return [*words, "run.lanes=32", "task.num_envs=32", "algo.batch_size=256"] if processes > 8 else words
 

@@ -13,9 +13,9 @@ import torch
 from numba import njit
 
 from lockstep.lanes import Lanes
-from lockstep.tasks.team_opponents import GREEDY, choose
-from lockstep.tasks.team_rules import CELLS, SNAKES, TEAM, start, step
-from lockstep.tasks.team_snakes import TeamSnakesConfig
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
+from lockstep.tasks.team_snakes.opponents import GREEDY, choose
+from lockstep.tasks.team_snakes.rules import CELLS, SNAKES, TEAM, start, step
 
 
 @njit
@@ -44,7 +44,11 @@ def median_speed(run, steps, rounds=9):
 def main(steps=50):
     marks = np.zeros((2, CELLS + 1), np.int64)
     for count in (64, 1024):
-        names = {"features": {}, "grid 10x20": {"view": "grid"}, "grid 7x7": {"view": "grid", "window": (7, 7)}}
+        names = {
+            "features": {},
+            "grid 10x20": {"observation": "grid"},
+            "grid 7x7": {"observation": "grid", "grid_shape": (7, 7)},
+        }
         tasks = {
             name: TeamSnakesConfig(num_envs=count, **settings).build(Lanes(8, range(8), 0), torch.device("cpu"))
             for name, settings in names.items()
@@ -54,7 +58,8 @@ def main(steps=50):
         print(f"{count:>6,} games, rules and both scripts: {bare:>9,.0f} steps a CPU second")
         for name, task in tasks.items():
             seen = median_speed(
-                lambda task=task: [task.kernel(task.advise(GREEDY).numpy()) for _ in range(steps)], steps * count
+                lambda task=task: [task.step_numpy(task.scripted_actions(GREEDY).numpy()) for _ in range(steps)],
+                steps * count,
             )
             print(f"{count:>6,} games, seen as {name:<18} {seen:>9,.0f} steps a CPU second")
 

@@ -13,16 +13,16 @@ import tempfile
 from pathlib import Path
 
 RUNS = {
-    "gym-ppo (MLP)": ("gym_ppo", "GymPPO", ["run.samples=60000"]),
-    "snake-ppo on 6x6 (CNN)": ("snake_ppo", "SnakePPO", ["task.size=6", "run.samples=131072"]),
+    "gym-ppo (MLP)": ("gym_ppo", "GymPPO", ["run.total_samples=60000"]),
+    "snake-ppo on 6x6 (CNN)": ("snake_ppo", "SnakePPO", ["task.size=6", "run.total_samples=131072"]),
 }
 BARE = """
 import lockstep.recipes.{module} as base
-from lockstep.run.cadence import Cadence
-from lockstep.runtime.watchdog import Watchdog
+from lockstep.checkpoint.save_interval import SaveInterval
+from lockstep.distributed.watchdog import Watchdog
 
-Watchdog._look = lambda self: None
-Cadence.due = property(lambda self: False)
+Watchdog._poll = lambda self: None
+SaveInterval.due = property(lambda self: False)
 
 class Bare(base.{name}): ...
 """
@@ -46,7 +46,7 @@ def main() -> None:
             ratios = []
             for index in range(rounds):
                 order = ["bare", "whole"] if index % 2 else ["whole", "bare"]
-                seconds = {kind: _run(recipes[kind], [*words, f"run.dir={directory}"]) for kind in order}
+                seconds = {kind: _run(recipes[kind], [*words, f"run.runs_dir={directory}"]) for kind in order}
                 ratios.append(seconds["whole"] / seconds["bare"])
                 print(f"{title}: {seconds['bare']:.1f} s bare, {seconds['whole']:.1f} s whole", flush=True)
             print(

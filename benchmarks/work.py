@@ -7,21 +7,21 @@ import os
 import subprocess
 import sys
 
-from lockstep.config import overlay
+from lockstep.config import apply_overrides
 from lockstep.recipes.snake_ppo import SnakePPO
 
-CNN = {"task.size": 8, "task.num_envs": 64, "algo.horizon": 128, "algo.batch_size": 2048, "algo.epochs": 4}
+CNN = {"task.size": 8, "task.num_envs": 64, "algo.rollout_steps": 128, "algo.batch_size": 2048, "algo.epochs": 4}
 MLP = CNN | {
     "algo.encoder.kind": "mlp",
-    "algo.encoder.shared": True,
-    "algo.encoder.width": (128,),
-    "algo.encoder.depth": 2,
+    "algo.encoder.share_encoder": True,
+    "algo.encoder.hidden_sizes": (128,),
+    "algo.encoder.num_layers": 2,
 }
 
 
 def recipe(settings, **more):
     """The recipe with some settings; `run_precision="bf16"` stands for `run.precision`."""
-    return overlay(SnakePPO(), settings | {name.replace("_", ".", 1): value for name, value in more.items()})
+    return apply_overrides(SnakePPO(), settings | {name.replace("_", ".", 1): value for name, value in more.items()})
 
 
 def started():

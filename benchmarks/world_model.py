@@ -16,24 +16,24 @@ import torch
 import torch.distributed as dist
 from work import start_again, started
 
-from lockstep.config import overlay
-from lockstep.protocols import Clock
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.pytree import tree_map
 from lockstep.recipes.dmc_tdmpc2 import DMCTDMPC2
-from lockstep.runtime import Runtime
-from lockstep.trees import tree_map
 
 SMALL = {
     "algo.batch_size": 128,
-    "algo.plan": {"samples": 64, "from_policy": 8, "elites": 8, "rounds": 4},
-    "algo.model": {"size": 1, "encoder": 64, "width": 64, "latent": 32, "critics": 2},
+    "algo.plan": {"num_samples": 64, "num_policy_samples": 8, "num_elites": 8, "iterations": 4},
+    "algo.model": {"size": 1, "encoder": 64, "width": 64, "latent": 32, "num_q": 2},
 }
 
 
 def build(runtime, arguments):
     settings = SMALL if arguments.size == 0 else {"algo.model.size": arguments.size}
-    settings |= {"task.names": [arguments.task], "algo.learn_from": 64, "algo.capacity": 20_000}
+    settings |= {"task.tasks": [arguments.task], "algo.seed_samples": 64, "algo.buffer_size": 20_000}
     settings |= {"run.compile": "on" if arguments.compile else "off"}
-    recipe = overlay(DMCTDMPC2(), settings)
+    recipe = apply_overrides(DMCTDMPC2(), settings)
     task = recipe.task.build(runtime.lanes, runtime.device)
     return recipe.algo.build(task, runtime)
 
@@ -42,7 +42,7 @@ class Agent:
     """Iterates, and does the parts of an iteration apart."""
 
     def __init__(self, runtime, arguments):
-        self.algorithm, self.clock = build(runtime, arguments), Clock(budget=10**6)
+        self.algorithm, self.clock = build(runtime, arguments), TrainState(total_samples=10**6)
         while self.algorithm.updates == 0:
             self.iterate()
 
@@ -77,7 +77,7 @@ def ratio(seconds, top, bottom, factor=1.0):
 
 def single_plans(algorithm):
     """Plans of all environments at once, and of one after another."""
-    obs, noise = algorithm.task.observe(), algorithm.plan_noise(0)
+    obs, noise = algorithm.task.observations(), algorithm.plan_noise(0)
     pairs = torch.zeros(algorithm.planner.rounds, 2, dtype=torch.int64)
     pairs[:, 1] = 1
     plan = algorithm.planner.plan
@@ -96,20 +96,20 @@ def single_plans(algorithm):
 
 
 def alone(arguments):
-    agent = Agent(Runtime.alone(DMCTDMPC2().run), arguments)
+    agent = Agent(Runtime.single_process(DMCTDMPC2().run), arguments)
     algorithm = agent.algorithm
-    env, plan, update = algorithm.engine()
+    env, plan, update = algorithm.benchmark_ops()
     together, one_by_one = single_plans(algorithm)
     contenders = {
         "collect": agent.collect,
         "bare collect": lambda: (plan.run(), env.run()),
         "learn": agent.learn,
-        "bare learn": lambda: [update.run() for _ in range(update.times)],
+        "bare learn": lambda: [update.run() for _ in range(update.calls_per_iteration)],
         "together": together,
         "one by one": one_by_one,
     }
     seconds = in_turns(contenders, arguments.rounds, time.process_time)
-    envs, updates = algorithm.task.num_envs, update.times
+    envs, updates = algorithm.task.num_envs, update.calls_per_iteration
     parameters = sum(p.numel() for p in algorithm.model.parameters())
     print(f"{arguments.task}, {parameters:,} parameters, {envs} environments, {arguments.rounds} rounds, CPU time")
     print(f"  updates/s {updates / statistics.median(seconds['learn']):8.1f}   of the bare engine's", end=" ")
@@ -121,21 +121,21 @@ def alone(arguments):
 
 def scaling(arguments):
     torch.set_num_threads(1)
-    recipe = overlay(DMCTDMPC2(), {"run.lanes": 8, "run.timeout": 600.0})
+    recipe = apply_overrides(DMCTDMPC2(), {"run.lanes": 8, "run.collective_timeout": 600.0})
 
     def clock():
         dist.barrier()
         return time.perf_counter()
 
     with Runtime.start(recipe.run) as runtime:
-        single, pair = Agent(Runtime.alone(recipe.run), arguments), Agent(runtime, arguments)
+        single, pair = Agent(Runtime.single_process(recipe.run), arguments), Agent(runtime, arguments)
         contenders = {
-            "one": single.iterate if runtime.main else lambda: None,
+            "one": single.iterate if runtime.is_main else lambda: None,
             "both alone": single.iterate,
             "two": pair.iterate,
         }
         seconds = in_turns(contenders, arguments.rounds, clock)
-        if runtime.main:
+        if runtime.is_main:
             size = arguments.size or "small"
             print(f"{arguments.task}, size {size}, {arguments.rounds} rounds, two processes against one, wall time")
             print(f"  sharing nothing   {ratio(seconds, 'one', 'both alone', 2)}: what the machine allows")

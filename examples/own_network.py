@@ -10,15 +10,15 @@ from torch import nn
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.tasks.snake.env import SnakeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualConfig(EncoderConfig):
     """Shape of a network with residual blocks."""
 
-    shared: bool | None = True
+    share_encoder: bool | None = True
     """Policy and value share it."""
     channels: int = 16
     """Channels of every block."""
@@ -39,8 +39,8 @@ class Residual(nn.Module):
         self.blocks = nn.ModuleList(
             nn.Conv2d(config.channels, config.channels, 3, padding=1) for _ in range(config.blocks)
         )
-        self.last = nn.Linear(config.channels * height * width, config.features)
-        self.features = config.features
+        self.last = nn.Linear(config.channels * height * width, config.out_features)
+        self.features = config.out_features
 
     def forward(self, obs):
         x = self.first(obs.float()).relu()  # [N, C, height, width]
@@ -54,10 +54,10 @@ class ResidualSnake(Recipe):
     """PPO on a board of five by five, with a network of our own."""
 
     task: SnakeConfig = SnakeConfig(size=5, num_envs=64)
-    algo: PPOConfig = PPOConfig(horizon=32, batch_size=512, encoder=ResidualConfig(features=64))
-    run: RunConfig = RunConfig(samples=200_000, log_every=20_480, eval_every=51_200)
-    smoke: ClassVar = {
+    algo: PPOConfig = PPOConfig(rollout_steps=32, batch_size=512, encoder=ResidualConfig(out_features=64))
+    run: RunConfig = RunConfig(total_samples=200_000, log_every=20_480, eval_every=51_200)
+    smoke_overrides: ClassVar = {
         "task.num_envs": 16,
         "algo.batch_size": 128,
-        "run": {"samples": 2048, "eval_every": 1024, "gif": False},
+        "run": {"total_samples": 2048, "eval_every": 1024, "record_video": False},
     }

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.tasks.snake.env import SnakeConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,5 +13,7 @@ class TinySnake(Recipe):
     """PPO on a board of five by five: sensible after a minute."""
 
     task: SnakeConfig = SnakeConfig(size=5, num_envs=64)
-    algo: PPOConfig = PPOConfig(horizon=32, batch_size=512, encoder=EncoderConfig(width=(16, 32), features=64))
-    run: RunConfig = RunConfig(samples=200_000, log_every=20_000, eval_every=100_000)
+    algo: PPOConfig = PPOConfig(
+        rollout_steps=32, batch_size=512, encoder=EncoderConfig(hidden_sizes=(16, 32), out_features=64)
+    )
+    run: RunConfig = RunConfig(total_samples=200_000, log_every=20_000, eval_every=100_000)

@@ -2,8 +2,8 @@
 
 import json
 
-from lockstep.run.lineage import newest_generation
-from lockstep.run.names import generation_file
+from lockstep.checkpoint.lineage import newest_generation
+from lockstep.checkpoint.naming import generation_file
 
 
 def claim(directory, parent):

@@ -15,7 +15,7 @@ settings.load_profile("lockstep")
 # Tests talk to nobody but this machine.
 os.environ.setdefault("WANDB_MODE", "offline")
 
-# LOCKSTEP_KILL has an effect only with it.
+# LOCKSTEP_INJECT_FAULT has an effect only with it.
 os.environ["LOCKSTEP_FAULT_INJECTION"] = "1"
 
 # What a shell starts in the background ignores Ctrl-C, and so would all that our tests start.

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from lockstep.run import format as form
+from lockstep.checkpoint import format as form
 
 
 def sealed(manifest: dict[str, Any]) -> str:

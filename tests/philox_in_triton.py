@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import torch
 
-from lockstep.philox import cpu, tensor_ops, triton_kernel
+from lockstep.ops.philox import cpu, tensor_ops, triton_kernel
 
 KEYS = np.array([0, 1, 2**64 - 1, 0xA4093822299F31D0, 5, 2**32, 77], np.uint64)
 DRAWS = [

@@ -6,7 +6,7 @@ command line as a user types it; `python -m lockstep` is forked from the same se
 
     def agreed(flag):                                       # at the top of a test module
         with Runtime.start(RunConfig(lanes=8)) as runtime:
-            return runtime.agree(flag=runtime.rank == flag)
+            return runtime.all_reduce_any(flag=runtime.rank == flag)
 
     together(agreed, 4, 2)                                  # [{"flag": True}] * 4, by process
 """
@@ -209,7 +209,7 @@ def command(
 
 def _is_as_at_import(environment: Mapping[str, str]) -> bool:
     """Whether a process with this environment would import what the server has imported."""
-    from lockstep.runtime.fork_server import read_at_import
+    from lockstep.launch.fork_server import read_at_import
 
     def chosen(values: Mapping[str, str]) -> dict[str, str]:
         free = ("PYTHONUNBUFFERED", "EMULATED_GPUS")

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 
-from lockstep.config import Recipe, RunConfig, overlay
-from lockstep.data.replay import Replay, outcome
+from lockstep.config import Recipe, RunConfig, apply_overrides
+from lockstep.data.replay_buffer import Replay, outcome
 from lockstep.metrics import Metrics
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.tasks.snake.env import SnakeConfig
 from lockstep.train import train
 
 LANES, ENVS, HORIZON, ROWS = 8, 2, 4, 10
@@ -22,9 +22,9 @@ ITERATION = LANES * ENVS * HORIZON
 class RecorderConfig:
     capacity: int = ROWS * LANES * ENVS
 
-    def check(self, task, run): ...
+    def validate(self, task, run): ...
 
-    def iteration_samples(self, task):
+    def samples_per_iteration(self, task):
         return ITERATION
 
     def build(self, task, runtime):
@@ -37,15 +37,15 @@ class Recorder:
     def __init__(self, config, task, runtime):
         self.task, self.runtime, self.samples, self.updates = task, runtime, ITERATION, 0
         self.sum = torch.zeros(2, dtype=torch.float64)
-        example = {"obs": task.observe(), "action": torch.zeros(task.num_envs, dtype=torch.int64)}
+        example = {"obs": task.observations(), "action": torch.zeros(task.num_envs, dtype=torch.int64)}
         ended = torch.zeros(task.num_envs, dtype=torch.bool)
         example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended}
-        self.replay = Replay(config.capacity, runtime.lanes, example | {"next_obs": task.observe()})
+        self.replay = Replay(config.capacity, runtime.lanes, example | {"next_obs": task.observations()})
         self.actions = runtime.lanes.streams("recorder")
 
     def collect(self, clock):
         for action in self.actions.integers(clock.iteration, 4, HORIZON, ENVS).transpose(0, 1).flatten(1, 2):
-            before = {"obs": self.task.observe().clone(), "action": action}
+            before = {"obs": self.task.observations().clone(), "action": action}
             self.replay.write(before | outcome(self.task.step(action)))
         return Metrics()
 
@@ -53,7 +53,7 @@ class Recorder:
         batch = self.replay.sample(clock.iteration, 16, steps=3, discount=0.9)
         columns = [batch["reward"].double() * batch["action"], batch["next_obs"].flatten(1).sum(1) * batch["discount"]]
         table = torch.stack(columns, dim=1).view(len(self.runtime.lanes), 16, 2).sum(1)
-        self.sum += self.runtime.pool(table)
+        self.sum += self.runtime.exact_sum(table)
         self.updates += 1
         return Metrics()
 
@@ -74,25 +74,27 @@ class Recorder:
 @dataclass(frozen=True, kw_only=True)
 class Recording(Recipe):
     name: ClassVar[str] = "recording"
-    smoke: ClassVar[Mapping[str, Any]] = {}
-    task: SnakeConfig = field(default_factory=lambda: SnakeConfig(size=4, num_envs=LANES * ENVS, hunger=6))
+    smoke_overrides: ClassVar[Mapping[str, Any]] = {}
+    task: SnakeConfig = field(
+        default_factory=lambda: SnakeConfig(size=4, num_envs=LANES * ENVS, max_steps_without_food=6)
+    )
     algo: RecorderConfig = field(default_factory=RecorderConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
-            samples=6 * ITERATION,
+            total_samples=6 * ITERATION,
             log_every=ITERATION,
             save_every=ITERATION,
             eval_every=None,
-            keep=100,
+            keep_last=100,
             lanes=LANES,
             reduction="exact",
             device="cpu",
-            timeout=20.0,
+            collective_timeout=20.0,
         )
     )
 
 
 def record(directory: str | Path, name: str = "run", resume: bool = False, **settings: Any) -> Path:
     """Train; `settings` are those of the run."""
-    recipe = overlay(Recording(), {"run": {"dir": str(directory), "name": name, **settings}})
+    recipe = apply_overrides(Recording(), {"run": {"runs_dir": str(directory), "name": name, **settings}})
     return train(recipe, resume=resume).path

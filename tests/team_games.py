@@ -8,7 +8,8 @@ import torch
 
 from lockstep.lanes import Lanes
 from lockstep.tasks.kernels import random_below
-from lockstep.tasks.team_rules import (
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
+from lockstep.tasks.team_snakes.rules import (
     AROUND,
     BEAN,
     BEANS,
@@ -30,7 +31,6 @@ from lockstep.tasks.team_rules import (
     cell_of,
     step,
 )
-from lockstep.tasks.team_snakes import TeamSnakesConfig
 
 PARKED = [[(4 + snake, column) for column in (14, 13, 12)] for snake in range(SNAKES)]
 """Where snakes lie that a test says nothing of: in the lower rows, heading right, out of the way of the upper four."""

@@ -2,26 +2,37 @@
 
 from pathlib import Path
 
-from lockstep.config import Recipe, overlay
-from lockstep.recipes import find_recipe
-from lockstep.run.format import hash_checkpoint
-from lockstep.run.lineage import find, lineage
+from lockstep.checkpoint.format import hash_checkpoint
+from lockstep.checkpoint.lineage import find, lineage
+from lockstep.config import Recipe, apply_overrides
+from lockstep.registry import find_recipe
 
 ITERATION = 128
 """Samples of one iteration."""
 
 SETTINGS = {
     "task": {"size": 4, "num_envs": 16},
-    "algo": {"horizon": 8, "batch_size": 64, "epochs": 1, "encoder": {"width": 4, "depth": 1, "features": 8}},
-    "run": {"samples": 4 * ITERATION, "log_every": ITERATION, "save_every": ITERATION, "eval_every": None, "keep": 100},
-    "run.gif": False,
+    "algo": {
+        "rollout_steps": 8,
+        "batch_size": 64,
+        "epochs": 1,
+        "encoder": {"hidden_sizes": 4, "num_layers": 1, "out_features": 8},
+    },
+    "run": {
+        "total_samples": 4 * ITERATION,
+        "log_every": ITERATION,
+        "save_every": ITERATION,
+        "eval_every": None,
+        "keep_last": 100,
+    },
+    "run.record_video": False,
 }
 
 
 def tiny(directory: Path, name: str = "run", **settings: object) -> Recipe:
     """A recipe for a run of a few iterations; `settings` are those of the run."""
-    recipe = overlay(find_recipe("snake-ppo")(), SETTINGS)
-    return overlay(recipe, {"run": {"dir": str(directory), "name": name, "device": "cpu", **settings}})
+    recipe = apply_overrides(find_recipe("snake-ppo")(), SETTINGS)
+    return apply_overrides(recipe, {"run": {"runs_dir": str(directory), "name": name, "device": "cpu", **settings}})
 
 
 def checkpoints_of(run: Path) -> list[int]:

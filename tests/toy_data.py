@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from lockstep import measures
-from lockstep.streams import Stream
+from lockstep.ops import prediction_metrics
+from lockstep.rng import RandomStream
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Toy:
     vocabularies: dict[str, int] = {}  # noqa: RUF012
 
     def __init__(self, config):
-        self.config, self.kind = config, config.kind
-        self.x = Stream(0, "toy").normal(0, config.examples, 3).numpy()
+        self.config, self.target_type = config, config.kind
+        self.x = RandomStream(0, "toy").normal(0, config.examples, 3).numpy()
         target = self.x @ np.array([1.0, -2.0, 0.5])
         self.target = (target if config.kind == "regression" else target > 0).astype(np.float32)
-        self.scale = (0.0, 2.0) if config.kind == "regression" else (0.0, 1.0)
+        self.target_mean_std = (0.0, 2.0) if config.kind == "regression" else (0.0, 1.0)
         self.reads = []
 
     def count(self, split):
@@ -42,15 +42,19 @@ class Toy:
         inputs = {"nodes": {"now": {"x": x}}, "row": torch.from_numpy(rows)}
         return {"inputs": inputs, "target": torch.from_numpy(self.target[rows])}
 
-    def measure(self, split, predictions):
-        of = measures.of_numbers if self.kind == "regression" else measures.of_chances
+    def compute_metrics(self, split, predictions):
+        of = (
+            prediction_metrics.regression_metrics
+            if self.target_type == "regression"
+            else prediction_metrics.classification_metrics
+        )
         result = of(predictions, self.target[: self.count(split)])
-        return result | {"score": -result["mae" if self.kind == "regression" else "log_loss"]}
+        return result | {"score": -result["mae" if self.target_type == "regression" else "log_loss"]}
 
-    def draw(self, split, predictions, directory):
+    def plot(self, split, predictions, directory):
         return []
 
-    def advance(self, clock): ...
+    def on_iteration_start(self, clock): ...
     def close(self): ...
     def shared_state(self):
         return {}

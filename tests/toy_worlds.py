@@ -7,8 +7,8 @@ import torch
 from gymnasium.spaces import Box, Dict
 
 from lockstep.lanes import Lanes
-from lockstep.protocols import Part, Step
-from lockstep.streams import Stream
+from lockstep.protocols import Step, SubtaskSpec
+from lockstep.rng import RandomStream
 
 FEATURES = 4
 
@@ -18,7 +18,7 @@ class ToyWorldsConfig:
     """With several tasks, environment i plays task i modulo their number, with i + 1 action features."""
 
     num_envs: int = 8
-    tasks: int = 1
+    num_tasks: int = 1
     length: int = 30
     ends: float = 0.1
     """How likely a step is to be an episode's last."""
@@ -30,41 +30,41 @@ class ToyWorldsConfig:
 class ToyWorlds:
     def __init__(self, config, lanes: Lanes, device):
         self._config, self._lanes, self._device = config, lanes, device
-        self._share = lanes.share(config.num_envs, "num_envs")
+        self._share = lanes.per_lane(config.num_envs, "num_envs")
         places = range(lanes.local.start * self._share, lanes.local.stop * self._share)
         self.num_envs = len(places)
-        self._streams = [Stream(lanes.seed, "toy", place) for place in places]
-        self._task = torch.tensor([place % config.tasks for place in places])
-        self.parts = tuple(Part(f"toy-{task}", task + 1, config.length) for task in range(config.tasks))
-        self.action_space = Box(-1.0, 1.0, (config.tasks,), np.float32)
+        self._streams = [RandomStream(lanes.seed, "toy", place) for place in places]
+        self._task = torch.tensor([place % config.num_tasks for place in places])
+        self.parts = tuple(SubtaskSpec(f"toy-{task}", task + 1, config.length) for task in range(config.num_tasks))
+        self.action_space = Box(-1.0, 1.0, (config.num_tasks,), np.float32)
         space = Box(-np.inf, np.inf, (FEATURES,), np.float32)
-        several = Dict([("obs", space), ("task", Box(0, config.tasks - 1, (), np.int64))])
-        self.observation_space = space if config.tasks == 1 else several
+        several = Dict([("obs", space), ("task", Box(0, config.num_tasks - 1, (), np.int64))])
+        self.observation_space = space if config.num_tasks == 1 else several
         self._at = torch.zeros(self.num_envs, FEATURES)
         self._taken = torch.zeros(self.num_envs, 2, dtype=torch.int64)  # steps in all, and of the episode
 
     def reset(self):
         self._at = torch.stack([stream.normal(0, FEATURES) for stream in self._streams])
-        return self.observe()
+        return self.observations()
 
-    def observe(self):
+    def observations(self):
         seen = self._at.clone()
-        return seen if self._config.tasks == 1 else {"obs": seen, "task": self._task}
+        return seen if self._config.num_tasks == 1 else {"obs": seen, "task": self._task}
 
     def step(self, action):
         self._taken += 1
         lucks = [s.uniform(int(n), 1 + FEATURES) for s, n in zip(self._streams, self._taken[:, 0], strict=True)]
         luck = torch.stack(lucks)
         self._at = 0.9 * self._at + 0.1 * action.sum(1, keepdim=True) + 0.1 * luck[:, 1:]
-        final = self.observe()
+        final = self.observations()
         terminated = luck[:, 0] < self._config.ends
         truncated = ~terminated & (self._taken[:, 1] >= self._config.length)
         ended = terminated | truncated
         self._taken[ended, 1] = 0
         self._at = torch.where(ended[:, None], luck[:, 1:], self._at)
-        return Step(self.observe(), -self._at[:, 0].abs(), terminated, truncated, final, {})
+        return Step(self.observations(), -self._at[:, 0].abs(), terminated, truncated, final, {})
 
-    def advance(self, clock):
+    def on_iteration_start(self, clock):
         pass
 
     def close(self):

@@ -6,11 +6,19 @@ from pathlib import Path
 import yaml
 
 CONFIG = {
+    "format": 3,
     "lockstep": "0.1.0",
     "recipe": "gym-ppo",
-    "task": {"id": "CartPole-v1", "num_envs": 8, "kwargs": {}},
-    "algo": {"learning_rate": 0.001, "encoder": {"width": [64, 64]}},
-    "run": {"samples": 4000, "seed": 0, "name": "", "dir": "runs", "reduction": "fast", "check_every": 64},
+    "task": {"id": "CartPole-v1", "num_envs": 8, "env_kwargs": {}},
+    "algo": {"learning_rate": 0.001, "encoder": {"hidden_sizes": [64, 64]}},
+    "run": {
+        "total_samples": 4000,
+        "seed": 0,
+        "name": "",
+        "runs_dir": "runs",
+        "reduction": "fast",
+        "replica_check_every": 64,
+    },
 }
 
 
@@ -44,5 +52,5 @@ def write_run(
     )
     (path / "status.json").write_text(json.dumps(status or {"state": "finished", "processes": 2, "why": ""}))
     for number, claim in enumerate(claims, 1):
-        (path / "checkpoints" / f"generation-{number:04d}.json").write_text(json.dumps(claim))
+        (path / "checkpoints" / f"attempt-{number:04d}.json").write_text(json.dumps(claim))
     return path

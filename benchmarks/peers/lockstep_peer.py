@@ -6,16 +6,16 @@ python benchmarks/peers/lockstep_peer.py --net cnn --steps 32768 [--precision bf
 import work
 
 import lockstep
-from lockstep.config import overlay
-from lockstep.protocols import Clock
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.launch.device import disable_malloc_trim
 from lockstep.recipes.snake_ppo import SnakePPO
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import keep_freed_memory
 from lockstep.train import iterate
 
 NETS = {
-    "cnn": {"width": [32, 64], "depth": 3, "features": 256},
-    "mlp": {"kind": "mlp", "shared": True, "width": [128], "depth": 2},
+    "cnn": {"hidden_sizes": [32, 64], "num_layers": 3, "out_features": 256},
+    "mlp": {"kind": "mlp", "share_encoder": True, "hidden_sizes": [128], "num_layers": 2},
 }
 
 
@@ -23,37 +23,37 @@ class Loop:
     """A recipe being trained in this process, an iteration at a time."""
 
     def __init__(self, recipe):
-        keep_freed_memory()  # as every run of ours does when it starts
+        disable_malloc_trim()  # as every run of ours does when it starts
         self.config = recipe.run
-        self.runtime = Runtime.alone(recipe.run)
+        self.runtime = Runtime.single_process(recipe.run)
         self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
         self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = Clock(budget=recipe.run.samples)
+        self.clock = TrainState(total_samples=recipe.run.total_samples)
 
     def iterate(self):
-        iterate(self.task, self.algorithm, self.clock, self.runtime, self.config.check_every)
+        iterate(self.task, self.algorithm, self.clock, self.runtime, self.config.replica_check_every)
 
 
 def recipe(net, precision):
-    return overlay(
+    return apply_overrides(
         SnakePPO(),
         {
             "task": {"size": work.SIZE, "num_envs": work.ENVS},
             "algo": {
-                "horizon": work.HORIZON,
+                "rollout_steps": work.HORIZON,
                 "batch_size": work.BATCH,
                 "epochs": work.EPOCHS,
                 "gamma": work.GAMMA,
                 "gae_lambda": work.LAMBDA,
-                "clip": work.CLIP,
-                "entropy_weight": work.ENTROPY,
-                "value_weight": 2 * work.VALUE,  # lockstep halves the squared error once more
+                "clip_coef": work.CLIP,
+                "entropy_coef": work.ENTROPY,
+                "value_coef": 2 * work.VALUE,  # lockstep halves the squared error once more
                 "max_grad_norm": work.MAX_NORM,
                 "learning_rate": work.RATE,
-                "adam_epsilon": work.EPSILON,
+                "adam_eps": work.EPSILON,
                 "encoder": NETS[net],
             },
-            "run": {"precision": precision, "samples": 10**12},
+            "run": {"precision": precision, "total_samples": 10**12},
         },
     )
 

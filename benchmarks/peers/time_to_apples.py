@@ -20,7 +20,7 @@ from pathlib import Path
 
 GOAL, EPISODES, SIZE = 12.0, 100, 6
 BUDGET, RATE = 2_500_000, 8e-4  # for a learning rate that falls linearly
-QUICK = {"task.num_envs": 64, "algo": {"horizon": 32, "batch_size": 512, "learning_rate": RATE}}
+QUICK = {"task.num_envs": 64, "algo": {"rollout_steps": 32, "batch_size": 512, "learning_rate": RATE}}
 
 SB3 = {
     # What one gets by changing nothing: 2,048 samples an iteration, ten epochs of minibatches of 64.
@@ -77,11 +77,11 @@ def train_lockstep(args, precision):
     import work
     from lockstep_peer import Loop
 
-    from lockstep.config import overlay
+    from lockstep.config import apply_overrides
     from lockstep.recipes.snake_ppo import SnakePPO
 
-    tiny = overlay(overlay(SnakePPO(), SnakePPO.presets["tiny"]), QUICK)
-    recipe = overlay(tiny, {"run": {"precision": precision, "seed": args.seed}})
+    tiny = apply_overrides(apply_overrides(SnakePPO(), SnakePPO.presets["tiny"]), QUICK)
+    recipe = apply_overrides(tiny, {"run": {"precision": precision, "seed": args.seed}})
     Loop(recipe).iterate()  # compiles
     watch = Watch(args)
     loop = Loop(recipe)

@@ -35,7 +35,7 @@ class Boards(EnvBase):
         self.full_done_spec = Composite(done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=shape)
 
     def _reset(self, tensordict=None, **kwargs):
-        obs = self.task.reset() if tensordict is None else self.task.observe()
+        obs = self.task.reset() if tensordict is None else self.task.observations()
         return TensorDict({"observation": obs.clone()}, self.batch_size)
 
     def _step(self, tensordict):

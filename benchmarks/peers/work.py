@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lockstep.lanes import Lanes
-from lockstep.tasks.snake import Snake, SnakeConfig
+from lockstep.tasks.snake.env import Snake, SnakeConfig
 
 SIZE, ENVS, HORIZON, BATCH, EPOCHS = 8, 64, 128, 2048, 4
 GAMMA, LAMBDA, CLIP, ENTROPY, VALUE, MAX_NORM, RATE, EPSILON = 0.99, 0.95, 0.2, 0.01, 0.5, 0.5, 2.5e-4, 1e-5
@@ -87,7 +87,7 @@ def remember_apples(task: Snake, episodes: int = 100) -> deque[float]:
         out = step(action)
         ended = out.terminated | out.truncated
         if ended.any():
-            recent.extend(out.episode["apples"][ended].tolist())
+            recent.extend(out.episode_info["apples"][ended].tolist())
         return out
 
     task.step = stepping

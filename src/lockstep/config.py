@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from lockstep.printable import printable
-from lockstep.reading import YAML_BYTES, Unreadable, parse_yaml, read_text
+from lockstep.io.printable import printable
+from lockstep.io.safe_read import YAML_BYTES, UnreadableFileError, parse_yaml, read_text
 
 NAME_BYTES = 200
 """The longest name of a run; file systems allow 255 bytes, and names of files next to the run are longer than its."""
@@ -21,21 +21,21 @@ NAME_BYTES = 200
 class ConfigError(ValueError):
     """A setting that cannot be: what is wrong, and how to mend it."""
 
-    def __init__(self, problem: str, fix: str = "") -> None:
-        super().__init__(f"{problem}\n{fix}" if fix else problem)
+    def __init__(self, problem: str, hint: str = "") -> None:
+        super().__init__(f"{problem}\n{hint}" if hint else problem)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of the run itself. Every number is for the whole run, not for one process."""
 
-    samples: int = 1_000_000
+    total_samples: int = 1_000_000
     """How many global samples (environment steps or examples) to train for."""
     seed: int = 0
     """The seed of everything: initialisation, environments, sampling."""
     name: str = ""
     """Name of the run directory; chosen from recipe and time when empty."""
-    dir: str = "runs"
+    runs_dir: str = "runs"
     """Where run directories are made."""
     lanes: int | None = None
     """Fixed shares the run is cut into; 8, or the number of processes if that is larger."""
@@ -43,9 +43,9 @@ class RunConfig:
     """fast: overlapped float reduction. exact: bit-identical on any number of processes, for proving."""
     precision: Literal["fp32", "bf16", "fp16", "amp"] = "fp32"
     """Arithmetic of the networks; amp is bf16 where the device has it, else fp16 with loss scaling."""
-    wire: Literal["fp32", "bf16"] = "fp32"
+    grad_comm_dtype: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic in which gradients travel between processes (fast reduction only); bf16 halves the bytes."""
-    bucket_mb: float = 4.0
+    grad_bucket_mb: float = 4.0
     """Gradients leave in buckets of about this many megabytes while backward still runs."""
     device: str = "auto"
     """auto, cpu, cuda or mps. auto: CUDA where there is a GPU, else MPS on a Mac, else the CPU."""
@@ -57,7 +57,7 @@ class RunConfig:
     compile: Literal["off", "on", "graphs"] = "off"
     """How updates, acting and planning run. off: as written. on: compiled by torch, after a minute or two.
     graphs: recorded as CUDA graphs, with one launch for each. For PPO, DDPG and TD-MPC2 (fast reduction only)."""
-    nonfinite: Literal["stop", "skip"] = "stop"
+    on_nonfinite: Literal["stop", "skip"] = "stop"
     """What bad numbers (NaN, inf) do: stop the run, or have the update or iteration that met them skipped by all."""
     log_every: int = 10_000
     """Global samples between log lines."""
@@ -65,23 +65,23 @@ class RunConfig:
     """Global samples between evaluations; none for never."""
     eval_episodes: int = 32
     """Episodes of an evaluation, over all processes."""
-    patience: int | None = None
+    early_stop_patience: int | None = None
     """Stop early, after so many evaluations without a better one; none trains for all samples."""
     save_every: int | None = None
     """Global samples between checkpoints; none saves as often as takes a hundredth of the time, every 10 s at most."""
-    keep: int = 3
+    keep_last: int = 3
     """How many of the newest checkpoints are kept."""
     keep_every: int | None = None
     """Also keep the checkpoints that cross a multiple of this many global samples."""
     replay_parity: bool = True
     """Write parity next to replay in checkpoints: 10 % more bytes, from which damaged blocks are repaired."""
-    check_every: int = 64
+    replica_check_every: int = 64
     """Updates between comparisons of all processes' parameters, optimizers and normalisers."""
-    timeout: float = 60.0
+    collective_timeout: float = 60.0
     """Seconds a process waits for the others before it gives up."""
     max_hours: float | None = None
     """Save and stop after so many hours, with exit code 75: what a preempted run does."""
-    gif: bool = True
+    record_video: bool = True
     """Film each new best policy: best.gif in the run directory, and in TensorBoard's images."""
     wandb: bool = False
     """Send the log to Weights & Biases, too (extra `wandb`)."""
@@ -96,12 +96,12 @@ class RunConfig:
     allow_other_machine: bool = False
     """Resume in exact mode although CPU capability, device or library versions differ from the checkpoint's. The bits
     may then differ from those of the uninterrupted run. Applies to one resume."""
-    digests: bool = False
+    log_tensor_digests: bool = False
     """Log a digest of every tensor at every iteration (what `prove` reads)."""
 
     def __post_init__(self) -> None:
         check_text(self.name, "run.name")
-        check_text(self.dir, "run.dir")
+        check_text(self.runs_dir, "run.runs_dir")
         check_name(self.name)
 
 
@@ -114,16 +114,16 @@ def check_text(value: str, key: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a run's name that is not the name of one directory: a foreign config must not lead out of `run.dir`."""
+    """Refuse a run name that is not a single directory name: a foreign config must not escape `run.runs_dir`."""
     if "/" in name or "\\" in name or name in (".", ".."):
         raise ConfigError(
-            f"run.name is {_shown(name)}, which is a path and not a name.", "Give the directory with --run.dir."
+            f"run.name is {_shown(name)}, which is a path and not a name.", "Give the directory with --run.runs-dir."
         )
     if (size := len(name.encode(errors="replace"))) > NAME_BYTES:
         raise ConfigError(f"run.name has {size} bytes, more than the {NAME_BYTES} it may.", "Choose a shorter name.")
 
 
-def with_lanes(run: RunConfig, processes: int) -> RunConfig:
+def resolve_lanes(run: RunConfig, processes: int) -> RunConfig:
     """The run with its number of lanes settled: 8, or one for each process of the first start if that is more."""
     return dataclasses.replace(run, lanes=max(8, processes)) if run.lanes is None else run
 
@@ -137,7 +137,7 @@ class Recipe:
 
     name: ClassVar[str] = ""
     """What the recipe is called on the command line; for a recipe in a file of the user's, the file's path."""
-    smoke: ClassVar[Mapping[str, Any]] = {}
+    smoke_overrides: ClassVar[Mapping[str, Any]] = {}
     """Settings that make a run of a few seconds, for `train --smoke` and `prove`."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named variations, chosen by `--preset`."""
@@ -150,7 +150,7 @@ class Recipe:
 RecipeT = TypeVar("RecipeT", bound=Recipe)
 
 
-def overlay(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
+def apply_overrides(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
     """A copy of a recipe with some values replaced; keys may be nested or dotted, and unknown ones are errors."""
     for key, value in values.items():
         config = _replace(config, key.split("."), value, key)
@@ -267,7 +267,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = parse_yaml(read_text(path, YAML_BYTES))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist.", "Give the path of a yaml file.") from None
-    except Unreadable as error:
+    except UnreadableFileError as error:
         raise ConfigError(f"{error}.", "Give the path of a yaml file.") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not yaml: {error}", "Mend the line it names.") from None

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.distributed import Runtime
 from lockstep.lanes import Lanes
 from lockstep.protocols import Dataset, DatasetConfig, Policy, Split, TaskConfig
-from lockstep.runtime import Runtime
-from lockstep.streams import digest
+from lockstep.pytree import tree_map, tree_where
+from lockstep.rng import stable_hash
 from lockstep.transfer import has_float64
-from lockstep.trees import tree_map, tree_where
 
 CHUNK = 256
 """Examples that are predicted together. Fixed, because what a network says may depend on how many it is asked about."""
@@ -43,7 +43,7 @@ def evaluate(
 
 def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
     """What the predictions for a whole split amount to, and how many there are."""
-    return data.measure(split, predictions) | {"examples": float(len(predictions))}
+    return data.compute_metrics(split, predictions) | {"examples": float(len(predictions))}
 
 
 def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np.ndarray | None:
@@ -57,17 +57,17 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
     torch.set_num_threads(1)
     try:
         for lane in lanes.local:
-            for start in range(lane * CHUNK, count, lanes.count * CHUNK):
-                if runtime.interrupted:
+            for start in range(lane * CHUNK, count, lanes.num_lanes * CHUNK):
+                if runtime.status.stop_requested:
                     break
                 runtime.watchdog.note_progress()
                 rows = np.arange(start, min(start + CHUNK, count))
                 everybody[start : start + CHUNK] = _predict(policy, data.read(split, rows)["inputs"], runtime)
     finally:
         torch.set_num_threads(threads)
-    if runtime.agree(cut=runtime.interrupted)["cut"]:
+    if runtime.all_reduce_any(cut=runtime.status.stop_requested)["cut"]:
         return None
-    return runtime.sum(everybody).numpy()  # each number is somebody's own, and adding zero is exact
+    return runtime.all_reduce_sum(everybody).numpy()  # each number is somebody's own, and adding zero is exact
 
 
 def _predict(policy: Policy, inputs: Any, runtime: Runtime) -> Tensor:
@@ -81,17 +81,19 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
 
     Environment i plays episodes i, i + n, i + 2n, ... to their ends, so short episodes count no more than long ones.
     """
-    lanes = Lanes(runtime.lanes.count, runtime.lanes.local, digest(runtime.lanes.seed, "evaluation") & (2**63 - 1))
-    wanted = min(episodes, max(task.num_envs, lanes.count))
-    envs = math.ceil(wanted / lanes.count) * lanes.count
+    lanes = Lanes(
+        runtime.lanes.num_lanes, runtime.lanes.local, stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1)
+    )
+    wanted = min(episodes, max(task.num_envs, lanes.num_lanes))
+    envs = math.ceil(wanted / lanes.num_lanes) * lanes.num_lanes
     env = replace(task, num_envs=envs).build(lanes, runtime.device)  # type: ignore[type-var]
     try:
         played = _play(policy, env, lanes, runtime, envs, episodes)
     finally:
         env.close()
-    if runtime.agree(cut=played is None)["cut"]:
+    if runtime.all_reduce_any(cut=played is None)["cut"]:
         return None
-    everybody = sorted(tuple(row) for rows in runtime.gather(played) for row in rows)
+    everybody = sorted(tuple(row) for rows in runtime.all_gather_json(played) for row in rows)
     names = sorted({name for _, result in everybody for name in result})
     results = {name: [result[name] for _, result in everybody if name in result] for name in names}
     summary = {f"{name}_mean": sum(values) / len(values) for name, values in results.items()}
@@ -105,10 +107,10 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     Returns:
         (episode number, results by name) for each episode; None if interrupted before the last one ended.
     """
-    first = lanes.local.start * (envs // lanes.count)
+    first = lanes.local.start * (envs // lanes.num_lanes)
     numbers = torch.arange(first, first + env.num_envs)  # the first episode of each environment
     board = Scoreboard(numbers, envs, episodes, runtime.device)
-    fresh = tree_map(torch.clone, policy.initial_memory(env.num_envs))
+    fresh = tree_map(torch.clone, policy.initial_state(env.num_envs))
     obs, memory = env.reset(), fresh
 
     def act(part: dict[str, Any]) -> Any:
@@ -117,14 +119,14 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         return {"action": action, "memory": after}
 
     while not board.done():
-        if runtime.interrupted:
+        if runtime.status.stop_requested:
             return None
         runtime.watchdog.note_progress()
         acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
         step = env.step(acted["action"])
         obs, ended = step.obs, step.terminated | step.truncated
         memory = tree_where(ended, fresh, acted["memory"])
-        board.count(step.reward, ended, step.episode)
+        board.count(step.reward, ended, step.episode_info)
     return board.results()
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lockstep.config import ConfigError
-from lockstep.streams import LaneStreams, Stream
+from lockstep.rng import LaneStreams, RandomStream
 
 
-def deal(lanes: int, processes: int) -> list[range]:
+def partition_lanes(lanes: int, processes: int) -> list[range]:
     """Neighbouring lanes for each process, as even as can be, the first ones taking what is left over."""
     if not 1 <= processes <= lanes:
         raise ConfigError(
@@ -27,36 +27,38 @@ def deal(lanes: int, processes: int) -> list[range]:
 class Lanes:
     """The lanes of a run (`count`) and the ones this process hosts (`local`)."""
 
-    count: int
+    num_lanes: int
     local: range
     seed: int
 
     def __len__(self) -> int:
         return len(self.local)
 
-    def share(self, total: int, name: str) -> int:
+    def per_lane(self, total: int, name: str) -> int:
         """How much of a global number falls on one lane."""
         if total < 1:
-            raise ConfigError(f"{name} is {total}, and each of {self.count} lanes needs some.", f"Use {self.count}.")
-        if total % self.count:
-            below = total - total % self.count
-            choices = f"{below} or {below + self.count}" if below else f"{self.count}"
-            divisor = max(lanes for lanes in range(1, min(self.count, total) + 1) if total % lanes == 0)
             raise ConfigError(
-                f"{name} is {total}, which {self.count} lanes cannot share evenly.",
+                f"{name} is {total}, and each of {self.num_lanes} lanes needs some.", f"Use {self.num_lanes}."
+            )
+        if total % self.num_lanes:
+            below = total - total % self.num_lanes
+            choices = f"{below} or {below + self.num_lanes}" if below else f"{self.num_lanes}"
+            divisor = max(lanes for lanes in range(1, min(self.num_lanes, total) + 1) if total % lanes == 0)
+            raise ConfigError(
+                f"{name} is {total}, which {self.num_lanes} lanes cannot share evenly.",
                 f"Use {choices}, or set --run.lanes {divisor}.",
             )
-        return total // self.count
+        return total // self.num_lanes
 
-    def rows(self, lane: int, share: int) -> slice:
+    def lane_slice(self, lane: int, share: int) -> slice:
         """Where a local lane's part lies in what is kept of all of them, `share` rows for each."""
         first = self.local.index(lane) * share
         return slice(first, first + share)
 
     def streams(self, purpose: str) -> LaneStreams:
         """Randomness that differs between lanes."""
-        return LaneStreams(tuple(Stream(self.seed, purpose, lane) for lane in self.local))
+        return LaneStreams(tuple(RandomStream(self.seed, purpose, lane) for lane in self.local))
 
-    def shared_stream(self, purpose: str) -> Stream:
+    def shared_stream(self, purpose: str) -> RandomStream:
         """Randomness that all lanes share, such as initialisation."""
-        return Stream(self.seed, purpose)
+        return RandomStream(self.seed, purpose)

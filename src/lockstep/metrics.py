@@ -13,7 +13,7 @@ class Metrics:
     """Sums and counts by name: local ones kept by lane until they are pooled, and ones already agreed."""
 
     def __init__(self) -> None:
-        self.by_lane: dict[str, Tensor] = {}
+        self.per_lane: dict[str, Tensor] = {}
         """[L, 2] (sum, count) of the local lanes, still to be pooled."""
         self._pairs: dict[str, Tensor] = {}
         self._latest: dict[str, Tensor] = {}
@@ -21,7 +21,7 @@ class Metrics:
         """Rows of updates by group and names, as they come: there are many, and they are added up when asked for."""
 
     @property
-    def agreed(self) -> dict[str, Tensor]:
+    def global_sums(self) -> dict[str, Tensor]:
         """[2] (sum, count) by name over the whole run, the same on every process."""
         pairs = dict(self._pairs)
         for (group, names), rows in self._updates.items():
@@ -29,12 +29,12 @@ class Metrics:
                 pairs[name] = pairs[name] + pair if name in pairs else pair
         return pairs
 
-    def add(self, name: str, sums: Tensor, counts: Tensor) -> None:
+    def add_local(self, name: str, sums: Tensor, counts: Tensor) -> None:
         """Add a sum and a count for each local lane, [L] each."""
         pair = torch.stack([widen(sums), widen(counts)], dim=-1)
-        self.by_lane[name] = self.by_lane[name] + pair if name in self.by_lane else pair
+        self.per_lane[name] = self.per_lane[name] + pair if name in self.per_lane else pair
 
-    def agree(self, name: str, total: Tensor, count: Tensor | float) -> None:
+    def add_global(self, name: str, total: Tensor, count: Tensor | float) -> None:
         """Add a sum and a count that are the same number on every process."""
         wide = widen(total)
         on_device = isinstance(count, Tensor) and count.device == wide.device
@@ -42,7 +42,7 @@ class Metrics:
         self._pairs[name] = self._pairs[name] + pair if name in self._pairs else pair
         self._latest[name] = pair
 
-    def agree_update(self, names: tuple[str, ...], row: Any) -> None:
+    def add_update(self, names: tuple[str, ...], row: Any) -> None:
         """Add an update, [count, a sum for each name, the gradient's norm]; skipped if the norm is not finite."""
         self._updates.setdefault(("", names), []).append(row)
 
@@ -51,10 +51,10 @@ class Metrics:
         total, count = self._newest()[name].tolist()
         return float(total / max(count, 1.0))
 
-    def under(self, group: str) -> "Metrics":
+    def with_prefix(self, group: str) -> "Metrics":
         """The same metrics with names `group/name`."""
         renamed = Metrics()
-        renamed.by_lane = {f"{group}/{name}": pair for name, pair in self.by_lane.items()}
+        renamed.per_lane = {f"{group}/{name}": pair for name, pair in self.per_lane.items()}
         renamed._pairs = {f"{group}/{name}": pair for name, pair in self._pairs.items()}
         renamed._latest = {f"{group}/{name}": pair for name, pair in self._latest.items()}
         renamed._updates = {(f"{group}/{inner}", names): rows for (inner, names), rows in self._updates.items()}
@@ -67,7 +67,7 @@ class Metrics:
         return pairs
 
     def __iadd__(self, other: "Metrics") -> Self:
-        for mine, theirs in ((self.by_lane, other.by_lane), (self._pairs, other._pairs)):
+        for mine, theirs in ((self.per_lane, other.per_lane), (self._pairs, other._pairs)):
             for name, pair in theirs.items():
                 mine[name] = mine[name] + pair if name in mine else pair
         for key, rows in other._updates.items():

@@ -3,9 +3,7 @@
 Shapes: L local lanes, E environments a lane, B = L x E local environments in global order.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -14,16 +12,17 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from lockstep.clock import TrainState
 from lockstep.config import RunConfig
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
-from lockstep.trees import Tree
+from lockstep.pytree import Tree
 
-State: TypeAlias = dict[str, Tensor]
+StateDict: TypeAlias = dict[str, Tensor]
 """Named tensors: everything that is saved, compared and hashed has this form."""
 
 
-class Rows(NamedTuple):
+class AppendOnlyTensor(NamedTuple):
     """A tensor that grows by rows, which never change, and forgets its oldest: what a lane keeps for replay.
 
     It is handed out in this form so that a save need not copy it: rows that an earlier save has written are linked.
@@ -43,7 +42,7 @@ class Rows(NamedTuple):
         return self.read(self.first, self.stop)
 
 
-LaneState: TypeAlias = Mapping[str, "Tensor | Rows"]
+LaneState: TypeAlias = Mapping[str, "Tensor | AppendOnlyTensor"]
 """What a lane owns; load_lane_state gets it as a State."""
 
 
@@ -60,18 +59,18 @@ class Step(NamedTuple):
     """[B] bool: the episode was cut off; its value goes on from `final_obs`."""
     final_obs: Tree
     """[B, ...] The last observation of the episodes that ended here; other rows mean nothing."""
-    episode: dict[str, Tensor]
+    episode_info: dict[str, Tensor]
     """[B] each: what the task counts over an episode (apples, won); meaningful in rows that ended.
 
     NaN in a row that does not count it: an environment of another task.
     """
-    cut: bool = True
+    any_truncated: bool = True
     """Whether any was truncated, known without asking a device; True where the task does not say."""
     agent_reward: Tensor | None = None
     """[B, A] float32: what each agent of a team learns from; none where an environment has one agent."""
 
 
-class Part(NamedTuple):
+class SubtaskSpec(NamedTuple):
     """One of the tasks that a `VecEnv` plays; those that are called by name have them as its `parts`."""
 
     name: str
@@ -81,23 +80,23 @@ class Part(NamedTuple):
     """Steps of an episode."""
 
 
-class Stateful(Protocol):
+class Checkpointable(Protocol):
     """Something that is saved with the run: a part all lanes share and a part each lane owns."""
 
-    def shared_state(self) -> State: ...
-    def load_shared_state(self, state: State) -> None: ...
+    def shared_state(self) -> StateDict: ...
+    def load_shared_state(self, state: StateDict) -> None: ...
     def lane_state(self, lane: int) -> LaneState: ...
-    def load_lane_state(self, lane: int, state: State) -> None: ...
+    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
 
 
-class Scene(Protocol):
+class Renderable(Protocol):
     """One moment to watch, as characters and as a picture, uint8 [height, width, 3]; valid until the next one."""
 
-    def text(self) -> str: ...
-    def frame(self) -> np.ndarray: ...
+    def render_text(self) -> str: ...
+    def render(self) -> np.ndarray: ...
 
 
-class VecEnv(Stateful, Protocol):
+class VecEnv(Checkpointable, Protocol):
     """The environments of the local lanes, stepped together."""
 
     num_envs: int
@@ -110,40 +109,40 @@ class VecEnv(Stateful, Protocol):
     def reset(self) -> Tree:
         """Start the first episode of every environment; [B, ...] observations."""
 
-    def observe(self) -> Tree:
+    def observations(self) -> Tree:
         """The current observations, [B, ...]; what the last reset, step or restore left."""
 
     def step(self, action: Tensor) -> Step:
         """Take one action in every environment; an environment that ends starts its next episode at once."""
 
-    def advance(self, clock: "Clock") -> None:
+    def on_iteration_start(self, clock: TrainState) -> None:
         """Once an iteration: the only way a task learns of time or results."""
 
-    def text(self, env: int) -> str:
+    def render_text(self, env: int) -> str:
         """One environment as characters, for the terminal."""
 
-    def frame(self, env: int) -> np.ndarray:
+    def render(self, env: int) -> np.ndarray:
         """One environment as a picture, uint8 [height, width, 3]."""
 
     def close(self) -> None: ...
 
-    def lane_state(self, lane: int) -> State:
+    def lane_state(self, lane: int) -> StateDict:
         """Tensors and no more: what grows is an algorithm's."""
 
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
 
-class Dataset(Stateful, Protocol):
+class Dataset(Checkpointable, Protocol):
     """Examples to learn from: a task that is read, not played. Every process sees all of it; lanes share each batch."""
 
     config: Any
     """The settings it was built from: a process that reads ahead builds it again."""
-    kind: Literal["regression", "classification"]
+    target_type: Literal["regression", "classification"]
     """What is to be predicted: a number, or how likely the label 1 is."""
     vocabularies: Mapping[str, int]
     """How many names there are for what the examples name by number."""
-    scale: tuple[float, float]
+    target_mean_std: tuple[float, float]
     """Mean and deviation of the training targets; 0 and 1 for labels."""
 
     def count(self, split: Split) -> int:
@@ -152,47 +151,47 @@ class Dataset(Stateful, Protocol):
     def read(self, split: Split, rows: np.ndarray) -> "dict[str, Tree]":
         """Examples by their numbers within the split: `inputs`, a tree [N, ...], and `target`, [N] float32."""
 
-    def measure(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
+    def compute_metrics(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
         """What predictions for a whole split, in its order, come to; `score` should grow, `mae/death` is of a part."""
 
-    def draw(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
+    def plot(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
         """Pictures of the predictions for a whole split; the files."""
 
-    def scenes(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Scene]:
+    def playback(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Renderable]:
         """One of a split's stories to watch, the best of them first; `predict` takes numbers of examples."""
 
-    def advance(self, clock: "Clock") -> None: ...
+    def on_iteration_start(self, clock: TrainState) -> None: ...
     def close(self) -> None: ...
 
 
-class Work(NamedTuple):
+class BenchmarkOp(NamedTuple):
     """Bare work that an iteration cannot do without, for `bench`: one call, with nothing around it."""
 
-    part: str
+    kind: str
     """env, inference or learning."""
     samples: int
     """Local samples of one call."""
-    times: int
+    calls_per_iteration: int
     """Calls in an iteration."""
     run: Callable[[], object]
-    fewer: int = 1
+    batch_divisor: int = 1
     """How many times smaller the batch is than an iteration's own."""
 
 
 class Policy(Protocol):
     """A network ready to act: no exploration, no training state."""
 
-    def initial_memory(self, count: int) -> Tree:
+    def initial_state(self, count: int) -> Tree:
         """The memory of `count` episodes about to start; an empty dict where the policy has none."""
 
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         """Actions for a batch of observations, and the memory after them."""
 
-    def decide(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
+    def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         """The same, with the network's outputs that the actions were made of: what an export hands out, too."""
 
 
-class Algorithm(Stateful, Protocol):
+class Algorithm(Checkpointable, Protocol):
     """One agent learning on one task."""
 
     samples: int
@@ -200,16 +199,16 @@ class Algorithm(Stateful, Protocol):
     updates: int
     """Optimizer steps so far."""
 
-    def collect(self, clock: "Clock") -> Metrics: ...
-    def update(self, clock: "Clock") -> Metrics: ...
+    def collect(self, clock: TrainState) -> Metrics: ...
+    def update(self, clock: TrainState) -> Metrics: ...
     def policy(self) -> Policy: ...
-    def engine(self, fewer: int = 1) -> list[Work]:
+    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
         """The bare work of an iteration like the last one, on batches `fewer` times smaller than its own."""
 
-    def buffers(self) -> Tree:
+    def sample_buffers(self) -> Tree:
         """What an iteration's local samples lie in, so that a plan can say how much memory they take."""
 
-    def weights(self) -> State:
+    def model_state_dict(self) -> StateDict:
         """The part of the shared state that makes the agent what it is: what a new run may start from."""
 
 
@@ -233,87 +232,21 @@ class TaskConfig(Protocol):
 class AlgoConfig(Protocol):
     """Settings of an algorithm; `check` refuses impossible numbers before any process starts."""
 
-    def check(self, task: Any, run: RunConfig) -> None: ...
-    def iteration_samples(self, task: Any) -> int:
+    def validate(self, task: Any, run: RunConfig) -> None: ...
+    def samples_per_iteration(self, task: Any) -> int:
         """Global samples of one iteration."""
 
     def build(self, task: Any, runtime: Any) -> Algorithm: ...
 
 
-@dataclass
-class Clock:
-    """Global samples, the only counter; schedules, difficulty and gates are functions of it."""
-
-    budget: int
-    samples: int = 0
-    iteration: int = 0
-    step: int = 0
-    """Samples of the last iteration, so that `every` sees what was crossed."""
-    evaluation: dict[str, float] = field(default_factory=dict)
-    """The last agreed evaluation."""
-    best: float | None = None
-    """The best evaluation score so far."""
-    evaluations: int = 0
-    """How many evaluations there were."""
-    stale: int = 0
-    """How many of them there were since the best."""
-    patience: int | None = None
-    """The run is over after so many evaluations without a better one; none waits for the budget."""
-    owes_evaluation: bool = False
-    """Whether an evaluation is due that has not been made: a request to stop may come in the middle of one."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """The last pooled metrics, means over the time between two log entries."""
-    pending: dict[str, list[float]] = field(default_factory=dict)
-    """Pooled (sum, count) by name since the last log entry; here, so that a kill between two entries loses none."""
-
-    @property
-    def done(self) -> bool:
-        return self.samples >= self.budget or (self.patience is not None and self.stale >= self.patience)
-
-    @property
-    def progress(self) -> float:
-        """From 0 at the start to 1 at the budget."""
-        return min(1.0, self.samples / self.budget)
-
-    def advance(self, samples: int) -> None:
-        self.samples, self.iteration, self.step = self.samples + samples, self.iteration + 1, samples
-
-    def count(self, totals: dict[str, tuple[float, float]]) -> None:
-        """Add the pooled sums and counts of an iteration."""
-        for name, (total, count) in totals.items():
-            before = self.pending.get(name, [0.0, 0.0])
-            self.pending[name] = [before[0] + total, before[1] + count]
-
-    def note_evaluation(self, evaluation: dict[str, float]) -> bool:
-        """Keep an agreed evaluation; whether it is the best so far, which a score that is not a number never is."""
-        self.evaluation, self.owes_evaluation = evaluation, False
-        score = evaluation["score"] if "score" in evaluation else evaluation["return_mean"]
-        better = not math.isnan(score) and (self.best is None or score > self.best)
-        self.best = score if better else self.best
-        self.evaluations, self.stale = self.evaluations + 1, 0 if better else self.stale + 1
-        return better
-
-    def settle_metrics(self) -> dict[str, float]:
-        """Turn what is pending into means. Names that counted nothing are left out."""
-        self.metrics = {name: total / count for name, (total, count) in self.pending.items() if count}
-        self.pending = {}
-        return self.metrics
-
-    def every(self, interval: int | None) -> bool:
-        """True when the last iteration crossed a multiple of `interval`; never for None or 0."""
-        return (
-            interval is not None and interval > 0 and self.samples // interval > (self.samples - self.step) // interval
-        )
-
-
 class Loss(NamedTuple):
     """What a loss function returns: sums over samples, never means, because lanes may hold different counts."""
 
-    total: Tensor
+    loss_sum: Tensor
     """The sum to differentiate."""
-    samples: Tensor | int
+    num_samples: Tensor | int
     """How many samples it is over."""
-    sums: Mapping[str, Tensor] = {}
+    metric_sums: Mapping[str, Tensor] = {}
     """Other sums over the same samples, for the log."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.trees import tensors, tree_map
+from lockstep.pytree import leaves, tree_map
 
 _ALIGNMENT = 64
 """Bytes at multiples of which tensors start in a buffer, so that any dtype can be viewed there."""
@@ -80,14 +80,14 @@ class Uploader:
         tree = tree_map(lambda x: _held_by(self.device, x), tree)
         if self.device.type != "cuda":
             return tree_map(lambda x: x.to(self.device), tree)
-        leaves = tensors(tree)
-        layout = [(leaf.dtype, leaf.shape) for leaf in leaves]
+        tensors = leaves(tree)
+        layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
         if layout != self._layout:
             self._lay_out(layout)
         # Pinned memory is allocated for each call: torch uses it again only when the copy is done, so nothing waits.
         size = self._ends[-1][1] if self._ends else 0
         pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        torch._foreach_copy_(self._views_of(pinned), leaves)
+        torch._foreach_copy_(self._views_of(pinned), tensors)
         self._buffer[:size].copy_(pinned, non_blocking=True)
         views = iter(self._views)
         return tree_map(lambda _: next(views), tree)

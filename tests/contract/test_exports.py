@@ -11,9 +11,9 @@ import torch
 
 import lockstep
 from lockstep.cli import main
-from lockstep.config import overlay
-from lockstep.export.acting import draw_observations
-from lockstep.recipes import RECIPES, find_recipe
+from lockstep.config import apply_overrides
+from lockstep.registry import RECIPES, find_recipe
+from lockstep.tools.export.exportable_policy import draw_observations
 from lockstep.train import train
 
 pytestmark = pytest.mark.slow
@@ -24,8 +24,8 @@ FORMATS = ("safetensors", "onnx", "pt2")
 
 def trained(recipe, place, **settings):
     kind = find_recipe(recipe)
-    where = {"run.dir": str(place), "run.name": recipe, "run.device": "cpu", "run.eval_every": None}
-    return train(overlay(overlay(kind(), kind.smoke), settings | where)).path
+    where = {"run.runs_dir": str(place), "run.name": recipe, "run.device": "cpu", "run.eval_every": None}
+    return train(apply_overrides(apply_overrides(kind(), kind.smoke_overrides), settings | where)).path
 
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
@@ -99,6 +99,13 @@ def test_what_sb3_saved_comes_in_and_predicts_the_same(capsys, tmp_path, sb3):
     obs = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
     np.save(tmp_path / "obs.npy", obs)
     ask(sb3, SAVE, tmp_path / "theirs.zip", tmp_path / "theirs.npy", tmp_path / "obs.npy")
-    words = ["import", str(tmp_path / "theirs.zip"), "--recipe", "gym-ppo", f"run.dir={tmp_path}", "run.name=brought"]
+    words = [
+        "import",
+        str(tmp_path / "theirs.zip"),
+        "--recipe",
+        "gym-ppo",
+        f"run.runs_dir={tmp_path}",
+        "run.name=brought",
+    ]
     assert main(words) == 0, capsys.readouterr().err
     np.testing.assert_array_equal(lockstep.load(tmp_path / "brought").act(obs), np.load(tmp_path / "theirs.npy"))

@@ -1,6 +1,6 @@
 """The contract of recipes: state comes back whole, a resume is no event, and two processes train what one does.
 
-A new recipe is listed in `lockstep.recipes.RECIPES` and is held to all of this without being told.
+A new recipe is listed in `lockstep.registry.RECIPES` and is held to all of this without being told.
 """
 
 import re
@@ -12,19 +12,20 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import find
 from lockstep.cli import main
 from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.clock import TrainState
+from lockstep.distributed import DistributedOptimizer, Runtime
+from lockstep.inference import LoadedPolicy, build_algorithm, load_recipe
 from lockstep.lanes import Lanes
-from lockstep.loading import LoadedPolicy, build_agent, recipe_of
-from lockstep.play.watch import watch
-from lockstep.protocols import Clock, TaskConfig
-from lockstep.recipes import RECIPES, find_recipe
-from lockstep.run import format as form
-from lockstep.run.lineage import find
-from lockstep.runtime import Optimizer, Runtime
-from lockstep.tasks.check import check
+from lockstep.protocols import TaskConfig
+from lockstep.pytree import named_leaves
+from lockstep.registry import RECIPES, find_recipe
+from lockstep.tasks.env_checker import check_env
+from lockstep.tools.play.playback import play_episodes
 from lockstep.train import train
-from lockstep.trees import leaves
 from processes import together
 
 ITERATIONS = 4
@@ -56,14 +57,14 @@ def parse(*words):
 
 def short(name, iterations=ITERATIONS):
     """Words for a few iterations in exact mode that save after each and evaluate after every other."""
-    step = parse(name).algo.iteration_samples(parse(name).task)
-    settings = {"samples": iterations * step, "save_every": step, "log_every": step, "eval_every": 2 * step}
+    step = parse(name).algo.samples_per_iteration(parse(name).task)
+    settings = {"total_samples": iterations * step, "save_every": step, "log_every": step, "eval_every": 2 * step}
     settings |= {"eval_episodes": 8, "reduction": "exact", "device": "cpu"}
     return [name, *(f"run.{key}={value}" for key, value in settings.items())]
 
 
 def place(path):
-    return [f"run.dir={path.parent}", f"run.name={path.name}"]
+    return [f"run.runs_dir={path.parent}", f"run.name={path.name}"]
 
 
 def hash_of(path):
@@ -75,31 +76,31 @@ class Agent:
     """An algorithm on its task, on one process, without a run directory."""
 
     def __init__(self, recipe, hosting=None):
-        self.runtime = Runtime.alone(recipe.run, hosting=hosting)
+        self.runtime = Runtime.single_process(recipe.run, hosting=hosting)
         self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
         self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = Clock(budget=recipe.run.samples)
+        self.clock = TrainState(total_samples=recipe.run.total_samples)
 
     def iterate(self, count=1):
         for _ in range(count):
-            self.task.advance(self.clock)
+            self.task.on_iteration_start(self.clock)
             self.algorithm.collect(self.clock)
             self.algorithm.update(self.clock)
             self.clock.advance(self.algorithm.samples)
 
     def shared(self):
-        return form.join(algorithm=self.algorithm.shared_state(), task=self.task.shared_state())
+        return form.add_prefix(algorithm=self.algorithm.shared_state(), task=self.task.shared_state())
 
     def lane(self, lane):
-        return form.join(algorithm=self.algorithm.lane_state(lane), task=self.task.lane_state(lane))
+        return form.add_prefix(algorithm=self.algorithm.lane_state(lane), task=self.task.lane_state(lane))
 
     def load(self, shared, lanes):
         """Restore from copies, so that nothing is shared by accident."""
-        self.algorithm.load_shared_state(form.split(shared, "algorithm"))
-        self.task.load_shared_state(form.split(shared, "task"))
+        self.algorithm.load_shared_state(form.strip_prefix(shared, "algorithm"))
+        self.task.load_shared_state(form.strip_prefix(shared, "task"))
         for number, state in lanes.items():
-            self.algorithm.load_lane_state(number, form.split(state, "algorithm"))
-            self.task.load_lane_state(number, form.split(state, "task"))
+            self.algorithm.load_lane_state(number, form.strip_prefix(state, "algorithm"))
+            self.task.load_lane_state(number, form.strip_prefix(state, "task"))
 
     def digests(self):
         """Everything that would be saved, in short."""
@@ -143,7 +144,7 @@ def test_the_state_comes_back_whole_and_goes_on_the_same(words):
 @each_recipe
 def test_a_lane_has_the_same_state_whoever_hosts_it(name):
     whole, part = Agent(parse(name)), Agent(parse(name), hosting=range(3, 5))
-    assert whole.runtime.lanes.count == part.runtime.lanes.count == 8
+    assert whole.runtime.lanes.num_lanes == part.runtime.lanes.num_lanes == 8
     for number in part.runtime.lanes.local:
         assert {key: form.digest_tensor(key, tensor) for key, tensor in whole.lane(number).items()} == {
             key: form.digest_tensor(key, tensor) for key, tensor in part.lane(number).items()
@@ -154,12 +155,12 @@ def test_a_lane_has_the_same_state_whoever_hosts_it(name):
 @each_recipe
 def test_weights_are_a_part_of_the_state_and_the_network_is_in_it(name):
     agent = Agent(parse(name))
-    weights, shared = agent.algorithm.weights(), agent.algorithm.shared_state()
+    weights, shared = agent.algorithm.model_state_dict(), agent.algorithm.shared_state()
     assert weights
     assert all(shared[key] is tensor or shared[key].data_ptr() == tensor.data_ptr() for key, tensor in weights.items())
     before = {key: tensor.detach().clone() for key, tensor in weights.items()}
     agent.iterate()
-    assert any(not torch.equal(before[key], tensor) for key, tensor in agent.algorithm.weights().items())
+    assert any(not torch.equal(before[key], tensor) for key, tensor in agent.algorithm.model_state_dict().items())
 
 
 # ------------------------------------------------------------------------------------------------------------- resuming
@@ -190,8 +191,8 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed
     for thread in threading.enumerate():
         if "_write" in thread.name:  # a save under way may end
             thread.join()
-    assert find(tmp_path / "run" / "checkpoints")[0].samples < recipe.run.samples
-    result = train(recipe_of(tmp_path / "run"), resume=True)
+    assert find(tmp_path / "run" / "checkpoints")[0].samples < recipe.run.total_samples
+    result = train(load_recipe(tmp_path / "run"), resume=True)
     assert result.clock == undisturbed(name).clock
     assert hash_of(result.path) == hash_of(undisturbed(name).path)
 
@@ -246,7 +247,7 @@ def test_samples_are_the_steps_that_environments_took(name, tmp_path, monkeypatc
 
     monkeypatch.setattr(type(recipe.task), "build", build_counted)
     clock = train(recipe).clock
-    assert taken[0] == clock.samples == 2 * recipe.algo.iteration_samples(recipe.task)
+    assert taken[0] == clock.samples == 2 * recipe.algo.samples_per_iteration(recipe.task)
     assert len(taken) > 1  # evaluations play on environments of their own, and do not count
     assert clock.iteration == 2
 
@@ -254,15 +255,15 @@ def test_samples_are_the_steps_that_environments_took(name, tmp_path, monkeypatc
 @each_read
 def test_samples_are_the_examples_that_were_read(name, tmp_path, monkeypatch):
     recipe = parse(*short(name), *place(tmp_path / "run"))
-    taken, step = [], Optimizer.step
+    taken, step = [], DistributedOptimizer.step
 
     def counted(self, loss, batch, *rest):
         taken.append(int(batch["weight"].sum()))  # what fills a lane up does not count
         return step(self, loss, batch, *rest)
 
-    monkeypatch.setattr(Optimizer, "step", counted)
+    monkeypatch.setattr(DistributedOptimizer, "step", counted)
     clock = train(recipe).clock
-    assert sum(taken) == clock.samples >= ITERATIONS * recipe.algo.iteration_samples(recipe.task)
+    assert sum(taken) == clock.samples >= ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
 
 
 @each_variation
@@ -270,7 +271,7 @@ def test_an_iteration_takes_as_many_samples_as_its_config_says(words):
     recipe = parse(*words)
     agent = Agent(recipe)
     agent.iterate()
-    assert agent.clock.samples == agent.algorithm.samples == recipe.algo.iteration_samples(recipe.task)
+    assert agent.clock.samples == agent.algorithm.samples == recipe.algo.samples_per_iteration(recipe.task)
     # However few of the lanes live here: samples are global.
     assert Agent(recipe, hosting=range(3, 5)).algorithm.samples == agent.algorithm.samples
 
@@ -300,11 +301,11 @@ def batched_space(space, action):
 def test_the_policy_gives_one_action_for_each_observation_and_keeps_the_shape_of_its_memory(words):
     agent = Agent(parse(*words))
     policy, obs = agent.algorithm.policy(), agent.task.reset()
-    memory = policy.initial_memory(agent.task.num_envs)
+    memory = policy.initial_state(agent.task.num_envs)
     action, after = policy.act(obs, memory)
     assert len(action) == agent.task.num_envs
     assert batched_space(agent.task.action_space, action)
-    before, now = leaves(memory), leaves(after)
+    before, now = named_leaves(memory), named_leaves(after)
     assert {key: (x.shape, x.dtype) for key, x in before.items()} == {key: (x.shape, x.dtype) for key, x in now.items()}
     assert torch.equal(policy.act(obs, memory)[0], action)  # no exploration, so no chance
     agent.task.step(action)
@@ -313,12 +314,12 @@ def test_the_policy_gives_one_action_for_each_observation_and_keeps_the_shape_of
 @each_recipe
 def test_metrics_have_a_row_for_each_local_lane(name):
     agent = Agent(parse(name), hosting=range(3, 5))
-    agent.task.advance(agent.clock)
+    agent.task.on_iteration_start(agent.clock)
     metrics = agent.algorithm.collect(agent.clock)
     metrics += agent.algorithm.update(agent.clock)
-    assert metrics.by_lane.keys() | metrics.agreed.keys()
-    assert {table.shape for table in metrics.by_lane.values()} <= {(2, 2)}
-    assert {pair.shape for pair in metrics.agreed.values()} <= {(2,)}
+    assert metrics.per_lane.keys() | metrics.global_sums.keys()
+    assert {table.shape for table in metrics.per_lane.values()} <= {(2, 2)}
+    assert {pair.shape for pair in metrics.global_sums.values()} <= {(2,)}
 
 
 # ----------------------------------------------------------------------------------------------------------------- task
@@ -326,7 +327,7 @@ def test_metrics_have_a_row_for_each_local_lane(name):
 
 @each_played
 def test_the_task_keeps_its_own_contract(name):
-    assert check(parse(name).task) == []
+    assert check_env(parse(name).task) == []
 
 
 @each_played
@@ -343,7 +344,7 @@ def test_the_task_cannot_be_shared_among_lanes_that_do_not_divide_it(name):
 def test_the_smoke_run_ends_well(name, tmp_path, capsys):
     assert main(["train", name, "--smoke", *place(tmp_path / "run"), "run.device=cpu"]) == 0
     told = capsys.readouterr().out
-    budget = parse(name).run.samples
+    budget = parse(name).run.total_samples
     assert f"of {budget:,} steps" in told
     assert f"evaluation: {'return' if name in PLAYED else 'mae'}" in told
     done = find(tmp_path / "run" / "checkpoints")[0].samples
@@ -359,15 +360,15 @@ def test_the_smoke_run_ends_well(name, tmp_path, capsys):
 
 @each_recipe
 def test_a_smoke_run_is_not_filmed_and_a_real_one_is(name):
-    assert not parse(name).run.gif
-    assert find_recipe(name)().run.gif
+    assert not parse(name).run.record_video
+    assert find_recipe(name)().run.record_video
 
 
 @each_recipe
 def test_a_recipe_can_be_watched_as_characters_and_as_pictures_of_one_size(name):
     recipe = parse(name)
-    scenes = watch(LoadedPolicy(build_agent(recipe).policy(), recipe, torch.device("cpu")), 1, 1, 8)
-    seen = [(scene.text(), scene.frame().copy()) for scene in scenes]
+    scenes = play_episodes(LoadedPolicy(build_algorithm(recipe).policy(), recipe, torch.device("cpu")), 1, 1, 8)
+    seen = [(scene.render_text(), scene.render().copy()) for scene in scenes]
     assert len(seen) > 1
     assert {(frame.dtype, frame.shape) for _, frame in seen} == {(np.dtype(np.uint8), seen[0][1].shape)}
     assert all(text.strip() and frame.std() > 0 for text, frame in seen)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lockstep.config import RunConfig
+from lockstep.distributed import DistributedOptimizer
 from lockstep.protocols import Loss
-from lockstep.runtime import Optimizer
 
 LANES, N = 8, 6
 
@@ -86,7 +86,7 @@ def squared_error(net, **options):
 
     def loss(batch):
         error = (net(batch["x"], **options) - batch["y"]).square().sum()
-        return Loss(total=error, samples=len(batch["x"]), sums={"error": error.detach()})
+        return Loss(loss_sum=error, num_samples=len(batch["x"]), metric_sums={"error": error.detach()})
 
     return loss
 
@@ -95,7 +95,7 @@ def plain_gradient(kind, batch=None, **options):
     """What plain torch finds on one process for the mean over the whole batch, by parameter."""
     net, batch = build(kind), batch or everything(kind)
     flat = {name: part.flatten(0, 1) for name, part in batch.items()}
-    (squared_error(net, **options)(flat).total / len(flat["x"])).backward()
+    (squared_error(net, **options)(flat).loss_sum / len(flat["x"])).backward()
     return gradients(net)
 
 
@@ -110,11 +110,11 @@ def distance(ours, theirs):
 
 
 def run_config(reduction="fast", **options):
-    return RunConfig(**{"lanes": LANES, "reduction": reduction, "device": "cpu", "timeout": 20.0} | options)
+    return RunConfig(**{"lanes": LANES, "reduction": reduction, "device": "cpu", "collective_timeout": 20.0} | options)
 
 
 def optimizer_for(net, runtime, rate=0.1, kind=torch.optim.SGD, **options):
-    return Optimizer(runtime, kind(net.named_parameters(), lr=rate, fused=True), **options)
+    return DistributedOptimizer(runtime, kind(net.named_parameters(), lr=rate, fused=True), **options)
 
 
 def digest(tensors):

@@ -7,12 +7,13 @@ import pytest
 import torch
 from problems import LANES, build, by_lane, everything, hosted_here, optimizer_for, run_config, squared_error
 
-from lockstep.config import ConfigError, overlay
-from lockstep.nets.normalizer import RunningMoments
-from lockstep.protocols import Clock, Loss
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.distributed.consistency import ReplicaMismatchError, fingerprints
+from lockstep.nn.normalization import RunningMeanStd
+from lockstep.protocols import Loss
 from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.runtime import Runtime
-from lockstep.runtime.sync import OutOfSync, fingerprints
 from processes import outcomes, together
 
 pytestmark = pytest.mark.distributed
@@ -20,27 +21,27 @@ pytestmark = pytest.mark.distributed
 
 def agree_on(true_here):
     with Runtime.start(run_config()) as runtime:
-        return [runtime.agree(stop=runtime.rank == rank, never=False) for rank in true_here]
+        return [runtime.all_reduce_any(stop=runtime.rank == rank, never=False) for rank in true_here]
 
 
 def gather_something():
     with Runtime.start(run_config()) as runtime:
         return [
-            runtime.gather({"process": runtime.rank, "words": "ä" * 3**runtime.rank}),
-            runtime.gather([]),
-            runtime.gather(None),
+            runtime.all_gather_json({"process": runtime.rank, "words": "ä" * 3**runtime.rank}),
+            runtime.all_gather_json([]),
+            runtime.all_gather_json(None),
         ]
 
 
 def hear_from_main(result, pause, timeout):
-    with Runtime.start(run_config(timeout=timeout)) as runtime:
+    with Runtime.start(run_config(collective_timeout=timeout)) as runtime:
 
         def work():
             time.sleep(pause)
             return result
 
-        heard = runtime.from_main(work)
-        return [repr(heard), runtime.from_main(lambda: "next")]
+        heard = runtime.run_on_main(work)
+        return [repr(heard), runtime.run_on_main(lambda: "next")]
 
 
 def hear_an_error(kind):
@@ -49,20 +50,20 @@ def hear_an_error(kind):
         def work():
             raise kind("that cannot be")
 
-        runtime.from_main(work)
+        runtime.run_on_main(work)
 
 
 def hear_what_cannot_be_said():
-    with Runtime.start(run_config(timeout=600.0)) as runtime:
-        runtime.from_main(lambda: torch.zeros(3))
+    with Runtime.start(run_config(collective_timeout=600.0)) as runtime:
+        runtime.run_on_main(lambda: torch.zeros(3))
 
 
 def wait_for_a_main_that_went_astray():
-    with Runtime.start(run_config(timeout=1.0)) as runtime:
-        if runtime.main:
+    with Runtime.start(run_config(collective_timeout=1.0)) as runtime:
+        if runtime.is_main:
             time.sleep(3)  # it never says that it is at work
             return
-        runtime.from_main(lambda: None)
+        runtime.run_on_main(lambda: None)
 
 
 def pool_a_table():
@@ -72,7 +73,7 @@ def pool_a_table():
         table = torch.randn(LANES, 64, generator=draws, dtype=torch.float64)
         table *= 10.0 ** torch.randint(-12, 12, table.shape, generator=draws)
         table[:, 0] = -0.0
-        pooled = runtime.pool(table[runtime.lanes.local.start : runtime.lanes.local.stop])
+        pooled = runtime.exact_sum(table[runtime.lanes.local.start : runtime.lanes.local.stop])
         return [value.hex() for value in pooled.tolist()]
 
 
@@ -83,23 +84,23 @@ def changes_found(odd_one, change):
         optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam)
         batch = hosted_here(everything("mlp"), runtime)
         optimizer.step(squared_error(net), batch)
-        moments = RunningMoments(3, runtime.device)
-        moments.merge(runtime.pool(moments.table(by_lane(batch, runtime)["y"])))
+        moments = RunningMeanStd(3, runtime.device)
+        moments.update(runtime.exact_sum(moments.batch_stats(by_lane(batch, runtime)["y"])))
         state = {f"net.{name}": x for name, x in net.named_parameters()} | optimizer.state()
         state["obs_moments"] = moments.sums
-        runtime.in_sync(state, "before")
+        runtime.check_replicas(state, "before")
         said = {}
         for name in ("net.2.weight", "optimizer.2.weight.exp_avg_sq", "optimizer.updates", "obs_moments"):
             kept = state[name].detach().clone()
             if runtime.rank == odd_one:
                 CHANGES[change](state[name].detach())
             try:
-                runtime.in_sync(state, "update 7")
+                runtime.check_replicas(state, "update 7")
                 said[name] = ""
-            except OutOfSync as difference:
+            except ReplicaMismatchError as difference:
                 said[name] = str(difference)
             state[name].detach().copy_(kept)
-        runtime.in_sync(state, "after")
+        runtime.check_replicas(state, "after")
         return said
 
 
@@ -134,11 +135,11 @@ def communicate_inside_a_loss():
         net = build("mlp")
         optimizer, batch = optimizer_for(net, runtime), hosted_here(everything("mlp"), runtime)
         calls = {
-            "sum": lambda: runtime.sum(torch.ones(1)),
-            "agree": lambda: runtime.agree(stop=True),
-            "pool": lambda: runtime.pool(torch.ones(len(runtime.lanes), 1)),
-            "gather": lambda: runtime.gather(1),
-            "from_main": lambda: runtime.from_main(lambda: 1),
+            "sum": lambda: runtime.all_reduce_sum(torch.ones(1)),
+            "agree": lambda: runtime.all_reduce_any(stop=True),
+            "pool": lambda: runtime.exact_sum(torch.ones(len(runtime.lanes), 1)),
+            "gather": lambda: runtime.all_gather_json(1),
+            "from_main": lambda: runtime.run_on_main(lambda: 1),
         }
         said = {}
         for name, call in calls.items():
@@ -160,11 +161,11 @@ TARGET_KL = 0.004
 
 def stop_early(reduction):
     """Train PPO with a KL stop: how many updates each iteration took, and the local KLs the stop was decided on."""
-    recipe = overlay(
+    recipe = apply_overrides(
         GymPPO(),
         {
             "task.id": "Pendulum-v1",
-            "algo": {"horizon": 16, "batch_size": 32, "epochs": 6, "target_kl": TARGET_KL, "learning_rate": 1e-3},
+            "algo": {"rollout_steps": 16, "batch_size": 32, "epochs": 6, "target_kl": TARGET_KL, "learning_rate": 1e-3},
         },
     )
     with Runtime.start(run_config(reduction)) as runtime:
@@ -174,11 +175,11 @@ def stop_early(reduction):
 
         def listen(batch):
             result = loss(batch)
-            local.append((result.sums["kl"] / result.samples).item())
+            local.append((result.metric_sums["kl"] / result.num_samples).item())
             return result
 
         algorithm.loss = listen
-        clock, updates, last = Clock(budget=10_000), [], []
+        clock, updates, last = TrainState(total_samples=10_000), [], []
         for _ in range(6):
             algorithm.collect(clock)
             algorithm.update(clock)
@@ -254,7 +255,7 @@ def test_a_fingerprint_does_not_care_how_a_tensor_lies_in_memory():
 def test_a_collective_inside_a_loss_is_an_error_in_words():
     for said in together(communicate_inside_a_loss, 2):
         assert sorted(said) == ["agree", "from_main", "gather", "pool", "sum"]
-        assert all("a collective was called inside by_lane or a loss" in words for words in said.values())
+        assert all("a collective was called inside iter_lanes or a loss" in words for words in said.values())
 
 
 @pytest.mark.parametrize("reduction", ["fast", "exact"])

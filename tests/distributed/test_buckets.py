@@ -17,8 +17,8 @@ from problems import (
 )
 from torch import nn
 
+from lockstep.distributed import Runtime
 from lockstep.protocols import Loss
-from lockstep.runtime import Runtime
 from processes import together
 
 pytestmark = pytest.mark.distributed
@@ -30,7 +30,7 @@ BF16 = 2.0**-8
 
 
 def distance_with_buckets(kind, bucket_mb, accumulate):
-    with Runtime.start(run_config(bucket_mb=bucket_mb)) as runtime:
+    with Runtime.start(run_config(grad_bucket_mb=bucket_mb)) as runtime:
         net = build(kind)
         optimizer = optimizer_for(net, runtime, accumulate=accumulate)
         optimizer.step(squared_error(net), hosted_here(everything(kind), runtime))
@@ -42,9 +42,9 @@ def distance_with_buckets(kind, bucket_mb, accumulate):
 
 def distance_with_heads_in_another_order(accumulate):
     """Everybody uses both heads; the main process the left one first, the others the right one."""
-    with Runtime.start(run_config(bucket_mb=A_BUCKET_FOR_EACH)) as runtime:
+    with Runtime.start(run_config(grad_bucket_mb=A_BUCKET_FOR_EACH)) as runtime:
         net = build("heads")
-        heads = ("left", "right") if runtime.main else ("right", "left")
+        heads = ("left", "right") if runtime.is_main else ("right", "left")
         optimizer = optimizer_for(net, runtime, accumulate=accumulate)
         for _ in range(3):
             net.load_state_dict(TwoHeads.state_dict(build("heads")))
@@ -54,20 +54,20 @@ def distance_with_heads_in_another_order(accumulate):
 
 def distance_when_one_process_has_nothing_to_learn_from(reduction, accumulate):
     """Process 1 returns a loss that no parameter has part in; its samples count all the same."""
-    with Runtime.start(run_config(reduction, bucket_mb=A_BUCKET_FOR_EACH)) as runtime:
+    with Runtime.start(run_config(reduction, grad_bucket_mb=A_BUCKET_FOR_EACH)) as runtime:
         net, whole = build("mlp"), everything("mlp")
         learn = squared_error(net)
 
         def loss(batch):
             return (
-                Loss(total=batch["y"].sum(), samples=len(batch["y"]))
+                Loss(loss_sum=batch["y"].sum(), num_samples=len(batch["y"]))
                 if runtime.rank == 1
-                else learn(batch)._replace(sums={})
+                else learn(batch)._replace(metric_sums={})
             )
 
         optimizer = optimizer_for(net, runtime, accumulate=accumulate)
         optimizer.step(loss, hosted_here(whole, runtime))
-        others = [lane for lane in range(8) if lane not in runtime.gather(list(runtime.lanes.local))[1]]
+        others = [lane for lane in range(8) if lane not in runtime.all_gather_json(list(runtime.lanes.local))[1]]
         part = {name: x[others] for name, x in whole.items()}
         expected = {name: x * len(others) / 8 for name, x in plain_gradient("mlp", part).items()}
         return distance(gradients(net), expected)
@@ -87,17 +87,17 @@ class WithNothing(nn.Module):
 
 
 def distance_with_parameters_without_elements(bucket_mb):
-    with Runtime.start(run_config(bucket_mb=bucket_mb)) as runtime:
+    with Runtime.start(run_config(grad_bucket_mb=bucket_mb)) as runtime:
         net, plain, whole = WithNothing(), WithNothing(), everything("mlp")
         optimizer_for(net, runtime).step(squared_error(net), hosted_here(whole, runtime))
         flat = {name: part.flatten(0, 1) for name, part in whole.items()}
-        (squared_error(plain)(flat).total / len(flat["x"])).backward()
+        (squared_error(plain)(flat).loss_sum / len(flat["x"])).backward()
         return max((a.grad - b.grad).norm().item() for a, b in zip(net.parameters(), plain.parameters(), strict=True))
 
 
 def gradients_on_a_wire(kind, wire, bucket_mb, accumulate, reduction="fast"):
     """The gradient of two steps that change nothing, after travelling, and how far it is from plain torch's."""
-    with Runtime.start(run_config(reduction, wire=wire, bucket_mb=bucket_mb)) as runtime:
+    with Runtime.start(run_config(reduction, grad_comm_dtype=wire, grad_bucket_mb=bucket_mb)) as runtime:
         net = build(kind)
         optimizer = optimizer_for(net, runtime, accumulate=accumulate)
         for _ in range(2):
@@ -114,7 +114,7 @@ def gradients_on_a_wire(kind, wire, bucket_mb, accumulate, reduction="fast"):
 
 def trained_on_a_wire(wire, steps=20):
     """A digest of parameters and optimizer state, and the loss at both ends."""
-    with Runtime.start(run_config(wire=wire, bucket_mb=SEVERAL)) as runtime:
+    with Runtime.start(run_config(grad_comm_dtype=wire, grad_bucket_mb=SEVERAL)) as runtime:
         net = build("mlp")
         optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam, max_grad_norm=0.5)
         batch = hosted_here(everything("mlp"), runtime)

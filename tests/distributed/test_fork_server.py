@@ -47,8 +47,8 @@ if "RANK" in os.environ:
 """
 CHANGING = (
     "LOCKSTEP_START",
-    "LOCKSTEP_LAUNCHED",
-    "LOCKSTEP_PROGRESS",
+    "LOCKSTEP_LAUNCH_DIR",
+    "LOCKSTEP_PROGRESS_FD",
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_ERROR_FILE",
 )
@@ -62,7 +62,16 @@ def facts(tmp_path_factory):
     (directory / "recipe.py").write_text(FACTS)
     found, output = {}, {}
     for start in ("fork", "spawn"):
-        words = [*LOCKSTEP, "train", "recipe.py", "--smoke", "--procs", "2", f"run.dir={directory}", "run.samples=512"]
+        words = [
+            *LOCKSTEP,
+            "train",
+            "recipe.py",
+            "--smoke",
+            "--procs",
+            "2",
+            f"run.runs_dir={directory}",
+            "run.total_samples=512",
+        ]
         environment = {"OMP_NUM_THREADS": "3", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "A_NAME": "a value"}
         environment |= {"LOCKSTEP_START": "spawn"} if start == "spawn" else {}
         ended = command([*words, f"run.name={start}"], directory=directory, environment=environment, fresh=True)
@@ -100,7 +109,7 @@ def test_preload_that_starts_threads_falls_back_to_a_plain_start(tmp_path):
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    words = ["train", "gym-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}", "run.samples=512"]
+    words = ["train", "gym-ppo", "--smoke", "--procs", "2", f"run.runs_dir={tmp_path}", "run.total_samples=512"]
     ended = command([*LOCKSTEP, *words], environment={"PYTHONPATH": path})
     assert ended.code == 0, ended.output
     assert ended.output.count("imports torch itself") == 1
@@ -131,7 +140,7 @@ elif "RANK" in os.environ:
 )
 def test_exit_codes_and_signals_reach_the_launcher(tmp_path, ending, said):
     (tmp_path / "ending.py").write_text(ENDINGS.replace("ENDING", ending))
-    words = ["train", "ending.py", "--smoke", "--procs", "2", "--max-restarts", "0", f"run.dir={tmp_path}"]
+    words = ["train", "ending.py", "--smoke", "--procs", "2", "--max-restarts", "0", f"run.runs_dir={tmp_path}"]
     ended = command([*LOCKSTEP, *words], directory=tmp_path)
     assert ended.code == 1, ended.output
     assert said in ended.output
@@ -140,7 +149,7 @@ def test_exit_codes_and_signals_reach_the_launcher(tmp_path, ending, said):
 def test_worker_of_a_killed_server_counts_as_killed(tmp_path):
     script = (
         "import os, signal, time\n"
-        "from lockstep.runtime import fork_server\n"
+        "from lockstep.launch import fork_server\n"
         "server = fork_server.obtain(os.environ)\n"
         "first = server.start(['--version'], os.environ, [], 1)\n"
         "os.kill(server.pid, signal.SIGKILL)\n"
@@ -155,7 +164,7 @@ def test_worker_of_a_killed_server_counts_as_killed(tmp_path):
 def test_server_killed_while_workers_start_is_followed_by_a_restart(tmp_path):
     once = "if not os.path.exists('killed'): open('killed', 'w'); os.kill(os.getppid(), signal.SIGKILL)"
     (tmp_path / "ending.py").write_text(ENDINGS.replace('"1"', '"0"').replace("ENDING", once))
-    words = ["train", "ending.py", "--smoke", "--procs", "4", f"run.dir={tmp_path}", "run.samples=512"]
+    words = ["train", "ending.py", "--smoke", "--procs", "4", f"run.runs_dir={tmp_path}", "run.total_samples=512"]
     ended = command([*LOCKSTEP, *words], directory=tmp_path)
     assert ended.code == 0, ended.output
     assert "it was ended by SIGKILL." in ended.output
@@ -164,12 +173,13 @@ def test_server_killed_while_workers_start_is_followed_by_a_restart(tmp_path):
 
 def test_several_launches_of_one_process_use_one_server(tmp_path):
     script = (
-        "from lockstep.runtime.launch import launch_quietly\n"
-        "from lockstep.runtime import fork_server\n"
+        "from lockstep.launch.launcher import launch_captured\n"
+        "from lockstep.launch import fork_server\n"
         "pids = set()\n"
         "for n in (1, 2, 3):\n"
-        f"    words = ['train', 'gym-ppo', '--smoke', 'run.samples=512', 'run.dir={tmp_path}', f'run.name={{n}}']\n"
-        "    assert not (cause := launch_quietly(words, n)), cause\n"
+        f"    words = ['train', 'gym-ppo', '--smoke', 'run.total_samples=512', 'run.runs_dir={tmp_path}', "
+        f"f'run.name={{n}}']\n"
+        "    assert not (cause := launch_captured(words, n)), cause\n"
         "    pids.add(fork_server._server.pid)\n"
         "print('servers', len(pids))\n"
     )
@@ -210,7 +220,7 @@ import atexit, json, os
 from pathlib import Path
 
 import lockstep.recipes.snake_ppo as base
-import lockstep.tasks.snake as snake
+import lockstep.tasks.snake.env as snake
 import lockstep.tasks.kernels as kernels
 
 
@@ -231,8 +241,8 @@ if "RANK" in os.environ:
 
 def test_kernels_are_compiled_by_one_worker_for_all(tmp_path):
     (tmp_path / "counting.py").write_text(COMPILED)
-    words = ["train", "counting.py", "--smoke", "--procs", "3", f"run.dir={tmp_path}", "run.samples=512"]
-    words += ["run.gif=false"]
+    words = ["train", "counting.py", "--smoke", "--procs", "3", f"run.runs_dir={tmp_path}", "run.total_samples=512"]
+    words += ["run.record_video=false"]
     ended = command([*LOCKSTEP, *words], directory=tmp_path, environment={"NUMBA_CACHE_DIR": str(tmp_path / "cache")})
     assert ended.code == 0, ended.output
     by_rank = [json.loads((tmp_path / f"misses-{rank}.json").read_text()) for rank in range(3)]

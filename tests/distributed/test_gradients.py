@@ -17,7 +17,7 @@ from problems import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from lockstep.runtime import Runtime
+from lockstep.distributed import Runtime
 from processes import together
 
 pytestmark = pytest.mark.distributed
@@ -57,7 +57,7 @@ def _split(batch, pieces):
 
 
 def _backward(net, batch, weight, options):
-    (squared_error(net, **options)(batch).total * weight).backward()
+    (squared_error(net, **options)(batch).loss_sum * weight).backward()
 
 
 def distance_from_plain_torch(kind, reduction):

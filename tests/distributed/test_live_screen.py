@@ -23,7 +23,7 @@ def tmux(*words):
 def test_no_line_is_left_over_and_nothing_is_cut(tmp_path, columns, processes):
     name = "a-run-with-a-name-that-is-as-long-as-people-make-them"
     train = [sys.executable, "-m", "lockstep", "train", "snake-ppo", "--smoke", "--procs", str(processes)]
-    train += ["--run.samples", "40960", "--run.dir", str(tmp_path), "--run.name", name]
+    train += ["--run.total-samples", "40960", "--run.runs-dir", str(tmp_path), "--run.name", name]
     line = f"unset COLUMNS LINES; {shlex.join(train)}; echo ended with $?; sleep 600"
     tmux("new-session", "-d", "-s", "screen", "-x", str(columns), "-y", "60", "-e", "OMP_NUM_THREADS=1", line)
     try:

@@ -12,11 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lockstep.config import RunConfig, overlay
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import Place
-from lockstep.speed.measure import Meter
+from lockstep.config import RunConfig, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.launch.world import WorldInfo
+from lockstep.registry import find_recipe
+from lockstep.tools.bench.measure import IterationTimer
 from processes import together
 
 pytestmark = pytest.mark.distributed
@@ -26,13 +26,13 @@ ITERATIONS = 2
 
 def recipe_for(lanes, envs):
     """A tiny run with buckets so small that there are several; `envs` environments on every lane."""
-    return overlay(
+    return apply_overrides(
         find_recipe("snake-ppo")(),
         {
             "task": {"size": 4, "num_envs": lanes * envs},
-            "algo": {"horizon": 8, "batch_size": lanes * envs * 4, "epochs": 1},
-            "algo.encoder": {"width": 4, "depth": 1, "features": 8},
-            "run": {"lanes": lanes, "device": "cpu", "bucket_mb": 0.0005, "check_every": 1},
+            "algo": {"rollout_steps": 8, "batch_size": lanes * envs * 4, "epochs": 1},
+            "algo.encoder": {"hidden_sizes": 4, "num_layers": 1, "out_features": 8},
+            "run": {"lanes": lanes, "device": "cpu", "grad_bucket_mb": 0.0005, "replica_check_every": 1},
         },
     )
 
@@ -49,16 +49,16 @@ def one_of(processes, lanes, envs, really=True):
         dist.init_process_group("fake", store=FakeStore(), rank=processes - 1, world_size=processes)
         for name in ("all_reduce", "all_gather", "broadcast", "reduce_scatter_tensor", "all_gather_into_tensor"):
             _count(name, sent)
-        runtime = Runtime(recipe.run, Place(rank=processes - 1, size=processes), torch.device("cpu"))
+        runtime = Runtime(recipe.run, WorldInfo(rank=processes - 1, size=processes), torch.device("cpu"))
     else:
-        runtime = Runtime.alone(recipe.run)
-    meter = Meter(recipe, runtime)
-    runtime.sent.clear()
+        runtime = Runtime.single_process(recipe.run)
+    meter = IterationTimer(recipe, runtime)
+    runtime.bytes_reduced.clear()
     sent.clear()
     for _ in range(ITERATIONS):
         meter.iterate()
     said = Counter()
-    for (_, size), times in runtime.sent.items():
+    for (_, size), times in runtime.bytes_reduced.items():
         said[size] += times
     if really:
         dist.destroy_process_group()
@@ -115,6 +115,8 @@ def gathered(processes):
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
     sent = Counter()
     _count("all_reduce", sent)
-    Runtime(RunConfig(lanes=processes), Place(size=processes), torch.device("cpu")).sum(torch.zeros(processes))
+    Runtime(RunConfig(lanes=processes), WorldInfo(size=processes), torch.device("cpu")).all_reduce_sum(
+        torch.zeros(processes)
+    )
     dist.destroy_process_group()
     return sum(sent)

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from lockstep.cli import main
-from lockstep.runtime import Runtime
-from lockstep.speed.measure import measure
+from lockstep.distributed import Runtime
+from lockstep.tools.bench.measure import measure
 from processes import together
 from tiny import ITERATION, tiny
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.distributed
 def measured(directory):
     recipe = tiny(directory)
     with Runtime.start(recipe.run) as runtime:
-        return measure(recipe, runtime, seconds=0.0, rounds=2 if runtime.main else 5)
+        return measure(recipe, runtime, seconds=0.0, rounds=2 if runtime.is_main else 5)
 
 
 def run_command(*words):

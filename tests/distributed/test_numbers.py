@@ -19,9 +19,9 @@ from problems import (
     squared_error,
 )
 
-from lockstep.lanes import deal
+from lockstep.distributed import Runtime
+from lockstep.lanes import partition_lanes
 from lockstep.metrics import Metrics
-from lockstep.runtime import Runtime
 from processes import outcomes, together
 
 pytestmark = pytest.mark.distributed
@@ -38,7 +38,7 @@ def spoiled_batch(runtime, value):
 
 def step_through_trouble(reduction, precision, value):
     """A good step, one that meets a bad number on one lane, another good one; what each left behind."""
-    with Runtime.start(run_config(reduction, precision=precision, nonfinite="skip")) as runtime:
+    with Runtime.start(run_config(reduction, precision=precision, on_nonfinite="skip")) as runtime:
         net = build("mlp")
         optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam)
         optimizer._loss_scale.value.fill_(256.0 if precision == "fp16" else 1.0)  # large enough to matter here
@@ -109,10 +109,10 @@ def test_a_bad_number_on_one_process_skips_the_step_on_all_where_the_run_says_sk
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_a_bad_number_on_one_process_stops_all_of_them_and_names_the_lane(processes, reduction):
-    (host,) = [process for process, share in enumerate(deal(LANES, processes)) if BAD_LANE in share]
+    (host,) = [process for process, share in enumerate(partition_lanes(LANES, processes)) if BAD_LANE in share]
     for ended in outcomes(stop_at_trouble, processes, reduction):
         assert ended.error.startswith(
-            f"BadNumbers: the gradient of update 1 is not finite:\n  process {host}, lane {BAD_LANE}: loss, error"
+            f"NonFiniteError: the gradient of update 1 is not finite:\n  process {host}, lane {BAD_LANE}: loss, error"
         )
         assert ended.error.count("lane") == 1
 
@@ -132,8 +132,8 @@ def test_a_gradient_in_half_precision_is_the_full_one_within_its_digits(precisio
 
 def test_a_count_on_the_host_goes_with_a_sum_on_a_device():
     metrics = Metrics()
-    metrics.agree("grad_norm", torch.zeros((), device="meta"), torch.ones(()))  # meta, for want of a GPU
-    assert metrics.agreed["grad_norm"].device.type == "meta"
+    metrics.add_global("grad_norm", torch.zeros((), device="meta"), torch.ones(()))  # meta, for want of a GPU
+    assert metrics.global_sums["grad_norm"].device.type == "meta"
 
 
 def skipped_at_the_start(samples):

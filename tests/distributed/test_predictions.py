@@ -3,11 +3,11 @@
 import pytest
 
 from lockstep.algorithms.supervised import SupervisedConfig
-from lockstep.config import RunConfig, overlay
+from lockstep.config import RunConfig, apply_overrides
+from lockstep.distributed import Runtime
 from lockstep.evaluate import evaluate, predict
-from lockstep.nets.graph import GraphConfig
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
+from lockstep.nn.gnn import GraphConfig
+from lockstep.registry import find_recipe
 from processes import together
 from toy_data import ToyConfig
 
@@ -15,7 +15,7 @@ from toy_data import ToyConfig
 def measured(kind, reduction):
     """The measures of an untrained network over 1,501 validation examples, and its first predictions."""
     with Runtime.start(RunConfig(lanes=8, reduction=reduction, device="cpu")) as runtime:
-        config, algo = ToyConfig(kind, 3003), SupervisedConfig(net=GraphConfig(rounds=0, hidden=16))
+        config, algo = ToyConfig(kind, 3003), SupervisedConfig(net=GraphConfig(num_layers=0, hidden_size=16))
         data = config.build(runtime.lanes, runtime.device)
         policy = algo.build(data, runtime).policy()
         return evaluate(policy, config, runtime, 1), predict(policy, data, runtime, "validation")[::100].tolist()
@@ -23,7 +23,9 @@ def measured(kind, reduction):
 
 def measured_cricket(reduction, words):
     """The same for the graph network on made-up matches."""
-    recipe = overlay(find_recipe("cricket-gnn")(), find_recipe("cricket-gnn").smoke | {"task.predict": words})
+    recipe = apply_overrides(
+        find_recipe("cricket-gnn")(), find_recipe("cricket-gnn").smoke_overrides | {"task.target": words}
+    )
     with Runtime.start(RunConfig(lanes=8, reduction=reduction, device="cpu")) as runtime:
         policy = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime).policy()
         return evaluate(policy, recipe.task, runtime, 1)

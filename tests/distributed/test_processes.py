@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from lockstep.config import RunConfig
-from lockstep.runtime import Runtime
+from lockstep.distributed import Runtime
 from processes import Failed, Hung, command, outcomes, together
 
 pytestmark = pytest.mark.distributed
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.distributed
 
 def where_am_i(greeting):
     with Runtime.start(RunConfig(lanes=8)) as runtime:
-        return [greeting, runtime.rank, runtime.size, runtime.gather(runtime.rank)]
+        return [greeting, runtime.rank, runtime.size, runtime.all_gather_json(runtime.rank)]
 
 
 def wait_for_one_who_never_comes():
-    with Runtime.start(RunConfig(lanes=8, timeout=600)) as runtime:
+    with Runtime.start(RunConfig(lanes=8, collective_timeout=600)) as runtime:
         if runtime.rank == 1:
             time.sleep(600)
         dist.barrier()

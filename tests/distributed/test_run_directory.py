@@ -5,10 +5,10 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lockstep.checkpoint.format import verify
+from lockstep.checkpoint.lineage import find, read_claim
 from lockstep.cli import main
-from lockstep.run.format import verify
-from lockstep.run.lineage import claimant, find
-from lockstep.run.records import METRICS, read_lines
+from lockstep.io.jsonl import METRICS, read_jsonl
 from processes import command
 
 pytestmark = pytest.mark.distributed
@@ -41,13 +41,13 @@ def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp
 
     board = EventAccumulator(str(run / "tensorboard")).Reload()
     returns = [(event.step, event.value) for event in board.Scalars("rollout/ep_return_mean")]
-    lines = [line for line in read_lines(run / METRICS) if "rollout/ep_return_mean" in line]
+    lines = [line for line in read_jsonl(run / METRICS) if "rollout/ep_return_mean" in line]
     assert [step for step, _ in returns] == [line["samples"] for line in lines] == [1024, 2048, 3072, 4096]
     assert [value for _, value in returns] == pytest.approx([line["rollout/ep_return_mean"] for line in lines])
     assert [event.step for event in board.Scalars("eval/return_mean")] == [2048, 4096]
 
     processes = 1 if words == [*LOCKSTEP, *TRAIN] else 2
-    assert claimant(run / "checkpoints", 1)["processes"] == processes
+    assert read_claim(run / "checkpoints", 1)["processes"] == processes
     compared = [line["sync/update"] for line in lines if "sync/update" in line]
     assert len(compared) == (4 if processes == 2 else 0)
     assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0

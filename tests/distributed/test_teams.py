@@ -5,23 +5,23 @@ import hashlib
 import pytest
 import torch
 
-from lockstep.config import overlay
-from lockstep.protocols import Clock
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.registry import find_recipe
 from lockstep.train import iterate
 from processes import together
 
 RECIPE = find_recipe("team-ddpg")
-SETTING = RECIPE.smoke | {"run.lanes": 8, "run.device": "cpu", "algo.self_every": 256}
+SETTING = RECIPE.smoke_overrides | {"run.lanes": 8, "run.device": "cpu", "algo.snapshot_every": 256}
 
 
 def trained(reduction, iterations=8):
     """Games that end at other times on every lane, and what came of them: episodes, levels, and a digest of all."""
-    recipe = overlay(RECIPE(), SETTING | {"run.reduction": reduction, "task.gate": 0.2})
+    recipe = apply_overrides(RECIPE(), SETTING | {"run.reduction": reduction, "task.promotion_win_rate": 0.2})
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
-        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=recipe.run.samples)
+        algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=recipe.run.total_samples)
         for lane in runtime.lanes.local:  # the games of lane 7 are nearly over, those of lane 0 have just begun
             state = task.lane_state(lane)
             state["step"] += 5 * lane
@@ -31,8 +31,8 @@ def trained(reduction, iterations=8):
             iterate(task, algorithm, clock, runtime, check_every=2)
             levels.append(int(task.shared_state()["level"]))
             epsilons.append(float(algorithm.epsilon))
-            ended.append(clock.pending["rollout/ep_length_mean"][1])
-            clock.settle_metrics()
+            ended.append(clock.metric_sums["rollout/ep_length_mean"][1])
+            clock.flush_metrics()
         shared = algorithm.shared_state()
         digest = hashlib.sha256(b"".join(x.detach().numpy().tobytes() for x in shared.values())).hexdigest()
         past = torch.cat([x.flatten() for name, x in shared.items() if name.startswith("past.")]).sum().item()

@@ -6,14 +6,14 @@ import pytest
 import torch
 from problems import digest, distance
 
-from lockstep.algorithms.tdmpc2 import TDMPC2Config
-from lockstep.algorithms.tdmpc2_losses import model_loss, policy_loss
+from lockstep.algorithms.tdmpc2.agent import TDMPC2Config
+from lockstep.algorithms.tdmpc2.losses import model_loss, policy_loss
+from lockstep.algorithms.tdmpc2.mppi import PlanConfig
+from lockstep.algorithms.tdmpc2.world_model import WorldModelConfig
+from lockstep.clock import TrainState
 from lockstep.config import RunConfig
-from lockstep.data.replay import remember
-from lockstep.nets.planning import PlanConfig
-from lockstep.nets.world_model import WorldModelConfig
-from lockstep.protocols import Clock
-from lockstep.runtime import Runtime
+from lockstep.data.replay_buffer import add_rollout
+from lockstep.distributed import Runtime
 from lockstep.train import iterate
 from processes import together
 from toy_worlds import ToyWorldsConfig
@@ -23,20 +23,20 @@ pytestmark = pytest.mark.distributed
 LANES = 4
 CONFIG = TDMPC2Config(
     batch_size=16,
-    learn_from=64,
-    capacity=800,
-    update_ratio=0.1,
+    seed_samples=64,
+    buffer_size=800,
+    updates_per_sample=0.1,
     episodic=True,
     tau=0.5,
-    plan=PlanConfig(samples=8, from_policy=2, elites=3, rounds=2),
-    model=WorldModelConfig(size=1, encoder=16, width=16, latent=16, critics=3, bins=11),
+    plan=PlanConfig(num_samples=8, num_policy_samples=2, num_elites=3, iterations=2),
+    model=WorldModelConfig(size=1, encoder=16, width=16, latent=16, num_q=3, bins=11),
 )
-WORLDS = ToyWorldsConfig(num_envs=LANES, tasks=4)
+WORLDS = ToyWorldsConfig(num_envs=LANES, num_tasks=4)
 """A task for each lane: no process plays one that another plays."""
 
 
 def run_config(**options):
-    return RunConfig(**{"lanes": LANES, "device": "cpu", "timeout": 30.0} | options)
+    return RunConfig(**{"lanes": LANES, "device": "cpu", "collective_timeout": 30.0} | options)
 
 
 class Agent:
@@ -44,14 +44,14 @@ class Agent:
         self.runtime = runtime
         self.task = worlds.build(runtime.lanes, runtime.device)
         self.algorithm = config.build(self.task, runtime)
-        self.clock = Clock(budget=10**6)
+        self.clock = TrainState(total_samples=10**6)
 
     def fill(self, steps=20):
         """Play at random, and give all networks something to say: the same on every process."""
         for _ in range(steps):
             a = self.algorithm
             a.collect(self.clock)
-            assert remember(a.replay, a.rollout, a.outcomes, a.model_optimizer, self.clock)
+            assert add_rollout(a.replay, a.rollout, a.outcomes, a.model_optimizer, self.clock)
             self.clock.advance(self.algorithm.samples)
         draws = torch.Generator().manual_seed(5)
         for parameter in [*self.algorithm.model.parameters(), *self.algorithm.targets.parameters()]:
@@ -76,7 +76,7 @@ def stepped(runtime):
     """The gradients of one update, and what else an update moves."""
     agent = Agent(runtime).fill()
     algorithm = agent.algorithm
-    batch = algorithm._draw(algorithm.updates)
+    batch = algorithm._sample_batch(algorithm.updates)
     algorithm.model_optimizer.step(algorithm.model_loss, batch)
     seen = {"z": algorithm.latents} | {name: batch[name] for name in ("task", "whole", "policy", "policy_kept")}
     algorithm._rescale(seen)
@@ -88,7 +88,7 @@ def stepped(runtime):
 def on_processes(reduction):
     with Runtime.start(run_config(reduction=reduction)) as runtime:
         gradients, scale = stepped(runtime)
-        tasks = sorted(set(Agent(runtime).task.observe()["task"].tolist()))
+        tasks = sorted(set(Agent(runtime).task.observations()["task"].tolist()))
         return {
             "gradients": [{name: x.tolist() for name, x in each.items()} for each in gradients],
             "digest": [digest(each) for each in gradients],
@@ -99,21 +99,21 @@ def on_processes(reduction):
 
 def plain(hosting=None):
     """What plain torch finds for the batch of the hosted lanes, by default all of them."""
-    agent = Agent(Runtime.alone(run_config(), hosting=hosting)).fill()
+    agent = Agent(Runtime.single_process(run_config(), hosting=hosting)).fill()
     algorithm, model = agent.algorithm, agent.algorithm.model
-    batch = algorithm._draw(algorithm.updates)
+    batch = algorithm._sample_batch(algorithm.updates)
     loss, latents = model_loss(
         model, algorithm.targets, algorithm.discounts, algorithm.pairs[0], algorithm.config.loss, batch
     )
     rest = {name: p for name, p in model.named_parameters() if not name.startswith("policy.")}
     own = {name: p for name, p in model.named_parameters() if name.startswith("policy.")}
-    slopes = dict(zip(rest, torch.autograd.grad(loss.total / loss.samples, list(rest.values())), strict=True))
+    slopes = dict(zip(rest, torch.autograd.grad(loss.loss_sum / loss.num_samples, list(rest.values())), strict=True))
     # The policy's step comes after the model's: take that one, and the scale of all values, before.
     algorithm.model_optimizer.step(algorithm.model_loss, batch)
     seen = batch | {"z": latents}
     algorithm._rescale({name: seen[name] for name in ("z", "task", "whole", "policy", "policy_kept")})
     later = policy_loss(model, algorithm.scale, algorithm.pairs[1], algorithm.config.loss, seen)
-    policy = dict(zip(own, torch.autograd.grad(later.total / later.samples, list(own.values())), strict=True))
+    policy = dict(zip(own, torch.autograd.grad(later.loss_sum / later.num_samples, list(own.values())), strict=True))
     return [slopes, policy], algorithm.scale.item()
 
 
@@ -150,7 +150,7 @@ def test_targets_scale_and_vectors_of_tasks_are_equal_on_processes_that_play_dif
     one, two = together(trained, 2, 60)
     assert one["digests"] == two["digests"]
     assert {"scale", "model.task.weight", "targets.0.weight"} <= one["digests"].keys()
-    fresh = Agent(Runtime.alone(run_config())).algorithm.model.task.weight
+    fresh = Agent(Runtime.single_process(run_config())).algorithm.model.task.weight
     assert all(
         torch.tensor(row).sub(old).abs().max() > 0 for row, old in zip(one["tasks"], fresh.detach(), strict=True)
     )
@@ -158,7 +158,7 @@ def test_targets_scale_and_vectors_of_tasks_are_equal_on_processes_that_play_dif
 
 def ended_early(steps):
     with Runtime.start(run_config()) as runtime:
-        brief = replace(CONFIG, update_ratio=0.05, plan=replace(CONFIG.plan, rounds=1))
+        brief = replace(CONFIG, updates_per_sample=0.05, plan=replace(CONFIG.plan, iterations=1))
         agent = Agent(runtime, ToyWorldsConfig(num_envs=LANES, ends=0.2), brief)
         agent.iterate(steps)
         ends = agent.algorithm.replay.buffers["terminated"].flatten(1)

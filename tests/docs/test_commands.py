@@ -17,11 +17,15 @@ import numpy as np
 import pytest
 
 from lockstep.cli import main
-from lockstep.streams import Stream
-from lockstep.tasks.cricket_made_up import write_matches
+from lockstep.rng import RandomStream
+from lockstep.tasks.cricket.synthetic import write_matches
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/extend").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs/quickstart").glob("*.md")),
+    *sorted((ROOT / "docs/customization").glob("*.md")),
+]
 
 SHORTER = {
     "runs/NAME": "runs/first",
@@ -36,7 +40,7 @@ SHORTER = {
 
 REPLACED = {
     "lockstep train my_recipe.py": (
-        "lockstep train my_recipe.py task.num_envs=16 algo.batch_size=512 run.samples=2048 run.gif=false"
+        "lockstep train my_recipe.py task.num_envs=16 algo.batch_size=512 run.total_samples=2048 run.record_video=false"
     ),
 }
 """Commands that are run otherwise as a whole."""
@@ -124,13 +128,13 @@ def furnished(place):
     """A directory with the files that commands name."""
     (place / "examples").symlink_to(ROOT / "examples")
     (place / "my.yaml").write_text("task: {size: 5}\n")
-    moves = Stream(0, "prices").normal(0, 1200).numpy().cumsum() * 0.01
+    moves = RandomStream(0, "prices").normal(0, 1200).numpy().cumsum() * 0.01
     close = 100 * np.exp(moves.astype(float))
     rows = [f"{86_400 * day},{price},{1.01 * price},{0.99 * price},{price}" for day, price in enumerate(close)]
     (place / "prices.csv").write_text("unix,open,high,low,close\n" + "\n".join(rows))
     for name in ("t20s.zip", "t20s_male_json.zip"):
         write_matches(place / name, 20)
-    silent, _, recipe = blocks(ROOT / "README.md", "python")
+    _, silent, recipe = blocks(ROOT / "README.md", "python")
     (place / "silent.py").write_text(silent)
     (place / "my_recipe.py").write_text(recipe)
     return place
@@ -188,8 +192,7 @@ def test_a_command_of_the_pages_does_what_it_should(runner, command):
 @pytest.mark.distributed
 @pytest.mark.parametrize(("call", "different"), [("module(", 2), pytest.param("", 1, marks=pytest.mark.slow)])
 def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp_path, call, different):
-    text = blocks(ROOT / "README.md", "python")[0]
-    assert "agent.module(torch" in text
+    text = next(text for text in blocks(ROOT / "README.md", "python") if "agent.module(torch" in text)
     text = text if call else text.replace("agent.module(torch", "agent(torch")
     (tmp_path / "silent.py").write_text(text)
     # Each process into a file of its own: in one pipe their lines may mix.
@@ -219,7 +222,7 @@ def test_a_policy_is_loaded_as_the_pages_say(runner, trained, monkeypatch):
     place = {"obs": np.zeros((1, 3, 6, 6), np.uint8)}
     exec(loading.replace("NAME", "first"), place)
     assert place["action"].shape == (1,)
-    exec(blocks(ROOT / "docs/start/index.md", "python")[0], place)
+    exec(blocks(ROOT / "docs/quickstart/index.md", "python")[0], place)
 
 
 def test_a_recipe_of_your_own_runs_as_the_readme_says(runner):
@@ -231,7 +234,7 @@ def test_a_recipe_of_your_own_runs_as_the_readme_says(runner):
 def test_the_task_in_one_file_keeps_its_contract(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    exec(blocks(ROOT / "docs/extend/task.md", "python")[1], {})
+    exec(blocks(ROOT / "docs/customization/task.md", "python")[1], {})
     assert capsys.readouterr().out == ""
 
 
@@ -248,7 +251,7 @@ def test_every_replacement_is_of_something_on_the_pages():
     assert [long for long in SHORTER if long not in said] == []
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs/extend").glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/customization").glob("*.md")), ids=lambda page: page.stem)
 def test_the_code_of_a_page_of_extend_is_a_file_that_its_commands_run(page):
     shown = re.findall(r'--8<-- "(.*?)"', page.read_text())
     assert len(shown) == 1

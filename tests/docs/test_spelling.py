@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_commands import PAGES, ROOT, commands
 
-from lockstep.cli import VERBS, main
+from lockstep.cli import COMMANDS, main
 from lockstep.cli.options import parse_recipe, parse_start
 
 PLACES = {"RECIPE": "snake-ppo", "FILE.py": "examples/tiny_snake.py", "SIZE": "5"}
@@ -50,8 +50,8 @@ def test_a_command_is_spelt_as_the_command_line_is(page, command, helps, capsys,
         command = command.replace(name, thing)
     words = shlex.split(re.split(r" (?:>|&&) ", command)[0])
     verb, *rest = words[words.index("lockstep") + 1 :]
-    assert verb in VERBS
-    if verb == "launch":
+    assert verb in COMMANDS
+    if verb == "jobfile":
         dashes = rest.index("--")
         check_training(rest[dashes + 2 :])
         rest = rest[:dashes]

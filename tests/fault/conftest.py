@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from runs import errors, run
 
-from lockstep.config import overlay
-from lockstep.recipes import find_recipe
+from lockstep.config import apply_overrides
+from lockstep.registry import find_recipe
 from lockstep.train import train
 from processes import together
 from tiny import hash_of
@@ -14,7 +14,7 @@ from tiny import hash_of
 
 def paced(directory: str) -> None:
     recipe = find_recipe(str(Path(__file__).with_name("paced.py")))()
-    train(overlay(recipe, {"run.dir": directory, "run.name": "run"}))
+    train(apply_overrides(recipe, {"run.runs_dir": directory, "run.name": "run"}))
 
 
 @pytest.fixture(scope="session")

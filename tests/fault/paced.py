@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from lockstep.algorithms.ppo import PPOConfig
+from lockstep.checkpoint.lineage import list_checkpoints
 from lockstep.config import Recipe, RunConfig
 from lockstep.lanes import Lanes
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.run.lineage import published
-from lockstep.tasks.gym import GymConfig, GymEnvs
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.tasks.gym.env import GymConfig, GymEnvs
 
 ITERATION = 128
 """Samples of an iteration: as many as lie between two checkpoints."""
@@ -20,7 +20,7 @@ ITERATION = 128
 def samples_of(run: Path) -> int:
     """How far a run has come, by its newest checkpoint, whoever wrote it."""
     checkpoints = run / "checkpoints"
-    return max((name.samples for name in published(checkpoints)), default=0) if checkpoints.is_dir() else 0
+    return max((name.samples for name in list_checkpoints(checkpoints)), default=0) if checkpoints.is_dir() else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,14 @@ class PacedConfig(GymConfig):
     """Pendulums; the pace decides when things happen, never what."""
 
     id: str = "Pendulum-v1"
-    kwargs: dict[str, bool | int | float | str] = field(default_factory=lambda: {"max_episode_steps": 40})
+    env_kwargs: dict[str, bool | int | float | str] = field(default_factory=lambda: {"max_episode_steps": 40})
     pace: str = ""
     """A file with the seconds that each iteration takes at least; none lets it run."""
 
     def build(self, lanes: Lanes, device: torch.device) -> GymEnvs:
         task = super().build(lanes, device)
         if self.pace:
-            task.advance = lambda _: self._wait()
+            task.on_iteration_start = lambda _: self._wait()
         return task
 
     def _wait(self) -> None:
@@ -50,22 +50,22 @@ class Paced(Recipe):
 
     task: PacedConfig = PacedConfig()
     algo: PPOConfig = PPOConfig(
-        horizon=16,
+        rollout_steps=16,
         batch_size=64,
         epochs=2,
         normalize_obs=True,
         normalize_rewards=True,
-        encoder=EncoderConfig(width=(8,), depth=1),
+        encoder=EncoderConfig(hidden_sizes=(8,), num_layers=1),
     )
     run: RunConfig = RunConfig(
-        samples=24 * ITERATION,
+        total_samples=24 * ITERATION,
         save_every=ITERATION,
         log_every=4 * ITERATION,
         eval_every=8 * ITERATION,
         eval_episodes=4,
         reduction="exact",
-        check_every=1,
-        timeout=8.0,
+        replica_check_every=1,
+        collective_timeout=8.0,
         device="cpu",
-        gif=False,
+        record_video=False,
     )

@@ -60,7 +60,7 @@ def test_the_same_data_on_every_process_is_found_with_its_seed(capsys):
 
 
 def test_a_process_that_stops_early_by_itself_is_found_with_the_line_where_the_others_wait(capsys):
-    code, found, _ = audit(capsys, "--patience", "10", SCRIPTS / "early_stop.py")
+    code, found, _ = audit(capsys, "--step-timeout", "10", SCRIPTS / "early_stop.py")
     assert code == 1
     assert set(found) == {"collectives"}
     assert found["collectives"]["step"] == 4
@@ -74,7 +74,7 @@ def _line_of(text):
 
 
 def test_a_recipe_of_ours_has_no_finding(capsys, tmp_path):
-    code, found, verdict = audit(capsys, "-m", "lockstep", "train", "gym-ppo", "--smoke", f"run.dir={tmp_path}")
+    code, found, verdict = audit(capsys, "-m", "lockstep", "train", "gym-ppo", "--smoke", f"run.runs_dir={tmp_path}")
     assert (code, found, verdict["unseen"]) == (0, {}, [])
 
 

@@ -17,14 +17,14 @@ import torch
 from runs import SAMPLES, errors, trial_that_finishes_each_save
 from safetensors.torch import load_file
 
+from lockstep import nan_dump
 from lockstep.algorithms.ppo import PPO
-from lockstep.lanes import deal
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import find
+from lockstep.distributed import NonFiniteError
+from lockstep.lanes import partition_lanes
 from lockstep.protocols import Loss
-from lockstep.run import format as form
-from lockstep.run import inspection
-from lockstep.run.lineage import find
-from lockstep.runtime import BadNumbers
-from lockstep.tasks.gym import GymEnvs
+from lockstep.tasks.gym.env import GymEnvs
 from processes import outcomes, together
 from tiny import hash_of
 
@@ -56,7 +56,7 @@ def reward():
 
 def reward_where_a_file_is_in_the_way():
     """Of the evidence, whose directory cannot be made."""
-    inspection.INSPECT = "config.yaml"
+    nan_dump.NONFINITE_DUMP = "config.yaml"
     reward()
 
 
@@ -87,13 +87,13 @@ def gradient():
         value = self.net.value(self.normalizer(batch["obs"]))
         # Zero in its value, and not finite in its slope.
         more = torch.where(batch["mark"], value - value.detach(), 1.0).sqrt().sum()
-        return Loss(result.total + more, result.samples, result.sums)
+        return Loss(result.loss_sum + more, result.num_samples, result.metric_sums)
 
     PPO.loss = planted
 
 
 def _spoil_batch(spoil):
-    update, make = PPO.update, PPO._batch
+    update, make = PPO.update, PPO._prepare_batch
 
     def remember(self, clock):
         self.now = clock.iteration
@@ -109,7 +109,7 @@ def _spoil_batch(spoil):
             spoil(batch, slice(first, first + (samples if WHOLE_LANE in os.environ else 1)))
         return batch
 
-    PPO.update, PPO._batch = remember, planted
+    PPO.update, PPO._prepare_batch = remember, planted
 
 
 # -- running with them -------------------------------------------------------------------------------------------------
@@ -118,23 +118,23 @@ def _spoil_batch(spoil):
 def planted(directory, name, cause, extra, resume=False):
     """On each process: plant a bad number, then train."""
     globals()[cause]()
-    settings = {"task.id": "CartPole-v1", "run.eval_every": None, "run.keep": 100}
+    settings = {"task.id": "CartPole-v1", "run.eval_every": None, "run.keep_last": 100}
     trial_that_finishes_each_save(directory, name, settings | extra, resume)
 
 
 def run_planted(directory, processes, cause, resume=False, kill=None, environment=None, **run):
-    environment = (environment or {}) | ({"LOCKSTEP_KILL": kill} if kill else {})
+    environment = (environment or {}) | ({"LOCKSTEP_INJECT_FAULT": kill} if kill else {})
     extra = {f"run.{name}": value for name, value in run.items()}
     return outcomes(planted, processes, str(directory), "run", cause, extra, resume, environment=environment)
 
 
 def host_of_the_lane(processes):
-    return next(process for process, lanes in enumerate(deal(8, processes)) if LANE in lanes)
+    return next(process for process, lanes in enumerate(partition_lanes(8, processes)) if LANE in lanes)
 
 
 def kept(path):
     """What was kept for inspection: the agent, the tensors of the process with the bad lane, its first row in them."""
-    (directory,) = (path / "inspect").iterdir()
+    (directory,) = (path / "nonfinite_dump").iterdir()
     files = [file for file in directory.glob("lanes-*") if LANE in form._lanes_in(file.name)]
     lanes = form._lanes_in(files[0].name)
     return form.read_shared(directory), load_file(files[0]), lanes.index(LANE), len(lanes)
@@ -159,7 +159,7 @@ def test_a_bad_number_on_one_process_ends_all_with_one_sentence_and_keeps_what_l
     ended = run_planted(tmp_path, processes, cause, environment={WHOLE_LANE: "1"}, reduction="fast")
     sentence = ended[0].error
     assert {outcome.error for outcome in ended} == {sentence}
-    assert sentence.startswith("BadNumbers: ")
+    assert sentence.startswith("NonFiniteError: ")
     assert "iteration 2, " in sentence
     assert "update 5" in sentence
     place = re.findall(r"\n  process (\d), lane (\d)[,:] (.*)", sentence)
@@ -168,9 +168,9 @@ def test_a_bad_number_on_one_process_ends_all_with_one_sentence_and_keeps_what_l
     assert words, place[0][2]
 
     agent, numbers, row, lanes = kept(tmp_path / "run")
-    assert f"kept in {tmp_path / 'run' / 'inspect' / str(SAMPLES)}:" in sentence
-    report = (tmp_path / "run" / "inspect" / str(SAMPLES) / "report.txt").read_text()
-    assert sentence.partition("What led")[0].removeprefix("BadNumbers: ") in report
+    assert f"kept in {tmp_path / 'run' / 'nonfinite_dump' / str(SAMPLES)}:" in sentence
+    report = (tmp_path / "run" / "nonfinite_dump" / str(SAMPLES) / "report.txt").read_text()
+    assert sentence.partition("What led")[0].removeprefix("NonFiniteError: ") in report
     before = form.read_shared(tmp_path / "run" / "checkpoints" / str(find(tmp_path / "run" / "checkpoints")[0]))
     assert agent.keys() == before.keys()
     changed = {name for name in agent if not torch.equal(agent[name], before[name])}
@@ -189,7 +189,7 @@ def test_a_bad_number_that_is_skipped_leaves_one_run_on_any_number_of_processes(
     found = set()
     for processes in (1, 2, 4):
         directory = tmp_path / str(processes)
-        ended = run_planted(directory, processes, cause, nonfinite="skip")
+        ended = run_planted(directory, processes, cause, on_nonfinite="skip")
         assert not errors(ended)
         notes = re.findall(r"Left out: .*\n +process (\d), lane (\d)[,:]", ended[0].output)
         assert notes[0] == (str(host_of_the_lane(processes)), str(LANE))
@@ -205,10 +205,10 @@ def test_a_bad_number_that_is_skipped_leaves_one_run_on_any_number_of_processes(
 
 
 def test_a_run_that_skipped_a_bad_number_and_was_killed_is_the_run_that_was_not(tmp_path):
-    assert not errors(run_planted(tmp_path / "whole", 1, "observation", nonfinite="skip"))
+    assert not errors(run_planted(tmp_path / "whole", 1, "observation", on_nonfinite="skip"))
     killed = tmp_path / "killed"
-    assert "SIGKILL" in errors(run_planted(killed, 2, "observation", kill="1:learn:3", nonfinite="skip"))
-    assert not errors(run_planted(killed, 3, "observation", resume=True, nonfinite="skip"))
+    assert "SIGKILL" in errors(run_planted(killed, 2, "observation", kill="1:learn:3", on_nonfinite="skip"))
+    assert not errors(run_planted(killed, 3, "observation", resume=True, on_nonfinite="skip"))
     assert hash_of(killed / "run") == hash_of(tmp_path / "whole" / "run")
 
 
@@ -224,14 +224,14 @@ def found_on_leaving(directory):
     write = form.write_tensors
 
     def slowly(path, tensors):
-        time.sleep(1.0 if path.parent.parent.name == "inspect" and LANE in form._lanes_in(path.name) else 0.0)
+        time.sleep(1.0 if path.parent.parent.name == "nonfinite_dump" and LANE in form._lanes_in(path.name) else 0.0)
         return write(path, tensors)
 
-    with patch.object(form, "write_tensors", slowly), pytest.raises(BadNumbers):
+    with patch.object(form, "write_tensors", slowly), pytest.raises(NonFiniteError):
         planted(directory, "run", "reward", {})
-    return sorted(file.name for file in (Path(directory) / "run" / "inspect" / str(SAMPLES)).iterdir())
+    return sorted(file.name for file in (Path(directory) / "run" / "nonfinite_dump" / str(SAMPLES)).iterdir())
 
 
 def test_nobody_leaves_before_everybodys_evidence_is_on_disk(tmp_path):
-    lanes = [form.lane_file(share) for share in deal(8, 2)]
+    lanes = [form.lane_file(share) for share in partition_lanes(8, 2)]
     assert together(found_on_leaving, 2, str(tmp_path)) == [[*lanes, "report.txt", "shared.safetensors"]] * 2

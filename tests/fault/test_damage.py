@@ -6,7 +6,7 @@ import shutil
 import pytest
 from runs import SAMPLES, errors, run, run_killed
 
-from lockstep.run.lineage import lineage
+from lockstep.checkpoint.lineage import lineage
 from manifests import sealed
 from tiny import hash_of
 
@@ -39,8 +39,8 @@ def lose_a_lane_file(checkpoint):
 
 
 def spoil_the_values(checkpoint):
-    (checkpoint / "state.json").write_text("{")
-    return "state.json"
+    (checkpoint / "train_state.json").write_text("{")
+    return "train_state.json"
 
 
 def lead_out_of_the_directory(checkpoint):
@@ -95,7 +95,7 @@ def test_a_resume_falls_back_to_the_checkpoint_before_and_says_so(tmp_path, stop
     told = " ".join(ended[0].output.split())
     assert f"Checkpoint {newest} is damaged" in told
     assert named in told
-    assert f'"parent": "{before}"' in (checkpoints / "generation-0002.json").read_text()
+    assert f'"parent": "{before}"' in (checkpoints / "attempt-0002.json").read_text()
     assert hash_of(tmp_path / "run") == wanted
 
 

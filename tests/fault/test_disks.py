@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from runs import SAMPLES, errors, run, trial, trial_that_finishes_each_save
 
-from lockstep.run import checkpoints, format
-from lockstep.run.checkpoints import Checkpoints
-from lockstep.run.lineage import lineage, published
-from lockstep.runtime.runtime import Runtime
+from lockstep.checkpoint import format, manager
+from lockstep.checkpoint.lineage import lineage, list_checkpoints
+from lockstep.checkpoint.manager import CheckpointManager
+from lockstep.distributed.runtime import Runtime
 from processes import outcomes
 from tiny import hash_of
 
@@ -83,20 +83,20 @@ TROUBLES = {
 def train_in_trouble(directory, trouble, ends):
     """The second save meets a bad disk, and the third; before the last one it is mended, or not."""
     begin, end, _ = TROUBLES[trouble]
-    saves, save = 0, Checkpoints.save
+    saves, save = 0, CheckpointManager.save
 
     def troubled(self, *args, **settings):
         nonlocal saves
         if not settings.get("best"):
             saves += 1
-            if self.runtime.main and saves == 2:
+            if self.runtime.is_main and saves == 2:
                 begin(directory)
-            if self.runtime.main and saves == 4 and ends:
+            if self.runtime.is_main and saves == 4 and ends:
                 end(directory)
-        self.runtime.agree(ready=True)
+        self.runtime.all_reduce_any(ready=True)
         save(self, *args, **settings)
 
-    Checkpoints.save = troubled
+    CheckpointManager.save = troubled
     trial_that_finishes_each_save(directory, "run", {"run.eval_every": None}, False)
 
 
@@ -116,7 +116,7 @@ def test_a_run_goes_on_without_saves_and_saves_again_when_it_can(disk, without_e
         assert f"The checkpoint {samples:012d}-g0001 could not be written: process 0 on" in told
     assert TROUBLES[trouble][2] in told
     assert f"The checkpoint at {SAMPLES} samples stands; training goes on, and the next save tries again." in told
-    assert [name.samples for name in published(disk / "run" / "checkpoints")] == [4 * SAMPLES, SAMPLES]
+    assert [name.samples for name in list_checkpoints(disk / "run" / "checkpoints")] == [4 * SAMPLES, SAMPLES]
     assert not list((disk / "run" / "checkpoints").glob(".*.partial"))
     assert hash_of(disk / "run") == without_evaluation
 
@@ -153,8 +153,8 @@ def test_a_run_whose_last_save_fails_stops_every_process_and_resumes_from_what_s
 
 def train_on_a_slow_disk(directory):
     """What happened in which order: the second save takes until an iteration has passed, and a while longer."""
-    events, write, learn = [], format.write_tensors, Runtime.pass_through
-    checkpoints.SLOW_SECONDS = 0.2
+    events, write, learn = [], format.write_tensors, Runtime.fault_point
+    manager.SLOW_SECONDS = 0.2
 
     def slowly(path, tensors):
         second = f"{2 * SAMPLES:012d}" in str(path)
@@ -170,9 +170,9 @@ def train_on_a_slow_disk(directory):
     def passing(self, name):
         learn(self, name)
         if name == "copy":
-            events.append(f"iteration {self.passed[name]}")
+            events.append(f"iteration {self.status.phase_counts[name]}")
 
-    format.write_tensors, Runtime.pass_through = slowly, passing
+    format.write_tensors, Runtime.fault_point = slowly, passing
     trial(directory, "run", {"run.eval_every": None}, False)
     return events
 
@@ -201,7 +201,7 @@ def train_with_the_clock_set_back(directory, resume):
 
 
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path, undisturbed):
-    environment = {"LOCKSTEP_KILL": "0:learn:4"}
+    environment = {"LOCKSTEP_INJECT_FAULT": "0:learn:4"}
     ended = outcomes(train_with_the_clock_set_back, 1, str(tmp_path), False, environment=environment)
     assert "SIGKILL" in errors(ended)
     line = lineage(tmp_path / "run" / "checkpoints")
@@ -209,7 +209,7 @@ def test_a_clock_that_is_set_back_changes_nothing(tmp_path, undisturbed):
         for path in (tmp_path / "run" / "checkpoints" / str(name), tmp_path / "run" / "checkpoints"):
             os.utime(path, (age, age))
     assert not errors(outcomes(train_with_the_clock_set_back, 1, str(tmp_path), True))
-    assert f'"{line[0]}"' in (tmp_path / "run" / "checkpoints" / "generation-0002.json").read_text()
+    assert f'"{line[0]}"' in (tmp_path / "run" / "checkpoints" / "attempt-0002.json").read_text()
     assert hash_of(tmp_path / "run") == undisturbed
 
 

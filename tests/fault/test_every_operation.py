@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from runs import SAMPLES, errors, trial, trial_that_finishes_each_save
 
-from lockstep.run import format as form
-from lockstep.run import tensorfile
-from lockstep.run.checkpoints import Checkpoints
-from lockstep.run.lineage import find
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import tensorfile
+from lockstep.checkpoint.lineage import find
+from lockstep.checkpoint.manager import CheckpointManager
 from processes import outcomes
 from tiny import hash_of
 
@@ -33,7 +33,7 @@ EVENTS = {
     "os.listdir",
     "os.scandir",
 }
-SETTINGS = {"run.eval_every": None, "run.keep": 2}
+SETTINGS = {"run.eval_every": None, "run.keep_last": 2}
 """Without evaluation nothing is the best; with few kept, a save also deletes."""
 
 
@@ -86,7 +86,7 @@ def save_under_watch(directory, at):
     """Go on with a run, watching the save that follows its next iteration; the operations of it, if it survives."""
     operations = Operations(str(Path(directory) / "run" / "checkpoints"), at)
     operations.wrap()
-    save, saves = Checkpoints.save, []
+    save, saves = CheckpointManager.save, []
 
     def watched(self, *args, **settings):
         saves.append(1)
@@ -95,7 +95,7 @@ def save_under_watch(directory, at):
         self.wait()
         operations.active = False
 
-    Checkpoints.save = watched
+    CheckpointManager.save = watched
     trial(directory, "run", SETTINGS, True)
     return operations.names
 
@@ -105,7 +105,7 @@ def stopped(tmp_path_factory):
     """A run killed in its third iteration, with a checkpoint at each before; and what it would have come to."""
     directory = tmp_path_factory.mktemp("stopped")
     assert not errors(outcomes(trial, 1, str(directory), "whole", SETTINGS, False))
-    environment = {"LOCKSTEP_KILL": "0:learn:3"}
+    environment = {"LOCKSTEP_INJECT_FAULT": "0:learn:3"}
     killed = outcomes(trial_that_finishes_each_save, 1, str(directory), "run", SETTINGS, False, environment=environment)
     assert "SIGKILL" in errors(killed)
     return directory / "run", hash_of(directory / "whole")

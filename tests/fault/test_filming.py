@@ -11,10 +11,10 @@ import psutil
 import pytest
 
 from claims import claim
-from lockstep.protocols import Clock
-from lockstep.run import film as films
-from lockstep.run.film import Film
-from lockstep.run.names import Name
+from lockstep.checkpoint.naming import CheckpointName
+from lockstep.clock import TrainState
+from lockstep.loggers import video as films
+from lockstep.loggers.video import VideoRecorder
 from processes import outcomes
 
 pytestmark = pytest.mark.distributed
@@ -25,13 +25,13 @@ FILMING = "import time; from lockstep.cli import main; main(['ls', '/nowhere']);
 def killed_while_filming(directory: str) -> None:
     """Stands for a run: it has a best policy, begins its film, and is killed."""
     run = Path(directory)
-    (run / "checkpoints" / str(Name(8, 1))).mkdir(parents=True)
+    (run / "checkpoints" / str(CheckpointName(8, 1))).mkdir(parents=True)
     claim(run / "checkpoints", None)
-    (run / "checkpoints" / "best").write_text(str(Name(8, 1)))
-    film = Film(run, True, print, lambda: None)
-    film.evaluation(Clock(budget=8, samples=8))
+    (run / "checkpoints" / "best").write_text(str(CheckpointName(8, 1)))
+    film = VideoRecorder(run, True, print, lambda: None)
+    film.evaluation(TrainState(total_samples=8, samples=8))
     with patch.object(films, "command", lambda *_: [sys.executable, "-P", "-c", FILMING]):
-        film.look()
+        film.poll()
     (run / "pid").write_text(str(psutil.Process().children()[0].pid))
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.cli import VERBS
+from lockstep.cli import COMMANDS
 from processes import command
 
 pytestmark = pytest.mark.distributed
 
 MODULES = ("numpy", "torch", "sitecustomize", "usercustomize", "yaml", "gymnasium", "tyro", "rich", "numba", "psutil")
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
-SMALL = ["run.samples=512", "run.gif=false"]
-COMMANDS = [
-    ["train", "gym-ppo", "--smoke", "--procs", "2", "run.dir=elsewhere", "run.name=new", *SMALL],
-    ["train", "gym-ppo", "--smoke", "run.dir=elsewhere", "run.name=alone", "task.workers=1", *SMALL],
+SMALL = ["run.total_samples=512", "run.record_video=false"]
+CASES = [
+    ["train", "gym-ppo", "--smoke", "--procs", "2", "run.runs_dir=elsewhere", "run.name=new", *SMALL],
+    ["train", "gym-ppo", "--smoke", "run.runs_dir=elsewhere", "run.name=alone", "task.num_workers=1", *SMALL],
     ["resume", ".", "--procs", "2"],
     ["resume", "."],
     ["eval", ".", "--episodes", "2"],
@@ -28,9 +28,9 @@ COMMANDS = [
     ["verify-files", "."],
     ["plan", "gym-ppo", "--smoke"],
     ["backtest", "prices.csv"],
-    ["launch", "slurm", "--", "train", "gym-ppo"],
+    ["jobfile", "slurm", "--", "train", "gym-ppo"],
     ["doctor", "--procs", "2"],
-    ["audit", "../script.py", "--procs", "2", "--steps", "1", "--patience", "20"],
+    ["audit", "../script.py", "--procs", "2", "--steps", "1", "--step-timeout", "20"],
     ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
 ]
 
@@ -39,7 +39,7 @@ COMMANDS = [
 def run(tmp_path_factory) -> Path:
     """A run with one checkpoint, and modules beside it that leave a mark when they are executed."""
     directory = tmp_path_factory.mktemp("foreign")
-    words = ["train", "gym-ppo", "--smoke", f"run.dir={directory}", "run.name=run", *SMALL]
+    words = ["train", "gym-ppo", "--smoke", f"run.runs_dir={directory}", "run.name=run", *SMALL]
     ended = command([*LOCKSTEP, *words], directory=directory, fresh=True)
     assert ended.code == 0, ended.output
     for name in MODULES:
@@ -49,7 +49,7 @@ def run(tmp_path_factory) -> Path:
     return directory / "run"
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: "-".join(words[:4]))
+@pytest.mark.parametrize("words", CASES, ids=lambda words: "-".join(words[:4]))
 def test_command_executes_nothing_in_the_current_directory(run, words):
     for start in {"resume": ("fork", "spawn")}.get(words[0], ("fork",)):
         command([*LOCKSTEP, *words], directory=run, environment={"LOCKSTEP_START": start}, fresh=True)
@@ -63,7 +63,7 @@ def test_marks_appear_where_python_imports_from_the_current_directory(run):
 
 
 def test_every_command_is_tried():
-    assert {words[0] for words in COMMANDS} == set(VERBS)
+    assert {words[0] for words in CASES} == set(COMMANDS)
 
 
 def test_recipe_file_imports_files_beside_it_wherever_the_command_runs(tmp_path):
@@ -73,6 +73,6 @@ def test_recipe_file_imports_files_beside_it_wherever_the_command_runs(tmp_path)
         "import sizes\nimport lockstep.recipes.gym_ppo as base\nclass Mine(base.GymPPO):\n    aliases = {}\n"
         "assert sizes.SAMPLES == 512\n"
     )
-    words = ["train", "code/mine.py", "--smoke", "--procs", "2", "run.dir=runs", *SMALL]
+    words = ["train", "code/mine.py", "--smoke", "--procs", "2", "run.runs_dir=runs", *SMALL]
     ended = command([*LOCKSTEP, *words], directory=tmp_path, fresh=True)
     assert ended.code == 0, ended.output

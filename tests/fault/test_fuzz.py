@@ -15,18 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from claims import claim
-from lockstep.config import ConfigError, overlay, read_yaml
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.format import CorruptCheckpointError
+from lockstep.checkpoint.lineage import CheckpointName, lineage
+from lockstep.checkpoint.migrations import UnknownFormat
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, apply_overrides, read_yaml
+from lockstep.io.jsonl import last_values, read_jsonl, truncate_after
 from lockstep.lanes import Lanes
-from lockstep.protocols import Clock
 from lockstep.recipes.snake_ppo import SnakePPO
-from lockstep.run import format as form
-from lockstep.run.format import Damaged
-from lockstep.run.lineage import Name, lineage
-from lockstep.run.migrations import UnknownFormat
-from lockstep.run.records import cut_lines, last_values, read_lines
-from lockstep.run.rundir import describe
-from lockstep.speed.plan import Line, Shares, shares_from
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.run_dir import to_yaml
+from lockstep.tasks.snake.env import SnakeConfig
+from lockstep.tools.bench.scaling_model import CostProfile, LinearCost, shares_from
+from manifests import sealed
 
 EXAMPLES = int(os.environ.get("LOCKSTEP_EXAMPLES", "250"))
 """Of each test."""
@@ -81,10 +82,15 @@ def replaced(draw, value):
     return copy
 
 
-CLOCK = Clock(
-    budget=9, samples=4, evaluation={"return_mean": 1.0}, best=1.0, metrics={"a": 1.0}, pending={"a": [1.0, 2]}
+CLOCK = TrainState(
+    total_samples=9,
+    samples=4,
+    evaluation={"return_mean": 1.0},
+    best=1.0,
+    metrics={"a": 1.0},
+    metric_sums={"a": [1.0, 2]},
 )
-VALUES = {"clock": asdict(CLOCK), "lanes": 2, "processes": 1}
+VALUES = {"format": form.FORMAT, "clock": asdict(CLOCK), "lanes": 2, "processes": 1}
 STATE = {"lane-0000.a": torch.arange(6.0).view(2, 3), "lane-0001.a": torch.ones(2, 3, dtype=torch.int64)}
 
 
@@ -95,7 +101,7 @@ def checkpoint(tmp_path_factory):
     files = {form.SHARED: form.write_tensors(directory / form.SHARED, STATE)}
     files[form.lane_file(range(2))] = form.write_tensors(directory / form.lane_file(range(2)), STATE)
     files[form.VALUES] = form.write_json(directory / form.VALUES, VALUES)
-    form.write_json(directory / form.MANIFEST, {"files": files, "keep": False})
+    form.write_manifest(directory, files, False, {})
     return directory
 
 
@@ -106,14 +112,24 @@ def changed(path, content):
     return before
 
 
+def signed(content):
+    """A changed manifest with a valid checksum, if it still is one."""
+    try:
+        values = json.loads(content)
+    except ValueError:
+        return content
+    return sealed(values | {"checksum": ""}).encode() if isinstance(values, dict) else content
+
+
 @often
-@given(mutations())
-def test_bytes_of_a_manifest(checkpoint, mutation):
+@given(mutations(), st.booleans())
+def test_bytes_of_a_manifest(checkpoint, mutation, sign):
     path = checkpoint / form.MANIFEST
-    before = changed(path, mutate(path.read_bytes(), mutation))
+    content = mutate(path.read_bytes(), mutation)
+    before = changed(path, signed(content) if sign else content)
     try:
         assert form.verify(checkpoint)["files"] == json.loads(before)["files"]
-    except (Damaged, UnknownFormat):
+    except (CorruptCheckpointError, UnknownFormat):
         pass
     finally:
         path.write_bytes(before)
@@ -124,11 +140,11 @@ def test_bytes_of_a_manifest(checkpoint, mutation):
 def test_parts_of_a_manifest(checkpoint, data):
     path = checkpoint / form.MANIFEST
     whole = json.loads(path.read_bytes())
-    before = changed(path, json.dumps(data.draw(replaced(whole))).encode())
+    before = changed(path, signed(json.dumps(data.draw(replaced(whole))).encode()))
     try:
         files = form.verify(checkpoint)["files"]
         assert files.items() <= whole["files"].items()
-    except (Damaged, UnknownFormat):
+    except (CorruptCheckpointError, UnknownFormat):
         pass
     finally:
         path.write_bytes(before)
@@ -138,11 +154,11 @@ def try_values(checkpoint, content):
     before = changed(checkpoint / form.VALUES, content)
     try:
         found = form.read_values(checkpoint)
-        clock = Clock(**found["clock"])
-        clock.note_evaluation({"return_mean": 2.0}), clock.count({"a": (1.0, 1.0)}), clock.settle_metrics()
-        assert clock.done == (clock.samples >= clock.budget)
+        clock = TrainState(**found["clock"])
+        clock.record_evaluation({"return_mean": 2.0}), clock.accumulate({"a": (1.0, 1.0)}), clock.flush_metrics()
+        assert clock.done == (clock.samples >= clock.total_samples)
         assert 1 <= found["lanes"] < 2**63
-    except (Damaged, UnknownFormat):
+    except (CorruptCheckpointError, UnknownFormat):
         pass
     finally:
         (checkpoint / form.VALUES).write_bytes(before)
@@ -157,7 +173,7 @@ def test_bytes_of_any_file_under_its_hash(checkpoint, mutation, name):
     try:
         form.verify(checkpoint)
         assert equal
-    except Damaged:
+    except CorruptCheckpointError:
         assert not equal
     finally:
         path.write_bytes(before)
@@ -190,13 +206,13 @@ def test_bytes_of_tensors(checkpoint, mutation, header):
         for name, tensor in form.read_shared(checkpoint).items():
             assert tensor.nbytes <= len(other)
             form.digest_tensor(name, tensor)  # every byte of it can be touched
-    except Damaged:
+    except CorruptCheckpointError:
         pass
     finally:
         path.write_bytes(before)
 
 
-CONFIG = describe(SnakePPO())
+CONFIG = to_yaml(SnakePPO())
 
 
 @often
@@ -206,7 +222,7 @@ def test_bytes_of_a_config(tmp_path, mutation):
     try:
         values = read_yaml(tmp_path / "a.yaml")
         values.pop("lockstep", None), values.pop("recipe", None)
-        overlay(SnakePPO(), values)
+        apply_overrides(SnakePPO(), values)
     except ConfigError:
         pass
 
@@ -222,7 +238,7 @@ def test_bytes_of_a_config(tmp_path, mutation):
 def test_anything_that_looks_like_yaml(tmp_path, words):
     (tmp_path / "a.yaml").write_text("".join(words))
     with contextlib.suppress(ConfigError):
-        overlay(SnakePPO(), read_yaml(tmp_path / "a.yaml"))
+        apply_overrides(SnakePPO(), read_yaml(tmp_path / "a.yaml"))
 
 
 @often
@@ -232,8 +248,8 @@ def test_bytes_of_a_log(tmp_path, mutation, samples):
     lines = "".join(json.dumps({"samples": number, "loss": 0.5}) + "\n" for number in range(3))
     path.write_bytes(mutate(lines.encode(), mutation))
     last_values(path)
-    cut_lines(path, samples)
-    assert all(line.get("samples", 0) <= samples for line in read_lines(path))
+    truncate_after(path, samples)
+    assert all(line.get("samples", 0) <= samples for line in read_jsonl(path))
 
 
 @often
@@ -244,15 +260,15 @@ def test_bytes_of_a_log(tmp_path, mutation, samples):
 )
 def test_claims_of_generations(tmp_path_factory, claims):
     directory = tmp_path_factory.mktemp("claims")
-    (directory / str(Name(4, 1))).mkdir()
+    (directory / str(CheckpointName(4, 1))).mkdir()
     claim(directory, None)
     for number, content in enumerate(claims):
-        (directory / f"generation-{number + 2:04d}.json").write_bytes(content)
-    assert set(lineage(directory)) <= {Name(4, 1)}
+        (directory / f"attempt-{number + 2:04d}.json").write_bytes(content)
+    assert set(lineage(directory)) <= {CheckpointName(4, 1)}
 
 
-LINE = Line(0.1, 0.2)
-SHARES = Shares(LINE, LINE, LINE, 8, 8, 8, 1, 64, [("pool", 8, 1.0)], 1, 1.0, 1.0)
+LINE = LinearCost(0.1, 0.2)
+SHARES = CostProfile(LINE, LINE, LINE, 8, 8, 8, 1, 64, [("pool", 8, 1.0)], 1, 1.0, 1.0)
 
 
 @often

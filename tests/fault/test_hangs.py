@@ -10,9 +10,9 @@ import pytest
 from runs import LOCKSTEP, trial, words
 
 from lockstep.algorithms.ppo import PPO
-from lockstep.runtime import presence
-from lockstep.runtime.presence import Presence
-from lockstep.tasks.gym import GymEnvs
+from lockstep.distributed import heartbeat
+from lockstep.distributed.heartbeat import Heartbeat
+from lockstep.tasks.gym.env import GymEnvs
 from processes import command, outcomes
 
 pytestmark = pytest.mark.distributed
@@ -49,7 +49,7 @@ def hang(directory: str, process: int, plant: str) -> None:
 
     if int(os.environ["RANK"]) == process:
         setattr(owner, method, planted)
-    trial(directory, "run", {"run.timeout": TIMEOUT}, False)
+    trial(directory, "run", {"run.collective_timeout": TIMEOUT}, False)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_process_that_hangs_is_named_with_its_phase_and_line(tmp_path, plant, 
     assert plant in report  # the function it stands in
     assert f"{Path(__file__).name}:" in report
     assert f"phase {phase}" in report
-    assert f"within {TIMEOUT:.0f} s (run.timeout)" in report
+    assert f"within {TIMEOUT:.0f} s (run.collective_timeout)" in report
     assert "flight recorder" in report
     told = "\n".join(outcome.output for outcome in ended)
     assert told.index("waited ") < told.index("so the run ends here")  # said while there was hope, and again at the end
@@ -94,7 +94,7 @@ whole = PPO.update
 
 def take_a_branch_alone(self, clock):
     if os.environ["RANK"] == "1" and clock.iteration == 1:
-        self.runtime.agree(a=True, b=False, c=True)
+        self.runtime.all_reduce_any(a=True, b=False, c=True)
     return whole(self, clock)
 
 PPO.update = take_a_branch_alone
@@ -104,7 +104,16 @@ PPO.update = take_a_branch_alone
 def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
     recipe = tmp_path / "alone.py"
     recipe.write_text(BRANCH)
-    line = [*LOCKSTEP, "train", recipe, "--smoke", "--procs", "3", f"run.dir={tmp_path}", "run.timeout=9"]
+    line = [
+        *LOCKSTEP,
+        "train",
+        recipe,
+        "--smoke",
+        "--procs",
+        "3",
+        f"run.runs_dir={tmp_path}",
+        "run.collective_timeout=9",
+    ]
     ended = command(line, environment={"PYTHONFAULTHANDLER": ""})
     assert ended.code == 1
     # gloo aborts the process, or everybody waits: it depends on who comes first.
@@ -117,8 +126,15 @@ def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
 
 @pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes_on_without_it(tmp_path, process):
-    line = [*LOCKSTEP, *words(tmp_path, "run.timeout=9", "run.samples=4096"), "--procs", "2", "--max-restarts", "1"]
-    ended = command(line, environment={"LOCKSTEP_KILL": f"{process}:learn:20:SIGSTOP"})
+    line = [
+        *LOCKSTEP,
+        *words(tmp_path, "run.collective_timeout=9", "run.total_samples=4096"),
+        "--procs",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    ended = command(line, environment={"LOCKSTEP_INJECT_FAULT": f"{process}:learn:20:SIGSTOP"})
     assert ended.code == 0, ended.output
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert f"process {process} on " in report
@@ -130,17 +146,17 @@ def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes
 # -- the words -------------------------------------------------------------------------------------------------------
 
 
-def at(process: int, collective: int, waits: float | None, beat: int = 1, **more: object) -> Presence:
+def at(process: int, collective: int, waits: float | None, beat: int = 1, **more: object) -> Heartbeat:
     values = {"phase": "learn", "update": 7, "name": "gradient", "busy": 1.0, "stack": ["a.py:1 in f"]} | more
-    return Presence(
-        process=process, host="h", pid=10 + process, beat=beat, collective=collective, waits=waits, **values
+    return Heartbeat(
+        process=process, host="h", pid=10 + process, sequence=beat, collective=collective, wait_seconds=waits, **values
     )
 
 
 def test_who_has_not_arrived_is_told_apart_from_who_waits():
     before = {p: at(p, 5, 1.0) for p in range(3)}
     now = {0: at(0, 5, 6.0, 2), 1: at(1, 4, None, 2, phase="env", stack=["env.py:9 in step"]), 2: at(2, 5, 6.0, 2)}
-    text = presence.describe_hang(before, now, 3, now[0])
+    text = heartbeat.describe_hang(before, now, 3, now[0])
     assert text.startswith("processes 0, 2 waited 6 s at collective 5 ('gradient', phase learn, update 7) for:")
     assert "process 1 on h (pid 11): it is in phase env, after collective 4 ('gradient'), at env.py:9 in step" in text
 
@@ -148,14 +164,14 @@ def test_who_has_not_arrived_is_told_apart_from_who_waits():
 def test_who_says_nothing_is_stopped_or_gone():
     before = {p: at(p, 5, 1.0) for p in range(3)}
     now = {0: at(0, 5, 6.0, 2), 1: at(1, 5, 6.0, 2)}
-    text = presence.describe_hang(before, now | {2: before[2]}, 3, now[0])
+    text = heartbeat.describe_hang(before, now | {2: before[2]}, 3, now[0])
     assert "process 2 on h (pid 12): it has said nothing for some seconds" in text
-    assert "process 2: it has never said where it is" in presence.describe_hang({}, now, 3, now[0])
+    assert "process 2: it has never said where it is" in heartbeat.describe_hang({}, now, 3, now[0])
 
 
 def test_a_branch_of_one_process_alone_is_called_that():
     now = {0: at(0, 5, 6.0), 1: at(1, 5, 6.0, name="max", stack=["b.py:2 in g"])}
-    text = presence.describe_hang({}, now, 2, now[0])
+    text = heartbeat.describe_hang({}, now, 2, now[0])
     assert "not at the same one" in text
     assert "process 1 on h (pid 11): 'max' (phase learn), at b.py:2 in g" in text
     assert "agree on it first" in text
@@ -164,14 +180,14 @@ def test_a_branch_of_one_process_alone_is_called_that():
 def test_a_process_that_works_longer_than_the_others_is_named():
     before = {p: at(p, 5, None, busy=10.0) for p in range(3)}
     now = {p: at(p, 9, None, busy=20.0 if p != 1 else 30.0) for p in range(3)}
-    assert presence.slowest(before, now) == (now[1], 2.0)
+    assert heartbeat.find_straggler(before, now) == (now[1], 2.0)
     even = {p: at(p, 9, None, busy=20.0 + p) for p in range(3)}
-    assert presence.slowest(before, even) is None
-    assert presence.slowest({}, now) is None
+    assert heartbeat.find_straggler(before, even) is None
+    assert heartbeat.find_straggler({}, now) is None
 
 
 def test_a_word_that_is_half_written_is_passed_over(tmp_path):
-    presence.write(tmp_path, at(0, 1, None))
+    heartbeat.write(tmp_path, at(0, 1, None))
     (tmp_path / "1.json").write_text('{"process": 1,')
-    assert list(presence.read(tmp_path)) == [0]
-    presence.write(tmp_path / "nowhere", at(0, 1, None))  # a disk that takes nothing disturbs nobody
+    assert list(heartbeat.read(tmp_path)) == [0]
+    heartbeat.write(tmp_path / "nowhere", at(0, 1, None))  # a disk that takes nothing disturbs nobody

@@ -17,15 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import best_checkpoint, find, lineage
+from lockstep.checkpoint.tensorfile import HEADER_BYTES
 from lockstep.cli import main
 from lockstep.config import ConfigError, read_yaml
+from lockstep.inference import load, load_recipe
+from lockstep.io.jsonl import CHECKPOINTS, last_values, truncate_after
 from lockstep.lanes import Lanes
-from lockstep.loading import load, recipe_of
-from lockstep.run import format as form
-from lockstep.run.lineage import best_of, find, lineage
-from lockstep.run.records import CHECKPOINTS, cut_lines, last_values
-from lockstep.run.tensorfile import HEADER_BYTES
-from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.gym.env import GymConfig
 from lockstep.train import train
 from manifests import sealed
 from processes import together
@@ -39,7 +39,7 @@ BODY = b"\0" * 16
 def trained(tmp_path_factory):
     """A run of two iterations, with a checkpoint at each."""
     directory = tmp_path_factory.mktemp("trained")
-    train(tiny(directory, samples=2 * ITERATION))
+    train(tiny(directory, total_samples=2 * ITERATION))
     return directory / "run"
 
 
@@ -73,7 +73,7 @@ def one(dtype="U8", shape=(16,), offsets=(0, 16)):
 
 
 def values(change):
-    """A state.json with something changed, under the right hash."""
+    """A train_state.json with something changed, under the right hash."""
 
     def damage(checkpoint):
         content = json.loads((checkpoint / form.VALUES).read_text())
@@ -139,7 +139,10 @@ DAMAGED = {
     "a manifest in another encoding": (raw(form.MANIFEST, b"\xff\xfe{\0}\0"), "cannot be read"),
     "a manifest that is a number": (raw(form.MANIFEST, b"1e999"), "does not list the files"),
     "a manifest of endless digits": (raw(form.MANIFEST, b"9" * 10**5), "is not json"),
-    "a manifest that lists lists": (raw(form.MANIFEST, b'{"files": [["shared.safetensors"]]}'), "does not list"),
+    "a manifest that lists lists": (
+        raw(form.MANIFEST, sealed({"format": form.FORMAT, "files": [["shared.safetensors"]], "checksum": ""}).encode()),
+        "does not list",
+    ),
     "a name that goes up": (listed("../../config.yaml"), "leads out of the checkpoint"),
     "a name from the root": (listed("/etc/passwd"), "leads out of the checkpoint"),
     "a name with a zero in it": (listed("a\0b"), "leads out of the checkpoint"),
@@ -161,7 +164,10 @@ DAMAGED = {
     "samples below zero": (values(lambda v: v["clock"].update(samples=-1)), "the clock's samples"),
     "a best score in words": (values(lambda v: v["clock"].update(best="high")), "the clock's best"),
     "metrics that are a list": (values(lambda v: v["clock"].update(metrics=[1])), "the clock's metrics"),
-    "a sum without its count": (values(lambda v: v["clock"].update(pending={"a": [1.0]})), "the clock's pending"),
+    "a sum without its count": (
+        values(lambda v: v["clock"].update(metric_sums={"a": [1.0]})),
+        "the clock's metric_sums",
+    ),
     "a lane file too few": (values(lambda v: v.update(lanes=9)), "lists no file for lane 8"),
 }
 
@@ -179,8 +185,8 @@ def test_a_checkpoint_that_cannot_be_is_passed_over_with_a_sentence(run, damage,
 
 
 def test_clock_that_replaces_a_method_is_refused(run):
-    values(lambda v: v["clock"].update(every=1))(newest(run))
-    with pytest.raises(ConfigError, match=r"the clock field 'every', which Lockstep .* does not know"):
+    values(lambda v: v["clock"].update(crossed=1))(newest(run))
+    with pytest.raises(ConfigError, match=r"the clock field 'crossed', which Lockstep .* does not know"):
         find(run / CHECKPOINTS)
 
 
@@ -206,7 +212,7 @@ SHARED = {
 @pytest.mark.parametrize("content", SHARED.values(), ids=SHARED)
 def test_tensors_that_cannot_be_are_refused_though_their_hash_is_right(run, content):
     raw(form.SHARED, content)(newest(run))
-    for use in (lambda: load(run, 2 * ITERATION), lambda: train(recipe_of(run), resume=True)):
+    for use in (lambda: load(run, 2 * ITERATION), lambda: train(load_recipe(run), resume=True)):
         with pytest.raises(ConfigError, match=r"shared\.safetensors cannot be read"):
             use()
     assert not os.path.exists("/tmp/lockstep-was-here")
@@ -254,7 +260,7 @@ UNFIT = {
 def test_a_whole_checkpoint_that_is_none_of_this_runs_is_refused(run, damage, sentence):
     damage(newest(run))
     with pytest.raises(ConfigError) as refused:
-        train(recipe_of(run), resume=True)
+        train(load_recipe(run), resume=True)
     assert sentence in str(refused.value)
 
 
@@ -310,12 +316,12 @@ def test_a_file_of_another_checkpoint_is_found_out(run, name):
 )
 def test_a_pointer_to_nowhere_points_to_nothing(run, content):
     (run / CHECKPOINTS / "best").write_bytes(content)
-    assert best_of(run / CHECKPOINTS) is None
+    assert best_checkpoint(run / CHECKPOINTS) is None
 
 
 def test_generations_that_nobody_claimed_do_not_keep_a_reader_busy(run):
-    (run / CHECKPOINTS / "generation-999999999.json").write_text("{")
-    for name in ("generation-\u00b2.json", "generation-x.json", f"generation-{'9' * 200}.json"):
+    (run / CHECKPOINTS / "attempt-999999999.json").write_text("{")
+    for name in ("attempt-\u00b2.json", "attempt-x.json", f"attempt-{'9' * 200}.json"):
         (run / CHECKPOINTS / name).write_text('{"parent": null}')
     (run / CHECKPOINTS / "\u0661\u0662-g\u0661").mkdir()
     assert checkpoints_of(run) == [ITERATION, 2 * ITERATION]
@@ -330,7 +336,7 @@ def test_a_run_that_leads_elsewhere_is_not_gone_on_with(run, tmp_path, name):
         target.write_text("mine")
     place.symlink_to(target)
     with pytest.raises(ConfigError, match="is a link, and a run writes nowhere but in its own directory"):
-        train(recipe_of(run), resume=True)
+        train(load_recipe(run), resume=True)
 
 
 def test_a_checkpoint_that_is_a_link_is_none(run, tmp_path):
@@ -349,7 +355,7 @@ def test_lines_of_a_log_that_are_none_are_passed_over(run, line, capsys):
     with path.open("ab") as file:
         file.write(line + b"\n")
     assert last_values(path) == before
-    cut_lines(path, ITERATION)
+    truncate_after(path, ITERATION)
     assert last_values(path)["samples"] == ITERATION
     assert main(["ls", str(run.parent)]) == 0
     assert "snake-ppo" in capsys.readouterr().out
@@ -358,7 +364,7 @@ def test_lines_of_a_log_that_are_none_are_passed_over(run, line, capsys):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 BOUND, HEADER_BOUND = 256, 512
-"""Mebibytes that may be taken by small files, as `lockstep.reading` says, and by what tensors are said to be."""
+"""Mebibytes that may be taken by small files, as `lockstep.io.safe_read` says, and by what tensors are said to be."""
 
 
 def appetite(directory):
@@ -384,7 +390,7 @@ def appetite(directory):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     taken = []
     for read in readers:
-        with contextlib.suppress(ConfigError, form.Damaged):
+        with contextlib.suppress(ConfigError, form.CorruptCheckpointError):
             read()
         taken.append((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     return taken
@@ -400,7 +406,7 @@ def test_what_is_refused_leaves_the_run_as_it_was(run):
     before = hash_of(run)
     board("front", 10**12)(newest(run))
     with pytest.raises(ConfigError):
-        train(recipe_of(run), resume=True)
+        train(load_recipe(run), resume=True)
     shutil.rmtree(newest(run))
-    train(recipe_of(run), resume=True)
+    train(load_recipe(run), resume=True)
     assert hash_of(run) == before

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.reading import JSON_BYTES
-from lockstep.tasks import bars, cricsheet
-from lockstep.tasks.bars import read_bars
-from lockstep.tasks.cricket_made_up import write_matches
-from lockstep.tasks.cricsheet import open_archive
+from lockstep.io.safe_read import JSON_BYTES
+from lockstep.tasks.cricket import cricsheet
+from lockstep.tasks.cricket.cricsheet import open_archive
+from lockstep.tasks.cricket.synthetic import write_matches
+from lockstep.tasks.trading import price_data
+from lockstep.tasks.trading.price_data import read_bars
 
 HEAD = b"date,open,high,low,close\n"
 ROWS = b"2024-01-01,1,1,1,1\n2024-01-02,2,2,2,2\n"
@@ -104,7 +105,7 @@ def test_a_parquet_file_that_cannot_be_is_refused(tmp_path, content, sentence):
 
 
 def test_a_parquet_file_of_too_many_rows_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(bars, "ROWS", 1)
+    monkeypatch.setattr(price_data, "ROWS", 1)
     (tmp_path / "a.parquet").write_bytes(parquet())
     with pytest.raises(ConfigError, match="has 2 rows"):
         read_bars(str(tmp_path / "a.parquet"), {})

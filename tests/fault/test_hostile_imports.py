@@ -21,7 +21,7 @@ from hostile_models import MODELS
 
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.export.limits import MEMORY, bounded
+from lockstep.tools.export.resource_limits import MEMORY, bounded
 from processes import together
 
 SLOW = ("3 GiB in 3 MB.zip", "a billion environments.safetensors")
@@ -39,7 +39,7 @@ def imported(names, directory):
         Path("/proc/self/clear_refs").write_text("5")  # forget the largest resident size so far
         held, since, said = status("VmRSS"), time.process_time(), io.StringIO()
         with contextlib.redirect_stderr(said):
-            code = main(["import", str(path), "run.dir=runs", *recipe])
+            code = main(["import", str(path), "run.runs_dir=runs", *recipe])
         found[name] = [code, said.getvalue(), time.process_time() - since, status("VmHWM") - held, path.stat().st_size]
         path.unlink()
     return found

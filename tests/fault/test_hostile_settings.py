@@ -5,10 +5,11 @@ import os
 
 import pytest
 
+from lockstep.checkpoint.migrations import FORMAT
 from lockstep.cli import main
 from lockstep.cli.plan import Plan, _measured, _read_network
-from lockstep.config import ConfigError, overlay, read_yaml
-from lockstep.loading import recipe_of
+from lockstep.config import ConfigError, apply_overrides, read_yaml
+from lockstep.inference import load_recipe
 from lockstep.recipes.snake_ppo import SnakePPO
 
 # -- configs -----------------------------------------------------------------------------------------------------------
@@ -31,10 +32,13 @@ CONFIGS = {
     "a key that is a list": ("? [a]\n: 1", "is not yaml"),
     "a key that is a number": ("1: 2", "'1' is not a setting"),
     "a group that is a number": ("run: 3", "'run' is a group of settings, not 3"),
-    "a number of infinite samples": ("run: {samples: .inf}", "'run.samples' is inf, which is not int"),
-    "a number of no samples": ("run: {samples: .nan}", "'run.samples' is nan, which is not int"),
-    "1e999 samples": ("run: {samples: 1e999}", "'run.samples' is '1e999', which is not int"),
-    "samples of 300,000 bits": ("run: {samples: 0x" + "f" * 75000 + "}", "a number too long to show, which is not int"),
+    "a number of infinite samples": ("run: {total_samples: .inf}", "'run.total_samples' is inf, which is not int"),
+    "a number of no samples": ("run: {total_samples: .nan}", "'run.total_samples' is nan, which is not int"),
+    "1e999 samples": ("run: {total_samples: 1e999}", "'run.total_samples' is '1e999', which is not int"),
+    "samples of 300,000 bits": (
+        "run: {total_samples: 0x" + "f" * 75000 + "}",
+        "a number too long to show, which is not int",
+    ),
     "a long list for a number": (f"run: {{seed: [{'1,' * 15000}]}}", "characters), which is not int"),
     "a setting in words": ("task: {size: big}", "'task.size' is 'big', which is not int"),
     "a choice that is none": ("run: {reduction: [exact]}", "which is not fast or exact"),
@@ -46,7 +50,7 @@ CONFIGS = {
 def test_a_config_that_cannot_be_is_refused(tmp_path, capsys, text, sentence):
     (tmp_path / "a.yaml").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError) as refused:
-        overlay(SnakePPO(), read_yaml(tmp_path / "a.yaml"))
+        apply_overrides(SnakePPO(), read_yaml(tmp_path / "a.yaml"))
     assert sentence in str(refused.value)
     assert len(str(refused.value)) < 1000
     run = tmp_path / "runs" / "[bold]"  # a name that would be markup
@@ -60,9 +64,9 @@ def test_a_config_that_cannot_be_is_refused(tmp_path, capsys, text, sentence):
 
 @pytest.mark.parametrize("run", ["3", "[1, 2]", "text"])
 def test_a_run_without_settings_is_refused(tmp_path, run):
-    (tmp_path / "config.yaml").write_text(f"recipe: snake-ppo\nrun: {run}")
+    (tmp_path / "config.yaml").write_text(f"format: {FORMAT}\nrecipe: snake-ppo\nrun: {run}")
     with pytest.raises(ConfigError, match="has no settings of the run"):
-        recipe_of(tmp_path)
+        load_recipe(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +78,9 @@ def test_a_recipe_that_a_stranger_could_have_brought_along_is_not_run(tmp_path, 
     (run / "evil.py").write_text("raise SystemExit('it ran')")
     (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
     monkeypatch.chdir(tmp_path)
-    (run / "config.yaml").write_text(f"recipe: {recipe.format(run=run)}")
+    (run / "config.yaml").write_text(f"format: {FORMAT}\nrecipe: {recipe.format(run=run)}")
     with pytest.raises(ConfigError, match="the recipe of"):
-        recipe_of(run)
+        load_recipe(run)
 
 
 # -- measurements for a plan -------------------------------------------------------------------------------------------

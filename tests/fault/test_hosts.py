@@ -11,7 +11,7 @@ import pytest
 from hosts import SKIP, Host, Job, hosts, until
 from paced import ITERATION, samples_of
 
-from lockstep.run.lineage import parent_of, published
+from lockstep.checkpoint.lineage import list_checkpoints, parent_of
 from processes import command, outcomes
 from tiny import hash_of
 
@@ -26,7 +26,7 @@ class Trial:
     def __init__(self, directory: Path, pace: float) -> None:
         self.run, self.pace = directory / "run", directory / "pace"
         self.set_pace(pace)
-        self._words = ["train", RECIPE, f"run.dir={directory}", "run.name=run", f"task.pace={self.pace}"]
+        self._words = ["train", RECIPE, f"run.runs_dir={directory}", "run.name=run", f"task.pace={self.pace}"]
 
     def set_pace(self, seconds: float) -> None:
         """How long each iteration takes from now on, at least."""
@@ -115,7 +115,7 @@ def has_said_why_it_stopped(older: Job, trial: Trial) -> None:
 
 def newest(run: Path, generation: int) -> int:
     """How far one start of a run has come, by its checkpoints."""
-    return max((n.samples for n in published(run / "checkpoints") if n.generation == generation), default=0)
+    return max((n.samples for n in list_checkpoints(run / "checkpoints") if n.generation == generation), default=0)
 
 
 def test_of_two_halves_that_do_not_see_each_other_one_publishes_and_the_other_says_why_not(tmp_path, undisturbed_hash):

@@ -45,7 +45,7 @@ def readers(tmp_path_factory):
 
 @pytest.mark.parametrize("to", list(READERS))
 def test_a_job_file_is_read_by_its_own_program(capsys, tmp_path, readers, to):
-    assert main(["launch", to, "--nodes", "2", "--", "train", "snake-ppo", "--preset", "large"]) == 0
+    assert main(["jobfile", to, "--nodes", "2", "--", "train", "snake-ppo", "--preset", "large"]) == 0
     path = tmp_path / "job.yaml"
     path.write_text(capsys.readouterr().out)
     ended = subprocess.run([readers, "-c", READERS[to], path], capture_output=True, text=True)

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from runs import SAMPLES, errors, run, run_killed
 
-from lockstep.run.lineage import lineage
-from lockstep.runtime.launch import launch_quietly
+from lockstep.checkpoint.lineage import lineage
+from lockstep.launch.launcher import launch_captured
 from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
@@ -62,6 +62,6 @@ def test_what_an_outdated_start_publishes_late_is_on_nobodys_line(tmp_path):
 
 
 def test_the_launcher_says_which_process_was_killed(tmp_path):
-    words = ["gym-ppo", "--smoke", f"run.dir={tmp_path}", "run.name=run"]
-    cause = launch_quietly(["train", *words], 2, {"LOCKSTEP_KILL": "1:learn:2"})
+    words = ["gym-ppo", "--smoke", f"run.runs_dir={tmp_path}", "run.name=run"]
+    cause = launch_captured(["train", *words], 2, {"LOCKSTEP_INJECT_FAULT": "1:learn:2"})
     assert cause.startswith("process 1 of 2 failed first: it was ended by SIGKILL. If nobody did that, memory ran out")

@@ -6,9 +6,9 @@ import shutil
 import pytest
 from runs import SAMPLES, errors, run, run_killed, trial
 
+from lockstep.checkpoint.lineage import find, lineage
 from lockstep.config import ConfigError
-from lockstep.run.lineage import find, lineage
-from lockstep.run.records import METRICS, cut_lines, read_lines
+from lockstep.io.jsonl import METRICS, read_jsonl, truncate_after
 from manifests import sealed
 from processes import outcomes
 from tiny import hash_of
@@ -42,7 +42,7 @@ def test_a_checkpoint_whose_deletion_a_kill_cut_short_is_deleted_the_next_time(s
 
 
 def test_a_start_that_was_killed_as_it_claimed_its_generation_leaves_the_run_as_it_was(stopped, checkpoints, tmp_path):
-    (checkpoints / "generation-0002.json").touch()
+    (checkpoints / "attempt-0002.json").touch()
     assert not errors(run(tmp_path, "run", 3, resume=True))
     assert hash_of(tmp_path / "run") == hash_of(stopped / "whole")
     assert {name.generation for name in lineage(checkpoints)} == {1, 3}
@@ -63,8 +63,8 @@ def test_a_manifest_that_knows_of_too_few_lanes_is_damaged(stopped, checkpoints,
 
 def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_not_said_to_be_replaced(checkpoints):
     newest = lineage(checkpoints)[0]
-    (checkpoints / str(newest) / "state.json").unlink()
-    with pytest.raises(ConfigError, match=r"state\.json is missing") as refused:
+    (checkpoints / str(newest) / "train_state.json").unlink()
+    with pytest.raises(ConfigError, match=r"train_state\.json is missing") as refused:
         find(checkpoints, newest.samples)
     assert "the one before" not in str(refused.value)
     assert "No whole checkpoint is left" not in str(refused.value)  # there are two
@@ -74,16 +74,22 @@ def test_a_log_is_cut_back_in_one_step(checkpoints):
     path = checkpoints.parent / METRICS
     whole = path.read_text()
     with path.open() as reader:  # stands for a kill: whoever holds the old file finds all of it
-        cut_lines(path, SAMPLES)
+        truncate_after(path, SAMPLES)
         assert reader.read() == whole
     assert '"samples": 256' in whole
-    assert read_lines(path) == []
+    assert read_jsonl(path) == []
 
 
 def test_a_process_that_dies_before_it_has_written_its_part_is_missed_within_the_timeout(stopped, tmp_path):
     """In the last save no collective follows that would show it: the main process stands at the store alone."""
     ended = outcomes(
-        trial, 2, str(tmp_path), "run", {"run.timeout": 3.0}, False, environment={"LOCKSTEP_KILL": "1:save:4"}
+        trial,
+        2,
+        str(tmp_path),
+        "run",
+        {"run.collective_timeout": 3.0},
+        False,
+        environment={"LOCKSTEP_INJECT_FAULT": "1:save:4"},
     )
     assert ended[1].error == "ended by SIGKILL"
     assert "the checkpoint could not be written: process 1 has said nothing for 3 s" in ended[0].error

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from lockstep.runtime.private_store import drop_new_connections, is_private, join_private_store, listening_sockets
-from lockstep.runtime.store import StoreMailbox
+from lockstep.distributed.kv_store import TorchStore
+from lockstep.launch.private_store import drop_new_connections, is_private, join_private_store, listening_sockets
 
 
 def reachable(address):
@@ -43,8 +43,17 @@ def listeners(process):
 
 @pytest.mark.distributed
 def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
-    words = ["train", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}", "run.name=run", "run.gif=false"]
-    words += ["run.samples=100000000", "run.device=cpu", "run.log_every=512"]
+    words = [
+        "train",
+        "snake-ppo",
+        "--smoke",
+        "--procs",
+        "2",
+        f"run.runs_dir={tmp_path}",
+        "run.name=run",
+        "run.record_video=false",
+    ]
+    words += ["run.total_samples=100000000", "run.device=cpu", "run.log_every=512"]
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary)}
@@ -106,14 +115,14 @@ def test_a_private_store_is_joined_by_all_or_by_none(tmp_path):
 
 def test_a_mailbox_on_a_private_store_delivers_and_times_out(tmp_path):
     store = dist.PrefixStore("lockstep", join_private_store(tmp_path, 0, 1, timedelta(seconds=60)))
-    mailbox, other = StoreMailbox(store.clone()), StoreMailbox(store.clone())
+    mailbox, other = TorchStore(store.clone()), TorchStore(store.clone())
     with pytest.raises(TimeoutError, match="nobody posted a within 0 s"):
         mailbox.wait("a", 0.05)
-    timer = threading.Timer(0.1, other.post, ("a", "word"))
+    timer = threading.Timer(0.1, other.set, ("a", "word"))
     timer.start()
     assert mailbox.wait("a", 60.0) == "word"
     timer.join()
-    mailbox.forget(["a"])
+    mailbox.delete(["a"])
     with pytest.raises(TimeoutError):
         other.wait("a", 0.0)
     assert oct(os.stat(tmp_path / "store-0").st_mode & 0o022) == "0o0"

@@ -7,10 +7,10 @@ import pytest
 from test_hostile_imports import status
 
 from lockstep.config import ConfigError, read_yaml
-from lockstep.reading import JSON_BYTES, YAML_BYTES, Unreadable, read_json
-from lockstep.run.curves import REFERENCE_BYTES, read_reference
-from lockstep.run.records import each_line
-from lockstep.run.tail import newest_values
+from lockstep.io.jsonl import iter_jsonl
+from lockstep.io.jsonl_tail import newest_values
+from lockstep.io.safe_read import JSON_BYTES, YAML_BYTES, UnreadableFileError, read_json
+from lockstep.tools.report.reference_curves import REFERENCE_BYTES, read_reference
 from processes import together
 
 MIB = 2**20
@@ -38,10 +38,10 @@ FILES = {
         read_yaml,
         256,
     ),
-    "a log of one line": (lambda p: sparse(p, 2**28), lambda p: sum(1 for _ in each_line(p, 2**28)), 256),
+    "a log of one line": (lambda p: sparse(p, 2**28), lambda p: sum(1 for _ in iter_jsonl(p, 2**28)), 256),
     "a log of small lines": (
         lambda p: p.write_text(filled("", "{}\n", "", 2 * MIB)),
-        lambda p: sum(1 for _ in each_line(p)),
+        lambda p: sum(1 for _ in iter_jsonl(p)),
         256,
     ),
     "the end of a log of one line": (lambda p: sparse(p, 2**36), lambda p: newest_values(p, ["samples"]), 64),
@@ -64,7 +64,7 @@ def memory_of(name, path):
     _, read, _ = FILES[name]
     Path("/proc/self/clear_refs").write_text("5")
     held = status("VmRSS")
-    with suppress(Unreadable, ConfigError):
+    with suppress(UnreadableFileError, ConfigError):
         read(Path(path))
     return (status("VmHWM") - held) / MIB
 

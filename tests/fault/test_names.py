@@ -3,9 +3,10 @@
 import pytest
 import yaml
 
+from lockstep.checkpoint.migrations import FORMAT
 from lockstep.cli import main
-from lockstep.config import NAME_BYTES, ConfigError, RunConfig, overlay, read_yaml
-from lockstep.loading import recipe_of
+from lockstep.config import NAME_BYTES, ConfigError, RunConfig, apply_overrides, read_yaml
+from lockstep.inference import load_recipe
 from lockstep.recipes.snake_ppo import SnakePPO
 
 NAMES = {
@@ -32,7 +33,7 @@ def test_a_run_name_that_is_no_name_of_a_directory_is_refused(tmp_path, capsys, 
     with pytest.raises(ConfigError, match=sentence):
         RunConfig(name=name)
     with pytest.raises(ConfigError, match=sentence):
-        overlay(SnakePPO(), {"run.name": name})
+        apply_overrides(SnakePPO(), {"run.name": name})
     (tmp_path / "foreign.yaml").write_text(yaml.safe_dump({"run": {"name": name}}))
     assert main(["train", "snake-ppo", "--smoke", "--config", "foreign.yaml"]) == 2
     assert sentence in capsys.readouterr().err
@@ -54,17 +55,17 @@ def test_an_ordinary_run_name_is_taken(name):
 
 
 @pytest.mark.parametrize("text", ['"a\\0b"', '"\\ud800"', '"\\e[2J"', "0x" + "f" * 75_000])
-@pytest.mark.parametrize("setting", ["run: {{dir: {}}}", "run: {{name: {}}}", "run: {{device: {}}}", "recipe: {}"])
+@pytest.mark.parametrize("setting", ["run: {{runs_dir: {}}}", "run: {{name: {}}}", "run: {{device: {}}}", "recipe: {}"])
 def test_settings_that_cannot_be_text_are_refused(tmp_path, setting, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(
-        ("recipe: snake-ppo\n" if "recipe" not in setting else "") + setting.format(text)
+        f"format: {FORMAT}\n" + ("recipe: snake-ppo\n" if "recipe" not in setting else "") + setting.format(text)
     )
     with pytest.raises(ConfigError):
-        overlay(SnakePPO(), read_yaml(tmp_path / "run" / "config.yaml"))
+        apply_overrides(SnakePPO(), read_yaml(tmp_path / "run" / "config.yaml"))
     if "device" in setting or "recipe" in setting:  # the others say where a run is, and that is known
         with pytest.raises(ConfigError):
-            recipe_of(tmp_path / "run")
+            load_recipe(tmp_path / "run")
     assert main(["ls", str(tmp_path)]) == 0
 
 
@@ -84,7 +85,7 @@ READERS = {
     "config": ["train", "snake-ppo", "--config", LONG],
     "init-from": ["train", "snake-ppo", "--smoke", "--init-from", LONG],
     "resume-from": ["train", "snake-ppo", "--resume", LONG],
-    "directory": ["train", "snake-ppo", "--smoke", f"run.dir={LONG}"],
+    "directory": ["train", "snake-ppo", "--smoke", f"run.runs_dir={LONG}"],
     "plan": ["plan", "snake-ppo", "--measured", LONG],
     "backtest": ["backtest", f"{LONG}.py"],
     "audit": ["audit", LONG],

@@ -13,12 +13,12 @@ from runs import SAMPLES, errors, run, trial
 
 from lockstep.algorithms.ppo import PPO
 from lockstep.cli.prove import CHECKED, first_difference
+from lockstep.distributed.gradient_buffer import GradientBuffer
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
-from lockstep.nets.normalizer import ObservationNormalizer
-from lockstep.runtime.gradient import Gradient
-from lockstep.streams import LaneStreams, Stream
-from lockstep.tasks.gym import GymEnvs
+from lockstep.nn.normalization import ObservationNormalizer
+from lockstep.rng import LaneStreams, RandomStream
+from lockstep.tasks.gym.env import GymEnvs
 from processes import Outcome, outcomes
 from tiny import hash_of
 
@@ -29,21 +29,23 @@ pytestmark = pytest.mark.distributed
 
 
 def gradient_not_reduced():
-    Gradient._sum_integers = _with(Gradient._sum_integers, lambda self: setattr(self, "runtime", _Alone(self.runtime)))
+    GradientBuffer._sum_integers = _with(
+        GradientBuffer._sum_integers, lambda self: setattr(self, "runtime", _Alone(self.runtime))
+    )
 
 
 def gradient_reduced_twice():
-    once = Gradient._sum_integers
+    once = GradientBuffer._sum_integers
 
     def twice(self, lanes):
         once(self, lanes)
-        self.runtime.sum(self.flat)
+        self.runtime.all_reduce_sum(self.flat)
 
-    Gradient._sum_integers = twice
+    GradientBuffer._sum_integers = twice
 
 
 def advantages_normalised_per_process():
-    pooled = PPO._batch
+    pooled = PPO._prepare_batch
 
     def local(self, metrics):
         runtime, self.runtime = self.runtime, _Alone(self.runtime)
@@ -52,11 +54,11 @@ def advantages_normalised_per_process():
         finally:
             self.runtime = runtime
 
-    PPO._batch = local
+    PPO._prepare_batch = local
 
 
 def normaliser_not_merged():
-    table = ObservationNormalizer.table
+    table = ObservationNormalizer.batch_stats
 
     def remember(self, obs):
         self.mine = table(self, obs)
@@ -64,15 +66,15 @@ def normaliser_not_merged():
 
     def merge(self, _):
         scale = 8 / len(self.mine)
-        [part.merge(self.mine.sum(0) * scale) for part in self.moments.values()]
+        [part.update(self.mine.sum(0) * scale) for part in self.moments.values()]
         self.freeze()
 
-    ObservationNormalizer.table, ObservationNormalizer.merge = remember, merge
+    ObservationNormalizer.batch_stats, ObservationNormalizer.update = remember, merge
 
 
 def same_stream_on_two_lanes():
     Lanes.streams = lambda self, purpose: LaneStreams(
-        tuple(Stream(self.seed, purpose, index) for index in range(len(self)))
+        tuple(RandomStream(self.seed, purpose, index) for index in range(len(self)))
     )
 
 
@@ -97,7 +99,7 @@ def kl_stop_on_a_local_value():
 
 def optimizer_not_restored():
     def load(self, state):
-        for name, tensor in self.weights().items():
+        for name, tensor in self.model_state_dict().items():
             tensor.detach().copy_(state[name])
         self.normalizer.freeze()
 
@@ -117,14 +119,14 @@ class _Alone:
     def __getattr__(self, name):
         return getattr(self._runtime, name)
 
-    def sum(self, tensor):
+    def all_reduce_sum(self, tensor):
         return tensor
 
-    def max(self, tensor):
+    def all_reduce_max(self, tensor):
         return tensor
 
-    def pool(self, table):
-        return table.sum(0) * (self._runtime.lanes.count / len(self._runtime.lanes))
+    def exact_sum(self, table):
+        return table.sum(0) * (self._runtime.lanes.num_lanes / len(self._runtime.lanes))
 
 
 def _with(function, before):
@@ -155,7 +157,7 @@ def run_planted(directory: Path, name: str, processes: int, fault: str, extra=No
 )
 def test_processes_that_hold_different_agents_are_stopped_by_the_check_every_run_carries(tmp_path, fault, tensor):
     report = errors(run_planted(tmp_path, "two", 2, fault))
-    assert "OutOfSync: the processes no longer hold one agent" in report
+    assert "ReplicaMismatchError: the processes no longer hold one agent" in report
     assert f"process 1: {tensor}" in report
     assert not errors(run_planted(tmp_path, "one", 1, fault))  # harmless alone: hence so common
 

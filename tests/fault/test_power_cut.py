@@ -19,15 +19,15 @@ from pathlib import Path
 import pytest
 from runs import SAMPLES, errors, trial, trial_that_finishes_each_save
 
-from lockstep.run import checkpoints
-from lockstep.run.lineage import find, published
-from lockstep.run.records import read_lines
+from lockstep.checkpoint import manager
+from lockstep.checkpoint.lineage import find, list_checkpoints
+from lockstep.io.jsonl import read_jsonl
 from processes import outcomes
 from tiny import hash_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-SETTINGS = {"run.eval_every": None, "run.keep": 2, "run.log_every": SAMPLES}
+SETTINGS = {"run.eval_every": None, "run.keep_last": 2, "run.log_every": SAMPLES}
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link"}
 RUNS = Path("deep") / "runs"
 """Where the run is on its disk: in directories that it makes itself."""
@@ -76,7 +76,7 @@ class Camera:
 def photographed(image, mount, album):
     """Train on the disk, with a picture before every operation; how many there were."""
     camera = Camera(image, mount, album)
-    fsync, publish = os.fsync, checkpoints.publish
+    fsync, publish = os.fsync, manager.publish
 
     def watched_fsync(descriptor):
         camera.shoot()
@@ -86,7 +86,7 @@ def photographed(image, mount, album):
         publish(partial, target)
         camera.saved = target.name
 
-    os.fsync, checkpoints.publish = watched_fsync, watched_publish
+    os.fsync, manager.publish = watched_fsync, watched_publish
     sys.addaudithook(camera.audit)
     trial_that_finishes_each_save(str(Path(mount) / RUNS), "run", SETTINGS, False)
     camera.shoot()
@@ -124,13 +124,13 @@ def test_every_power_cut_leaves_what_was_reported_as_saved_and_its_log(disk, tmp
             assert (str(name) if name else "") >= saved, f"image {number}: {saved} was reported as saved"
             if name is None:
                 continue
-            lines = [line["samples"] for line in read_lines(run / "metrics.jsonl")]
+            lines = [line["samples"] for line in read_jsonl(run / "metrics.jsonl")]
             assert lines[: name.samples // SAMPLES] == list(range(SAMPLES, name.samples + 1, SAMPLES)), (
                 f"image {number}"
             )
-            digests = {line["samples"] for line in read_lines(run / "digests.jsonl")}
+            digests = {line["samples"] for line in read_jsonl(run / "digests.jsonl")}
             assert set(range(0, name.samples + 1, SAMPLES)) <= digests, f"image {number}"
-            state = (str(name), tuple(map(str, published(run / "checkpoints"))))
+            state = (str(name), tuple(map(str, list_checkpoints(run / "checkpoints"))))
             if state not in seen:  # resume once from each set of checkpoints
                 seen[state] = number
                 shutil.copytree(after / RUNS, tmp_path / f"resumed-{number}")

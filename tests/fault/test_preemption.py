@@ -14,13 +14,13 @@ import pytest
 from hosts import until
 from runs import LOCKSTEP, SETTINGS, errors, run, trial, words
 
-from lockstep.config import RunConfig, overlay
+from lockstep.checkpoint.lineage import find
+from lockstep.config import RunConfig, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.io.jsonl import CHECKPOINTS, STATUS
+from lockstep.launch.world import EXIT_PREEMPTED, STOP_SIGNALS
 from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.run.lineage import find
-from lockstep.run.records import CHECKPOINTS, STATUS
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import PREEMPTED, REQUESTS
-from lockstep.tasks.gym import GymEnvs
+from lockstep.tasks.gym.env import GymEnvs
 from lockstep.train import train
 from processes import SECONDS, command, free_port, outcomes
 from tiny import hash_of
@@ -57,8 +57,8 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_nobody_had(
 def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
     assert not errors(run(tmp_path, "run", 2, kill="0:evaluate:1:SIGTERM"))
     checkpoints = tmp_path / "run" / CHECKPOINTS
-    values = json.loads((checkpoints / str(find(checkpoints)[0]) / "state.json").read_text())
-    assert values["clock"]["owes_evaluation"]
+    values = json.loads((checkpoints / str(find(checkpoints)[0]) / "train_state.json").read_text())
+    assert values["clock"]["eval_pending"]
     assert not values["clock"]["evaluation"]
 
 
@@ -107,8 +107,8 @@ def test_a_second_request_after_a_while_ends_a_process_at_once(tmp_path):
     ],
 )
 def test_the_command_leaves_with_75_and_its_resume_ends_as_if_nobody_had_asked(tmp_path, undisturbed, request_at):
-    ended = command([*LOCKSTEP, *words(tmp_path), "--procs", "2"], environment={"LOCKSTEP_KILL": request_at})
-    assert ended.code == PREEMPTED, ended.output
+    ended = command([*LOCKSTEP, *words(tmp_path), "--procs", "2"], environment={"LOCKSTEP_INJECT_FAULT": request_at})
+    assert ended.code == EXIT_PREEMPTED, ended.output
     assert "saving at the end of this iteration" in ended.output
     assert f"go on      lockstep resume {tmp_path / 'run'}" in ended.output
     assert status(tmp_path) == "preempted"
@@ -119,7 +119,7 @@ def test_the_command_leaves_with_75_and_its_resume_ends_as_if_nobody_had_asked(t
 
 def test_a_time_limit_takes_the_same_path(tmp_path, undisturbed):
     ended = command([*LOCKSTEP, *words(tmp_path), "run.max_hours=0.0"])
-    assert ended.code == PREEMPTED, ended.output
+    assert ended.code == EXIT_PREEMPTED, ended.output
     assert "run.max_hours is over" in ended.output
     resumed = command([*LOCKSTEP, "resume", tmp_path / "run", "run.max_hours=1"])
     assert resumed.code == 0, resumed.output
@@ -131,14 +131,14 @@ def test_a_time_limit_takes_the_same_path(tmp_path, undisturbed):
 )
 def test_under_torchrun_the_status_file_tells(tmp_path, undisturbed, request_at):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lockstep"]
-    command([*torchrun, *words(tmp_path)], environment={"LOCKSTEP_KILL": request_at})
+    command([*torchrun, *words(tmp_path)], environment={"LOCKSTEP_INJECT_FAULT": request_at})
     assert status(tmp_path) == "preempted"
     assert not errors(run(tmp_path, "run", 1, resume=True))
     assert hash_of(tmp_path / "run") == undisturbed
 
 
 def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_path):
-    line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
+    line = [*LOCKSTEP, *words(tmp_path, "run.total_samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(lambda: list((tmp_path / "run" / CHECKPOINTS).glob("0*")), "a first checkpoint")
@@ -155,7 +155,7 @@ def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_pat
 
 
 def test_processes_that_are_still_being_started_die_with_their_launcher_too(tmp_path):
-    line = [*LOCKSTEP, *words(tmp_path, "run.samples=100000000"), "--procs", "2"]
+    line = [*LOCKSTEP, *words(tmp_path, "run.total_samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline, workers = time.monotonic() + SECONDS, []
@@ -178,24 +178,24 @@ def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
         _, said = launcher.communicate(timeout=SECONDS)
     finally:
         launcher.kill()
-    assert launcher.returncode == PREEMPTED
+    assert launcher.returncode == EXIT_PREEMPTED
     assert "asked to stop while no process was training" in said
 
 
 def end_late(directory):
     """A run as the command line makes one, which is asked to stop when it is over and nobody listens any more."""
-    from lockstep.cli.launching import run_worker
+    from lockstep.cli.workers import run_training_worker
 
     def work():
         result = trial_result(directory)
         os.kill(os.getpid(), signal.SIGUSR1)
         return result
 
-    return run_worker(work)
+    return run_training_worker(work)
 
 
 def trial_result(directory):
-    return train(overlay(GymPPO(), SETTINGS | {"run.dir": directory, "run.name": "run"}))
+    return train(apply_overrides(GymPPO(), SETTINGS | {"run.runs_dir": directory, "run.name": "run"}))
 
 
 def test_a_request_that_comes_when_the_run_is_over_does_no_harm(tmp_path):
@@ -206,10 +206,10 @@ def test_a_request_that_comes_when_the_run_is_over_does_no_harm(tmp_path):
 
 def end_beside_a_thread():
     """The same, with a thread that was started during the run and lives on: a request may reach it instead of us."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)  # as a process of a run begins
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a process of a run begins
     with Runtime.start(RunConfig(lanes=1)):
         threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
-    for number in REQUESTS:
+    for number in STOP_SIGNALS:
         os.kill(os.getpid(), number)
     time.sleep(0.2)
     return "unharmed"
@@ -221,7 +221,7 @@ def test_a_request_that_reaches_a_thread_when_the_run_is_over_does_no_harm():
 
 
 def test_an_interrupt_ends_a_proof_and_not_one_of_its_runs(tmp_path):
-    line = [*LOCKSTEP, "prove", "gym-ppo", "--procs", "2", "3", "--keep", str(tmp_path)]
+    line = [*LOCKSTEP, "prove", "gym-ppo", "--procs", "2", "3", "--output-dir", str(tmp_path)]
     proof = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         until(lambda: list(tmp_path.glob("procs-2/checkpoints/0*")), "a first checkpoint")

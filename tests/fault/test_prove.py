@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 from lockstep.algorithms.ppo import PPO, PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.gym.env import GymConfig
 
 
 class LocalPPO(PPO):
-    def _batch(self, metrics):
-        batch = super()._batch(metrics)
+    def _prepare_batch(self, metrics):
+        batch = super()._prepare_batch(metrics)
         advantage = batch["advantage"]
         return batch | {"advantage": (advantage - advantage.mean()) / advantage.std()}
 
@@ -39,8 +39,8 @@ class LocalConfig(PPOConfig):
 @dataclass(frozen=True, kw_only=True)
 class Unsound(Recipe):
     task: GymConfig = GymConfig(num_envs=8)
-    algo: LocalConfig = LocalConfig(horizon=16, batch_size=64, epochs=1)
-    run: RunConfig = RunConfig(samples=384, eval_every=None)
+    algo: LocalConfig = LocalConfig(rollout_steps=16, batch_size=64, epochs=1)
+    run: RunConfig = RunConfig(total_samples=384, eval_every=None)
 '''
 
 

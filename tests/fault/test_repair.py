@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.algorithms.ddpg import DDPG
+from lockstep.algorithms.ddpg.agent import DDPG
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import find, lineage, list_checkpoints
+from lockstep.checkpoint.parity import BLOCK
 from lockstep.cli import main
-from lockstep.config import ConfigError, overlay
-from lockstep.loading import load_agent, recipe_of
-from lockstep.recipes import find_recipe
-from lockstep.run import format as form
-from lockstep.run.lineage import find, lineage, published
-from lockstep.run.parity import BLOCK
-from lockstep.run.records import CHECKPOINTS
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.inference import load_algorithm, load_recipe
+from lockstep.io.jsonl import CHECKPOINTS
+from lockstep.registry import find_recipe
 from lockstep.train import train
 from manifests import sealed
 from processes import together
@@ -33,17 +33,23 @@ STEP = 64
 
 def small_ddpg(directory, **settings):
     """DDPG on Pendulum, learning from the second iteration on."""
-    recipe = overlay(
+    recipe = apply_overrides(
         find_recipe("gym-ddpg")(),
         {
             "task": {"num_envs": 8},
-            "algo": {"horizon": 8, "batch_size": 16, "learn_from": 2 * STEP, "capacity": 4096},
-            "run": {"samples": 4 * STEP, "save_every": STEP, "log_every": STEP, "eval_every": None, "keep": 100},
-            "run.gif": False,
+            "algo": {"rollout_steps": 8, "batch_size": 16, "learning_starts": 2 * STEP, "buffer_size": 4096},
+            "run": {
+                "total_samples": 4 * STEP,
+                "save_every": STEP,
+                "log_every": STEP,
+                "eval_every": None,
+                "keep_last": 100,
+            },
+            "run.record_video": False,
             "run.device": "cpu",
         },
     )
-    return overlay(recipe, {"run": {"dir": str(directory), "name": "run", **settings}})
+    return apply_overrides(recipe, {"run": {"runs_dir": str(directory), "name": "run", **settings}})
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +81,8 @@ def newest(run):
 
 def oldest_segment(run):
     """A segment that every checkpoint links to."""
-    path = sorted(newest(run).glob("rows-*.safetensors"))[0]
-    assert path.stat().st_nlink == len(published(run / CHECKPOINTS))
+    path = sorted(newest(run).glob("replay-*.safetensors"))[0]
+    assert path.stat().st_nlink == len(list_checkpoints(run / CHECKPOINTS))
     return path
 
 
@@ -111,7 +117,7 @@ def test_flipped_byte_in_a_shared_segment_is_repaired_on_resume(run, caplog):
     assert (name.samples, notes) == (4 * STEP, [])
     assert f"Repaired 1 damaged blocks of {segment} from its parity file" in caplog.text
     assert contents(run / CHECKPOINTS) == before  # in every checkpoint
-    train(overlay(recipe_of(run), {"run.samples": 5 * STEP}), resume=True)
+    train(apply_overrides(load_recipe(run), {"run.total_samples": 5 * STEP}), resume=True)
     assert find(run / CHECKPOINTS)[0].samples == 5 * STEP
 
 
@@ -129,10 +135,10 @@ def test_parity_changes_no_bit_of_a_run(tmp_path):
 
 
 def test_parity_files_are_linked_and_deleted_with_their_segments(tmp_path):
-    path = record(tmp_path, keep=2)
-    for checkpoint in (path / CHECKPOINTS / str(name) for name in published(path / CHECKPOINTS)):
-        segments = {file.stem for file in checkpoint.glob("rows-*.safetensors")}
-        assert segments == {file.stem for file in checkpoint.glob("rows-*.parity")}
+    path = record(tmp_path, keep_last=2)
+    for checkpoint in (path / CHECKPOINTS / str(name) for name in list_checkpoints(path / CHECKPOINTS)):
+        segments = {file.stem for file in checkpoint.glob("replay-*.safetensors")}
+        assert segments == {file.stem for file in checkpoint.glob("replay-*.parity")}
         assert {f"{stem}.parity" for stem in segments} <= form.read_manifest(checkpoint)["files"].keys()
 
 
@@ -155,7 +161,7 @@ def test_missing_or_damaged_parity_does_not_keep_a_run_from_resuming(run):
     flip(sorted(newest(run).glob("*.parity"))[0], 5)
     sorted(newest(run).glob("*.parity"))[1].unlink()
     assert find(run / CHECKPOINTS)[0].samples == 4 * STEP
-    train(overlay(recipe_of(run), {"run.samples": 6 * STEP}), resume=True)
+    train(apply_overrides(load_recipe(run), {"run.total_samples": 6 * STEP}), resume=True)
     assert find(run / CHECKPOINTS)[0].samples == 6 * STEP
 
 
@@ -179,43 +185,43 @@ def test_verify_files_refuses_what_is_no_run(tmp_path):
 
 
 def test_weights_load_export_and_start_runs_although_replay_and_lanes_are_damaged(run, tmp_path, capsys):
-    wanted = load_agent(run, recipe_of(run)).shared_state()
+    wanted = load_algorithm(run, load_recipe(run)).shared_state()
     ruin(oldest_segment(run))
     for path in run.rglob("lanes-*.safetensors"):
         ruin(path)
-    found = load_agent(run, recipe_of(run)).shared_state()
+    found = load_algorithm(run, load_recipe(run)).shared_state()
     assert all(torch.equal(tensor, found[name]) for name, tensor in wanted.items())
     assert main(["export", str(run), "--out", str(tmp_path / "weights.safetensors")]) == 0
     assert main(["eval", str(run), "--episodes", "1"]) == 0
-    recipe = overlay(small_ddpg(tmp_path, samples=STEP), {"run.name": "second"})
+    recipe = apply_overrides(small_ddpg(tmp_path, total_samples=STEP), {"run.name": "second"})
     assert train(recipe, init_from=str(run)).clock.samples == STEP
     with pytest.raises(ConfigError, match="No whole checkpoint is left"):
-        train(recipe_of(run), resume=True)
+        train(load_recipe(run), resume=True)
 
 
 def test_damaged_weights_are_still_refused(run):
     for path in run.rglob(form.SHARED):
         flip(path, path.stat().st_size - 1)
     with pytest.raises(ConfigError, match=r"shared\.safetensors is not what was written"):
-        load_agent(run, recipe_of(run))
+        load_algorithm(run, load_recipe(run))
 
 
 def test_resume_without_replay_only_when_asked_and_said_loudly(run, capsys):
     ruin(oldest_segment(run))
     before, last = contents(run / CHECKPOINTS), newest(run).name
-    assert main(["resume", str(run), "--samples", str(6 * STEP)]) == 2
+    assert main(["resume", str(run), "--total-samples", str(6 * STEP)]) == 2
     assert "No whole checkpoint is left" in capsys.readouterr().err
     assert contents(run / CHECKPOINTS) == before
-    assert main(["resume", str(run), "--samples", str(6 * STEP), "--without-replay"]) == 0
+    assert main(["resume", str(run), "--total-samples", str(6 * STEP), "--without-replay"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert f"WITHOUT REPLAY: 32 rows of replay of checkpoint {last} were dropped" in told
     assert find(run / CHECKPOINTS)[0].samples == 6 * STEP
     assert form.read_values(newest(run))["rows"] == [0, 16]
-    assert main(["resume", str(run), "--samples", str(7 * STEP)]) == 0  # with the replay it has now
+    assert main(["resume", str(run), "--total-samples", str(7 * STEP)]) == 0  # with the replay it has now
 
 
 def test_resume_without_replay_keeps_everything_else(run):
-    saved = load_agent(run, recipe_of(run)).shared_state()
+    saved = load_algorithm(run, load_recipe(run)).shared_state()
     seen = {}
 
     class Stop(Exception): ...
@@ -228,7 +234,7 @@ def test_resume_without_replay_keeps_everything_else(run):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DDPG, "collect", look)
         with pytest.raises(Stop):
-            train(overlay(recipe_of(run), {"run.samples": 5 * STEP}), resume=True, without_replay=True)
+            train(apply_overrides(load_recipe(run), {"run.total_samples": 5 * STEP}), resume=True, without_replay=True)
     assert (seen.pop("rows"), seen.pop("samples")) == (0, 4 * STEP)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in seen.items())
 
@@ -253,32 +259,32 @@ def refuse(monkeypatch, name, code):
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.EACCES])
 @pytest.mark.parametrize(
-    "name", [form.MANIFEST, form.VALUES, form.SHARED, "lanes-0000-0007.safetensors", "generation-0001.json"]
+    "name", [form.MANIFEST, form.VALUES, form.SHARED, "lanes-0000-0007.safetensors", "attempt-0001.json"]
 )
 def test_read_error_is_not_damage_and_nothing_is_passed_over_or_deleted(run, monkeypatch, name, code):
     before = contents(run / CHECKPOINTS)
     with monkeypatch.context() as patch:
         refuse(patch, name, code)
         with pytest.raises(ConfigError) as refused:
-            train(recipe_of(run), resume=True)
+            train(load_recipe(run), resume=True)
     assert os.strerror(code) in str(refused.value)
     assert "damaged" not in str(refused.value)
     assert contents(run / CHECKPOINTS) == before
 
 
 def test_read_error_of_the_best_pointer_deletes_nothing(tmp_path, monkeypatch, caplog):
-    path = train(small_ddpg(tmp_path, samples=2 * STEP, keep=1)).path
+    path = train(small_ddpg(tmp_path, total_samples=2 * STEP, keep_last=1)).path
     (path / CHECKPOINTS / "best").write_text(newest(path).name)
-    before = published(path / CHECKPOINTS)
+    before = list_checkpoints(path / CHECKPOINTS)
     refuse(monkeypatch, "best", errno.EIO)
-    train(overlay(recipe_of(path), {"run.samples": 3 * STEP}), resume=True)
+    train(apply_overrides(load_recipe(path), {"run.total_samples": 3 * STEP}), resume=True)
     assert "Input/output error" in caplog.text
-    assert set(before) <= set(published(path / CHECKPOINTS))
+    assert set(before) <= set(list_checkpoints(path / CHECKPOINTS))
 
 
 def test_unreadable_milestone_is_kept(run, monkeypatch):
     refuse(monkeypatch, form.MANIFEST, errno.EACCES)
-    assert form.is_milestone(newest(run))
+    assert form.is_permanent(newest(run))
 
 
 def test_verify_files_tells_read_errors_from_damage(run, monkeypatch, capsys):
@@ -307,7 +313,7 @@ def plant_sparse(run, form_of, rows):
     """Put one sparse segment of so many rows in place of the newest checkpoint's, under the right hashes."""
     checkpoint = newest(run)
     manifest = json.loads((checkpoint / form.MANIFEST).read_text())
-    example = sorted(checkpoint.glob("rows-*.safetensors"))[0]
+    example = sorted(checkpoint.glob("replay-*.safetensors"))[0]
     with example.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     stop, planted = 0, {}
@@ -316,7 +322,7 @@ def plant_sparse(run, form_of, rows):
         size = math.prod(shape) * {"F64": 8, "I64": 8, "F32": 4, "BOOL": 1, "U8": 1}[dtype]
         planted[name] = {"dtype": dtype, "shape": shape, "data_offsets": [stop, stop + size]}
         stop += size
-    for path in checkpoint.glob("rows-*"):
+    for path in checkpoint.glob("replay-*"):
         del manifest["files"][path.name]
         path.unlink()
     text = json.dumps(planted).encode()
@@ -332,7 +338,7 @@ def plant_sparse(run, form_of, rows):
 
 def load_and_measure(directory):
     """On a process of its own: why it was refused, and by how many bytes the process grew."""
-    recipe = recipe_of(Path(directory))
+    recipe = load_recipe(Path(directory))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         train(recipe, resume=True)
@@ -347,7 +353,7 @@ def load_and_measure(directory):
     [(wide, 4, "was saved as torch.float64 (8388608,)"), (long, 2**20, "1,048,576 rows were saved, and 512 can be")],
 )
 def test_sparse_segment_is_refused_before_it_takes_memory(tmp_path, form_of, rows, words):
-    train(small_ddpg(tmp_path, samples=2 * STEP, lanes=1))
+    train(small_ddpg(tmp_path, total_samples=2 * STEP, lanes=1))
     size = plant_sparse(tmp_path / "run", form_of, rows)
     assert size > 2**28
     (ended,) = together(load_and_measure, 1, str(tmp_path / "run"))

@@ -8,11 +8,11 @@ import time
 import pytest
 from runs import errors
 
-from lockstep.run import format as form
-from lockstep.run import tensorfile
-from lockstep.run.checkpoints import Checkpoints
-from lockstep.run.lineage import find, lineage
-from lockstep.runtime import Runtime
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import tensorfile
+from lockstep.checkpoint.lineage import find, lineage
+from lockstep.checkpoint.manager import CheckpointManager
+from lockstep.distributed import Runtime
 from processes import outcomes
 from recorder import ITERATION, record
 from tiny import hash_of
@@ -26,7 +26,7 @@ def train(directory, resume, settings):
 
 def train_until(directory, victim, moment):
     """Train, every save on disk before the next iteration; at its third save a process kills itself at some moment."""
-    save, write, link, counts = Checkpoints.save, tensorfile.write_bytes, os.link, {"write": 0, "link": 0}
+    save, write, link, counts = CheckpointManager.save, tensorfile.write_bytes, os.link, {"write": 0, "link": 0}
 
     def strike(now):
         if os.environ["RANK"] == str(victim) and now == moment:
@@ -57,20 +57,20 @@ def train_until(directory, victim, moment):
         save(self, *arguments, **settings)
         self.wait()
 
-    Checkpoints.save, tensorfile.write_bytes, os.link = save_and_wait, writing, linking
+    CheckpointManager.save, tensorfile.write_bytes, os.link = save_and_wait, writing, linking
     record(directory)
 
 
 def train_and_come_late(directory):
     """The same; the main process dies, and the writer of the other one looks for it only then."""
-    mailbox = Runtime.mailbox
+    mailbox = Runtime.kv_store
 
     def come_late(self):
         if os.environ["RANK"] == "1" and threading.current_thread() is not threading.main_thread():
             time.sleep(3.0)
         return mailbox(self)
 
-    Runtime.mailbox = come_late
+    Runtime.kv_store = come_late
     train_until(directory, 0, "after a segment")
 
 
@@ -118,12 +118,12 @@ def test_a_writer_that_comes_late_does_not_wait_for_a_store_that_is_gone(tmp_pat
 
 def test_replay_is_the_same_on_any_number_of_processes_from_one_start_to_the_next(tmp_path, undisturbed):
     for start, (processes, iterations) in enumerate([(3, 1), (1, 3), (2, 4), (4, 6)]):
-        assert not errors(run(tmp_path, processes, resume=start > 0, samples=iterations * ITERATION))
+        assert not errors(run(tmp_path, processes, resume=start > 0, total_samples=iterations * ITERATION))
     assert hash_of(tmp_path / "run") == undisturbed
     newest = tmp_path / "run" / "checkpoints" / str(lineage(tmp_path / "run" / "checkpoints")[0])
     files = [name for name in sorted(os.listdir(newest)) if form.rows_of(name)]
     lanes = {
-        span: [name[5:14] for name in files if form.rows_of(name) == range(*span)] for span in ((12, 16), (20, 24))
+        span: [name[7:16] for name in files if form.rows_of(name) == range(*span)] for span in ((12, 16), (20, 24))
     }
     # Rows 14 and 15 were written by two processes, the newest by four: each lane is read from whichever file holds it.
     assert lanes == {

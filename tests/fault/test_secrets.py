@@ -21,12 +21,12 @@ def test_a_run_keeps_no_variable_and_no_argument(tmp_path, processes):
     (tmp_path / "hunter2-folder").mkdir()
     (tmp_path / "hunter2-folder" / "mine.yaml").write_text("run: {seed: 3}")
     words = [sys.executable, "-m", "lockstep", "train", "gym-ppo", "--smoke", "--procs", processes]
-    words += ["--config", "hunter2-folder/mine.yaml", "run.name=run", "run.dir=runs"]
+    words += ["--config", "hunter2-folder/mine.yaml", "run.name=run", "run.runs_dir=runs"]
     ended = command(list(map(str, words)), directory=tmp_path, environment=SECRETS)
     assert ended.code == 0, ended.output
     assert "hunter2" not in ended.output
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
-    assert {"config.yaml", "metrics.jsonl", "manifest.json", "state.json"} <= {path.name for path in files}
+    assert {"config.yaml", "metrics.jsonl", "manifest.json", "train_state.json"} <= {path.name for path in files}
     assert any("tfevents" in path.name for path in files)
     for path in files:
         assert b"hunter2" not in path.read_bytes(), path

@@ -20,7 +20,7 @@ def test_a_preempted_job_queues_itself_again_and_ends_with_the_undisturbed_hash(
     pace.write_text("0.5")
     with cluster(tmp_path) as slurm:
         options = ["--gpus-per-node=0", "--cpus-per-task=1"]
-        job = slurm.submit(*options, SCRIPT, RECIPE, f"run.dir={tmp_path}", f"task.pace={pace}")
+        job = slurm.submit(*options, SCRIPT, RECIPE, f"run.runs_dir={tmp_path}", f"task.pace={pace}")
         run = tmp_path / f"slurm-{job}"
         slurm.until(job, lambda: samples_of(run) >= 2 * ITERATION, "two iterations")
         slurm.run("scancel", "--signal=USR1", "--batch", job)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli import main
-from lockstep.reading import Unreadable, open_regular, read_text
+from lockstep.io.safe_read import UnreadableFileError, open_regular, read_text
 from lockstep.train import train
 from processes import together
 from tiny import ITERATION, tiny
@@ -39,9 +39,9 @@ KINDS = {"pipe": pipe, "socket": listening, "directory": os.mkdir, "device": dev
 def test_open_regular_refuses_what_is_no_file(tmp_path, kind):
     with contextlib.suppress(PermissionError):
         KINDS[kind](tmp_path / "a")
-        with pytest.raises(Unreadable, match="is not a file"):
+        with pytest.raises(UnreadableFileError, match="is not a file"):
             open_regular(tmp_path / "a")
-        with pytest.raises(Unreadable, match="is not a file"):
+        with pytest.raises(UnreadableFileError, match="is not a file"):
             read_text(tmp_path / "a", 100)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "b")
@@ -77,6 +77,6 @@ def every_command(run, scratch, kinds):
 
 @pytest.mark.parametrize("kinds", [["pipe"], pytest.param(["socket", "device", "directory"], marks=pytest.mark.slow)])
 def test_no_command_waits_for_a_special_file_of_a_run(tmp_path, kinds):
-    train(tiny(tmp_path, samples=ITERATION, eval_every=ITERATION, eval_episodes=1, digests=True))
+    train(tiny(tmp_path, total_samples=ITERATION, eval_every=ITERATION, eval_episodes=1, log_tensor_digests=True))
     (tmp_path / "scratch").mkdir()
     assert together(every_command, 1, str(tmp_path / "run"), str(tmp_path / "scratch"), kinds) == [{}]

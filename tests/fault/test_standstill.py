@@ -11,9 +11,9 @@ from hosts import until
 from runs import LOCKSTEP
 
 from lockstep.config import RunConfig
-from lockstep.run.records import CHECKPOINTS
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import PREEMPTED
+from lockstep.distributed import Runtime
+from lockstep.io.jsonl import CHECKPOINTS
+from lockstep.launch.world import EXIT_PREEMPTED
 from processes import SECONDS, command, outcomes
 
 pytestmark = pytest.mark.distributed
@@ -22,7 +22,7 @@ TIMEOUT = 4
 RECIPE = """
 import ctypes, os, sys, threading, time
 import lockstep.recipes.gym_ppo as base
-from lockstep.tasks.gym import GymEnvs
+from lockstep.tasks.gym.env import GymEnvs
 
 class Planted(base.GymPPO): ...
 
@@ -55,14 +55,14 @@ def planted(directory: Path, fault: str = "None", ranks: str = "0123", more: str
     """A command that trains with a fault in the environments of some processes."""
     text = RECIPE.replace("FAULT", fault).replace("RANKS", repr(ranks))
     (directory / "planted.py").write_text(text + more)
-    words = ["train", str(directory / "planted.py"), "--smoke", f"run.dir={directory}", "run.name=run"]
-    return [*LOCKSTEP, *words, f"run.timeout={TIMEOUT}", "run.save_every=512", "run.gif=false"]
+    words = ["train", str(directory / "planted.py"), "--smoke", f"run.runs_dir={directory}", "run.name=run"]
+    return [*LOCKSTEP, *words, f"run.collective_timeout={TIMEOUT}", "run.save_every=512", "run.record_video=false"]
 
 
 def test_one_process_that_stands_still_ends_with_its_stacks(tmp_path):
     ended = command(planted(tmp_path, "stand_still_in_a_sleep"))
     assert ended.code == 1, ended.output
-    assert f"The limit is {TIMEOUT} s (run.timeout is {TIMEOUT})" in ended.output
+    assert f"The limit is {TIMEOUT} s (run.collective_timeout is {TIMEOUT})" in ended.output
     assert "in phase env" in ended.output
     assert "in stand_still_in_a_sleep" in ended.output
     assert "stand_still_in_a_sleep" in (tmp_path / "run" / "hang.txt").read_text()
@@ -91,7 +91,14 @@ def test_launcher_reports_workers_whose_threads_cannot_run(tmp_path):
 @pytest.mark.parametrize("processes", [1, 2])
 def test_disk_that_does_not_answer_is_reported(tmp_path, processes):
     words = planted(tmp_path, more="\nos.fsync = stand_still_in_fsync\n")
-    words += ["--procs", str(processes), "--max-restarts", "0", "run.samples=100000000", "run.eval_every=100000000"]
+    words += [
+        "--procs",
+        str(processes),
+        "--max-restarts",
+        "0",
+        "run.total_samples=100000000",
+        "run.eval_every=100000000",
+    ]
     ended = command(words)
     assert ended.code == 1, ended.output
     assert "in stand_still_in_fsync" in ended.output
@@ -99,7 +106,7 @@ def test_disk_that_does_not_answer_is_reported(tmp_path, processes):
 
 def test_request_to_stop_is_honored_while_blocked(tmp_path):
     words = planted(tmp_path, "stand_still_in_a_sleep")
-    words = [word for word in words if "run.timeout" not in word]
+    words = [word for word in words if "run.collective_timeout" not in word]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         until(lambda: list((tmp_path / "run" / CHECKPOINTS).glob("0*")), "a first checkpoint")
@@ -108,7 +115,7 @@ def test_request_to_stop_is_honored_while_blocked(tmp_path):
         said, _ = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    assert process.returncode == PREEMPTED, said
+    assert process.returncode == EXIT_PREEMPTED, said
     assert "saving at the end of this iteration, within" in said
     assert "of the request to stop: leaving" in said
 
@@ -117,13 +124,16 @@ def join_alone() -> None:
     if os.environ["RANK"] == "1":
         time.sleep(8)
         os._exit(0)
-    with Runtime.start(RunConfig(lanes=2, timeout=2.0)):
+    with Runtime.start(RunConfig(lanes=2, collective_timeout=2.0)):
         pass
 
 
 def test_joining_is_bounded_by_the_timeout():
     first, _ = outcomes(join_alone, 2)
-    assert "Hang: process 0 of 2 waited 2 s (run.timeout) for the others to start" in first.error
+    assert (
+        "CollectiveTimeoutError: process 0 of 2 waited 2 s (run.collective_timeout) for the others to start"
+        in first.error
+    )
 
 
 @pytest.mark.slow
@@ -136,8 +146,8 @@ def test_frozen_file_system_is_reported(tmp_path, processes):
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
     if subprocess.run(["mount", "-o", "loop", image, disk], check=False).returncode:
         pytest.skip("no loop device here")
-    words = [word.replace(f"run.dir={tmp_path}", f"run.dir={disk}") for word in planted(tmp_path)]
-    words += ["--procs", str(processes), "run.samples=100000000", "run.eval_every=100000000"]
+    words = [word.replace(f"run.runs_dir={tmp_path}", f"run.runs_dir={disk}") for word in planted(tmp_path)]
+    words += ["--procs", str(processes), "run.total_samples=100000000", "run.eval_every=100000000"]
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(words, stdout=said, stderr=said)
         try:

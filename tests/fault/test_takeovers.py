@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from paced import ITERATION, Paced, samples_of
 
-from lockstep.config import ConfigError, overlay
-from lockstep.run import rundir
-from lockstep.run.lineage import newest_generation, published
+from lockstep import run_dir
+from lockstep.checkpoint.lineage import list_checkpoints, newest_generation
+from lockstep.config import ConfigError, apply_overrides
 from processes import command, together
 from tiny import hash_of
 
@@ -21,27 +21,27 @@ RECIPE = Path(__file__).parent / "paced.py"
 STALLED = """
 import sys, time
 from lockstep.cli import main
-from lockstep.run.fence import Fence
+from lockstep.checkpoint.fencing import GenerationFence
 
-choose = Fence._choose
+choose = GenerationFence._select
 
 def choose_and_stall(self):
     chosen = choose(self)
     time.sleep(2.0)
     return chosen
 
-Fence._choose = choose_and_stall
+GenerationFence._select = choose_and_stall
 sys.exit(main(["resume", sys.argv[1]]))
 """
 FAILING = """
 import sys
 from lockstep.cli import main
-from lockstep.run.checkpoints import Checkpoints
+from lockstep.checkpoint.manager import CheckpointManager
 
 def fail(*arguments):
     raise ValueError("this checkpoint is not for me")
 
-Checkpoints._put = fail
+CheckpointManager._restore = fail
 sys.exit(main(["resume", sys.argv[1]]))
 """
 
@@ -49,7 +49,7 @@ sys.exit(main(["resume", sys.argv[1]]))
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed")
-    ended = command([*LOCKSTEP, "train", RECIPE, f"run.dir={directory}", "run.name=run"])
+    ended = command([*LOCKSTEP, "train", RECIPE, f"run.runs_dir={directory}", "run.name=run"])
     assert ended.code == 0, ended.output
     return hash_of(directory / "run")
 
@@ -59,7 +59,15 @@ def training(tmp_path):
     """A run that trains slowly in the background, with two checkpoints; its process and its pace."""
     pace = tmp_path / "pace"
     pace.write_text("0.2")
-    line = [*LOCKSTEP, "train", str(RECIPE), f"run.dir={tmp_path}", "run.name=run", f"task.pace={pace}", "run.keep=1"]
+    line = [
+        *LOCKSTEP,
+        "train",
+        str(RECIPE),
+        f"run.runs_dir={tmp_path}",
+        "run.name=run",
+        f"task.pace={pace}",
+        "run.keep_last=1",
+    ]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         deadline = time.monotonic() + 120
         while samples_of(tmp_path / "run") < 2 * ITERATION:
@@ -77,7 +85,7 @@ def test_a_start_that_is_slow_to_load_takes_over_and_ends_as_undisturbed(tmp_pat
     assert newer.code == 0, newer.output
     output, _ = older.communicate(timeout=60)
     assert "started anew" in output
-    assert rundir.read_status(tmp_path / "run")["state"] == "finished"
+    assert run_dir.read_status(tmp_path / "run")["state"] == "finished"
     assert hash_of(tmp_path / "run") == undisturbed
 
 
@@ -89,7 +97,7 @@ def test_a_start_that_cannot_load_leaves_the_run_to_the_one_that_trains_it(tmp_p
     assert "this checkpoint is not for me" in failed.output
     assert newest_generation(tmp_path / "run" / "checkpoints") == 1
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
-    assert rundir.read_status(tmp_path / "run")["state"] == "running"
+    assert run_dir.read_status(tmp_path / "run")["state"] == "running"
     pace.write_text("0")
     output, _ = older.communicate(timeout=120)
     assert older.returncode == 0, output
@@ -97,14 +105,22 @@ def test_a_start_that_cannot_load_leaves_the_run_to_the_one_that_trains_it(tmp_p
 
 
 def test_going_back_to_an_older_checkpoint_and_being_killed_discards_nothing(tmp_path, undisturbed):
-    line = [*LOCKSTEP, "train", RECIPE, f"run.dir={tmp_path}", "run.name=run", "run.keep=3", "run.eval_every=none"]
-    assert command([*line, f"run.samples={8 * ITERATION}"]).code == 0
+    line = [
+        *LOCKSTEP,
+        "train",
+        RECIPE,
+        f"run.runs_dir={tmp_path}",
+        "run.name=run",
+        "run.keep_last=3",
+        "run.eval_every=none",
+    ]
+    assert command([*line, f"run.total_samples={8 * ITERATION}"]).code == 0
     run, back = tmp_path / "run", 6 * ITERATION
-    before = published(run / "checkpoints")
-    resume = [*LOCKSTEP, "resume", run, "--samples", str(24 * ITERATION)]
-    killed = command([*resume, "--at", str(back)], environment={"LOCKSTEP_KILL": "0:learn:1"})
+    before = list_checkpoints(run / "checkpoints")
+    resume = [*LOCKSTEP, "resume", run, "--total-samples", str(24 * ITERATION)]
+    killed = command([*resume, "--checkpoint", str(back)], environment={"LOCKSTEP_INJECT_FAULT": "0:learn:1"})
     assert killed.code == -9, killed.output
-    assert published(run / "checkpoints") == before
+    assert list_checkpoints(run / "checkpoints") == before
     ended = command(resume)
     assert ended.code == 0, ended.output
     assert f"from {8 * ITERATION:,} samples" in (run / "logs" / "process-0.log").read_text()
@@ -114,8 +130,8 @@ def test_going_back_to_an_older_checkpoint_and_being_killed_discards_nothing(tmp
 
 
 def create_one(directory):
-    rundir.path_of = lambda recipe: Path(directory) / "paced-20261116-120000"  # the same second for all
-    return str(rundir.create_run(overlay(Paced(), {"run.dir": directory}), "{}"))
+    run_dir.run_path = lambda recipe: Path(directory) / "paced-20261116-120000"  # the same second for all
+    return str(run_dir.create_run(apply_overrides(Paced(), {"run.runs_dir": directory}), "{}"))
 
 
 def test_eight_starts_at_the_same_moment_make_eight_runs(tmp_path):
@@ -125,21 +141,21 @@ def test_eight_starts_at_the_same_moment_make_eight_runs(tmp_path):
 @pytest.mark.parametrize("what", ["files", "link", "file"])
 def test_a_new_run_takes_no_directory_that_holds_something(tmp_path, what):
     project = tmp_path / "project"
-    (project / "presence").mkdir(parents=True)
-    (project / "presence" / "thesis.tex").write_text("years of work")
+    (project / "heartbeats").mkdir(parents=True)
+    (project / "heartbeats" / "thesis.tex").write_text("years of work")
     if what == "link":
         (tmp_path / "run").symlink_to(project)
     elif what == "file":
         (tmp_path / "run").write_text("a file")
     name = "project" if what == "files" else "run"
     with pytest.raises(ConfigError, match="a new run needs a directory of its own"):
-        rundir.create_run(overlay(Paced(), {"run.dir": str(tmp_path), "run.name": name}), "{}")
-    assert (project / "presence" / "thesis.tex").read_text() == "years of work"
+        run_dir.create_run(apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": name}), "{}")
+    assert (project / "heartbeats" / "thesis.tex").read_text() == "years of work"
 
 
 def test_a_new_run_may_have_an_empty_directory(tmp_path):
     (tmp_path / "run").mkdir()
-    recipe = overlay(Paced(), {"run.dir": str(tmp_path), "run.name": "run"})
-    assert rundir.create_run(recipe, "{}") == tmp_path / "run"
+    recipe = apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": "run"})
+    assert run_dir.create_run(recipe, "{}") == tmp_path / "run"
     with pytest.raises(ConfigError, match="needs a directory of its own"):
-        rundir.create_run(recipe, "{}")
+        run_dir.create_run(recipe, "{}")

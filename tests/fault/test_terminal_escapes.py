@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.run.records import CONFIG
+from lockstep.io.jsonl import CONFIG
 from lockstep.train import train
 from processes import command
 from tiny import ITERATION, tiny
@@ -20,7 +20,7 @@ NASTY = "a\x1b]0;owned\x07\x1b[2J\u202eb\x9b1m"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     directory = tmp_path_factory.mktemp("trained")
-    train(tiny(directory, samples=ITERATION))
+    train(tiny(directory, total_samples=ITERATION))
     return directory / "run"
 
 
@@ -66,7 +66,7 @@ VERBS = {
     "export": lambda run: ["export", run, "--to", "safetensors", "--out", run.parent / f"{NASTY}.safetensors"],
     "resume": lambda run: ["resume", run],
     "resume another setting": lambda run: ["resume", run, f"run.{NASTY}=1"],
-    "init": lambda run: ["train", "gym-ppo", "--smoke", "--init-from", run, f"run.dir={run.parent}"],
+    "init": lambda run: ["train", "gym-ppo", "--smoke", "--init-from", run, f"run.runs_dir={run.parent}"],
     "train under that name": lambda run: ["train", "gym-ppo", "--smoke", f"run.name={run.name}"],
     "train with a flag": lambda run: ["train", "gym-ppo", "--smoke", "--run.name", run.name],
     "train no recipe": lambda run: ["train", NASTY],
@@ -98,7 +98,7 @@ CHANGES = {
     "task": lambda values: values["task"].update(id=NASTY),
     "option": lambda values: values["task"].update(options={NASTY: NASTY}),
     "setting": lambda values: values["run"].update({NASTY: 1}),
-    "value": lambda values: values["run"].update(samples=NASTY),
+    "value": lambda values: values["run"].update(total_samples=NASTY),
     "choice": lambda values: values["run"].update(reduction=NASTY),
     "group": lambda values: values.update(algo=NASTY),
     "device": lambda values: values["run"].update(device=NASTY),
@@ -115,7 +115,7 @@ def test_hostile_settings_are_shown_as_escapes_by_every_reader(capsys, trained, 
     shown(capsys, "eval", run, "--episodes", 1)
     shown(capsys, "export", run, "--to", "safetensors", "--out", tmp_path / "a.safetensors")
     shown(capsys, "resume", run)
-    shown(capsys, "train", "gym-ppo", "--config", run / CONFIG, "--smoke", "run.samples=nonsense")
+    shown(capsys, "train", "gym-ppo", "--config", run / CONFIG, "--smoke", "run.total_samples=nonsense")
 
 
 def test_flag_errors_do_not_show_hostile_defaults_of_a_config(capsys, tmp_path):

@@ -13,22 +13,22 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import emulated_cuda
-from lockstep.config import overlay, with_lanes
-from lockstep.philox import tensor_ops
-from lockstep.protocols import Clock
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
-from lockstep.runtime import runtime as runtimes
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides, resolve_lanes
+from lockstep.distributed import Runtime
+from lockstep.distributed import runtime as runtimes
+from lockstep.ops.philox import tensor_ops
+from lockstep.registry import find_recipe
 from lockstep.train import iterate
 from processes import together, use_emulated_gpus
 
-PPO = {"task.num_envs": 8, "algo.horizon": 4, "algo.epochs": 1}
-RECURRENT = PPO | {"algo.sequence": 1}
-DDPG = {"task.num_envs": 8, "algo": {"batch_size": 8, "horizon": 1, "learn_from": 8, "capacity": 256}}
+PPO = {"task.num_envs": 8, "algo.rollout_steps": 4, "algo.epochs": 1}
+RECURRENT = PPO | {"algo.bptt_steps": 1}
+DDPG = {"task.num_envs": 8, "algo": {"batch_size": 8, "rollout_steps": 1, "learning_starts": 8, "buffer_size": 256}}
 WORLD_MODEL = {
-    "task": {"names": ["walker-run"], "steps": 10, "num_envs": 8},
-    "algo": {"batch_size": 8, "learn_from": 24, "capacity": 256, "collect": 1},
-    "algo.plan": {"samples": 8, "from_policy": 2, "elites": 4, "rounds": 6},
+    "task": {"tasks": ["walker-run"], "episode_length": 10, "num_envs": 8},
+    "algo": {"batch_size": 8, "seed_samples": 24, "buffer_size": 256, "rollout_steps": 1},
+    "algo.plan": {"num_samples": 8, "num_policy_samples": 2, "num_elites": 4, "iterations": 6},
     "algo.model": {"size": 5, "encoder": 16, "width": 16, "latent": 16, "bins": 11},
 }
 FEW, MANY = "few", "many"
@@ -36,16 +36,19 @@ SETTINGS = {
     "snake-ppo": {FEW: PPO | {"algo.batch_size": 32}, MANY: PPO | {"algo.batch_size": 8}},
     "gym-ppo": {FEW: PPO | {"algo.batch_size": 32}, MANY: PPO | {"algo.batch_size": 8}},
     "gym-ppo-lstm": {
-        FEW: PPO | {"algo.sequence": 1, "algo.batch_size": 32},
-        MANY: PPO | {"algo.sequence": 1, "algo.batch_size": 8},
+        FEW: PPO | {"algo.bptt_steps": 1, "algo.batch_size": 32},
+        MANY: PPO | {"algo.bptt_steps": 1, "algo.batch_size": 8},
     },
     "trading-lstm": {
-        FEW: PPO | {"algo.sequence": 1, "algo.batch_size": 32},
-        MANY: PPO | {"algo.sequence": 1, "algo.batch_size": 8},
+        FEW: PPO | {"algo.bptt_steps": 1, "algo.batch_size": 32},
+        MANY: PPO | {"algo.bptt_steps": 1, "algo.batch_size": 8},
     },
-    "gym-ddpg": {FEW: DDPG | {"algo.update_ratio": 0.125}, MANY: DDPG | {"algo.update_ratio": 0.5}},
-    "team-ddpg": {FEW: DDPG | {"algo.update_ratio": 0.125}, MANY: DDPG | {"algo.update_ratio": 0.5}},
-    "dmc-tdmpc2": {FEW: WORLD_MODEL | {"algo.update_ratio": 0.125}, MANY: WORLD_MODEL | {"algo.update_ratio": 0.5}},
+    "gym-ddpg": {FEW: DDPG | {"algo.updates_per_sample": 0.125}, MANY: DDPG | {"algo.updates_per_sample": 0.5}},
+    "team-ddpg": {FEW: DDPG | {"algo.updates_per_sample": 0.125}, MANY: DDPG | {"algo.updates_per_sample": 0.5}},
+    "dmc-tdmpc2": {
+        FEW: WORLD_MODEL | {"algo.updates_per_sample": 0.125},
+        MANY: WORLD_MODEL | {"algo.updates_per_sample": 0.5},
+    },
     "cricket-gnn": {FEW: {}},
 }
 """Settings of an iteration with few updates and of one with more, by recipe."""
@@ -56,10 +59,12 @@ STEPS = {"snake-ppo": 4, "gym-ppo": 4, "gym-ppo-lstm": 4, "trading-lstm": 4}
 def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) -> dict:
     """Launches, synchronizations and the lines that synchronize in one iteration of a recipe, by phase."""
     kind = find_recipe(name)
-    recipe = overlay(kind(), (kind.smoke if name == "cricket-gnn" else {}) | settings | {"run.precision": precision})
-    runtime = Runtime.alone(with_lanes(recipe.run, 1), "cuda:0")
+    recipe = apply_overrides(
+        kind(), (kind.smoke_overrides if name == "cricket-gnn" else {}) | settings | {"run.precision": precision}
+    )
+    runtime = Runtime.single_process(resolve_lanes(recipe.run, 1), "cuda:0")
     task = recipe.task.build(runtime.lanes, runtime.device)
-    algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+    algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=10**9)
     for _ in range(warm):
         iterate(task, algorithm, clock, runtime, 10**9)
     found: dict[str, dict] = {}
@@ -68,7 +73,7 @@ def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) 
 
     def take() -> None:
         """Give what was counted since the last time to the innermost phase."""
-        phase = found.setdefault("/".join(runtime._phases), {"launches": 0, "syncs": 0, "lines": Counter()})
+        phase = found.setdefault("/".join(runtime.status.phases), {"launches": 0, "syncs": 0, "lines": Counter()})
         (launches, syncs), log = device.counts(), device.sync_log()
         phase["launches"] += launches - seen[0][0]
         phase["syncs"] += syncs - seen[0][1]

@@ -108,7 +108,7 @@ def test_training_evaluation_and_resume_use_the_cpu_with_the_cuda_build(programs
     for words in (
         train,
         ("eval", "runs/here", "--episodes", "4"),
-        ("resume", "runs/here", "--procs", "2", "--samples", "8192"),
+        ("resume", "runs/here", "--procs", "2", "--total-samples", "8192"),
     ):
         code, output = lockstep(programs, tmp_path, *words)
         assert code == 0, output

@@ -9,7 +9,7 @@ import pytest
 
 import emulated_cuda
 from lockstep.cli import main
-from lockstep.doctor.gpu.steps import MACHINE, steps_for
+from lockstep.tools.doctor.gpu.steps import MACHINE, steps_for
 from processes import command
 
 SECONDS = 960.0
@@ -48,7 +48,7 @@ def test_quick_kit_runs_every_step_on_emulated_gpus(tmp_path, capsys, gpus):
     assert found["replicas"]["replicas"]["updates"] >= 128
     assert found["recipe gym-ppo"]["memory"]["allocated_bytes"] > 0
     lines = found["recipe gym-ppo"]["host_syncs"]["lines"]
-    assert any(line["line"].startswith("tasks/gym.py:") for line in lines)  # actions go to the host environments
+    assert any(line["line"].startswith("tasks/gym/env.py:") for line in lines)  # actions go to the host environments
     assert any("process 1 on HOST" in line for line in found["hang drill"]["report"])
     proofs = [found[name].get("runs", []) for name in ("prove over NCCL", "prove over gloo")]
     assert len({row["hash"] for rows in proofs for row in rows}) == 1
@@ -62,7 +62,7 @@ def test_quick_kit_runs_every_step_on_emulated_gpus(tmp_path, capsys, gpus):
 def test_kit_uses_no_gpu_in_the_process_that_runs_the_steps(tmp_path):
     """The kit's own process imports no torch, so that it cannot create a CUDA context."""
     source = (
-        "import sys, lockstep.cli.doctor, lockstep.doctor.gpu.runner\n"
+        "import sys, lockstep.cli.doctor, lockstep.tools.doctor.gpu.runner\n"
         "assert not any(name == 'torch' or name.startswith('torch.') for name in sys.modules)"
     )
     ended = command([sys.executable, "-c", source], environment=dict(os.environ))

@@ -6,10 +6,10 @@ import pytest
 
 import emulated_cuda
 from lockstep import evaluate as module
-from lockstep.config import RunConfig, overlay
+from lockstep.config import RunConfig, apply_overrides
+from lockstep.distributed import Runtime
 from lockstep.evaluate import CHECK_EVERY, evaluate
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
+from lockstep.registry import find_recipe
 from processes import together
 
 REST = 12
@@ -19,8 +19,10 @@ REST = 12
 def scored(device, backend, episodes):
     """Scores of an agent that has learned nothing, steps taken, and synchronizations with their lines."""
     kind = find_recipe("snake-ppo")
-    recipe = overlay(kind(), kind.smoke | {"task.backend": backend, "task.hunger": 60})
-    runtime = Runtime.alone(RunConfig(lanes=2), device)
+    recipe = apply_overrides(
+        kind(), kind.smoke_overrides | {"task.backend": backend, "task.max_steps_without_food": 60}
+    )
+    runtime = Runtime.single_process(RunConfig(lanes=2), device)
     task = recipe.task.build(runtime.lanes, runtime.device)
     policy = recipe.algo.build(task, runtime).policy()
     taken = []

@@ -8,7 +8,7 @@ import torch
 
 import emulated_cuda
 from lockstep.config import RunConfig
-from lockstep.runtime import Runtime
+from lockstep.distributed import Runtime
 from processes import command, together
 from tiny import hash_of
 
@@ -19,15 +19,15 @@ import lockstep.recipes.gym_ppo as base
 import torch
 from lockstep.algorithms.ppo import PPO
 from lockstep.metrics import Metrics
-from lockstep.runtime import Optimizer
-from lockstep.tasks.gym import GymEnvs
+from lockstep.distributed import DistributedOptimizer
+from lockstep.tasks.gym.env import GymEnvs
 
 class Faulty(base.GymPPO): ...
 
 HERE = os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
 """
 SKIP_A_COLLECTIVE = """
-step = Optimizer.step
+step = DistributedOptimizer.step
 
 def skip_an_update(self, *arguments, **options):
     if HERE and self.updates == 20:
@@ -35,7 +35,7 @@ def skip_an_update(self, *arguments, **options):
         return Metrics()
     return step(self, *arguments, **options)
 
-Optimizer.step = skip_an_update
+DistributedOptimizer.step = skip_an_update
 """
 BLOCK_IN_AN_ENVIRONMENT = """
 step, calls = GymEnvs.step, []
@@ -82,10 +82,10 @@ def train(tmp_path):
         line += [
             "run.device=cuda",
             "run.reduction=fast",
-            f"run.dir={tmp_path}",
+            f"run.runs_dir={tmp_path}",
             "run.name=run",
-            "run.timeout=9",
-            "run.samples=1024",
+            "run.collective_timeout=9",
+            "run.total_samples=1024",
             "run.save_every=256",
             "run.eval_every=none",
             *words,
@@ -108,7 +108,7 @@ def test_hang_report_names_process_phase_collective_and_line(tmp_path, train, fa
     assert "collective" in report
     assert "phase " in report
     assert f"in {function}" in report or "ppo.py:" in report
-    assert "within 9 s (run.timeout)" in report
+    assert "within 9 s (run.collective_timeout)" in report
     assert "flight recorder of gloo" in report
     assert "flight recorder of NCCL" in report
     assert '"profiling_name": "nccl:ALLREDUCE"' in report
@@ -118,7 +118,7 @@ def test_hang_report_names_process_phase_collective_and_line(tmp_path, train, fa
 
 
 def test_stopped_process_is_named_and_the_run_restarts(tmp_path, train):
-    ended = train("", LOCKSTEP_KILL="1:learn:2:SIGSTOP")
+    ended = train("", LOCKSTEP_INJECT_FAULT="1:learn:2:SIGSTOP")
     assert ended.code == 0, ended.output
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert "process 1 on " in report
@@ -149,7 +149,7 @@ def test_first_cause_is_reported_although_leaving_the_group_would_block(train):
 
 def time_split():
     """Seconds by phase: work that is launched in one phase and waited for in the next."""
-    runtime = Runtime.alone(RunConfig(), "cuda:0")
+    runtime = Runtime.single_process(RunConfig(), "cuda:0")
     with runtime.phase("learn"):
         torch.cuda._sleep(300_000_000)
     with runtime.phase("collect"):
@@ -170,10 +170,10 @@ def waiting_time():
         for _ in range(5):
             if runtime.rank == 1:
                 torch.cuda._sleep(100_000_000)
-            runtime.sum(torch.ones(1, device="cuda"))
+            runtime.all_reduce_sum(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
-        runtime.ledger.now()
-        return runtime.ledger.waited
+        runtime.collective_log.now()
+        return runtime.collective_log.waited
 
 
 def test_waiting_for_a_slow_device_is_counted_on_the_others():
@@ -189,12 +189,12 @@ def pending():
     with Runtime.start(RunConfig(device="cuda")) as runtime:
         if runtime.rank == 1:
             time.sleep(2.0)
-        runtime.sum(torch.ones(1, device="cuda"))
-        seen = [runtime.ledger.now()]
+        runtime.all_reduce_sum(torch.ones(1, device="cuda"))
+        seen = [runtime.collective_log.now()]
         time.sleep(0.5)
-        seen.append(runtime.ledger.now())
+        seen.append(runtime.collective_log.now())
         torch.cuda.synchronize()
-        seen.append(runtime.ledger.now())
+        seen.append(runtime.collective_log.now())
         return [None if wait is None else [wait.number, wait.name, wait.since is not None, wait.line] for wait in seen]
 
 

@@ -6,10 +6,10 @@ from profiles import FEW, MANY, SETTINGS, on_gpu, sum_of
 from test_gpu_recipes import UPDATES, parse
 
 import emulated_cuda
+from lockstep.clock import TrainState
 from lockstep.config import RunConfig
-from lockstep.protocols import Clock
-from lockstep.runtime import Runtime
-from lockstep.runtime.compilation import MAX_SIGNATURES, WARM_UPS
+from lockstep.distributed import Runtime
+from lockstep.ops.compilation import MAX_SIGNATURES, WARM_UPS
 from lockstep.train import iterate
 from processes import together
 
@@ -28,12 +28,14 @@ def weights(words):
     recipe = parse(*words)
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
-        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+        algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=10**9)
         while algorithm.updates < UPDATES:
             iterate(task, algorithm, clock, runtime, 1)
-        state = algorithm.weights()
+        state = algorithm.model_state_dict()
         task.close()
-        return torch.cat([x.detach().double().flatten().cpu() for x in state.values()]).tolist(), list(runtime.notes)
+        return torch.cat([x.detach().double().flatten().cpu() for x in state.values()]).tolist(), list(
+            runtime.pending_messages
+        )
 
 
 def both(words):
@@ -77,7 +79,7 @@ def test_update_is_a_graph_and_what_brings_its_inputs(name):
 
 def call(function, *inputs):
     """What a recorded function returns for each of some inputs, the launches of each call, and the notes."""
-    runtime = Runtime.alone(RunConfig(compile="graphs"), "cuda:0")
+    runtime = Runtime.single_process(RunConfig(compile="graphs"), "cuda:0")
     recorded = runtime.compilation(function, "adding")
     results, launches = [], []
     for x in [x.to("cuda") for x in inputs]:
@@ -85,7 +87,7 @@ def call(function, *inputs):
             result = recorded({"x": x})
         launches.append(count.launches)
         results.append(result["y"].tolist())
-    return results, launches, runtime.notes
+    return results, launches, runtime.pending_messages
 
 
 def recorded_calls():
@@ -141,6 +143,6 @@ def on_one_gpu(function):
 
 
 def test_graphs_on_a_cpu_run_as_written_with_a_note():
-    runtime = Runtime.alone(RunConfig(compile="graphs"))
+    runtime = Runtime.single_process(RunConfig(compile="graphs"))
     assert runtime.compilation(len, "length") is len
-    assert runtime.notes == ["run.compile is graphs, which needs CUDA: on cpu everything runs as written."]
+    assert runtime.pending_messages == ["run.compile is graphs, which needs CUDA: on cpu everything runs as written."]

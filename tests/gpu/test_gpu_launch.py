@@ -9,9 +9,10 @@ import torch
 
 import emulated_cuda
 from lockstep.config import RunConfig
-from lockstep.runtime import Runtime
-from lockstep.runtime.place import Place, choose_device, device_type, set_arithmetic, small_network_note
-from lockstep.runtime.runtime import half_precision
+from lockstep.distributed import Runtime
+from lockstep.distributed.runtime import half_precision
+from lockstep.launch.device import choose_device, configure_torch, device_type, small_network_note
+from lockstep.launch.world import WorldInfo
 from processes import command, outcomes, together
 from tiny import hash_of
 
@@ -24,8 +25,14 @@ def on(gpus, *words, **settings):
 
 
 def train(directory, name, *words):
-    run = ["run.device=cuda", "run.reduction=exact", "run.eval_every=none", f"run.dir={directory}", f"run.name={name}"]
-    return ["train", "gym-ppo", "--smoke", "run.samples=512", *run, *words]
+    run = [
+        "run.device=cuda",
+        "run.reduction=exact",
+        "run.eval_every=none",
+        f"run.runs_dir={directory}",
+        f"run.name={name}",
+    ]
+    return ["train", "gym-ppo", "--smoke", "run.total_samples=512", *run, *words]
 
 
 # -- how many processes ------------------------------------------------------------------------------------------------
@@ -53,7 +60,7 @@ def test_train_distributed_and_resume_with_procs_auto_start_a_process_for_each_g
     started = on(2, *train(tmp_path, "run", "--distributed"))
     assert started.code == 0, started.output
     assert "2 processes · cuda" in started.output
-    resumed = on(2, "resume", tmp_path / "run", "--procs", "auto", "--samples", "768")
+    resumed = on(2, "resume", tmp_path / "run", "--procs", "auto", "--total-samples", "768")
     assert resumed.code == 0, resumed.output
     assert "2 processes · cuda" in resumed.output
     assert "the CPU may be faster than cuda" in resumed.output
@@ -66,7 +73,7 @@ def own_device(share=False):
     """The physical GPU of each process, where a scheduler shows each process one GPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "0" if share else os.environ["RANK"]
     with Runtime.start(RunConfig(device="cuda", share_gpu=share)) as runtime:
-        total = runtime.sum(torch.ones(1, device=runtime.device)).item()
+        total = runtime.all_reduce_sum(torch.ones(1, device=runtime.device)).item()
         backend = torch.distributed.get_backend_config()
         return torch.cuda.get_device_properties(runtime.device).pci_bus_id, total, "nccl" in backend
 
@@ -109,7 +116,7 @@ def test_device_auto_prefers_cuda_then_mps_then_cpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     assert device_type("auto") == "mps"
-    assert choose_device("auto", Place()) == torch.device("mps")
+    assert choose_device("auto", WorldInfo()) == torch.device("mps")
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     assert device_type("auto") == "cpu"
 
@@ -131,7 +138,7 @@ def test_amp_takes_bf16_only_where_it_is_not_emulated(capability, dtype):
 def test_tf32_follows_the_setting_in_matrix_products_and_convolutions(reduction, tf32):
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        set_arithmetic(RunConfig(reduction=reduction, tf32=tf32), Place())
+        configure_torch(RunConfig(reduction=reduction, tf32=tf32), WorldInfo())
         assert torch.backends.cuda.matmul.allow_tf32 is tf32
         assert torch.backends.cudnn.allow_tf32 is tf32
     finally:
@@ -151,13 +158,21 @@ def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
     contexts = tmp_path / "contexts"
     contexts.mkdir()
     (tmp_path / "quick.py").write_text(
-        "import lockstep.recipes.snake_ppo as base, lockstep.speed.autoscale as scaling\n"
+        "import lockstep.recipes.snake_ppo as base, lockstep.tools.bench.autoscale as scaling\n"
         "scaling.MOST = 1\n"
         "class Quick(base.SnakePPO): ...\n"
     )
-    words = [tmp_path / "quick.py", "--smoke", "--autoscale", "--procs", "2", "run.samples=512", "run.eval_every=none"]
+    words = [
+        tmp_path / "quick.py",
+        "--smoke",
+        "--autoscale",
+        "--procs",
+        "2",
+        "run.total_samples=512",
+        "run.eval_every=none",
+    ]
     environment = os.environ | emulated_cuda.environment(2, EMULATED_CUDA_CONTEXTS=str(contexts), OMP_NUM_THREADS="1")
-    line = [*LOCKSTEP, "train", *map(str, words), "run.device=cuda", f"run.dir={tmp_path}"]
+    line = [*LOCKSTEP, "train", *map(str, words), "run.device=cuda", f"run.runs_dir={tmp_path}"]
     launcher = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output, _ = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, output
@@ -168,7 +183,10 @@ def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
 
 
 def test_eval_and_play_use_the_gpu_unless_told_otherwise(tmp_path):
-    assert on(0, *train(tmp_path, "run")[:3], "run.samples=256", f"run.dir={tmp_path}", "run.name=run").code == 0
+    assert (
+        on(0, *train(tmp_path, "run")[:3], "run.total_samples=256", f"run.runs_dir={tmp_path}", "run.name=run").code
+        == 0
+    )
     for words in (["eval", "--episodes", "2"], ["play", "--max-steps", "3", "--gif", tmp_path / "a.gif"]):
         for device, used in (([], 1), (["--device", "cpu"], 0)):
             contexts = tmp_path / f"{words[0]}{len(device)}"

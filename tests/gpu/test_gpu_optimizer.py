@@ -8,10 +8,10 @@ from torch import nn
 
 import emulated_cuda
 from lockstep.config import RunConfig
+from lockstep.distributed import DistributedOptimizer, FusedAdam, NonFiniteError, Runtime
+from lockstep.distributed.device_steps import MAX_UNCONFIRMED
+from lockstep.distributed.nonfinite import MAX_CONSECUTIVE_SKIPS
 from lockstep.protocols import Loss
-from lockstep.runtime import Adam, BadNumbers, Optimizer, Runtime
-from lockstep.runtime.bad_numbers import IN_A_ROW
-from lockstep.runtime.device_steps import MAX_UNCONFIRMED
 from processes import together
 
 GOOD, BAD = [1.0] * 8, [1.0] * 5 + [math.nan] + [1.0] * 2
@@ -36,7 +36,9 @@ class Line(nn.Module):
 
 def line(device, **settings):
     net = Line().to(device)
-    optimizer = Optimizer(Runtime.alone(RunConfig(**settings), device), Adam(net.named_parameters(), lr=0.1))
+    optimizer = DistributedOptimizer(
+        Runtime.single_process(RunConfig(**settings), device), FusedAdam(net.named_parameters(), lr=0.1)
+    )
     return net, optimizer
 
 
@@ -47,8 +49,8 @@ def follow(device, script, **settings):
     try:
         for number in script:
             optimizer.step(net.loss, batches[number])
-        optimizer.confirm()
-    except BadNumbers as error:
+        optimizer.check_last_step()
+    except NonFiniteError as error:
         return f"{error}".splitlines()[:2], net.weight.item()
     optimizer.state()
     return int(optimizer.updates), net.weight.item()
@@ -61,14 +63,14 @@ def same_on_both(script, settings):
 @pytest.mark.parametrize("script", [[1], [1, 1, 1], [1, 0, 1, 1], [0, 1, 0], [1] * 70 + [0] + [1] * 3])
 @pytest.mark.parametrize("compile", ["off", "graphs"])
 def test_steps_with_non_finite_gradients_are_skipped_as_on_the_cpu(script, compile):
-    there, here = on_gpus(same_on_both, script, {"nonfinite": "skip", "compile": compile})
+    there, here = on_gpus(same_on_both, script, {"on_nonfinite": "skip", "compile": compile})
     assert there == pytest.approx(here, rel=1e-6)
 
 
 @pytest.mark.parametrize("script", [[0], [1, 0], [1, 1, 0, 1, 1, 1], [1] * 70 + [0, 1]])
 @pytest.mark.parametrize("compile", ["off", "graphs"])
 def test_run_stops_with_the_weights_it_had_before_the_non_finite_step(script, compile):
-    there, here = on_gpus(same_on_both, script, {"nonfinite": "stop", "compile": compile})
+    there, here = on_gpus(same_on_both, script, {"on_nonfinite": "stop", "compile": compile})
     assert here[0][0] == f"the gradient of update {script.index(0) + 1} is not finite:"
     assert there[0] == here[0]
     assert there[1] == pytest.approx(here[1], rel=1e-6)
@@ -79,7 +81,7 @@ def sent_by(compile):
     net, optimizer = line("cuda:0", compile=compile)
     for _ in range(6):  # as written, recorded and replayed
         optimizer.step(net.loss, {"y": torch.tensor(GOOD).to("cuda")})
-    return sorted([*key, count] for key, count in optimizer.runtime.sent.items())
+    return sorted([*key, count] for key, count in optimizer.runtime.bytes_reduced.items())
 
 
 def test_recorded_steps_count_what_steps_as_written_send():
@@ -87,7 +89,7 @@ def test_recorded_steps_count_what_steps_as_written_send():
 
 
 def test_too_many_skips_in_a_row_stop_the_run():
-    there, _ = on_gpus(same_on_both, [0] * IN_A_ROW, {"nonfinite": "skip"})
+    there, _ = on_gpus(same_on_both, [0] * MAX_CONSECUTIVE_SKIPS, {"on_nonfinite": "skip"})
     assert "is not finite" in there[0][0]
 
 
@@ -95,16 +97,16 @@ def counted(steps, reduction, precision):
     net, optimizer = line("cuda:0", reduction=reduction, precision=precision)
     batch = {"y": torch.tensor(GOOD).to("cuda")}
     optimizer.step(net.loss, batch)
-    optimizer.confirm()
+    optimizer.check_last_step()
     with emulated_cuda.counting() as taking:
         metrics = [optimizer.step(net.loss, batch) for _ in range(steps)]
     with emulated_cuda.counting() as confirming:
-        optimizer.confirm()
+        optimizer.check_last_step()
     total = metrics[0]
     for each in metrics[1:]:
         total += each
     with emulated_cuda.counting() as reading:
-        reduced = optimizer.runtime.reduce(total.under("train"))
+        reduced = optimizer.runtime.reduce_metrics(total.with_prefix("train"))
     return dict(taking.by_line), confirming.syncs, reading.syncs, reduced["train/skipped"]
 
 
@@ -122,7 +124,7 @@ def kept():
     for rebuilt in (False, True):
         net, optimizer = line("cuda:0")
         optimizer.step(net.loss, {"y": torch.ones(8, device="cuda")})
-        optimizer.confirm()
+        optimizer.check_last_step()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         for _ in range(10):
@@ -144,12 +146,12 @@ def test_batches_that_can_be_rebuilt_are_not_kept():
 def gradients_of(processes_settings):
     """The reduced gradient with and without micro-batches, in several buckets."""
     wire, accumulations = processes_settings
-    with Runtime.start(RunConfig(device="cuda", bucket_mb=1e-4, wire=wire)) as runtime:
+    with Runtime.start(RunConfig(device="cuda", grad_bucket_mb=1e-4, grad_comm_dtype=wire)) as runtime:
         found = []
         for accumulate in accumulations:
             torch.manual_seed(0)
             net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1)).to("cuda")
-            optimizer = Optimizer(runtime, Adam(net.named_parameters(), lr=0.1), accumulate=accumulate)
+            optimizer = DistributedOptimizer(runtime, FusedAdam(net.named_parameters(), lr=0.1), accumulate=accumulate)
             x = torch.linspace(-1, 1, 64 * 4).view(8, 8, 4)[list(runtime.lanes.local)].flatten(0, 1).to("cuda")
             optimizer.step(lambda batch, net=net: Loss(net(batch["x"]).square().sum(), len(batch["x"])), {"x": x})
             found.append((optimizer.gradient.flat.tolist(), len(optimizer.gradient._bounds)))
@@ -170,4 +172,4 @@ def test_gradient_is_the_same_in_buckets_micro_batches_and_on_several_gpus(proce
 
 
 def test_confirming_is_due_before_flags_run_out():
-    assert MAX_UNCONFIRMED < IN_A_ROW
+    assert MAX_UNCONFIRMED < MAX_CONSECUTIVE_SKIPS

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import emulated_cuda
-from lockstep.recipes import RECIPES
+from lockstep.registry import RECIPES
 from processes import command
 
 SECONDS = 1200.0

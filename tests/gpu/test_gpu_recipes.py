@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lockstep.cli.options import parse_recipe, parse_start
-from lockstep.config import with_lanes
-from lockstep.protocols import Clock
-from lockstep.recipes import RECIPES
-from lockstep.runtime import Runtime
+from lockstep.clock import TrainState
+from lockstep.config import resolve_lanes
+from lockstep.distributed import Runtime
+from lockstep.registry import RECIPES
 from lockstep.train import iterate, train
 from processes import together
 from tiny import hash_of
@@ -29,9 +29,15 @@ def trained(words):
 def short(name, path):
     """A command line for four iterations in exact mode on CUDA, with an evaluation and saves."""
     recipe = parse(name)
-    step = recipe.algo.iteration_samples(recipe.task)
-    settings = {"samples": 4 * step, "save_every": step, "log_every": step, "eval_every": 2 * step, "eval_episodes": 8}
-    settings |= {"reduction": "exact", "device": "cuda", "dir": path.parent, "name": path.name}
+    step = recipe.algo.samples_per_iteration(recipe.task)
+    settings = {
+        "total_samples": 4 * step,
+        "save_every": step,
+        "log_every": step,
+        "eval_every": 2 * step,
+        "eval_episodes": 8,
+    }
+    settings |= {"reduction": "exact", "device": "cuda", "runs_dir": path.parent, "name": path.name}
     return [name, *(f"run.{key}={value}" for key, value in settings.items())]
 
 
@@ -58,17 +64,17 @@ def weights(words):
     recipe = parse(*words)
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
-        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+        algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=10**9)
         while algorithm.updates < UPDATES:
             iterate(task, algorithm, clock, runtime, 1)
-        state = algorithm.weights()
+        state = algorithm.model_state_dict()
         task.close()
         return {name: tensor.detach().double().flatten().tolist() for name, tensor in state.items()}
 
 
 # The smoke setting's pendulum earns nothing at first: gradients are zero but for rounding, which Adam makes steps of.
 # A planned action is the best of some samples: where two are nearly as good, rounding decides which one it is.
-SMOOTH = {"dmc-tdmpc2": ["--task.names", "cartpole-balance", "algo.planning=false"]}
+SMOOTH = {"dmc-tdmpc2": ["--task.tasks", "cartpole-balance", "algo.mpc=false"]}
 
 
 QUICK = ("gym-ppo", "gym-ddpg")
@@ -91,15 +97,15 @@ def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
 def stepped(name):
     """Run each bare work of a recipe that `bench` times; the names of its parts."""
     recipe = parse(name)
-    runtime = Runtime.alone(with_lanes(recipe.run, 1), "cuda:0")
+    runtime = Runtime.single_process(resolve_lanes(recipe.run, 1), "cuda:0")
     task = recipe.task.build(runtime.lanes, runtime.device)
     algorithm = recipe.algo.build(task, runtime)
-    iterate(task, algorithm, Clock(budget=10**9), runtime, 10**9)
-    works = algorithm.engine()
+    iterate(task, algorithm, TrainState(total_samples=10**9), runtime, 10**9)
+    works = algorithm.benchmark_ops()
     for work in works:
         work.run()
     task.close()
-    return [work.part for work in works]
+    return [work.kind for work in works]
 
 
 @pytest.mark.parametrize("name", ["snake-ppo", "team-ddpg", "dmc-tdmpc2", "cricket-gnn"])  # one for each algorithm

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import emulated_cuda
-from lockstep.data.replay import Replay, ReplayConfig
+from lockstep.data.replay_buffer import Replay, ReplayConfig
 from lockstep.lanes import Lanes
-from lockstep.protocols import Rows
-from lockstep.trees import leaves
+from lockstep.protocols import AppendOnlyTensor
+from lockstep.pytree import named_leaves
 from processes import together
 
 LANES, ENVS = 4, 2
@@ -60,11 +60,12 @@ def compared(cases):
         replays = pair(rows, steps, agents, end_every, seed)
         # Copied: replay in host memory uploads every draw into the same buffer.
         draws = [
-            {name: x.clone() for name, x in leaves(replay.sample(3, 25, ahead, discount)).items()} for replay in replays
+            {name: x.clone() for name, x in named_leaves(replay.sample(3, 25, ahead, discount)).items()}
+            for replay in replays
         ]
         if steps >= ahead and rows >= ahead:
             draws = [
-                draw | {f"slice {name}": x for name, x in leaves(replay.slices(3, 25, ahead)).items()}
+                draw | {f"slice {name}": x for name, x in named_leaves(replay.slices(3, 25, ahead)).items()}
                 for draw, replay in zip(draws, replays, strict=True)
             ]
             whole = draws[2]["slice whole"]
@@ -121,10 +122,12 @@ def moved():
         fresh = pair(7, 3, 0, 4, 9)[0 if target is on_device else 2]
         for lane in range(LANES):
             state = source.lane_state(lane).items()
-            fresh.load_lane_state(lane, {name: x.all() if isinstance(x, Rows) else x for name, x in state})
-        ours = leaves(fresh.buffers)
-        found += [torch.equal(x.cpu(), ours[name].cpu()) for name, x in leaves(source.buffers).items()]
-        found += [x.all().device.type == "cpu" for x in source.lane_state(0).values() if isinstance(x, Rows)]
+            fresh.load_lane_state(lane, {name: x.all() if isinstance(x, AppendOnlyTensor) else x for name, x in state})
+        ours = named_leaves(fresh.buffers)
+        found += [torch.equal(x.cpu(), ours[name].cpu()) for name, x in named_leaves(source.buffers).items()]
+        found += [
+            x.all().device.type == "cpu" for x in source.lane_state(0).values() if isinstance(x, AppendOnlyTensor)
+        ]
     return found
 
 

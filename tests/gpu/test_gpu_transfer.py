@@ -5,12 +5,12 @@ import torch
 
 import emulated_cuda
 from lockstep.lanes import Lanes
-from lockstep.streams import Stream
-from lockstep.tasks.gym import GymConfig
+from lockstep.pytree import named_leaves
+from lockstep.rng import RandomStream
+from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.kernels import Buffers
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.tasks.snake.env import SnakeConfig
 from lockstep.transfer import Uploader
-from lockstep.trees import leaves
 from processes import together
 
 DEVICE = torch.device("cuda", 0)
@@ -30,7 +30,7 @@ def uploaded():
             "e": torch.full((5,), number, dtype=torch.int64),
         }
         with emulated_cuda.counting() as count:
-            shown = leaves(upload(tree))
+            shown = named_leaves(upload(tree))
         counts.append((count.by_name.get("copy host to device", 0), count.syncs))
         seen.append({name: tensor.clone() for name, tensor in shown.items()})  # before the next one overwrites it
         torch.cuda.current_stream().synchronize()
@@ -51,7 +51,7 @@ def written_again():
     buffers, kept = Buffers(DEVICE, obs=(torch.int64, (1 << 12,)), done=(torch.bool, (3,))), []
     for step in range(8):
         buffers.arrays["obs"][:] = step
-        kept.append(buffers.publish()["obs"].clone())
+        kept.append(buffers.copy_to_device()["obs"].clone())
     return [(obs == step).all().item() for step, obs in enumerate(kept)]
 
 
@@ -64,16 +64,19 @@ def played(config):
     here, there = (config.build(Lanes(8, range(8), 0), device) for device in (torch.device("cpu"), DEVICE))
     same = [torch.equal(here.reset(), there.reset().cpu())]
     for time in range(50):
-        action = Stream(1, "actions").integers(time, int(here.action_space.n), here.num_envs)
-        expected, shown = leaves(here.step(action)._asdict()), leaves(there.step(action.to(DEVICE))._asdict())
+        action = RandomStream(1, "actions").integers(time, int(here.action_space.n), here.num_envs)
+        expected, shown = (
+            named_leaves(here.step(action)._asdict()),
+            named_leaves(there.step(action.to(DEVICE))._asdict()),
+        )
         names = [name for name, value in expected.items() if isinstance(value, torch.Tensor)]
         same += [torch.equal(expected[name], shown[name].cpu()) for name in names]
-        same.append(torch.equal(here.observe(), there.observe().cpu()))
+        same.append(torch.equal(here.observations(), there.observations().cpu()))
     return all(same), len(same)
 
 
 def played_gym(workers):
-    return played(GymConfig(num_envs=16, workers=workers))
+    return played(GymConfig(num_envs=16, num_workers=workers))
 
 
 def played_snake():

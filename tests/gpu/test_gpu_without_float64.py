@@ -5,11 +5,11 @@ import torch
 
 from lockstep import transfer
 from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.clock import TrainState
+from lockstep.distributed import Runtime
 from lockstep.evaluate import evaluate
-from lockstep.philox import draws
-from lockstep.protocols import Clock
-from lockstep.recipes import RECIPES
-from lockstep.runtime import Runtime
+from lockstep.ops.philox import draws
+from lockstep.registry import RECIPES
 from lockstep.train import iterate
 from processes import together
 
@@ -32,7 +32,7 @@ def trained(name, reduction):
     recipe = parse_recipe(start, rest, "lockstep train")
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
-        algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+        algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=10**9)
         while algorithm.updates < 3:
             iterate(task, algorithm, clock, runtime, 1)
         scores = evaluate(algorithm.policy(), recipe.task, runtime, 4)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.backtest.measures import possible_leak
-from lockstep.backtest.walk_forward import walk_forward
-from lockstep.config import overlay
+from lockstep.apps.backtest.metrics import possible_leak
+from lockstep.apps.backtest.walk_forward import walk_forward
+from lockstep.config import apply_overrides
+from lockstep.inference import LoadedPolicy, load
 from lockstep.lanes import Lanes
-from lockstep.loading import LoadedPolicy, load
-from lockstep.protocols import State
-from lockstep.recipes import find_recipe
-from lockstep.streams import Stream
-from lockstep.tasks.trading import TradingConfig
+from lockstep.protocols import StateDict
+from lockstep.registry import find_recipe
+from lockstep.rng import RandomStream
+from lockstep.tasks.trading.env import TradingConfig
 from lockstep.train import train
 
 SHORT, FLAT, LONG = 0, 1, 2
@@ -23,23 +23,25 @@ SHORT, FLAT, LONG = 0, 1, 2
 
 def trained(directory: Path, samples: int, **task: object) -> tuple[LoadedPolicy, LoadedPolicy, TradingConfig]:
     """An agent before and after training, and what it was trained on."""
-    common = {"run.dir": str(directory), "run.eval_every": None, "run.device": "cpu"}
-    recipe = overlay(find_recipe("trading-lstm")(), {"task": task, **common})
-    before = train(overlay(recipe, {"run.samples": 1, "run.name": "before", "algo.learning_rate": 1e-12})).path
-    after = train(overlay(recipe, {"run.samples": samples, "run.name": "after"})).path
+    common = {"run.runs_dir": str(directory), "run.eval_every": None, "run.device": "cpu"}
+    recipe = apply_overrides(find_recipe("trading-lstm")(), {"task": task, **common})
+    before = train(
+        apply_overrides(recipe, {"run.total_samples": 1, "run.name": "before", "algo.learning_rate": 1e-12})
+    ).path
+    after = train(apply_overrides(recipe, {"run.total_samples": samples, "run.name": "after"})).path
     return load(before), load(after), recipe.task
 
 
 def traded(task: TradingConfig, choose: object) -> dict[str, torch.Tensor]:
     """One episode on each of 64 fresh markets: rewards summed, and what the accounts counted."""
     env = replace(task, num_envs=64).build(Lanes(1, range(1), 99), torch.device("cpu"))
-    obs, total = env.observe(), torch.zeros(64, dtype=torch.float64)
-    for _ in range(task.length):
+    obs, total = env.observations(), torch.zeros(64, dtype=torch.float64)
+    for _ in range(task.episode_length):
         step = env.step(choose(obs))
         total += step.reward
         obs = step.obs
     assert step.truncated.all()
-    counts: State = {name: values.clone() for name, values in step.episode.items()}
+    counts: StateDict = {name: values.clone() for name, values in step.episode_info.items()}
     return {"total": total, **counts}
 
 
@@ -49,10 +51,10 @@ def sampling(policy: LoadedPolicy):
 
     def choose(obs):
         nonlocal memory
-        memory = policy.policy.initial_memory(len(obs)) if memory is None else memory
+        memory = policy.policy.initial_state(len(obs)) if memory is None else memory
         with torch.no_grad():
             outputs, _, memory = net.step(policy.policy.normalizer(obs), memory)
-        return (outputs + Stream(0, "draws").gumbel(next(count), *outputs.shape)).argmax(-1)
+        return (outputs + RandomStream(0, "draws").gumbel(next(count), *outputs.shape)).argmax(-1)
 
     return choose
 
@@ -62,7 +64,7 @@ def greedy(policy: LoadedPolicy):
 
 
 def test_a_return_that_is_shown_is_earned(tmp_path: Path) -> None:
-    _, agent, task = trained(tmp_path, 200_000, market="walk", leak=True, fee=0.0)
+    _, agent, task = trained(tmp_path, 200_000, market="gbm", leak_future=True, fee_rate=0.0)
     earned = traded(task, greedy(agent))["total"].sum()
     possible = traded(task, lambda obs: torch.where(obs[:, -1] > 0, LONG, SHORT))["total"].sum()
     print(f"positive control: {earned / possible:.1%} of what the sign earns")
@@ -73,7 +75,7 @@ def test_a_return_that_is_shown_is_earned(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_where_there_is_nothing_to_earn_trading_stops(tmp_path: Path) -> None:
-    untrained, agent, task = trained(tmp_path, 1_000_000, market="walk", fee=0.001)
+    untrained, agent, task = trained(tmp_path, 1_000_000, market="gbm", fee_rate=0.001)
     before, after = traded(task, sampling(untrained)), traded(task, greedy(agent))
     gross = after["growth"] + after["fees"]
     error = float(gross.std()) / math.sqrt(len(gross))
@@ -91,9 +93,9 @@ PRICES = next((place for parent in Path(__file__).parents if (place := parent / 
 @pytest.mark.skipif(PRICES is None, reason="needs the real prices, which are not part of the repository")
 @pytest.mark.parametrize("name", ["GOOGL-daily", "BTCUSD-hourly"])
 def test_nobody_gets_too_rich_on_real_prices(tmp_path: Path, name: str) -> None:
-    data = {"task.data": (str(PRICES / f"{name}.csv"),), "run.samples": 65_536, "run.eval_every": None}
-    report = walk_forward(overlay(find_recipe("trading-lstm")(), data), tmp_path, count=3, before=0.5)
-    measures = {way: curve.measures(report.bars.a_year) for way, curve in report.curves.items()}
+    data = {"task.data": (str(PRICES / f"{name}.csv"),), "run.total_samples": 65_536, "run.eval_every": None}
+    report = walk_forward(apply_overrides(find_recipe("trading-lstm")(), data), tmp_path, count=3, before=0.5)
+    measures = {way: curve.measures(report.bars.bars_per_year) for way, curve in report.curves.items()}
     print(f"{name}: {measures}")
     assert not possible_leak(measures["agent"])
     assert measures["buy and hold"].total > 0.5  # the files are what we think they are

@@ -5,21 +5,29 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run.records import METRICS, last_values
-from lockstep.runtime.launch import launch_quietly
+from lockstep.io.jsonl import METRICS, last_values
+from lockstep.launch.launcher import launch_captured
 
 
 def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
     """Train with the command line's own words; the last value of everything that was logged."""
-    problem = launch_quietly(["train", *words, f"run.dir={directory}", "run.name=run", "run.gif=false"], processes)
+    problem = launch_captured(
+        ["train", *words, f"run.runs_dir={directory}", "run.name=run", "run.record_video=false"], processes
+    )
     assert not problem, problem
     return last_values(directory / "run" / METRICS)
 
 
 @pytest.mark.distributed
 def test_ddpg_learns_team_snakes_well_enough_to_beat_random_play(tmp_path: Path) -> None:
-    words = ("team-ddpg", "task.level=0", "task.rise=fixed", "algo.learn_from=2560", "algo.encoder.width=128")
-    more = ("run.samples=20480", "run.eval_every=20480", "run.eval_episodes=32")
+    words = (
+        "team-ddpg",
+        "task.opponent_level=0",
+        "task.level_schedule=fixed",
+        "algo.learning_starts=2560",
+        "algo.encoder.hidden_sizes=128",
+    )
+    more = ("run.total_samples=20480", "run.eval_every=20480", "run.eval_episodes=32")
     last = trained(tmp_path, 1, *words, *more)
     assert last["eval/score_mean"] >= 2.5  # random play gets 0.9
     assert last["eval/won_mean"] >= 0.6
@@ -30,7 +38,7 @@ def test_ddpg_learns_team_snakes_well_enough_to_beat_random_play(tmp_path: Path)
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ddpg_swings_the_pendulum_up_within_twenty_thousand_steps(tmp_path: Path, processes: int) -> None:
-    words = ("gym-ddpg", "run.samples=20000", "run.eval_every=20000", "run.eval_episodes=32")
+    words = ("gym-ddpg", "run.total_samples=20000", "run.eval_every=20000", "run.eval_episodes=32")
     scores = [
         trained(tmp_path / str(seed), processes, *words, f"run.seed={seed}")["eval/return_mean"] for seed in range(3)
     ]

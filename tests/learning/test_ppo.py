@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run.records import METRICS, last_values
-from lockstep.runtime.launch import launch_quietly
+from lockstep.io.jsonl import METRICS, last_values
+from lockstep.launch.launcher import launch_captured
 
 
 def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
     """Train with the command line's own words; the last value of everything that was logged."""
-    problem = launch_quietly(["train", *words, f"run.dir={directory}", "run.name=run", "run.gif=false"], processes)
+    problem = launch_captured(
+        ["train", *words, f"run.runs_dir={directory}", "run.name=run", "run.record_video=false"], processes
+    )
     assert not problem, problem
     return last_values(directory / "run" / METRICS)
 
@@ -19,7 +21,7 @@ def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
 @pytest.mark.distributed
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ppo_balances_the_pole_within_a_few_thousand_steps(tmp_path: Path, processes: int) -> None:
-    words = ("gym-ppo", "run.samples=25600", "run.eval_every=25600", "run.eval_episodes=16")
+    words = ("gym-ppo", "run.total_samples=25600", "run.eval_every=25600", "run.eval_episodes=16")
     # A random player gets 22. Of 24 seeds the lowest got 123, and their mean was 371.
     assert trained(tmp_path, processes, *words)["eval/return_mean"] >= 100
 
@@ -29,7 +31,7 @@ def test_ppo_balances_the_pole_within_a_few_thousand_steps(tmp_path: Path, proce
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ppo_solves_cartpole_at_a_hundred_thousand_steps_over_three_seeds(tmp_path: Path, processes: int) -> None:
-    words = ("gym-ppo", "run.samples=100000", "run.eval_every=100000", "run.eval_episodes=100")
+    words = ("gym-ppo", "run.total_samples=100000", "run.eval_every=100000", "run.eval_episodes=100")
     scores = [
         trained(tmp_path / str(seed), processes, *words, f"run.seed={seed}")["eval/return_mean"] for seed in range(3)
     ]
@@ -43,12 +45,14 @@ def test_ppo_solves_cartpole_at_a_hundred_thousand_steps_over_three_seeds(tmp_pa
 def test_ppo_nearly_fills_the_six_by_six_board(tmp_path: Path, processes: int) -> None:
     words = ("snake-ppo", "--preset", "tiny", "run.eval_every=none")
     trained(tmp_path, processes, *words)
+    from lockstep.distributed import Runtime
     from lockstep.evaluate import evaluate
-    from lockstep.loading import load, recipe_of
-    from lockstep.runtime import Runtime
+    from lockstep.inference import load, load_recipe
 
     run = tmp_path / "run"
-    scores = evaluate(load(run).policy, recipe_of(run).task, Runtime.alone(recipe_of(run).run), episodes=200)
+    scores = evaluate(
+        load(run).policy, load_recipe(run).task, Runtime.single_process(load_recipe(run).run), episodes=200
+    )
     assert scores["apples_mean"] >= 28  # greedy 12.1, perfect 33
 
 
@@ -56,5 +60,5 @@ def test_ppo_nearly_fills_the_six_by_six_board(tmp_path: Path, processes: int) -
 @pytest.mark.distributed
 @pytest.mark.timeout(1800)
 def test_ppo_swings_the_pendulum_up_with_normalisers(tmp_path: Path) -> None:
-    words = ("gym-ppo", "--preset", "continuous", "run.samples=200000", "run.eval_every=200000")
+    words = ("gym-ppo", "--preset", "continuous", "run.total_samples=200000", "run.eval_every=200000")
     assert trained(tmp_path, 1, *words)["eval/return_mean"] >= -300  # a random player gets about -1,200

@@ -9,11 +9,11 @@ import pytest
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.nets.memory import MemoryConfig
-from lockstep.run.records import METRICS, last_values
-from lockstep.runtime.launch import launch_quietly
-from lockstep.tasks.recall import RecallConfig
+from lockstep.io.jsonl import METRICS, last_values
+from lockstep.launch.launcher import launch_captured
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.recurrent import RecurrentConfig
+from lockstep.tasks.recall.env import RecallConfig
 from lockstep.train import train
 
 
@@ -32,23 +32,23 @@ def score(directory: Path, kind: str, delay: int, samples: int) -> float:
     """The part of right answers after training."""
     length = 2 * (delay + 1)
     recipe = RecallPPO(
-        task=RecallConfig(delay=delay, cues=4, num_envs=64),
+        task=RecallConfig(delay=delay, num_cues=4, num_envs=64),
         algo=PPOConfig(
             learning_rate=2e-3,
             schedule="linear",
-            horizon=length,
+            rollout_steps=length,
             batch_size=16 * length,
             gae_lambda=0.5,
             gamma=1.0,
-            encoder=EncoderConfig(depth=1, width=(32,)),
-            memory=MemoryConfig(kind=kind, units=32, span=delay),
+            encoder=EncoderConfig(num_layers=1, hidden_sizes=(32,)),
+            recurrent=RecurrentConfig(kind=kind, hidden_size=32, init_timescale=delay),
         ),
         run=RunConfig(
-            samples=samples,
+            total_samples=samples,
             eval_every=samples,
             eval_episodes=256,
-            gif=False,
-            dir=str(directory),
+            record_video=False,
+            runs_dir=str(directory),
             name=f"{kind}-{delay}",
         ),
     )
@@ -82,8 +82,8 @@ def without_velocities(directory: Path, recipe: str, processes: int) -> float:
     returns = []
     for seed in range(3):
         words = [recipe, "task.mask_velocity=true", "run.eval_every=100000", "run.eval_episodes=100"]
-        words += [f"run.seed={seed}", f"run.dir={directory}", f"run.name={seed}", "run.gif=false"]
-        problem = launch_quietly(["train", *words], processes)
+        words += [f"run.seed={seed}", f"run.runs_dir={directory}", f"run.name={seed}", "run.record_video=false"]
+        problem = launch_captured(["train", *words], processes)
         assert not problem, problem
         returns.append(last_values(directory / str(seed) / METRICS)["eval/return_mean"])
     print(f"{recipe} without velocities, {processes} processes: {returns}")
@@ -95,7 +95,8 @@ def without_velocities(directory: Path, recipe: str, processes: int) -> float:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_memory_balances_a_pole_whose_velocity_is_hidden(tmp_path: Path, processes: int) -> None:
-    assert without_velocities(tmp_path, "gym-ppo-lstm", processes) >= 450
+    # Two standard errors below the mean of 20 seeds (docs/benchmarks.md): returns of single seeds are 150 to 500.
+    assert without_velocities(tmp_path, "gym-ppo-lstm", processes) >= 285
 
 
 @pytest.mark.slow

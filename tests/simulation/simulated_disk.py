@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from greenlet import getcurrent, greenlet
 
-from lockstep.run.disk import Disk
-from lockstep.run.format import Damaged
+from lockstep.checkpoint.disk import Disk
+from lockstep.checkpoint.format import CorruptCheckpointError
 
 
 class Killed(BaseException):
@@ -123,18 +123,18 @@ class SimulatedDisk(Disk):
         try:
             return self._at(path).text
         except FileNotFoundError:
-            raise Damaged(f"{path} is missing") from None
+            raise CorruptCheckpointError(f"{path} is missing") from None
 
     def read_json(self, path):
         try:
             return json.loads(self.read(path))
         except ValueError:
-            raise Damaged(f"{path} is not json") from None
+            raise CorruptCheckpointError(f"{path} is not json") from None
 
     def verify(self, checkpoint):
         for name in FILES:
             if self.read(checkpoint / name) != content(checkpoint, name):
-                raise Damaged(f"{checkpoint / name} is not what was written")
+                raise CorruptCheckpointError(f"{checkpoint / name} is not what was written")
 
     def is_milestone(self, checkpoint):
         return False

@@ -3,10 +3,10 @@
 import pytest
 from test_schedules import explore
 
-from lockstep.run import fence, lineage, publishing
-from lockstep.run.fence import Fence
-from lockstep.run.lineage import find, generations, parent_of, published
-from lockstep.run.names import Name
+from lockstep.checkpoint import fencing, lineage, publishing
+from lockstep.checkpoint.fencing import GenerationFence
+from lockstep.checkpoint.lineage import find, generations, list_checkpoints, parent_of
+from lockstep.checkpoint.naming import CheckpointName
 
 SCHEDULES = 3000
 
@@ -15,10 +15,10 @@ def any_claim_supersedes(patch):
     """A start stops as soon as a newer one has claimed, whether or not that one can load."""
 
     def superseded(self):
-        self.outdated = "a newer claim" if self._newer() else ""
-        return bool(self.outdated)
+        self.superseded_by = "a newer claim" if self._newer() else ""
+        return bool(self.superseded_by)
 
-    patch.setattr(Fence, "superseded", superseded)
+    patch.setattr(GenerationFence, "superseded", superseded)
 
 
 def parent_is_chosen_before_the_claim(patch):
@@ -29,22 +29,22 @@ def parent_is_chosen_before_the_claim(patch):
             return chosen, []
         return settle(self, chosen, problems)
 
-    settle = Fence.confirm
-    patch.setattr(Fence, "confirm", confirm)
+    settle = GenerationFence.confirm
+    patch.setattr(GenerationFence, "confirm", confirm)
     any_claim_supersedes(patch)
 
 
 def line_follows_the_newest_claim(patch):
-    """An aborted `resume --at` drops the newer checkpoints."""
+    """An aborted `resume --checkpoint` drops the newer checkpoints."""
 
     def lines(directory, disk):
-        everything, line, limit = published(directory, disk), [], None
+        everything, line, limit = list_checkpoints(directory, disk), [], None
         generation = max(generations(disk.names(directory)), default=0)
         while generation:
             line += [n for n in everything if n.generation == generation and (limit is None or n <= limit)]
             try:
                 limit = parent_of(directory, generation, disk)
-            except lineage.Damaged:
+            except lineage.CorruptCheckpointError:
                 generation -= 1
                 continue
             if limit is None:
@@ -52,7 +52,7 @@ def line_follows_the_newest_claim(patch):
             generation = limit.generation
         return line
 
-    for module in (lineage, fence, publishing):
+    for module in (lineage, fencing, publishing):
         patch.setattr(module, "lineage", lines)
 
 
@@ -61,15 +61,17 @@ def newer_checkpoints_of_another_line_are_deleted(patch):
         def __gt__(self, other):
             return False
 
-    names = publishing.published
-    patch.setattr(publishing, "published", lambda *a: [Name(Low(n.samples), n.generation) for n in names(*a)])
+    names = publishing.list_checkpoints
+    patch.setattr(
+        publishing, "list_checkpoints", lambda *a: [CheckpointName(Low(n.samples), n.generation) for n in names(*a)]
+    )
 
 
 def publishing_is_not_synced(patch):
-    def publish(fence, partial, name):
-        if fence.superseded():
-            raise OSError(fence.outdated)
-        fence.disk.rename(partial, fence.directory / str(name))
+    def publish(fencing, partial, name):
+        if fencing.superseded():
+            raise OSError(fencing.superseded_by)
+        fencing.disk.rename(partial, fencing.directory / str(name))
 
     patch.setattr("world.publish", publish)
 
@@ -86,7 +88,7 @@ def resume_begins_at_zero_if_it_finds_nothing(patch):
         except Exception:
             return None, []
 
-    patch.setattr(fence, "find", forgetful)
+    patch.setattr(fencing, "find", forgetful)
     patch.setattr("world.find", lambda *a: (None, []))
 
 

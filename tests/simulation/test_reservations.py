@@ -8,14 +8,14 @@ import pytest
 from simulated_disk import Process, SimulatedDisk
 from world import World
 
-from lockstep.run import rundir
+from lockstep import run_dir
 
-RECIPE = SimpleNamespace(name="gym-ppo", run=SimpleNamespace(dir="/checkpoints", name=None))
+RECIPE = SimpleNamespace(name="gym-ppo", run=SimpleNamespace(runs_dir="/checkpoints", name=None))
 
 
 def check_then_make(recipe, disk):
     """How it was done once: look whether the name is taken, then take it."""
-    path = rundir.path_of(recipe)
+    path = run_dir.run_path(recipe)
     number = 1
     while disk.exists(path):
         number += 1
@@ -38,12 +38,12 @@ def reserve_at_once(seed, reserve, starts=8):
 
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch):
-    monkeypatch.setattr(rundir, "path_of", lambda recipe: Path(recipe.run.dir) / "gym-ppo-20261116-120000")
+    monkeypatch.setattr(run_dir, "run_path", lambda recipe: Path(recipe.run.runs_dir) / "gym-ppo-20261116-120000")
 
 
 def test_eight_starts_at_the_same_moment_get_eight_directories():
     for seed in range(500):
-        assert len(set(reserve_at_once(seed, rundir.reserve))) == 8, f"seed {seed}"
+        assert len(set(reserve_at_once(seed, run_dir.reserve))) == 8, f"seed {seed}"
 
 
 def test_a_look_before_the_reservation_is_found_out():

@@ -6,12 +6,12 @@ from pathlib import Path
 from greenlet import GreenletExit
 from simulated_disk import FILES, Directory, Killed, Process, Scheduler, SimulatedDisk, content
 
+from lockstep.checkpoint.fencing import GenerationFence
+from lockstep.checkpoint.format import CorruptCheckpointError
+from lockstep.checkpoint.lineage import find, lineage
+from lockstep.checkpoint.naming import CheckpointName, generation_file
+from lockstep.checkpoint.publishing import clear_leftovers, prune, publish
 from lockstep.config import ConfigError
-from lockstep.run.fence import Fence
-from lockstep.run.format import Damaged
-from lockstep.run.lineage import find, lineage
-from lockstep.run.names import Name, generation_file
-from lockstep.run.publishing import clear_leftovers, prune, publish
 
 RUN = Path("/checkpoints")
 KEEP = 2
@@ -30,9 +30,9 @@ class World:
         self.root.sync()
         self.directory = self.root.entries["checkpoints"]
         self.scheduler = Scheduler(self.random)
-        self.published_by: list[Name] = []
+        self.published_by: list[CheckpointName] = []
         """In the order of time."""
-        self.parents: dict[int, Name | None] = {}
+        self.parents: dict[int, CheckpointName | None] = {}
         self.states: set[int] = set()
         self.watching = True
 
@@ -54,16 +54,16 @@ class World:
         return all(file in files and files[file].text == content(RUN / str(name), file) for file in FILES)
 
     def note_published(self, process, path):
-        name = Name.parse(path.name)
+        name = CheckpointName.parse(path.name)
         if name is not None:
             self.published_by.append(name)
 
     def note_unpublished(self, process, path):
         """No whole checkpoint is deleted before one of as many samples or more is durable."""
-        gone = Name.parse(path.name)
+        gone = CheckpointName.parse(path.name)
         if gone is None or not self.whole(gone, self.directory.entries):
             return
-        names = (Name.parse(name) for name in self.directory.synced)
+        names = (CheckpointName.parse(name) for name in self.directory.synced)
         durable = [n for n in names if n and n != gone and self.whole(n, self.directory.synced)]
         if not any(name.samples >= gone.samples for name in durable):
             raise Violation(f"{process.name} deletes {gone}, the newest whole checkpoint; durable: {durable}")
@@ -78,7 +78,7 @@ class World:
         def work():
             try:
                 process.ended = self._train(process, at, saves)
-            except (ConfigError, OSError, Damaged) as error:
+            except (ConfigError, OSError, CorruptCheckpointError) as error:
                 process.ended = f"failed: {error}"
                 self._check_nothing_is_left(process)
             except (Killed, GreenletExit):
@@ -89,7 +89,7 @@ class World:
 
     def _train(self, process, at, saves):
         disk = process.disk
-        fence = Fence(RUN, True, disk)
+        fence = GenerationFence(RUN, True, disk)
         try:
             chosen, _ = fence.begin(at)
         finally:
@@ -111,14 +111,14 @@ class World:
                 return self._stop(process)
             samples += 1
             try:
-                self._save(fence, Name(samples, fence.generation))
-            except (OSError, Damaged):
-                if fence.outdated:
+                self._save(fence, CheckpointName(samples, fence.generation))
+            except (OSError, CorruptCheckpointError):
+                if fence.superseded_by:
                     return self._stop(process)
                 continue
             try:
                 prune(fence, KEEP)
-            except (OSError, Damaged):
+            except (OSError, CorruptCheckpointError):
                 continue
         return "finished"
 
@@ -134,7 +134,7 @@ class World:
             return []
         try:
             disk.verify(RUN / str(name))
-        except Damaged as damage:
+        except CorruptCheckpointError as damage:
             return [str(damage)]
         return []
 
@@ -199,7 +199,9 @@ class World:
         """When nobody is active: a resume goes on from the newest durable checkpoint of the newest line."""
         self.watching = False
         disk = SimulatedDisk(self)
-        whole = [n for n in map(Name.parse, self.directory.entries) if n and self.whole(n, self.directory.entries)]
+        whole = [
+            n for n in map(CheckpointName.parse, self.directory.entries) if n and self.whole(n, self.directory.entries)
+        ]
         try:
             found, notes = find(RUN, None, None, disk)
         except ConfigError as error:

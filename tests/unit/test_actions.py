@@ -12,7 +12,7 @@ from torch import distributions, tensor
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.nets.actions import Categorical, Gaussian, MultiCategorical, build_actions
+from lockstep.nn.distributions import Categorical, Gaussian, MultiCategorical, make_distribution
 
 pairs = st.tuples(st.floats(-20, 20, width=32), st.floats(-3.5, 87.5, width=32))
 """A logit, and noise of any size that Gumbel noise may have in single precision."""
@@ -47,7 +47,7 @@ def test_a_choice_has_the_log_probability_and_entropy_of_torchs_own(seed, choice
     ours, theirs = Categorical(choices), distributions.Categorical(logits=outputs)
     for action in range(choices):
         chosen = torch.full((5,), action)
-        log_prob, entropy = ours.judge(outputs, chosen)
+        log_prob, entropy = ours.log_prob_and_entropy(outputs, chosen)
         torch.testing.assert_close(log_prob, theirs.log_prob(chosen))
         torch.testing.assert_close(entropy, theirs.entropy(), atol=1e-5, rtol=1e-4)
     assert torch.equal(ours.mode(outputs), theirs.mode)
@@ -58,7 +58,7 @@ def test_a_choice_has_the_gradient_of_torchs_own(seed, choices, scale):
     draw = torch.Generator().manual_seed(seed)
     outputs = torch.randn(5, choices, generator=draw) * scale
     action = torch.randint(choices, (5,), generator=draw)
-    _, ours = judged(Categorical(choices).judge, outputs, action)
+    _, ours = judged(Categorical(choices).log_prob_and_entropy, outputs, action)
     _, theirs = judged(judged_by_torch, outputs, action)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
@@ -73,7 +73,7 @@ def test_a_choice_follows_its_noise_as_worked_by_hand():
 def test_choices_come_as_often_as_their_probabilities_say():
     shares = tensor([0.1, 0.2, 0.3, 0.4])
     streams = Lanes(2, range(2), 0).streams("noise")
-    noise = Categorical(4).noise(streams, 0, 50_000)
+    noise = Categorical(4).sample_noise(streams, 0, 50_000)
     assert noise.shape == (2, 50_000, 4)
     found = Categorical(4).sample(shares.log().expand(100_000, 4), noise.flatten(0, 1))
     torch.testing.assert_close(found.bincount(minlength=4) / 100_000, shares, atol=0.006, rtol=0)
@@ -87,7 +87,7 @@ def test_a_choice_is_one_of_the_choices_even_where_noise_is_as_large_as_it_gets(
 
 def test_a_choice_that_cannot_be_is_not_taken():
     outputs = tensor([[-torch.inf, 0.0, -torch.inf, 0.0]])
-    noise = Categorical(4).noise(Lanes(1, range(1), 0).streams("noise"), 0, 10_000).squeeze(0)
+    noise = Categorical(4).sample_noise(Lanes(1, range(1), 0).streams("noise"), 0, 10_000).squeeze(0)
     assert set(Categorical(4).sample(outputs.expand(10_000, 4), noise).tolist()) == {1, 3}
     most, least = -math.log(torch.finfo(torch.float32).tiny), -math.log(104.0)  # no noise is more or less
     worst = tensor([[most, least, most, least - 0.1], [most, least - 0.1, most, least]])
@@ -105,7 +105,7 @@ def test_a_choice_that_cannot_be_leaves_the_others_as_if_it_were_not_there(scale
     def scaled(judge):
         return lambda *arguments: [part * scale for part in judge(*arguments)]
 
-    ours, by_ours = judged(scaled(Categorical(5).judge), outputs, allowed[place])
+    ours, by_ours = judged(scaled(Categorical(5).log_prob_and_entropy), outputs, allowed[place])
     theirs, by_theirs = judged(scaled(judged_by_torch), few, place)
     torch.testing.assert_close(ours, theirs)
     assert by_ours.isfinite().all()
@@ -115,7 +115,7 @@ def test_a_choice_that_cannot_be_leaves_the_others_as_if_it_were_not_there(scale
 
 def test_a_choice_is_computed_in_single_precision_whatever_the_network_ran_in():
     outputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
-    log_prob, entropy = Categorical(3).judge(outputs, torch.zeros(4))
+    log_prob, entropy = Categorical(3).log_prob_and_entropy(outputs, torch.zeros(4))
     assert log_prob.dtype == entropy.dtype == torch.float32
     fine = tensor([0.0, 0.001])  # less than bfloat16 can tell from 1
     assert Categorical(2).sample(torch.ones(1, 2).bfloat16(), fine.unsqueeze(0)).item() == 1
@@ -136,7 +136,7 @@ def test_several_choices_are_independent_ones(seed):
         log_probs = [part.log_prob(action[:, place]) for place, part in enumerate(theirs)]
         return sum(log_probs), sum(part.entropy() for part in theirs)
 
-    found, by_found = judged(ours.judge, outputs, action)
+    found, by_found = judged(ours.log_prob_and_entropy, outputs, action)
     wanted, by_wanted = judged(judge_apart, outputs, action)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(by_found, by_wanted, atol=1e-4, rtol=1e-4)
@@ -149,7 +149,7 @@ def test_each_of_several_choices_has_its_own_noise():
     noise = tensor([[1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0, 0.0]])
     assert ours.sample(torch.zeros(2, 5), noise).tolist() == [[0, 2], [1, 0]]
     streams = Lanes(3, range(3), 0).streams("noise")
-    assert ours.noise(streams, 0, 4, 6).shape == (3, 4, 6, 5)
+    assert ours.sample_noise(streams, 0, 4, 6).shape == (3, 4, 6, 5)
 
 
 # ----------------------------------------------------------------------------------------------------------- continuous
@@ -161,7 +161,7 @@ def test_a_gaussian_has_the_log_probability_and_entropy_of_torchs_own(seed, feat
     outputs = torch.randn(5, 2 * features, generator=draw)
     action = torch.randn(5, features, generator=draw) * 2
     ours, theirs = Gaussian(features), normal_of(outputs)
-    log_prob, entropy = ours.judge(outputs, action)
+    log_prob, entropy = ours.log_prob_and_entropy(outputs, action)
     torch.testing.assert_close(log_prob, theirs.log_prob(action), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(entropy, theirs.entropy())
     assert torch.equal(ours.mode(outputs), outputs[:, :features])
@@ -174,7 +174,7 @@ def test_a_gaussian_follows_its_noise_as_worked_by_hand():
 
 
 def test_gaussian_noise_is_normal_and_has_the_shape_of_the_actions():
-    noise = Gaussian(3).noise(Lanes(2, range(2), 0).streams("noise"), 0, 4, 2500)
+    noise = Gaussian(3).sample_noise(Lanes(2, range(2), 0).streams("noise"), 0, 4, 2500)
     assert noise.shape == (2, 4, 2500, 3)
     assert noise.std().item() == pytest.approx(1, abs=0.02)
     assert noise.mean().item() == pytest.approx(0, abs=0.02)
@@ -192,11 +192,11 @@ def test_gaussian_noise_is_normal_and_has_the_shape_of_the_actions():
     ],
 )
 def test_a_space_gets_the_distribution_that_fits_it(space, kind, outputs, spread):
-    actions = build_actions(space)
-    assert (type(actions), actions.outputs, actions.spread) == (kind, outputs, spread)
+    actions = make_distribution(space)
+    assert (type(actions), actions.num_params, actions.num_free_params) == (kind, outputs, spread)
 
 
 @pytest.mark.parametrize("space", [spaces.MultiBinary(3), spaces.Box(-1, 1, (2, 2), np.float32), spaces.Text(3)])
 def test_a_space_nobody_acts_in_is_refused_in_words(space):
     with pytest.raises(ConfigError, match=r"are not supported.\nUse Discrete, MultiDiscrete or one-dimensional Box."):
-        build_actions(space)
+        make_distribution(space)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lockstep.nets.activations import mish, simplicial, tanh
+from lockstep.nn.activations import mish, simplicial, tanh
 
 
 def plain_simplicial(x):

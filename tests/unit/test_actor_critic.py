@@ -5,11 +5,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep.nets.actions import build_actions
-from lockstep.nets.actor_critic import ActorCritic
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.nets.init import initialising
-from lockstep.streams import Stream
+from lockstep.nn.actor_critic import ActorCritic
+from lockstep.nn.distributions import make_distribution
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.initialization import seeded_init
+from lockstep.rng import RandomStream
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
@@ -30,8 +30,10 @@ each_observation = pytest.mark.parametrize(("space", "obs"), OBSERVATIONS.values
 
 
 def build(space, action_space=ACTIONS["choice"][0], **settings):
-    with initialising(Stream(0, "init")):
-        return ActorCritic(space, build_actions(action_space), EncoderConfig(width=(8,), features=16, **settings))
+    with seeded_init(RandomStream(0, "init")):
+        return ActorCritic(
+            space, make_distribution(action_space), EncoderConfig(hidden_sizes=(8,), out_features=16, **settings)
+        )
 
 
 @each_observation
@@ -71,7 +73,7 @@ def test_pictures_are_seen_by_policy_and_value_together(kind):
 
 @each_observation
 def test_policy_and_value_share_an_encoder_where_they_are_told_to(space, obs):
-    net = build(space, shared=True)
+    net = build(space, share_encoder=True)
     assert net.critic_encoder is None
     assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
     assert gradients_of(net, net(obs)[1].sum()) == {"encoder", "value_head"}
@@ -80,7 +82,7 @@ def test_policy_and_value_share_an_encoder_where_they_are_told_to(space, obs):
 
 @each_observation
 def test_policy_and_value_have_an_encoder_each_where_they_are_told_to(space, obs):
-    net = build(space, shared=False)
+    net = build(space, share_encoder=False)
     assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
     assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
     assert torch.equal(net.value(obs), net(obs)[1])

@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from lockstep.runtime import Adam
+from lockstep.distributed import FusedAdam
 
 STARTS = """
 import sys
 from lockstep.cli import main
 
-main(["train", "gym-ppo", "--smoke", "run.dir={directory}", "run.reduction=exact"])
+main(["train", "gym-ppo", "--smoke", "run.runs_dir={directory}", "run.reduction=exact"])
 print("compiler:", "torch._dynamo" in sys.modules)
 """
 
@@ -46,14 +46,14 @@ def walk(kind, **options) -> list[torch.Tensor]:
 )
 def test_steps_are_those_of_torch_bit_for_bit(options, theirs):
     plain = {name: value for name, value in options.items() if name != "decoupled_weight_decay"}
-    ours, expected = walk(Adam, **options), walk(theirs, fused=True, **plain)
+    ours, expected = walk(FusedAdam, **options), walk(theirs, fused=True, **plain)
     assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
     assert not torch.equal(ours[0], ours[-1])
 
 
 def test_a_step_leaves_no_graph_and_the_grad_mode_as_it_was():
     weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = Adam([weight])
+    optimizer = FusedAdam([weight])
     weight.sum().backward()
     optimizer.step()
     assert torch.is_grad_enabled()
@@ -65,7 +65,7 @@ def test_whoever_watches_steps_sees_these_too():
     seen = []
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(optimizer))
     try:
-        optimizer = Adam([torch.nn.Parameter(torch.ones(3))])
+        optimizer = FusedAdam([torch.nn.Parameter(torch.ones(3))])
         optimizer.step()
     finally:
         handle.remove()

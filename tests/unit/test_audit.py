@@ -2,9 +2,9 @@
 
 import pytest
 
-from lockstep.audit import judge
 from lockstep.cli import main
 from lockstep.cli.audit import part
+from lockstep.tools.audit.analysis import analyze
 
 
 def step(**changes):
@@ -44,14 +44,14 @@ def pair(one, other, **changes):
 
 
 def findings(records):
-    return {finding.kind: finding for finding in judge(records).findings}
+    return {finding.kind: finding for finding in analyze(records).findings}
 
 
 OWN = {"local": {"net.weight": 7}, "inputs": [8]}, {"local": {"net.weight": 9}, "inputs": [10]}
 
 
 def test_a_script_that_is_right_has_no_finding_and_no_note():
-    verdict = judge(pair(*OWN))
+    verdict = analyze(pair(*OWN))
     assert verdict.findings == verdict.notes == verdict.unseen == []
     assert verdict.steps == 3
 
@@ -96,7 +96,7 @@ def test_whether_anything_was_reduced_between_steps_is_told(time, why):
 
 
 def test_parameters_that_are_averaged_after_each_step_are_no_fault():
-    verdict = judge(pair(OWN[0], OWN[1] | {"gradients": {"net.weight": 6}, "after": {"net.weight": 6}}))
+    verdict = analyze(pair(OWN[0], OWN[1] | {"gradients": {"net.weight": 6}, "after": {"net.weight": 6}}))
     assert verdict.findings == []
     assert "parameters are averaged, not gradients" in verdict.notes[0]
 
@@ -104,7 +104,7 @@ def test_parameters_that_are_averaged_after_each_step_are_no_fault():
 @pytest.mark.parametrize(("calls", "sends", "fault"), [(1, True, False), (0, True, True), (1, False, True)])
 def test_buffers_that_a_called_wrapper_sends_out_again_are_a_note(calls, sends, fault):
     wrapper = {"wrappers": [{"name": "net", "calls": calls, "buffers": sends}]}
-    verdict = judge(pair(OWN[0] | wrapper, OWN[1] | wrapper | {"buffers": {"net.mean": 6}}))
+    verdict = analyze(pair(OWN[0] | wrapper, OWN[1] | wrapper | {"buffers": {"net.mean": 6}}))
     assert [finding.kind for finding in verdict.findings] == (["buffers"] if fault else [])
     assert len(verdict.notes) == (0 if fault else 1)
 
@@ -138,7 +138,7 @@ def test_gradients_that_are_zero_everywhere_say_nothing_about_data():
 
 
 def test_what_was_not_seen_is_not_called_right():
-    assert judge(pair({}, {})).unseen == ["data"]
+    assert analyze(pair({}, {})).unseen == ["data"]
 
 
 def moving(one, other):
@@ -151,7 +151,7 @@ def moving(one, other):
 
 def test_a_seed_that_all_share_is_the_cause_of_the_same_data_and_else_a_note():
     assert "the same seed" in findings(moving(*pair(OWN[0], OWN[0])))["data"].why
-    verdict = judge(moving(*pair(*OWN)))
+    verdict = analyze(moving(*pair(*OWN)))
     assert verdict.findings == []
     assert "the global generator of torch" in verdict.notes[0]
 
@@ -180,14 +180,14 @@ def test_processes_that_wait_at_different_lines_are_found():
 def test_processes_that_work_at_different_lines_and_wait_for_nobody_are_only_slow():
     one, other = pair(*OWN, how="stood", collectives=[call("barrier")])
     one["stack"], other["stack"] = ["train.py:7 in main"], ["numba.py:9 in compile"]
-    verdict = judge([one, other])
+    verdict = analyze([one, other])
     assert verdict.findings == []
     assert "process 1 still stands after step 3 at numba.py:9 in compile" in verdict.notes[0]
-    assert "give more --patience" in verdict.notes[0]
+    assert "give more --step-timeout" in verdict.notes[0]
 
 
 def test_a_script_that_ends_early_everywhere_is_a_note():
-    verdict = judge(pair(*OWN, how="ended"))
+    verdict = analyze(pair(*OWN, how="ended"))
     assert verdict.findings == []
     assert "Only 3 steps were seen" in verdict.notes[0]
 
@@ -220,8 +220,8 @@ def test_collectives_that_only_some_processes_call_are_found(one, other, told):
 
 @pytest.mark.parametrize(("allowed", "code"), [((), 1), (("buffers",), 1), (("data",), 0)])
 def test_a_finding_that_is_meant_to_be_does_not_fail_the_audit(monkeypatch, capsys, allowed, code):
-    monkeypatch.setattr("lockstep.runtime.audit.start.run", lambda *_: pair(OWN[0], OWN[0]))
-    words = [word for kind in allowed for word in ("--allow", kind)]
+    monkeypatch.setattr("lockstep.tools.audit.launcher.run", lambda *_: pair(OWN[0], OWN[0]))
+    words = [word for kind in allowed for word in ("--ignore", kind)]
     assert main(["audit", *words, __file__]) == code
     told = capsys.readouterr().out
     assert "the same data on every process" in told
@@ -229,7 +229,7 @@ def test_a_finding_that_is_meant_to_be_does_not_fail_the_audit(monkeypatch, caps
 
 
 def test_a_script_that_steps_no_optimizer_cannot_be_audited(monkeypatch, capsys):
-    monkeypatch.setattr("lockstep.runtime.audit.start.run", lambda *_: [record(0), record(1)])
+    monkeypatch.setattr("lockstep.tools.audit.launcher.run", lambda *_: [record(0), record(1)])
     assert main(["audit", __file__]) == 2
     assert "took no step of a torch optimizer" in capsys.readouterr().err
 
@@ -245,7 +245,7 @@ def test_words_after_the_script_are_its_own():
     [
         (["nowhere.py"], "there is no script nowhere.py"),
         (["--procs", "1", __file__], "An audit compares processes"),
-        (["--allow", "drift", __file__], "'drift' is no kind of finding"),
+        (["--ignore", "drift", __file__], "'drift' is no kind of finding"),
     ],
 )
 def test_what_cannot_be_audited_is_said_in_words(capsys, words, told):

@@ -11,16 +11,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cli import launching, main
+from lockstep.cli import main, workers
 from lockstep.cli.options import parse_recipe, parse_start
-from lockstep.config import overlay
-from lockstep.functional import batch_factor
-from lockstep.protocols import Clock, Work
-from lockstep.recipes import RECIPES, find_recipe
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.launch import launcher
+from lockstep.ops.functional import lr_scale
+from lockstep.protocols import BenchmarkOp
 from lockstep.recipes.snake_ppo import SnakePPO
-from lockstep.runtime import Runtime, launch
-from lockstep.speed import autoscale as scaling
-from lockstep.speed.autoscale import MOST, Choice, autoscale
+from lockstep.registry import RECIPES, find_recipe
+from lockstep.tools.bench import autoscale as scaling
+from lockstep.tools.bench.autoscale import MOST, AutoscaleResult, autoscale
 from tiny import tiny
 
 PLENTY = 2.0**60
@@ -35,11 +37,13 @@ class Probe:
         self.envs, self.horizon, self.costs = envs, horizon, costs
         self.algorithm = self
 
-    def buffers(self):
+    def sample_buffers(self):
         return {"rollout": torch.empty(self.envs * self.horizon * self.costs.rollout_bytes, dtype=torch.uint8)}
 
-    def engine(self):
-        return [Work(part, self.envs * self.horizon, 1, lambda: self) for part in ("env", "inference", "learning")]
+    def benchmark_ops(self):
+        return [
+            BenchmarkOp(part, self.envs * self.horizon, 1, lambda: self) for part in ("env", "inference", "learning")
+        ]
 
 
 @dataclass
@@ -97,7 +101,7 @@ def test_doubling_goes_on_while_a_sample_becomes_a_tenth_cheaper(recipe):
 
 def test_what_becomes_dearer_is_left_as_it_is(recipe):
     found = choose(recipe, acting={16: 1.0, 32: 2.0}, learning={64: 1.0, 128: 3.0})
-    assert found.settings == {"task.num_envs": 16, "algo.batch_size": 64, "algo.horizon": 8}
+    assert found.settings == {"task.num_envs": 16, "algo.batch_size": 64, "algo.rollout_steps": 8}
     assert "a sample would cost 0% less" in found.reasons[0]
 
 
@@ -133,7 +137,7 @@ def test_what_one_process_does_best_is_multiplied_by_the_processes(recipe):
     one, four = choose(recipe, **costs), choose(recipe, **costs, processes=4)
     for name in ("task.num_envs", "algo.batch_size"):
         assert four.settings[name] == 4 * one.settings[name]
-    assert four.settings["algo.horizon"] == one.settings["algo.horizon"]
+    assert four.settings["algo.rollout_steps"] == one.settings["algo.rollout_steps"]
     assert "measured on one process, and multiplied by 4" in four.reasons
     assert not any("multiplied" in reason for reason in one.reasons)
 
@@ -143,16 +147,16 @@ def test_a_rollout_stays_as_many_minibatches_as_the_recipe_makes_of_it(recipe, d
     batch = 64 * 2**doublings
     found = choose(recipe, {16: 1.0, 32: 1.0}, {2 * batch: 10.0})
     assert found.settings["algo.batch_size"] == batch
-    chosen = overlay(recipe, found.settings)
-    assert chosen.algo.iteration_samples(chosen.task) == 2 * batch
-    assert f"{found.settings['algo.horizon']} steps between updates: 2 minibatches a rollout" in found.reasons[2]
+    chosen = apply_overrides(recipe, found.settings)
+    assert chosen.algo.samples_per_iteration(chosen.task) == 2 * batch
+    assert f"{found.settings['algo.rollout_steps']} steps between updates: 2 minibatches a rollout" in found.reasons[2]
 
 
 def test_the_reasons_tell_how_many_minibatches_there_really_are(recipe):
     # So many environments that two batches of all of them would be two steps: a rollout has eight at least.
     found = choose(recipe, {512: 10.0}, {512: 1.0})
-    chosen = overlay(recipe, found.settings)
-    minibatches = chosen.algo.iteration_samples(chosen.task) // chosen.algo.batch_size
+    chosen = apply_overrides(recipe, found.settings)
+    minibatches = chosen.algo.samples_per_iteration(chosen.task) // chosen.algo.batch_size
     assert f"{minibatches} minibatches a rollout" in found.reasons[2]
 
 
@@ -161,15 +165,15 @@ def test_the_reasons_tell_how_many_minibatches_there_really_are(recipe):
 )
 def test_whatever_is_chosen_passes_the_recipes_own_check(recipe, horizon, minibatches, envs, batches, processes):
     horizon *= minibatches
-    own = overlay(recipe, {"algo": {"horizon": horizon, "batch_size": 16 * horizon // minibatches}})
-    own.algo.check(own.task, own.run)
+    own = apply_overrides(recipe, {"algo": {"rollout_steps": horizon, "batch_size": 16 * horizon // minibatches}})
+    own.algo.validate(own.task, own.run)
     first = max(own.algo.batch_size, 16 * 2**envs)
     rounded = -(-first // (16 * 2**envs)) * 16 * 2**envs  # probes have as many samples to each environment
     stop = {rounded * 2 ** (batches + 1): 1e9, (first * 2 ** (batches + 1)): 1e9}
     found = choose(own, {16 * 2 ** (envs + 1): 1e9}, stop, processes=processes)
-    chosen = overlay(own, found.settings)
+    chosen = apply_overrides(own, found.settings)
     assert chosen.task.num_envs % (16 * processes) == 0
-    chosen.algo.check(chosen.task, chosen.run)
+    chosen.algo.validate(chosen.task, chosen.run)
 
 
 # -------------------------------------------------------------------------------------------------------- learning rate
@@ -194,7 +198,7 @@ def test_processes_alone_make_the_batch_grow_too(recipe):
 
 
 def test_a_scaling_that_was_asked_for_stands(recipe):
-    linear = overlay(recipe, {"algo.lr_scaling": "linear"})
+    linear = apply_overrides(recipe, {"algo.lr_scaling": "linear"})
     assert "algo.lr_scaling" not in choose(linear, {16: 1.0, 32: 1.0}, {512: 10.0}).settings
 
 
@@ -210,23 +214,23 @@ def test_a_scaling_that_was_asked_for_stands(recipe):
     ],
 )
 def test_the_factor_of_a_batch_is_the_one_worked_by_hand(rule, batch, reference, factor):
-    assert batch_factor(rule, batch, reference) == factor
+    assert lr_scale(rule, batch, reference) == factor
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**6))
 def test_the_factor_is_never_less_than_one_and_the_root_never_more_than_the_ratio(batch, reference):
-    root, ratio = (batch_factor(rule, batch, reference) for rule in ("sqrt", "linear"))
+    root, ratio = (lr_scale(rule, batch, reference) for rule in ("sqrt", "linear"))
     assert 1.0 <= root <= ratio
     assert ratio == max(1.0, batch / reference)
 
 
 def rate_of(recipe, progress, **settings):
     """The learning rate of an update at some progress of the run."""
-    recipe = overlay(recipe, {"algo": {"learning_rate": 0.01, **settings}})
-    runtime = Runtime.alone(recipe.run)
+    recipe = apply_overrides(recipe, {"algo": {"learning_rate": 0.01, **settings}})
+    runtime = Runtime.single_process(recipe.run)
     task = recipe.task.build(runtime.lanes, runtime.device)
     algorithm = recipe.algo.build(task, runtime)
-    clock = Clock(budget=10_000, samples=round(10_000 * progress))
+    clock = TrainState(total_samples=10_000, samples=round(10_000 * progress))
     algorithm.collect(clock)
     rates, step = set(), algorithm.optimizer.step
 
@@ -240,7 +244,7 @@ def rate_of(recipe, progress, **settings):
     return rate
 
 
-GROWN = {"lr_scaling": "sqrt", "reference_batch": 16}  # of a batch of 64: twice the rate
+GROWN = {"lr_scaling": "sqrt", "reference_batch_size": 16}  # of a batch of 64: twice the rate
 
 
 @pytest.mark.parametrize(
@@ -253,9 +257,9 @@ GROWN = {"lr_scaling": "sqrt", "reference_batch": 16}  # of a batch of 64: twice
         (0.0, GROWN, 0.0),
         (0.5, GROWN | {"lr_scaling": "linear"}, 0.04),
         (0.025, GROWN | {"lr_scaling": "none"}, 0.01),
-        (0.025, GROWN | {"reference_batch": 64}, 0.01),  # nothing is scaled: nothing is warmed up
-        (0.025, GROWN | {"reference_batch": None}, 0.01),
-        (0.05, GROWN | {"warmup": 0.1}, 0.01),  # a warm-up that was asked for stands
+        (0.025, GROWN | {"reference_batch_size": 64}, 0.01),  # nothing is scaled: nothing is warmed up
+        (0.025, GROWN | {"reference_batch_size": None}, 0.01),
+        (0.05, GROWN | {"warmup_fraction": 0.1}, 0.01),  # a warm-up that was asked for stands
         (0.525, GROWN | {"schedule": "linear"}, 0.01),  # from 5 % on, in a line to nothing: half of it is left
     ],
 )
@@ -282,19 +286,19 @@ def ask(*words):
         (["--preset", "large"], 8192, 8192),
         (["--preset", "large", "--algo.batch-size", "16384"], 16384, 8192),
         (["--smoke", "--algo.batch-size", "256"], 256, 128),
-        (["--algo.batch-size", "2048", "--algo.reference-batch", "512"], 2048, 512),
-        (["algo.reference_batch=512"], 1024, 512),
+        (["--algo.batch-size", "2048", "--algo.reference-batch-size", "512"], 2048, 512),
+        (["algo.reference_batch_size=512"], 1024, 512),
     ],
 )
 def test_a_learning_rate_is_meant_for_the_recipes_own_batch_unless_somebody_says_otherwise(words, batch, reference):
     algo = ask("snake-ppo", *words).algo
-    assert (algo.batch_size, algo.reference_batch) == (batch, reference)
+    assert (algo.batch_size, algo.reference_batch_size) == (batch, reference)
 
 
 def test_a_yaml_files_batch_is_not_the_recipes_own(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("algo: {batch_size: 2048}\n")
-    assert ask("snake-ppo", "--config", str(path)).algo.reference_batch == 1024
+    assert ask("snake-ppo", "--config", str(path)).algo.reference_batch_size == 1024
 
 
 def test_a_learning_rate_does_not_follow_the_batch_unless_it_is_told_to():
@@ -312,27 +316,35 @@ def test_autoscale_is_asked_for_under_two_names(flag):
 
 @pytest.fixture
 def _one_thread(monkeypatch):
-    monkeypatch.setattr(launch, "cores_for", lambda processes: 1)
+    monkeypatch.setattr(launcher, "threads_per_process", lambda processes: 1)
 
 
 @pytest.mark.usefixtures("_one_thread")
 def test_a_run_keeps_what_was_chosen_for_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(scaling, "MOST", 2)
     monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
-    words = ["--smoke", "--autoscale", f"run.dir={tmp_path}", "run.name=scaled", "run.samples=1", "run.eval_every=none"]
+    words = [
+        "--smoke",
+        "--autoscale",
+        f"run.runs_dir={tmp_path}",
+        "run.name=scaled",
+        "run.total_samples=1",
+        "run.eval_every=none",
+    ]
     assert main(["train", "snake-ppo", *words]) == 0
     told = capsys.readouterr().out
     config = yaml.safe_load((tmp_path / "scaled" / "config.yaml").read_text())
     task, algo = config["task"], config["algo"]
     assert task["num_envs"] in (16, 32)
     assert algo["batch_size"] in (128, 256)
-    assert task["num_envs"] * algo["horizon"] == 4 * algo["batch_size"]  # four minibatches, as before
-    assert algo["reference_batch"] == 128
+    assert task["num_envs"] * algo["rollout_steps"] == 4 * algo["batch_size"]  # four minibatches, as before
+    assert algo["reference_batch_size"] == 128
     assert algo["lr_scaling"] == ("sqrt" if algo["batch_size"] > 128 else "none")
     assert "Scaled to this machine:" in told
     again = told.split("the same again, without probing: ")[1].split("\n")[0]
     assert overlay_of(again) == {"num_envs": task["num_envs"]} | {
-        name: algo[name] for name in ("batch_size", "horizon") + (("lr_scaling",) if "lr_scaling" in again else ())
+        name: algo[name]
+        for name in ("batch_size", "rollout_steps") + (("lr_scaling",) if "lr_scaling" in again else ())
     }
 
 
@@ -350,28 +362,28 @@ def overlay_of(words):
 @pytest.mark.usefixtures("_one_thread")
 def test_several_processes_are_started_with_the_numbers_that_were_chosen(tmp_path, monkeypatch):
     started = []
-    chosen = {"task.num_envs": 64, "algo.batch_size": 512, "algo.horizon": 32, "algo.lr_scaling": "sqrt"}
-    monkeypatch.setattr(scaling, "autoscale", lambda recipe, procs, say: Choice(chosen, ["a reason"]))
+    chosen = {"task.num_envs": 64, "algo.batch_size": 512, "algo.rollout_steps": 32, "algo.lr_scaling": "sqrt"}
+    monkeypatch.setattr(scaling, "autoscale", lambda recipe, procs, say: AutoscaleResult(chosen, ["a reason"]))
     monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
     monkeypatch.setattr(
-        launching,
-        "launch_or_explain",
+        workers,
+        "launch_and_report",
         lambda words, fleet: started.append((json.loads(Path(words[2]).read_text()), fleet.processes)) or 0,
     )
-    line = ["snake-ppo", "--smoke", "--autoscale", "--procs", "2", f"run.dir={tmp_path}", "algo.batch_size=256"]
+    line = ["snake-ppo", "--smoke", "--autoscale", "--procs", "2", f"run.runs_dir={tmp_path}", "algo.batch_size=256"]
     assert main(["train", *line]) == 0
     ((spec, procs),) = started
     assert procs == 2
-    recipe = overlay(SnakePPO(), spec["settings"])  # what each of them trains
-    assert recipe == overlay(recipe, chosen)
-    assert recipe.algo.reference_batch == 128
+    recipe = apply_overrides(SnakePPO(), spec["settings"])  # what each of them trains
+    assert recipe == apply_overrides(recipe, chosen)
+    assert recipe.algo.reference_batch_size == 128
 
 
 @pytest.mark.usefixtures("_one_thread")
 def test_numbers_that_do_not_divide_are_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(scaling, "autoscale", lambda *_: Choice({"algo.horizon": 31}, []))
+    monkeypatch.setattr(scaling, "autoscale", lambda *_: AutoscaleResult({"algo.rollout_steps": 31}, []))
     monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
-    assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.dir={tmp_path}"]) == 2
+    assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.runs_dir={tmp_path}"]) == 2
     assert "which minibatches of 128 do not divide" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -379,7 +391,7 @@ def test_numbers_that_do_not_divide_are_refused_before_anything_starts(tmp_path,
 def test_one_of_torchruns_processes_does_not_probe_for_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.dir={tmp_path}"]) == 2
+    assert main(["train", "snake-ppo", "--smoke", "--autoscale", f"run.runs_dir={tmp_path}"]) == 2
     told = capsys.readouterr().err
     assert "--autoscale probes one machine before its processes start, and torchrun has started them already." in told
     assert "lockstep train --autoscale --procs N" in told
@@ -391,7 +403,7 @@ def test_what_collects_no_rollouts_is_left_alone(recipe):
         population: int = 8
 
     found = autoscale(replace(recipe, algo=Search()), 1)
-    assert found == Choice({}, ["snake-ppo collects no rollouts: there is nothing to scale."])
+    assert found == AutoscaleResult({}, ["snake-ppo collects no rollouts: there is nothing to scale."])
 
 
 def test_the_memory_of_a_machine_is_shared_by_its_processes():
@@ -402,9 +414,9 @@ def test_the_memory_of_a_machine_is_shared_by_its_processes():
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_probed_or_says_why_not(name):
     kind = find_recipe(name)
-    recipe = overlay(kind(), kind.smoke)
+    recipe = apply_overrides(kind(), kind.smoke_overrides)
     if (why_not := scaling.refusal(recipe)) is not None:
-        assert scaling.autoscale(recipe, 1) == scaling.Choice({}, [why_not])
+        assert scaling.autoscale(recipe, 1) == scaling.AutoscaleResult({}, [why_not])
         assert name not in ("snake-ppo", "gym-ppo")  # these two learn from rollouts that can be cut as one likes
         return
     meter = scaling._meter(recipe, envs=recipe.task.num_envs, horizon=4)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.backtest.measures import Measures, drawdowns, measure, possible_leak
-from lockstep.backtest.walk_forward import Curve, Fold, folds_of, play, sma, stitch
+from lockstep.apps.backtest.metrics import Measures, drawdowns, measure, possible_leak
+from lockstep.apps.backtest.walk_forward import EquityCurve, Fold, folds_of, play, sma, stitch
 from lockstep.cli import main
 from lockstep.lanes import Lanes
-from lockstep.streams import Stream
-from lockstep.tasks.bars import OPEN, read_bars
-from lockstep.tasks.trading import TradingConfig
+from lockstep.rng import RandomStream
+from lockstep.tasks.trading.env import TradingConfig
+from lockstep.tasks.trading.price_data import OPEN, read_bars
 
 FLAT, LONG = 1, 2
 
@@ -61,7 +61,7 @@ def test_a_ratio_nobody_has_for_a_year_is_called_a_possible_leak():
 
 
 def write(path, bars=400):
-    moves = Stream(3, "prices").normal(0, bars, 2).numpy().astype(float) * 0.01
+    moves = RandomStream(3, "prices").normal(0, bars, 2).numpy().astype(float) * 0.01
     close = 100 * np.exp(np.cumsum(moves[:, 0]))
     rows = [f"{86400 * day},{c * 1.001},{c * 1.01},{c * 0.99},{c}" for day, c in enumerate(close)]
     path.write_text("unix,open,high,low,close\n" + "\n".join(rows))
@@ -76,7 +76,7 @@ def test_folds_follow_each_other_to_the_end():
 
 
 def test_folds_that_are_stitched_are_one_long_fold_but_for_their_orders_to_be_flat(tmp_path):
-    task = TradingConfig(data=(write(tmp_path / "a.csv"),), fee=0.0)
+    task = TradingConfig(data=(write(tmp_path / "a.csv"),), fee_rate=0.0)
     bars, scale = read_bars(task.data[0], {}), built(task).shared_state()
     whole = play(task, bars, Fold(200, 397), lambda *_: LONG, scale)
     opens = np.log(bars.prices[201:398, OPEN])
@@ -104,7 +104,7 @@ def test_the_average_baseline_knows_only_closes_up_to_its_bar():
 
 
 def test_curves_keep_their_counts():
-    curve = Curve(np.zeros(2), np.zeros(2), np.array([2.0, 1.0, 4.0, 3.0, 0.5]))
+    curve = EquityCurve(np.zeros(2), np.zeros(2), np.array([2.0, 1.0, 4.0, 3.0, 0.5]))
     assert curve.measures(2.0)[4:] == (2.0, 0.5, 0.75, 4, 0.5, 1.0)
 
 
@@ -115,7 +115,7 @@ def test_a_walk_forward_leaves_a_run_for_each_fold_a_picture_and_a_page(tmp_path
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     words = ["trading-lstm", "--smoke", "--data", write(tmp_path / "a.csv"), "--out", str(out), "--folds", "2"]
-    assert main(["backtest", *words, "run.samples=512", "run.eval_every=none"]) == 0
+    assert main(["backtest", *words, "run.total_samples=512", "run.eval_every=none"]) == 0
     told = capsys.readouterr().out
     for word in ("agent", "buy and hold", "SMA 20/100", "flat", "Sharpe", "win rate", "365 bars a year"):
         assert word in told

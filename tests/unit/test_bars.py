@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.config import ConfigError
-from lockstep.tasks.bars import CLOSE, OPEN, read_bars
+from lockstep.tasks.trading.price_data import CLOSE, OPEN, read_bars
 
 
 def write(path, text):

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.cli import bench, main
 from lockstep.cli.plan import ASSUMPTIONS
-from lockstep.runtime import launch
-from lockstep.speed.network import NETWORKS, ring
+from lockstep.launch import launcher
+from lockstep.tools.bench.network_model import NETWORKS, ring
 from processes import command
 
 PROMISED = {
@@ -39,7 +39,7 @@ PARTS = ["env", "inference", "learning", "reduction", "rest"]
 @pytest.fixture(autouse=True)
 def _wide_pages_and_one_thread(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(launch, "cores_for", lambda processes: 1)
+    monkeypatch.setattr(launcher, "threads_per_process", lambda processes: 1)
 
 
 def refused(capsys, *words):
@@ -207,7 +207,7 @@ def planned(tmp_path_factory):
     path = tmp_path_factory.mktemp("plan") / "measured.json"
     words = ["--smoke", "--gpus", "1", "2", "--rounds", "1", "--json", "--save", str(path)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "cores_for", lambda processes: 1)
+        patch.setattr(launcher, "threads_per_process", lambda processes: 1)
         told = []
         patch.setattr(sys.stdout, "write", told.append)
         assert main(["plan", "snake-ppo", *words]) == 0

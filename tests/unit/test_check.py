@@ -9,10 +9,10 @@ from gymnasium.spaces import Box, Discrete
 
 from lockstep.config import ConfigError
 from lockstep.protocols import Step
-from lockstep.streams import Stream
-from lockstep.tasks.check import check
-from lockstep.tasks.gym import GymConfig
-from lockstep.trees import copy_into
+from lockstep.pytree import load_into
+from lockstep.rng import RandomStream
+from lockstep.tasks.env_checker import check_env
+from lockstep.tasks.gym.env import GymConfig
 
 
 class Walk:
@@ -21,7 +21,7 @@ class Walk:
     noise_seed = property(lambda self: self.lanes.seed)
 
     def __init__(self, config, lanes, device):
-        self.lanes, self.share = lanes, lanes.share(config.num_envs, "num_envs")
+        self.lanes, self.share = lanes, lanes.per_lane(config.num_envs, "num_envs")
         self.num_envs = len(lanes) * self.share
         self.observation_space = Box(-4, 9, (2,), np.float32)
         self.action_space = Discrete(3)
@@ -33,7 +33,7 @@ class Walk:
 
     def noise(self, row):
         self.draws[row] += 1
-        return Stream(self.noise_seed, "walk", self.index(row)).uniform(int(self.draws[row])).item() - 0.5
+        return RandomStream(self.noise_seed, "walk", self.index(row)).uniform(int(self.draws[row])).item() - 0.5
 
     def begin(self, row):
         self.position[row], self.age[row] = self.noise(row), 0
@@ -42,26 +42,26 @@ class Walk:
         self.draws[:] = 0
         for row in range(self.num_envs):
             self.begin(row)
-        return self.observe()
+        return self.observations()
 
-    def observe(self):
+    def observations(self):
         return torch.stack([self.position, self.age], dim=1)
 
     def step(self, action):
         self.position += action - 1 + torch.tensor([self.noise(row) for row in range(self.num_envs)])
         self.age += 1
         terminated, truncated = self.position.abs() > 2, self.age >= 9
-        final, age = self.observe(), self.age.clone()
+        final, age = self.observations(), self.age.clone()
         for row in (terminated | truncated).nonzero().flatten().tolist():
             self.begin(row)
-        return Step(self.observe(), self.position.clone(), terminated, truncated, final, {"age": age})
+        return Step(self.observations(), self.position.clone(), terminated, truncated, final, {"age": age})
 
-    def advance(self, clock): ...
+    def on_iteration_start(self, clock): ...
 
-    def text(self, env):
+    def render_text(self, env):
         return f"at {self.position[env]:.2f}"
 
-    def frame(self, env):
+    def render(self, env):
         raise ConfigError("A walk has no pictures.")
 
     def close(self): ...
@@ -77,11 +77,11 @@ class Walk:
         return {"position": self.position[rows], "age": self.age[rows], "draws": self.draws[rows]}
 
     def load_lane_state(self, lane, state):
-        copy_into(self.lane_state(lane), state, "walk")
+        load_into(self.lane_state(lane), state, "walk")
 
 
 class WithoutObserve(Walk):
-    observe = property(lambda self: self.missing)
+    observations = property(lambda self: self.missing)
 
     def reset(self):
         return torch.zeros(self.num_envs, 2)
@@ -124,7 +124,7 @@ class RewardsAgentsByPlaceInTheBatch(Walk):
 
 class CountsOncePerLane(Walk):
     def step(self, action):
-        return super().step(action)._replace(episode={"age": torch.zeros(8)})
+        return super().step(action)._replace(episode_info={"age": torch.zeros(8)})
 
 
 class PromisesPictures(Walk):
@@ -194,7 +194,7 @@ class SavesNoAge(Walk):
 
 class LoadsNoAge(Walk):
     def load_lane_state(self, lane, state):
-        copy_into(self.lane_state(lane), state | {"age": self.lane_state(lane)["age"]}, "walk")
+        load_into(self.lane_state(lane), state | {"age": self.lane_state(lane)["age"]}, "walk")
 
 
 class SavesNumbers(Walk):
@@ -203,12 +203,12 @@ class SavesNumbers(Walk):
 
 
 class SpeaksInBytes(Walk):
-    def text(self, env):
+    def render_text(self, env):
         return b"here"
 
 
 class DrawsInFloats(Walk):
-    def frame(self, env):
+    def render(self, env):
         return np.zeros((4, 4, 3))
 
 
@@ -222,18 +222,18 @@ class WalkConfig:
 
 
 def test_a_sound_task_passes():
-    assert check(WalkConfig(), steps=60) == []
+    assert check_env(WalkConfig(), steps=60) == []
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
 def test_gymnasium_environments_pass(id):
-    assert check(GymConfig(id=id)) == []
+    assert check_env(GymConfig(id=id)) == []
 
 
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (WithoutObserve, "The task has no observe. Add what protocols.VecEnv asks for."),
+        (WithoutObserve, "The task has no observations. Add what protocols.VecEnv asks for."),
         (CountsAllEnvironments, "num_envs is 16 where 3 of 8 lanes host 6 of 16 environments."),
         (RewardsInDoubles, "reward at step 0 is a Tensor of torch.float64 [16]. Make it torch.float32 [16]"),
         (RewardsWithNan, "reward at step 0 is nan in environment 5. Keep it finite"),
@@ -243,10 +243,10 @@ def test_gymnasium_environments_pass(id):
             RewardsAgentsByPlaceInTheBatch,
             "Alone, lanes 3 to 5 play otherwise than among all 8: agent_reward of environment 6 at step 0",
         ),
-        (CountsOncePerLane, "episode.age at step 0 is a Tensor of torch.float32 [8]. Make it [16]"),
+        (CountsOncePerLane, "episode_info.age at step 0 is a Tensor of torch.float32 [8]. Make it [16]"),
         (PromisesPictures, "obs of reset() is a Tensor of torch.float32 [16, 2], but 16 times its space"),
         (LeavesItsSpace, "obs at step 3 lies outside its space"),
-        (ObservesSomethingElse, "observe() after step 0 is not the obs of that step."),
+        (ObservesSomethingElse, "observations() after step 0 is not the obs of that step."),
         (ForgetsTheLastObservation, "it shows how the next episode begins. Copy the last observation to final_obs"),
         (NeverEnds, "No episode ended in 60 steps"),
         (
@@ -264,21 +264,21 @@ def test_gymnasium_environments_pass(id):
         ),
         (LoadsNoAge, "lane 2 has another age than was saved. Load all that is saved."),
         (SavesNumbers, "lane_state holds lane, not as a tensor."),
-        (SpeaksInBytes, "text(0) is bytes. Return a str."),
-        (DrawsInFloats, "frame(0) is float64 (4, 4, 3). Return uint8 [height, width, 3]"),
+        (SpeaksInBytes, "render_text(0) is bytes. Return a str."),
+        (DrawsInFloats, "render(0) is float64 (4, 4, 3). Return uint8 [height, width, 3]"),
     ],
 )
 def test_a_fault_is_named_with_its_place_and_its_cure(kind, sentence):
-    faults = check(WalkConfig(kind=kind), steps=60)
+    faults = check_env(WalkConfig(kind=kind), steps=60)
     assert any(sentence in fault for fault in faults), faults
 
 
 @pytest.mark.parametrize("kind", [RewardsInDoubles, ForgetsTheLastObservation, SavesNoAge, IgnoresTheSeed])
 def test_a_single_fault_is_told_in_a_single_sentence(kind):
-    assert len(check(WalkConfig(kind=kind), steps=60)) == 1
+    assert len(check_env(WalkConfig(kind=kind), steps=60)) == 1
 
 
 def test_a_task_without_chance_passes_when_it_is_said_to_have_none():
-    config = GymConfig(id="CliffWalking-v1", kwargs={"max_episode_steps": 40})
-    assert check(config, steps=60, chance=False) == []
-    assert len(check(config, steps=60)) == 2
+    config = GymConfig(id="CliffWalking-v1", env_kwargs={"max_episode_steps": 40})
+    assert check_env(config, steps=60, chance=False) == []
+    assert len(check_env(config, steps=60)) == 2

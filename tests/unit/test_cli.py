@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from lockstep import __version__
-from lockstep.cli import VERBS, main
+from lockstep.cli import COMMANDS, main
 from lockstep.cli import train as train_verb
 from lockstep.cli.options import parse_recipe, parse_start
 from lockstep.cli.worker_spec import write_spec
-from lockstep.recipes import RECIPES
+from lockstep.launch.launcher import LaunchResult
 from lockstep.recipes.snake_ppo import SnakePPO
-from lockstep.runtime.launch import Outcome
+from lockstep.registry import RECIPES
 from lockstep.train import train
 from tiny import ITERATION, tiny
 
@@ -35,10 +35,10 @@ except SystemExit as exit:
 sys.stderr.write("torch" if "torch" in sys.modules else "no torch")
 sys.exit(code)
 """
-COMMANDS = {"baseline": "import tyro, rich", "lockstep": HELP.format(words=["--help"])} | {
-    verb: HELP.format(words=[verb, "--help"]) for verb in VERBS
+PROGRAMS = {"baseline": "import tyro, rich", "lockstep": HELP.format(words=["--help"])} | {
+    verb: HELP.format(words=[verb, "--help"]) for verb in COMMANDS
 }
-each_help = pytest.mark.parametrize("name", list(COMMANDS)[1:])
+each_help = pytest.mark.parametrize("name", list(PROGRAMS)[1:])
 
 
 def run(code):
@@ -60,18 +60,18 @@ def _wide_pages(monkeypatch):
 @pytest.fixture(scope="module")
 def helped():
     """What each help page said, and how long it took: what took too long is tried twice more, for that may be noise."""
-    seconds, ended = {name: [] for name in COMMANDS}, {}
+    seconds, ended = {name: [] for name in PROGRAMS}, {}
 
     def help_with(*names):
         for name in names:
             began = seconds_of_children()
-            ended[name] = run(COMMANDS[name])
+            ended[name] = run(PROGRAMS[name])
             seconds[name].append(seconds_of_children() - began)
 
     for _ in range(3):
         help_with("baseline")
     quick = LIMIT * statistics.median(seconds["baseline"])
-    for name in COMMANDS:
+    for name in PROGRAMS:
         help_with(name)
         if seconds[name][0] > quick:
             help_with(name, name)
@@ -97,12 +97,12 @@ def test_help_is_quick(helped, name):
 
 
 def test_the_help_page_lists_every_verb_with_what_it_does(helped):
-    for verb, words in VERBS.items():
+    for verb, words in COMMANDS.items():
         assert f"lockstep {verb}" in helped[0]["lockstep"].stdout
         assert words in helped[0]["lockstep"].stdout
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", COMMANDS)
 def test_a_verbs_help_says_how_it_is_used(helped, verb):
     page = helped[0][verb].stdout
     assert f"lockstep {verb}" in page
@@ -167,33 +167,44 @@ def launched(monkeypatch):
 
     def launch(words, fleet):
         calls.append((json.loads(Path(words[2]).read_text()) if words[1] == "--worker" else words, fleet.processes))
-        return Outcome(0)
+        return LaunchResult(0)
 
-    monkeypatch.setattr("lockstep.runtime.launch.launch", launch)
+    monkeypatch.setattr("lockstep.launch.launcher.launch", launch)
     return calls
 
 
 def test_the_processes_of_a_run_are_told_its_name_and_its_lanes_and_not_to_start_more(launched, tmp_path):
-    line = ["train", "snake-ppo", "--smoke", "--num-gpus", "3", "--run.seed", "5", f"run.dir={tmp_path}", "-n", "3"]
+    line = [
+        "train",
+        "snake-ppo",
+        "--smoke",
+        "--num-gpus",
+        "3",
+        "--run.seed",
+        "5",
+        f"run.runs_dir={tmp_path}",
+        "-n",
+        "3",
+    ]
     assert main(line) == 0
     ((spec, count),) = launched
     assert count == 3
     assert (spec["recipe"], spec["options"]) == ("snake-ppo", {"init_from": None})
     run = spec["settings"]["run"]
-    assert (run["seed"], run["lanes"], run["samples"]) == (5, 8, SnakePPO.smoke["run"]["samples"])
+    assert (run["seed"], run["lanes"], run["total_samples"]) == (5, 8, SnakePPO.smoke_overrides["run"]["total_samples"])
     assert run["name"].startswith("snake-ppo-2")
 
 
 def test_a_note_is_told_once_by_whoever_starts_the_processes(launched, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("lockstep.train.train", lambda recipe, **_: pytest.fail("it must stop before it trains"))
-    line = ["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.dir={tmp_path}"]
+    line = ["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.runs_dir={tmp_path}"]
     assert main([*line, "--rdzv-id", "job"]) == 0  # a named job, whose workers parse the flags again
     assert capsys.readouterr().out.count("--load-model is not needed") == 1
     ((words, _),) = launched
-    monkeypatch.setattr("lockstep.parent.die_with_launcher", lambda: None)  # there is none
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCHED": str(tmp_path)}.items():
+    monkeypatch.setattr("lockstep.launch.process_lifetime.die_with_launcher", lambda: None)  # there is none
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCH_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: 0)
+    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: 0)
     assert main(words) == 0
     assert "not needed" not in capsys.readouterr().out
 
@@ -203,13 +214,13 @@ def test_resume_from_hands_on_what_may_change(monkeypatch):
     monkeypatch.setattr("lockstep.cli.resume.run", lambda words: seen.append(words) or 0)
     line = ["snake-ppo", "--resume-from", "runs/a", "--total-timesteps", "900", "--procs", "2", "--device", "cpu"]
     assert train_verb.run(line) == 0
-    assert seen == [["runs/a", "--procs", "2", "--run.samples", "900", "--run.device", "cpu"]]
+    assert seen == [["runs/a", "--procs", "2", "--run.total-samples", "900", "--run.device", "cpu"]]
 
 
 def test_a_run_that_exists_is_refused_before_any_process_starts(launched, capsys, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("")
-    assert main(["train", "snake-ppo", "--smoke", "-n", "2", f"run.dir={tmp_path}", "run.name=mine"]) == 2
+    assert main(["train", "snake-ppo", "--smoke", "-n", "2", f"run.runs_dir={tmp_path}", "run.name=mine"]) == 2
     assert f"Go on with it: lockstep resume {tmp_path / 'mine'}" in capsys.readouterr().err
     assert launched == []
 
@@ -218,13 +229,23 @@ def test_a_run_that_exists_is_refused_before_any_process_starts(launched, capsys
 def test_a_job_on_one_host_that_is_queued_again_goes_on_with_the_run_it_began(launched, tmp_path, procs):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.yaml").write_text("")  # whose it is, its processes find out from its status
-    line = ["train", "snake-ppo", "--smoke", "-n", procs, "--rdzv-id", "job7", f"run.dir={tmp_path}", "run.name=mine"]
+    line = [
+        "train",
+        "snake-ppo",
+        "--smoke",
+        "-n",
+        procs,
+        "--rdzv-id",
+        "job7",
+        f"run.runs_dir={tmp_path}",
+        "run.name=mine",
+    ]
     assert main(line) == 0
     assert [count for _, count in launched] == [int(procs)]
 
 
 def test_a_run_may_go_on_with_another_budget_and_device_as_flags_or_keys(launched, tmp_path):
-    train(tiny(tmp_path, samples=ITERATION))
+    train(tiny(tmp_path, total_samples=ITERATION))
     path = str(tmp_path / "run")
     assert (
         main(["resume", path, "-n", "2", "--total-timesteps", "512", "--run.device", "cpu", "run.log_every=256"]) == 0
@@ -233,15 +254,15 @@ def test_a_run_may_go_on_with_another_budget_and_device_as_flags_or_keys(launche
     assert count == 2
     assert spec["options"] == {"resume": True, "at": None, "without_replay": False}
     run = spec["settings"]["run"]
-    assert (run["samples"], run["device"], run["log_every"], run["name"]) == (512, "cpu", 256, "run")
+    assert (run["total_samples"], run["device"], run["log_every"], run["name"]) == (512, "cpu", 256, "run")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_worker_trains_the_recipe_that_its_launcher_resolved(name, launched, monkeypatch, tmp_path):
     trained = []
     monkeypatch.setattr("lockstep.train.train", lambda recipe, **options: trained.append((recipe, options)))
-    monkeypatch.setattr("lockstep.cli.launching.run_worker", lambda work: work() or 0)
-    start, rest, _ = parse_start([name, "--smoke", "run.seed=3", f"run.dir={tmp_path}"], "train", "")
+    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: work() or 0)
+    start, rest, _ = parse_start([name, "--smoke", "run.seed=3", f"run.runs_dir={tmp_path}"], "train", "")
     recipe = parse_recipe(start, rest, "")
     assert main(write_spec(tmp_path / "spec.json", recipe, init_from="other@5")) == 0
     assert trained == [(recipe, {"init_from": "other@5"})]
@@ -257,8 +278,8 @@ def test_an_empty_directory_is_met_with_the_command_that_fills_it(capsys, tmp_pa
 
 
 def test_runs_are_listed_with_where_they_stand(capsys, tmp_path):
-    train(tiny(tmp_path, "done", samples=2 * ITERATION, eval_every=ITERATION, eval_episodes=8))
-    train(tiny(tmp_path, "longer", samples=ITERATION))
+    train(tiny(tmp_path, "done", total_samples=2 * ITERATION, eval_every=ITERATION, eval_episodes=8))
+    train(tiny(tmp_path, "longer", total_samples=ITERATION))
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.yaml").write_text("a: [")
     (tmp_path / "no-run").mkdir()

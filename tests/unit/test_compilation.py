@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.clock import TrainState
 from lockstep.config import ConfigError
-from lockstep.protocols import Clock
-from lockstep.runtime import Runtime
+from lockstep.distributed import Runtime
 from lockstep.train import iterate
 
 UPDATES = 20
 COMPILED = ["snake-ppo", "gym-ppo", "gym-ddpg", "team-ddpg", "dmc-tdmpc2"]
 # The smoke setting's pendulum earns nothing at first: gradients are zero but for rounding, which Adam makes steps of.
-TASK = {"dmc-tdmpc2": ["--task.names", "cartpole-balance"]}
+TASK = {"dmc-tdmpc2": ["--task.tasks", "cartpole-balance"]}
 
 
 def parse(*words):
@@ -23,14 +23,14 @@ def parse(*words):
 def trained(*words):
     """The weights of an agent after some updates, and whether torch compiled anything."""
     recipe = parse(*words)
-    runtime = Runtime.alone(recipe.run)
+    runtime = Runtime.single_process(recipe.run)
     task = recipe.task.build(runtime.lanes, runtime.device)
-    algorithm, clock = recipe.algo.build(task, runtime), Clock(budget=10**9)
+    algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=10**9)
     while algorithm.updates < UPDATES:
         iterate(task, algorithm, clock, runtime, 1)
     task.close()
-    weights = torch.cat([x.detach().double().flatten() for x in algorithm.weights().values()])
-    return weights, runtime.passed.get("compile", 0), runtime.notes
+    weights = torch.cat([x.detach().double().flatten() for x in algorithm.model_state_dict().values()])
+    return weights, runtime.status.phase_counts.get("compile", 0), runtime.pending_messages
 
 
 @pytest.mark.slow

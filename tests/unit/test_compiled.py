@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from lockstep import compiled
-from lockstep.functional import PPOLoss, generalized_advantages, ppo_loss
-from lockstep.nets.actions import Categorical
+from lockstep.nn.distributions import Categorical
+from lockstep.ops import cpu_kernels
+from lockstep.ops.functional import PPOLoss, compute_gae, ppo_loss
 
 seeds = st.integers(0, 2**32)
 BAD = [math.nan, math.inf, -math.inf]
@@ -28,7 +28,7 @@ INPUTS = ["log_prob", "entropy", "values", "old_log_prob", "advantages", "old_va
 def plain(function, *arguments, **settings):
     """What a caller of compiled code returns when it has to do without."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "fits", lambda *_: False)
+        patch.setattr(cpu_kernels, "is_supported", lambda *_: False)
         return function(*arguments, **settings)
 
 
@@ -64,10 +64,10 @@ def loss_of(samples, value_clip):
 
 def test_only_single_precision_on_a_cpu_is_compiled_for():
     single = torch.zeros(2)
-    assert compiled.fits(single, single)
-    assert not compiled.fits(single, single.double())
-    assert not compiled.fits(single.bfloat16())
-    assert not compiled.fits(single, torch.zeros(2, device="meta"))
+    assert cpu_kernels.is_supported(single, single)
+    assert not cpu_kernels.is_supported(single, single.double())
+    assert not cpu_kernels.is_supported(single.bfloat16())
+    assert not cpu_kernels.is_supported(single, torch.zeros(2, device="meta"))
 
 
 # -------------------------------------------------------------------------------------------------------------- choices
@@ -75,7 +75,7 @@ def test_only_single_precision_on_a_cpu_is_compiled_for():
 
 def test_a_choice_has_the_log_probability_entropy_and_gradient_worked_by_hand():
     outputs = tensor([[0.5, 0.25, 0.25]]).log().requires_grad_()
-    log_prob, entropy = compiled.judge_choices(outputs, tensor([1]))
+    log_prob, entropy = cpu_kernels.categorical_log_prob_entropy(outputs, tensor([1]))
     torch.testing.assert_close(log_prob, tensor([-2 * math.log(2)]))
     torch.testing.assert_close(entropy, tensor([1.5 * math.log(2)]))
     (by_log_prob,) = torch.autograd.grad(log_prob.sum(), outputs, retain_graph=True)
@@ -107,7 +107,7 @@ def judge_in_double_precision(outputs, action):
 @given(seeds, st.integers(0, 9), st.integers(1, 6), st.booleans())
 def test_choices_are_judged_as_the_definition_says(seed, count, choices, some_ruled_out):
     outputs, action = draw_choices(seed, count, choices, some_ruled_out)
-    found, by_found = differentiated(compiled.judge_choices, outputs, action)
+    found, by_found = differentiated(cpu_kernels.categorical_log_prob_entropy, outputs, action)
     wanted, by_wanted = differentiated(judge_in_double_precision, outputs, action)
     torch.testing.assert_close(found, [x.float() for x in wanted], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(by_found, by_wanted, atol=1e-5, rtol=1e-4)
@@ -116,8 +116,8 @@ def test_choices_are_judged_as_the_definition_says(seed, count, choices, some_ru
 @given(seeds, st.integers(0, 9), st.integers(1, 6), st.booleans())
 def test_choices_are_judged_as_on_other_devices(seed, count, choices, some_ruled_out):
     outputs, action = draw_choices(seed, count, choices, some_ruled_out)
-    found, by_found = differentiated(compiled.judge_choices, outputs, action)
-    wanted, by_wanted = plain(differentiated, Categorical(choices).judge, outputs, action)
+    found, by_found = differentiated(cpu_kernels.categorical_log_prob_entropy, outputs, action)
+    wanted, by_wanted = plain(differentiated, Categorical(choices).log_prob_and_entropy, outputs, action)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(by_found, by_wanted, atol=1e-5, rtol=1e-4)
 
@@ -127,13 +127,15 @@ def test_choices_may_lie_in_memory_as_they_like(layout):
     draw = torch.Generator().manual_seed(0)
     outputs, action = torch.randn(6, 5, generator=draw), torch.randint(5, (6,), generator=draw)
     place = LAYOUTS[layout]
-    found = differentiated(compiled.judge_choices, place(outputs), place(action))
-    torch.testing.assert_close(found, differentiated(compiled.judge_choices, outputs, action), atol=0, rtol=0)
+    found = differentiated(cpu_kernels.categorical_log_prob_entropy, place(outputs), place(action))
+    torch.testing.assert_close(
+        found, differentiated(cpu_kernels.categorical_log_prob_entropy, outputs, action), atol=0, rtol=0
+    )
 
 
 def test_one_row_may_stand_for_all_and_one_gradient_too():
     row, action = tensor([0.3, -1.0, 2.0], requires_grad=True), tensor([0, 2, 2, 1])
-    log_prob, entropy = compiled.judge_choices(row.expand(4, 3), action)
+    log_prob, entropy = cpu_kernels.categorical_log_prob_entropy(row.expand(4, 3), action)
     (log_prob.sum() + 2 * entropy.sum()).backward()  # the gradient of a sum is one number, expanded
     again = row.detach().double().requires_grad_()
     theirs = torch.distributions.Categorical(logits=again.expand(4, 3))
@@ -145,8 +147,8 @@ def test_one_row_may_stand_for_all_and_one_gradient_too():
 def test_either_of_log_probability_and_entropy_may_go_unused(used):
     outputs, action = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), tensor([0, 1, 2, 0])
     ours, theirs = (outputs.clone().requires_grad_() for _ in range(2))
-    compiled.judge_choices(ours, action)[used].sum().backward()
-    plain(Categorical(3).judge, theirs, action)[used].sum().backward()
+    cpu_kernels.categorical_log_prob_entropy(ours, action)[used].sum().backward()
+    plain(Categorical(3).log_prob_and_entropy, theirs, action)[used].sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
 
 
@@ -156,7 +158,7 @@ def test_a_bad_number_among_choices_is_not_swallowed(bad, place):
     outputs = torch.zeros(3, 2)
     outputs[1, place] = bad
     outputs.requires_grad_()
-    found = compiled.judge_choices(outputs, torch.zeros(3, dtype=torch.int64))
+    found = cpu_kernels.categorical_log_prob_entropy(outputs, torch.zeros(3, dtype=torch.int64))
     for part in found:
         assert part.isfinite().tolist() == [True, False, True]
         (gradient,) = torch.autograd.grad(part.sum(), outputs, retain_graph=True)
@@ -164,7 +166,7 @@ def test_a_bad_number_among_choices_is_not_swallowed(bad, place):
 
 
 def test_a_row_without_any_choice_left_is_not_swallowed():
-    for part in compiled.judge_choices(torch.full((1, 3), -math.inf), tensor([0])):
+    for part in cpu_kernels.categorical_log_prob_entropy(torch.full((1, 3), -math.inf), tensor([0])):
         assert not part.isfinite().any()
 
 
@@ -221,7 +223,7 @@ def test_a_bad_number_among_samples_is_not_swallowed(name, bad, value_clip):
 def test_ppos_loss_of_no_samples_is_nothing():
     moving = [torch.zeros(0, requires_grad=True) for _ in range(3)]
     data = tuple(torch.zeros(0) for _ in range(4))
-    total, sums = compiled.ppo_sums(*moving, data, 0.2, None, 0.5, 0.01)
+    total, sums = cpu_kernels.fused_ppo_loss(*moving, data, 0.2, None, 0.5, 0.01)
     total.backward()
     assert total.item() == 0.0
     assert sums.tolist() == [0.0] * 5
@@ -234,7 +236,7 @@ def test_ppos_loss_of_no_samples_is_nothing():
 def test_a_decaying_sum_is_the_one_worked_by_hand():
     deltas, decay = tensor([[1.0, 8.0], [2.0, 4.0], [4.0, 2.0]]), tensor([[0.5, 0.0], [0.25, 1.0], [9.0, 9.0]])
     # from the end, where decay has nothing to decay: 4, 2 + 0.25 x 4 = 3, 1 + 0.5 x 3 = 2.5; and 2, 4 + 2 = 6, 8
-    assert compiled.accumulate(deltas, decay).tolist() == [[2.5, 8.0], [3.0, 6.0], [4.0, 2.0]]
+    assert cpu_kernels.discounted_reverse_cumsum(deltas, decay).tolist() == [[2.5, 8.0], [3.0, 6.0], [4.0, 2.0]]
 
 
 @given(seeds, st.integers(1, 9), st.integers(0, 4), st.floats(0, 1), st.floats(0, 1))
@@ -243,8 +245,8 @@ def test_advantages_are_those_of_double_precision(seed, steps, envs, discount, t
     rewards, values, following = torch.randn(3, steps, envs, generator=draw)
     terminated, truncated = torch.rand(2, steps, envs, generator=draw) < 0.25
     rest = (terminated, terminated | truncated, discount, trace)
-    found = generalized_advantages(rewards, values, following, *rest)
-    wanted = generalized_advantages(*(x.double() for x in (rewards, values, following)), *rest)
+    found = compute_gae(rewards, values, following, *rest)
+    wanted = compute_gae(*(x.double() for x in (rewards, values, following)), *rest)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
@@ -255,14 +257,16 @@ def test_deltas_may_lie_in_memory_as_they_like(layout):
     deltas, decay = (
         (LAYOUTS | more)[layout](x) for x in torch.rand(2, 5, 3, generator=torch.Generator().manual_seed(0))
     )
-    wanted = compiled.accumulate(deltas.clone(memory_format=torch.contiguous_format), decay.contiguous())
-    assert torch.equal(compiled.accumulate(deltas, decay), wanted)
+    wanted = cpu_kernels.discounted_reverse_cumsum(
+        deltas.clone(memory_format=torch.contiguous_format), decay.contiguous()
+    )
+    assert torch.equal(cpu_kernels.discounted_reverse_cumsum(deltas, decay), wanted)
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_bad_delta_reaches_what_came_before_it_and_no_other_environment(bad):
     deltas, decay = torch.ones(4, 3), torch.full((4, 3), 0.5)
     deltas[2, 1] = bad
-    finite = compiled.accumulate(deltas, decay).isfinite()
+    finite = cpu_kernels.discounted_reverse_cumsum(deltas, decay).isfinite()
     assert finite[:, 1].tolist() == [False, False, False, True]
     assert finite[:, [0, 2]].all()

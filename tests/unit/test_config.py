@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.config import ConfigError, Recipe, RunConfig, as_dict, coerce, overlay, read_yaml
-from lockstep.recipes import RECIPES, find_recipe
-from lockstep.run.rundir import describe, read_config
+from lockstep.config import ConfigError, Recipe, RunConfig, apply_overrides, as_dict, coerce, read_yaml
+from lockstep.registry import RECIPES, find_recipe
+from lockstep.run_dir import read_config, to_yaml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,9 @@ def every_variation():
     """Every recipe as it is, with each preset, and with its smoke setting."""
     for name in RECIPES:
         kind = find_recipe(name)
-        variations = {"": {}, "smoke": kind.smoke} | {f"preset {key}": values for key, values in kind.presets.items()}
+        variations = {"": {}, "smoke": kind.smoke_overrides} | {
+            f"preset {key}": values for key, values in kind.presets.items()
+        }
         for word, values in variations.items():
             yield pytest.param(kind, values, id=f"{name} {word}".strip())
 
@@ -51,28 +53,28 @@ def every_variation():
 
 
 def test_an_overlay_changes_what_it_names_and_nothing_else():
-    changed = overlay(Small(), {"algo": {"net": {"width": 8}}, "run": {"samples": 5}})
-    assert changed == Small(algo=Algo(net=Net(width=8)), run=RunConfig(samples=5))
+    changed = apply_overrides(Small(), {"algo": {"net": {"width": 8}}, "run": {"total_samples": 5}})
+    assert changed == Small(algo=Algo(net=Net(width=8)), run=RunConfig(total_samples=5))
 
 
 def test_keys_may_be_nested_dotted_or_both():
-    wanted = overlay(Small(), {"algo": {"rate": 0.5, "net": {"width": 8}}})
-    assert overlay(Small(), {"algo.rate": 0.5, "algo.net.width": 8}) == wanted
-    assert overlay(Small(), {"algo": {"rate": 0.5, "net.width": 8}}) == wanted
-    assert overlay(Small(), {"algo.rate": 0.5, "algo.net": {"width": 8}}) == wanted
+    wanted = apply_overrides(Small(), {"algo": {"rate": 0.5, "net": {"width": 8}}})
+    assert apply_overrides(Small(), {"algo.rate": 0.5, "algo.net.width": 8}) == wanted
+    assert apply_overrides(Small(), {"algo": {"rate": 0.5, "net.width": 8}}) == wanted
+    assert apply_overrides(Small(), {"algo.rate": 0.5, "algo.net": {"width": 8}}) == wanted
 
 
 def test_keys_may_be_written_with_dashes():
-    assert overlay(Small(), {"run.log-every": 7}).run.log_every == 7
+    assert apply_overrides(Small(), {"run.log-every": 7}).run.log_every == 7
 
 
 def test_a_later_key_beats_an_earlier_one():
-    assert overlay(Small(), {"algo.rate": 0.5, "algo": {"rate": 0.25}}).algo.rate == 0.25
+    assert apply_overrides(Small(), {"algo.rate": 0.5, "algo": {"rate": 0.25}}).algo.rate == 0.25
 
 
 def test_an_overlay_leaves_the_original_alone():
     recipe = Small()
-    overlay(recipe, {"algo.net.width": 8, "algo.options": {"a": 1}})
+    apply_overrides(recipe, {"algo.net.width": 8, "algo.options": {"a": 1}})
     assert recipe == Small()
 
 
@@ -96,7 +98,7 @@ def test_configs_are_frozen_to_their_last_part(config):
         ({"algo.raet": 1}, "'algo.raet' is not a setting: Algo has no 'raet'.", "Did you mean 'rate'?"),
         ({"algo": {"net": {"wdith": 1}}}, "'algo.net.wdith' is not a setting", "Did you mean 'width'?"),
         ({"ago.rate": 1}, "'ago.rate' is not a setting: Small has no 'ago'.", "Did you mean 'algo'?"),
-        ({"run.samlpes": 1}, "'run.samlpes' is not a setting", "Did you mean 'samples'?"),
+        ({"run.total_samlpes": 1}, "'run.total_samlpes' is not a setting", "Did you mean 'total_samples'?"),
         ({"algo.net.qqq": 1}, "'algo.net.qqq' is not a setting", "It has: board, channels, width."),
         ({"algo.rate.x": 1}, "'algo.rate.x' is not a setting: 'rate' has no parts.", "Set 'rate' itself."),
         ({"algo": 3}, "'algo' is a group of settings, not 3.", "Give its fields one by one."),
@@ -104,7 +106,7 @@ def test_configs_are_frozen_to_their_last_part(config):
 )
 def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem, hint):
     with pytest.raises(ConfigError) as caught:
-        overlay(Small(), values)
+        apply_overrides(Small(), values)
     first, second = str(caught.value).split("\n")
     assert first.startswith(problem)
     assert second == hint
@@ -126,9 +128,9 @@ def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem,
         ("algo.check", "true", True),
         ("algo.check", "'True'", True),
         ("algo.check", "'false'", False),
-        ("run.samples", "1e6", 1_000_000),
-        ("run.samples", "1.0e6", 1_000_000),
-        ("run.samples", "'1_000'", 1000),
+        ("run.total_samples", "1e6", 1_000_000),
+        ("run.total_samples", "1.0e6", 1_000_000),
+        ("run.total_samples", "'1_000'", 1000),
         ("run.lanes", "none", None),
         ("run.lanes", "4", 4),
         ("run.name", "17", "17"),
@@ -147,7 +149,7 @@ def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem,
     ],
 )
 def test_a_value_from_yaml_takes_the_type_of_its_field(key, text, value):
-    found = overlay(Small(), {key: yaml.safe_load(text)})
+    found = apply_overrides(Small(), {key: yaml.safe_load(text)})
     for name in key.split("."):
         found = getattr(found, name)
     assert repr(found) == repr(value)  # 1 and 1.0 and True are equal, and not the same setting
@@ -162,11 +164,11 @@ def test_a_value_from_yaml_takes_the_type_of_its_field(key, text, value):
         ("algo.kind", "slow", "'algo.kind' is 'slow', which is not fast or exact."),
         ("algo.check", 1, "'algo.check' is 1, which is not bool."),
         ("algo.check", "yes", "'algo.check' is 'yes', which is not bool."),
-        ("run.samples", 1.5, "'run.samples' is 1.5, which is not int."),
-        ("run.samples", "many", "'run.samples' is 'many', which is not int."),
-        ("run.samples", float("inf"), "'run.samples' is inf, which is not int."),
-        ("run.samples", float("nan"), "'run.samples' is nan, which is not int."),
-        ("run.samples", None, "'run.samples' is None, which is not int."),
+        ("run.total_samples", 1.5, "'run.total_samples' is 1.5, which is not int."),
+        ("run.total_samples", "many", "'run.total_samples' is 'many', which is not int."),
+        ("run.total_samples", float("inf"), "'run.total_samples' is inf, which is not int."),
+        ("run.total_samples", float("nan"), "'run.total_samples' is nan, which is not int."),
+        ("run.total_samples", None, "'run.total_samples' is None, which is not int."),
         ("run.lanes", "few", "'run.lanes' is 'few', which is not int | None."),
         ("algo.net.channels", ["a"], "'algo.net.channels' is 'a', which is not int."),
         ("algo.net.channels", {"a": 3}, "'algo.net.channels' is {'a': 3}, which is not tuple"),
@@ -176,7 +178,7 @@ def test_a_value_from_yaml_takes_the_type_of_its_field(key, text, value):
 )
 def test_a_value_of_another_kind_is_refused_with_what_is_wanted(key, value, words):
     with pytest.raises(ConfigError) as caught:
-        overlay(Small(), {key: value})
+        apply_overrides(Small(), {key: value})
     assert str(caught.value).startswith(words)
     assert "\nGive " in str(caught.value)
 
@@ -197,27 +199,27 @@ def test_a_number_keeps_every_bit_on_its_way_through_yaml(number):
 
 @pytest.mark.parametrize(("kind", "values"), list(every_variation()))
 def test_every_recipe_comes_back_from_its_yaml_as_it_was(kind, values, tmp_path):
-    recipe = overlay(kind(), values)
+    recipe = apply_overrides(kind(), values)
     path = tmp_path / "run"
     path.mkdir()
-    (path / "config.yaml").write_text(describe(recipe))
+    (path / "config.yaml").write_text(to_yaml(recipe))
     name, read = read_config(path)
-    here = {"dir": str(tmp_path), "name": "run"}
+    here = {"runs_dir": str(tmp_path), "name": "run"}
     assert name == kind.name
-    assert overlay(kind(), read) == dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, **here))
+    assert apply_overrides(kind(), read) == dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, **here))
 
 
 runs = st.builds(
     RunConfig,
-    samples=st.integers(1, 2**70),
+    total_samples=st.integers(1, 2**70),
     seed=st.integers(0, 2**70),
     name=st.text("abc-_.123", min_size=1, max_size=200).filter(lambda name: name not in (".", "..")),
     lanes=st.none() | st.integers(1, 2**10),
     reduction=st.sampled_from(["fast", "exact"]),
     precision=st.sampled_from(["fp32", "bf16", "fp16", "amp"]),
     eval_every=st.none() | st.integers(1, 2**40),
-    timeout=st.floats(1e-3, 1e9),
-    digests=st.booleans(),
+    collective_timeout=st.floats(1e-3, 1e9),
+    log_tensor_digests=st.booleans(),
 )
 options = st.dictionaries(
     st.text("abc", min_size=1), st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), max_size=4
@@ -227,16 +229,18 @@ options = st.dictionaries(
 @given(runs, options, st.lists(st.integers(0, 2**40)), st.none() | st.floats(allow_nan=False))
 def test_any_setting_comes_back_from_yaml_as_it_was(run, options, channels, target):
     recipe = Small(algo=Algo(options=options, target=target, net=Net(channels=tuple(channels))), run=run)
-    back = overlay(Small(), yaml.safe_load(yaml.safe_dump(as_dict(recipe), sort_keys=False)))
+    back = apply_overrides(Small(), yaml.safe_load(yaml.safe_dump(as_dict(recipe), sort_keys=False)))
     assert repr(back) == repr(recipe)
 
 
 def test_a_moved_run_directory_belongs_where_it_stands(tmp_path):
     path = tmp_path / "elsewhere"
     path.mkdir()
-    (path / "config.yaml").write_text(describe(dataclasses.replace(Small(), run=RunConfig(dir="runs", name="first"))))
+    (path / "config.yaml").write_text(
+        to_yaml(dataclasses.replace(Small(), run=RunConfig(runs_dir="runs", name="first")))
+    )
     _, values = read_config(path)
-    assert (values["run"]["dir"], values["run"]["name"]) == (str(tmp_path), "elsewhere")
+    assert (values["run"]["runs_dir"], values["run"]["name"]) == (str(tmp_path), "elsewhere")
 
 
 def test_an_empty_yaml_file_changes_nothing(tmp_path):
@@ -284,7 +288,7 @@ from lockstep.recipes.snake_ppo import SnakePPO  # one that is only imported is 
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Recipe):
-    run: RunConfig = RunConfig(samples=17)
+    run: RunConfig = RunConfig(total_samples=17)
 '''  # fmt: skip
 
 
@@ -292,7 +296,7 @@ def test_a_recipe_of_the_users_is_a_file_and_is_called_by_its_path(tmp_path, mon
     (tmp_path / "mine.py").write_text(RECIPE_FILE)
     monkeypatch.chdir(tmp_path)
     recipe = find_recipe("mine.py")
-    assert recipe().run.samples == 17
+    assert recipe().run.total_samples == 17
     assert recipe.name == str(tmp_path / "mine.py")
 
 

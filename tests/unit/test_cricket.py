@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from lockstep.config import ConfigError
-from lockstep.streams import Stream
-from lockstep.tasks import cricsheet
-from lockstep.tasks.cricket import SPLITS, CricketConfig
-from lockstep.tasks.cricket_made_up import write_matches
-from lockstep.tasks.cricsheet import BALL, FEATURES, mark_of, open_archive
-from lockstep.trees import leaves
+from lockstep.pytree import named_leaves
+from lockstep.rng import RandomStream
+from lockstep.tasks.cricket import cricsheet
+from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, mark_of, open_archive
+from lockstep.tasks.cricket.dataset import SPLITS, CricketConfig
+from lockstep.tasks.cricket.synthetic import write_matches
 from processes import together
 
 REAL = Path("/work/shared/data/cricsheet-t20s-male-json.zip")
@@ -138,7 +138,7 @@ def shuffled_future(data, innings, place, seed):
     """
     data = copy.deepcopy(data)
     balls = [ball for over in data["innings"][innings]["overs"] for ball in over["deliveries"]]
-    order = Stream(seed, "test.future").permutation(0, len(balls) - place).numpy() + place
+    order = RandomStream(seed, "test.future").permutation(0, len(balls) - place).numpy() + place
     future = [copy.deepcopy(balls[int(number)]) for number in order]
     known = {name: balls[place][name] for name in ("batter", "non_striker", "bowler")}
     for ball, other in zip(balls[place:], future, strict=True):
@@ -154,7 +154,7 @@ def test_shuffling_the_future_of_an_innings_changes_no_input(tmp_path, innings):
     write_matches(tmp_path / "made-up.zip", 20)
     with zipfile.ZipFile(tmp_path / "made-up.zip") as file:
         matches = {name: json.loads(file.read(name)) for name in file.namelist()}
-    common = {"predict": "score", "rare": 10**6, "cache": str(tmp_path / "cache")}
+    common = {"target": "score", "min_name_count": 10**6, "cache_dir": str(tmp_path / "cache")}
     plain = build(data=str(tmp_path / "made-up.zip"), **common)
     # A match of the test split, so that vocabularies and scalers have no part in it.
     chosen = int(plain.matches["test"][0])
@@ -170,13 +170,13 @@ def test_shuffling_the_future_of_an_innings_changes_no_input(tmp_path, innings):
         rows = [int(np.flatnonzero(task.examples["test"] == first + place)[0]) for task in (plain, other)]
         before, after = (task.read("test", np.array([row])) for task, row in zip((plain, other), rows, strict=True))
         assert before["target"] != after["target"]  # the future is another one
-        old, new = leaves(before["inputs"]), leaves(after["inputs"])
+        old, new = named_leaves(before["inputs"]), named_leaves(after["inputs"])
         assert old.keys() == new.keys()
         assert [key for key in old if not torch.equal(old[key], new[key])] == []
 
 
 def test_the_past_of_an_innings_is_in_the_input(tmp_path):
-    task = build(matches=20, cache=str(tmp_path))
+    task = build(num_synthetic_matches=20, cache_dir=str(tmp_path))
     here = task.read("test", np.array([50, 51]))["inputs"]["nodes"]["ball"]
     assert here["count"].tolist() == [51, 52]
     assert not torch.equal(here["x"][0], here["x"][1])
@@ -185,7 +185,7 @@ def test_the_past_of_an_innings_is_in_the_input(tmp_path):
 @pytest.mark.parametrize("split", ["random", "time"])
 @pytest.mark.parametrize("predict", ["score", "win"])
 def test_no_match_is_in_two_splits(tmp_path, split, predict):
-    task = build(matches=60, split=split, predict=predict, cache=str(tmp_path))
+    task = build(num_synthetic_matches=60, split=split, target=predict, cache_dir=str(tmp_path))
     of = {name: set(task.archive.innings[task.archive.innings_of[task.examples[name]], 2]) for name in SPLITS}
     assert not of["train"] & of["validation"]
     assert not of["train"] & of["test"]
@@ -196,7 +196,7 @@ def test_no_match_is_in_two_splits(tmp_path, split, predict):
 
 
 def test_names_and_scales_come_from_training_matches_alone(tmp_path):
-    task = build(matches=40, split="time", rare=1, cache=str(tmp_path))
+    task = build(num_synthetic_matches=40, split="time", min_name_count=1, cache_dir=str(tmp_path))
     known = task._names["player"]
     trained = np.isin(task.archive.innings[:, 2], task.matches["train"])
     seen = set(np.unique(task.archive.players[trained])) - {0}
@@ -206,7 +206,7 @@ def test_names_and_scales_come_from_training_matches_alone(tmp_path):
 
 
 def test_thinning_leaves_validation_and_test_whole(tmp_path):
-    whole, thin = (build(matches=20, thin=n, cache=str(tmp_path)) for n in (1, 5))
+    whole, thin = (build(num_synthetic_matches=20, train_stride=n, cache_dir=str(tmp_path)) for n in (1, 5))
     assert thin.count("train") == pytest.approx(whole.count("train") / 5, rel=0.05)
     assert [thin.count(split) for split in SPLITS[1:]] == [whole.count(split) for split in SPLITS[1:]]
 
@@ -218,7 +218,7 @@ def made_once(cache):
     """Build on one of several processes; how often this one read the matches."""
     read, count = cricsheet._read, []
     cricsheet._read = lambda *arguments: count.append(1) or read(*arguments)
-    build(matches=20, cache=cache)
+    build(num_synthetic_matches=20, cache_dir=cache)
     return len(count)
 
 
@@ -229,7 +229,10 @@ def test_processes_that_start_together_read_the_matches_once(tmp_path):
 
 
 def test_other_data_is_another_archive_and_a_run_does_not_go_on_with_it(tmp_path):
-    one, other = build(matches=20, cache=str(tmp_path)), build(matches=21, cache=str(tmp_path))
+    one, other = (
+        build(num_synthetic_matches=20, cache_dir=str(tmp_path)),
+        build(num_synthetic_matches=21, cache_dir=str(tmp_path)),
+    )
     one.load_shared_state(one.shared_state())
     with pytest.raises(ConfigError, match="not the data that this run began with"):
         one.load_shared_state(other.shared_state())
@@ -247,7 +250,7 @@ def test_made_up_matches_are_the_same_every_time(tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL.exists(), reason="the Cricsheet archive is not here")
 def test_the_real_archive_is_read_whole(tmp_path):
-    task = build(data=str(REAL), cache=str(tmp_path))
+    task = build(data=str(REAL), cache_dir=str(tmp_path))
     assert len(task.archive.matches) == 3046
     assert len(task.archive.balls) == 686_973
     assert (task.archive.matches[:, 1] >= 0).sum() == 2836

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from lockstep.config import ConfigError
-from lockstep.run.curves import Point, draw_curve, evaluations_of, read_reference
+from lockstep.tools.report.reference_curves import ReferencePoint, draw_curve, evaluations_of, read_reference
 
 REFERENCE = "step,reward,seed\n0,10,1\n0,20,2\n100,500,1\n100,700,2\n1000,900,1\n"
 CURVES = Path("/work/shared/data/tdmpc2-curves")
@@ -24,7 +24,7 @@ def run(tmp_path):
 
 
 def test_evaluations_are_counted_in_the_references_steps(run):
-    assert evaluations_of(run, 2.0) == [Point(40.0, 100.0), Point(80.0, 300.0)]
+    assert evaluations_of(run, 2.0) == [ReferencePoint(40.0, 100.0), ReferencePoint(80.0, 300.0)]
 
 
 def test_a_picture_is_another_with_a_reference_behind_it(run, tmp_path):

@@ -4,15 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from lockstep.algorithms.ddpg import DDPGConfig
-from lockstep.config import ConfigError, RunConfig, overlay
-from lockstep.protocols import Clock, Rows
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
-from lockstep.runtime.bad_numbers import BadNumbers
-from lockstep.tasks.gym import GymConfig
-from lockstep.tasks.team_features import FEATURES, ON_BOARD
-from lockstep.tasks.team_snakes import TeamSnakesConfig
+from lockstep.algorithms.ddpg.agent import DDPGConfig
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, RunConfig, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.distributed.nonfinite import NonFiniteError
+from lockstep.protocols import AppendOnlyTensor
+from lockstep.registry import find_recipe
+from lockstep.tasks.gym.env import GymConfig
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
+from lockstep.tasks.team_snakes.features import FEATURES, ON_BOARD
 
 OWN = slice(FEATURES - 9, FEATURES - 5)  # where a snake's own heading on the board is among its features
 RUN = RunConfig(lanes=8, reduction="exact")
@@ -22,16 +23,16 @@ class Agent:
     """An algorithm on its task, as small as the smoke setting of its recipe."""
 
     def __init__(self, name="team-ddpg", run=None, **algo):
-        recipe = overlay(find_recipe(name)(), find_recipe(name).smoke)
-        recipe = overlay(recipe, {f"algo.{key}": value for key, value in algo.items()} | (run or {}))
-        self.recipe, self.runtime = recipe, Runtime.alone(recipe.run)
+        recipe = apply_overrides(find_recipe(name)(), find_recipe(name).smoke_overrides)
+        recipe = apply_overrides(recipe, {f"algo.{key}": value for key, value in algo.items()} | (run or {}))
+        self.recipe, self.runtime = recipe, Runtime.single_process(recipe.run)
         self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
         self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = Clock(budget=recipe.run.samples)
+        self.clock = TrainState(total_samples=recipe.run.total_samples)
 
     def iterate(self, count=1):
         for _ in range(count):
-            self.task.advance(self.clock)
+            self.task.on_iteration_start(self.clock)
             self.algorithm.collect(self.clock)
             metrics = self.algorithm.update(self.clock)
             self.clock.advance(self.algorithm.samples)
@@ -50,7 +51,7 @@ def same(one, other):
 
 
 def test_updates_follow_global_samples_however_they_are_cut_into_iterations():
-    config = DDPGConfig(learn_from=100, update_ratio=0.3)
+    config = DDPGConfig(learning_starts=100, updates_per_sample=0.3)
     assert [config.updates_until(samples) for samples in (0, 99, 100, 103, 104, 110, 1100)] == [0, 0, 0, 0, 1, 3, 300]
     for step in (1, 7, 64):
         taken = [config.updates_until(n + step) - config.updates_until(n) for n in range(0, 64 * 7 * 10, step)]
@@ -58,9 +59,9 @@ def test_updates_follow_global_samples_however_they_are_cut_into_iterations():
 
 
 def test_epsilon_falls_with_the_progress_of_the_run_and_is_1_before_learning():
-    config = DDPGConfig(epsilon=0.5, epsilon_end=0.1, epsilon_part=0.5)
+    config = DDPGConfig(epsilon=0.5, epsilon_end=0.1, epsilon_decay_fraction=0.5)
     assert [config.epsilon_at(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0.5, 0.3, 0.1, 0.1])
-    agent = Agent(learn_from=200, epsilon=0.5, epsilon_end=0.5)
+    agent = Agent(learning_starts=200, epsilon=0.5, epsilon_end=0.5)
     seen = []
     for _ in range(4):
         agent.iterate()
@@ -70,7 +71,7 @@ def test_epsilon_falls_with_the_progress_of_the_run_and_is_1_before_learning():
 
 
 def test_the_actor_learns_once_for_so_many_updates_of_the_critics():
-    agent = Agent(delay=3, update_ratio=0.0625)
+    agent = Agent(policy_delay=3, updates_per_sample=0.0625)
     agent.iterate(3)
     algorithm = agent.algorithm
     assert algorithm.updates == algorithm.config.updates_until(agent.clock.samples) == 20
@@ -86,7 +87,7 @@ def test_a_step_of_the_actor_moves_no_critic_and_leaves_nothing_in_one():
     algorithm = agent.algorithm
     critics, actor = parameters(algorithm.critics), parameters(algorithm.actor)
     left = [x.grad.clone() if x.grad is not None else None for x in algorithm.critics.parameters()]
-    algorithm.actor_optimizer.step(algorithm.actor_loss, algorithm._draw(algorithm.updates))
+    algorithm.actor_optimizer.step(algorithm.actor_loss, algorithm._sample_batch(algorithm.updates))
     assert same(parameters(algorithm.critics), critics)
     assert not same(parameters(algorithm.actor), actor)
     for before, x in zip(left, algorithm.critics.parameters(), strict=True):
@@ -94,7 +95,7 @@ def test_a_step_of_the_actor_moves_no_critic_and_leaves_nothing_in_one():
 
 
 def test_targets_start_as_copies_follow_by_tau_and_belong_to_no_optimizer():
-    agent = Agent(tau=0.25, delay=1, update_ratio=1 / 64)
+    agent = Agent(tau=0.25, policy_delay=1, updates_per_sample=1 / 64)
     algorithm = agent.algorithm
     assert same(parameters(algorithm.target_actor), parameters(algorithm.actor))
     before = parameters(algorithm.target_critics)
@@ -108,20 +109,20 @@ def test_targets_start_as_copies_follow_by_tau_and_belong_to_no_optimizer():
     assert not any("target" in name for name in algorithm.critic_optimizer.state())
 
 
-@pytest.mark.parametrize("settings", [{}, {"twin": False}, {"central": True}, {"smoothing": 0.5}])
+@pytest.mark.parametrize("settings", [{}, {"twin_critics": False}, {"centralized_critic": True}, {"target_noise": 0.5}])
 def test_the_critics_loss_is_the_distance_to_rewards_and_the_lower_target(settings):
     agent = Agent(**settings)
     agent.iterate(2)
-    algorithm, batch = agent.algorithm, agent.algorithm._draw(agent.algorithm.updates)
+    algorithm, batch = agent.algorithm, agent.algorithm._sample_batch(agent.algorithm.updates)
     rows = len(batch["discount"])
     following = batch["next_obs"]
     scores = algorithm.target_actor(following["seen"].flatten(0, 1)).view(rows, 3, 4)
-    scores = scores + settings.get("smoothing", 0.0) * batch["smoothing"]
+    scores = scores + settings.get("target_noise", 0.0) * batch["smoothing"]
     scores = scores.masked_fill(following["legal"] == 0, -torch.inf)
     one_hot = nn.functional.one_hot(scores.argmax(-1), 4).float()
 
     def judge(critics, obs, vectors):
-        if settings.get("central"):
+        if settings.get("centralized_critic"):
             return [critic(obs, vectors.flatten(1)) for critic in critics]
         return [critic(obs.flatten(0, 1), vectors.flatten(0, 1)).view(rows, 3) for critic in critics]
 
@@ -130,16 +131,16 @@ def test_the_critics_loss_is_the_distance_to_rewards_and_the_lower_target(settin
     done = nn.functional.one_hot(batch["action"], 4).float()
     expected = sum((values - target).square().sum() for values in judge(algorithm.critics, batch["obs"]["seen"], done))
     loss = algorithm.critic_loss(batch)
-    assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
-    assert loss.samples == rows * 3  # a sample of three agents is three transitions
-    assert len(algorithm.critics) == (2 if settings.get("twin", True) else 1)
+    assert loss.loss_sum.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert loss.num_samples == rows * 3  # a sample of three agents is three transitions
+    assert len(algorithm.critics) == (2 if settings.get("twin_critics", True) else 1)
 
 
 def test_what_was_learned_from_is_what_was_executed():
     agent = Agent()
     agent.iterate(3)
     lane = agent.algorithm.lane_state(2)
-    stored = {name: x.all() if isinstance(x, Rows) else x for name, x in lane.items()}
+    stored = {name: x.all() if isinstance(x, AppendOnlyTensor) else x for name, x in lane.items()}
     legal, action = stored["replay.obs.legal"], stored["replay.action"]  # [rows, E, 3, 4], [rows, E, 3]
     assert legal.gather(-1, action.unsqueeze(-1)).all()  # never a reverse, which the rules would have replaced
     before, after = (stored[f"replay.{moment}.seen"][..., OWN].argmax(-1) for moment in ("obs", "next_obs"))  # headings
@@ -152,7 +153,7 @@ def test_what_was_learned_from_is_what_was_executed():
 def test_the_policy_chooses_what_is_legal_without_noise():
     agent = Agent()
     agent.iterate(2)
-    obs = agent.task.observe()
+    obs = agent.task.observations()
     action, _ = agent.algorithm.policy().act(obs, {})
     assert action.shape == (16, 6)  # ours, and the others, which are left to the script
     obs, action = {name: x[:, :3] for name, x in obs.items()}, action[:, :3]
@@ -162,7 +163,7 @@ def test_the_policy_chooses_what_is_legal_without_noise():
 def test_a_motion_is_executed_within_the_bounds_of_its_space():
     agent = Agent("gym-ddpg")
     agent.iterate(2)
-    action, _ = agent.algorithm.policy().act(agent.task.observe(), {})
+    action, _ = agent.algorithm.policy().act(agent.task.observations(), {})
     assert action.shape == (8, 1)
     assert action.abs().max() <= 2
     assert agent.algorithm.replay.buffers["action"][:, :2].abs().max() <= 1
@@ -190,13 +191,13 @@ class Spoilt:
 
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])
 def test_bad_numbers_never_reach_replay(nonfinite):
-    agent = Agent("gym-ddpg", run={"run.nonfinite": nonfinite})
+    agent = Agent("gym-ddpg", run={"run.on_nonfinite": nonfinite})
     agent.algorithm.task = Spoilt(agent.task, at=12)  # in the second iteration of eight steps
     agent.iterate()
     updates, count = agent.algorithm.updates, agent.algorithm.replay.count
     if nonfinite == "stop":
         with pytest.raises(
-            BadNumbers, match=r"lane 3, environment 0 of the lane, step 3 of the rollout: reward is nan"
+            NonFiniteError, match=r"lane 3, environment 0 of the lane, step 3 of the rollout: reward is nan"
         ):
             agent.iterate()
         return
@@ -214,20 +215,20 @@ def test_bad_numbers_never_reach_replay(nonfinite):
     ("wrong", "words"),
     [
         ({"batch_size": 100}, "batch_size is 100, which 8 lanes cannot share evenly"),
-        ({"learn_from": 4}, "learn_from is 4"),
-        ({"learn_from": 10**6}, "learn_from is 1000000"),
-        ({"horizon": 0}, "horizon is 0"),
-        ({"steps": 0}, "steps 0"),
-        ({"delay": 0}, "delay 0"),
-        ({"update_ratio": 0.0}, "update_ratio is 0.0"),
+        ({"learning_starts": 4}, "learning_starts is 4"),
+        ({"learning_starts": 10**6}, "learning_starts is 1000000"),
+        ({"rollout_steps": 0}, "rollout_steps is 0"),
+        ({"n_step": 0}, "n_step 0"),
+        ({"policy_delay": 0}, "policy_delay 0"),
+        ({"updates_per_sample": 0.0}, "updates_per_sample is 0.0"),
         ({"tau": 0.0}, "tau 0.0"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_starts(wrong, words):
     with pytest.raises(ConfigError, match=words):
-        DDPGConfig(**wrong).check(GymConfig(id="Pendulum-v1", num_envs=8), RUN)
+        DDPGConfig(**wrong).validate(GymConfig(id="Pendulum-v1", num_envs=8), RUN)
 
 
 def test_games_that_lanes_cannot_share_are_refused():
     with pytest.raises(ConfigError, match="num_envs is 12"):
-        DDPGConfig().check(TeamSnakesConfig(num_envs=12), RUN)
+        DDPGConfig().validate(TeamSnakesConfig(num_envs=12), RUN)

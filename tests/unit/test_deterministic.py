@@ -7,12 +7,19 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
+from lockstep.algorithms.ddpg.networks import (
+    Actor,
+    AgentAxis,
+    ContinuousCodec,
+    Critic,
+    DiscreteCodec,
+    make_action_codec,
+)
 from lockstep.config import ConfigError
-from lockstep.nets.deterministic import Actor, Choice, Critic, Motion, Team, build_moves
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.streams import LaneStreams, Stream
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.rng import LaneStreams, RandomStream
 
-STREAMS = LaneStreams((Stream(0, "test", 0), Stream(0, "test", 1)))
+STREAMS = LaneStreams((RandomStream(0, "test", 0), RandomStream(0, "test", 1)))
 LEGAL = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 1]], dtype=torch.uint8)
 
 
@@ -24,7 +31,7 @@ def team_task(agents=3):
 
 def test_a_choice_forwards_the_one_and_backwards_the_softmax():
     outputs = torch.tensor([[1.0, 3.0, 0.0, 2.0], [0.5, 0.0, 2.0, 0.0]], requires_grad=True)
-    vector = Choice(4, temperature=2.0).act(outputs, None, None)
+    vector = DiscreteCodec(4, temperature=2.0).act(outputs, None, None)
     assert vector.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]  # exactly
     weights = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
     (vector * weights).sum().backward()
@@ -34,7 +41,7 @@ def test_a_choice_forwards_the_one_and_backwards_the_softmax():
 
 
 def test_what_is_not_legal_is_never_chosen_and_gets_no_gradient():
-    choice = Choice(4, 1.0)
+    choice = DiscreteCodec(4, 1.0)
     outputs = torch.tensor([[0.0, 99.0, 0.0, 0.0], [99.0, 0.0, 0.0, 0.0]]).repeat(200, 1).requires_grad_()
     legal, uniform = LEGAL.repeat(200, 1), torch.rand(400, 4, generator=torch.Generator().manual_seed(0))
     noise = choice.noise(STREAMS, 0, 200).flatten(0, 1)
@@ -47,7 +54,7 @@ def test_what_is_not_legal_is_never_chosen_and_gets_no_gradient():
 
 
 def test_noise_makes_a_choice_a_draw_from_the_softmax():
-    choice = Choice(3, 1.0)
+    choice = DiscreteCodec(3, 1.0)
     shares = torch.tensor([0.2, 0.3, 0.5])
     chosen = choice.act(shares.log().expand(20_000, 3), choice.noise(STREAMS, 0, 10_000).flatten(0, 1), None)
     assert torch.allclose(chosen.mean(0), shares, atol=0.015)
@@ -56,32 +63,32 @@ def test_noise_makes_a_choice_a_draw_from_the_softmax():
 
 
 def test_a_stored_action_stands_for_its_vector_exactly():
-    choice, motion = Choice(4, 1.0), Motion(Box(-3, 1, (2,), np.float32), 0.1)
+    choice, motion = DiscreteCodec(4, 1.0), ContinuousCodec(Box(-3, 1, (2,), np.float32), 0.1)
     for moves, vector in ((choice, torch.eye(4)), (motion, torch.rand(50, 2) * 2 - 1)):
-        assert torch.equal(moves.vector(moves.stored(vector)), vector)
-        assert moves.stored(vector).dtype == moves.example.dtype
-        assert moves.stored(vector).shape[1:] == moves.example.shape
-    assert choice.executed(torch.tensor([2])).tolist() == [2]
-    assert motion.executed(torch.tensor([[-1.0, 1.0], [0.0, 0.5]])).tolist() == [[-3, 1], [-1, 0]]
+        assert torch.equal(moves.vector(moves.encode(vector)), vector)
+        assert moves.encode(vector).dtype == moves.example.dtype
+        assert moves.encode(vector).shape[1:] == moves.example.shape
+    assert choice.to_env(torch.tensor([2])).tolist() == [2]
+    assert motion.to_env(torch.tensor([[-1.0, 1.0], [0.0, 0.5]])).tolist() == [[-3, 1], [-1, 0]]
 
 
 def test_a_motion_keeps_within_its_bounds_whatever_the_noise():
-    motion = Motion(Box(-2, 2, (1,), np.float32), 0.1)
+    motion = ContinuousCodec(Box(-2, 2, (1,), np.float32), 0.1)
     acted = motion.act(torch.tensor([[5.0], [-5.0], [0.0]]), torch.tensor([[3.0], [-3.0], [0.25]]), None)
     assert acted.tolist() == [[1], [-1], [0.25]]
-    assert motion.smooth(torch.tensor([9.0, -9.0, 1.0]), 0.2).tolist() == pytest.approx([0.5, -0.5, 0.2])
-    assert Choice(3, 1.0).smooth(torch.tensor([9.0]), 0.5).tolist() == [4.5]
+    assert motion.target_noise(torch.tensor([9.0, -9.0, 1.0]), 0.2).tolist() == pytest.approx([0.5, -0.5, 0.2])
+    assert DiscreteCodec(3, 1.0).target_noise(torch.tensor([9.0]), 0.5).tolist() == [4.5]
     assert motion.random(torch.tensor([[0.0], [0.75]]), None).tolist() == [[-1], [0.5]]
 
 
 @pytest.mark.parametrize("space", [MultiDiscrete([3, 3]), Box(-np.inf, np.inf, (2,)), Box(-1, 1, (2, 2))])
 def test_other_actions_are_refused_in_words(space):
     with pytest.raises(ConfigError, match="DDPG acts by one choice"):
-        build_moves(space, 1.0, 0.1)
+        make_action_codec(space, 1.0, 0.1)
 
 
 def test_a_team_shows_its_actor_what_each_agent_sees_and_its_critic_all_of_it():
-    team = Team(team_task())
+    team = AgentAxis(team_task())
     obs = {"seen": torch.arange(30.0).view(2, 3, 5), "legal": torch.ones(2, 3, 4, dtype=torch.uint8)}
     seen, legal = team.own(obs)
     assert torch.equal(seen, obs["seen"].view(6, 5))
@@ -95,7 +102,7 @@ def test_a_team_shows_its_actor_what_each_agent_sees_and_its_critic_all_of_it():
 
 def test_a_single_agent_is_no_team():
     task = SimpleNamespace(observation_space=Box(-1, 1, (5,), np.float32), action_space=Box(-1, 1, (2,), np.float32))
-    team, obs = Team(task), torch.zeros(7, 5)
+    team, obs = AgentAxis(task), torch.zeros(7, 5)
     assert team.own(obs) == (obs, None)
     assert (team.several, team.agents, team.own_space) == (False, 1, task.observation_space)
 
@@ -103,23 +110,23 @@ def test_a_single_agent_is_no_team():
 def test_parts_of_an_observation_stay_parts():
     task = team_task()
     task.observation_space = Dict([("a", Box(0, 1, (3, 2))), ("b", Box(0, 1, (3, 4))), ("legal", Box(0, 1, (3, 4)))])
-    team = Team(task)
+    team = AgentAxis(task)
     assert {name: part.shape for name, part in team.own_space.items()} == {"a": (2,), "b": (4,)}
     seen, _ = team.own({"a": torch.zeros(7, 3, 2), "b": torch.zeros(7, 3, 4), "legal": torch.ones(7, 3, 4)})
     assert {name: part.shape for name, part in seen.items()} == {"a": (21, 2), "b": (21, 4)}
-    actor = Actor(team.own_space, Choice(4, 1.0), EncoderConfig(width=(8,), activation="relu"))
+    actor = Actor(team.own_space, DiscreteCodec(4, 1.0), EncoderConfig(hidden_sizes=(8,), activation="relu"))
     assert actor(seen).shape == (21, 4)
 
 
 def test_a_critic_of_a_team_has_a_value_for_each_agent():
-    config = EncoderConfig(width=(8,), activation="relu")
+    config = EncoderConfig(hidden_sizes=(8,), activation="relu")
     assert Critic(Box(-1, 1, (3, 5)), 12, 3, config)(torch.zeros(2, 3, 5), torch.zeros(2, 12)).shape == (2, 3)
     assert Critic(Box(-1, 1, (5,)), 4, 1, config)(torch.zeros(6, 5), torch.zeros(6, 4)).shape == (6, 1)
 
 
 def test_an_encoder_has_the_activation_it_is_told():
     kinds = {
-        activation: {type(x).__name__ for x in Actor(Box(-1, 1, (5,)), Choice(4, 1.0), config).modules()}
+        activation: {type(x).__name__ for x in Actor(Box(-1, 1, (5,)), DiscreteCodec(4, 1.0), config).modules()}
         for activation in ("tanh", "relu")
         for config in [EncoderConfig(activation=activation)]
     }

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from lockstep.config import ConfigError, RunConfig
+from lockstep.distributed import Runtime
 from lockstep.evaluate import evaluate
 from lockstep.lanes import Lanes
-from lockstep.runtime import Runtime
 
 pytest.importorskip("dm_control")
 
-from lockstep.tasks import dmcontrol_suite
-from lockstep.tasks.check import check
-from lockstep.tasks.dmcontrol import DMControlConfig
-from lockstep.tasks.dmcontrol_suite import SETS, VARIANTS, World, resolve
+from lockstep.tasks.dm_control import suite
+from lockstep.tasks.dm_control.env import DMControlConfig
+from lockstep.tasks.dm_control.suite import SETS, VARIANTS, SimulatedTask, resolve
+from lockstep.tasks.env_checker import check_env
 
 CPU = torch.device("cpu")
 DOMAINS = ("cartpole-swingup", "walker-run", "cup-catch", "hopper-hop", "acrobot-swingup")
@@ -27,7 +27,7 @@ TARGETS = ("reacher-easy", "finger-turn-hard", "fish-swim", "swimmer-swimmer6", 
 
 def build(*names, num_envs=8, lanes=None, **settings):
     lanes = lanes or Lanes(num_envs, range(num_envs), 0)
-    return DMControlConfig(names=names, num_envs=num_envs, **settings).build(lanes, CPU)
+    return DMControlConfig(tasks=names, num_envs=num_envs, **settings).build(lanes, CPU)
 
 
 def actions(world, count, seed=0):
@@ -39,7 +39,7 @@ def actions(world, count, seed=0):
 
 @pytest.mark.parametrize("name", [*DOMAINS, *TARGETS])
 def test_a_world_that_was_saved_and_restored_goes_on_to_the_last_bit(name):
-    world, other = World(name, 2, None, False), World(name, 2, None, False)
+    world, other = SimulatedTask(name, 2, None, False), SimulatedTask(name, 2, None, False)
     world.begin(7)
     other.begin(8)
     moves = actions(world, 60)
@@ -58,7 +58,7 @@ def test_a_world_that_was_saved_and_restored_goes_on_to_the_last_bit(name):
 
 def test_the_state_that_the_suite_itself_hands_out_would_drift():
     """So that the test above would fail for whoever saves less."""
-    world, other = World("walker-run", 2, None, False), World("walker-run", 2, None, False)
+    world, other = SimulatedTask("walker-run", 2, None, False), SimulatedTask("walker-run", 2, None, False)
     world.begin(7)
     other.begin(7)
     moves = actions(world, 90)
@@ -72,7 +72,7 @@ def test_the_state_that_the_suite_itself_hands_out_would_drift():
 
 
 def test_the_generator_of_a_task_comes_back_too():
-    world, other = World("pendulum-swingup", 2, None, False), World("pendulum-swingup", 2, None, False)
+    world, other = SimulatedTask("pendulum-swingup", 2, None, False), SimulatedTask("pendulum-swingup", 2, None, False)
     obs = world.begin(3)
     world._env.task.random.randn(5)  # a task that draws within an episode, and keeps half of a pair
     other.restore(3, 0, world.physics(), *world.chance(), obs)
@@ -90,14 +90,20 @@ def test_a_state_that_cannot_have_been_is_refused_in_words(broken):
 
 
 def test_several_tasks_keep_the_contract():
-    assert check(DMControlConfig(names=("reacher-easy", "pendulum-swingup", "cup-spin"), steps=9, repeat=1), 24) == []
+    assert (
+        check_env(
+            DMControlConfig(tasks=("reacher-easy", "pendulum-swingup", "cup-spin"), episode_length=9, action_repeat=1),
+            24,
+        )
+        == []
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- episodes
 
 
 def test_an_episode_has_five_hundred_decisions_of_two_steps_and_is_cut_off():
-    world = World("pendulum-swingup", 2, None, False)
+    world = SimulatedTask("pendulum-swingup", 2, None, False)
     world.begin(0)
     outcomes = [world.act(np.zeros(1)) for _ in range(500)]
     assert [o.ended for o in outcomes] == [False] * 499 + [True]
@@ -106,7 +112,7 @@ def test_an_episode_has_five_hundred_decisions_of_two_steps_and_is_cut_off():
 
 
 def test_the_reward_of_a_decision_is_that_of_both_its_steps():
-    twice, once = World("cartpole-balance", 2, None, False), World("cartpole-balance", 1, None, False)
+    twice, once = SimulatedTask("cartpole-balance", 2, None, False), SimulatedTask("cartpole-balance", 1, None, False)
     twice.begin(5)
     once.begin(5)
     for _ in range(10):
@@ -117,7 +123,7 @@ def test_the_reward_of_a_decision_is_that_of_both_its_steps():
 
 
 def test_actions_reach_from_bound_to_bound_of_the_worlds_own():
-    world = World("pendulum-swingup", 1, None, False)
+    world = SimulatedTask("pendulum-swingup", 1, None, False)
     given = []
     step = world._env.step
     world.begin(0)
@@ -167,9 +173,11 @@ def test_mt80_is_refused_in_words():
 
 
 def test_a_task_without_an_end_asks_for_one():
-    with pytest.raises(ConfigError, match=r"lqr-lqr-2-1 has episodes without an end.\nGive one: --task.steps 500"):
-        World("lqr-lqr-2-1", 2, None, False)
-    assert World("lqr-lqr-2-1", 2, 30, False).length == 30
+    with pytest.raises(
+        ConfigError, match=r"lqr-lqr-2-1 has episodes without an end.\nGive one: --task.episode-length 500"
+    ):
+        SimulatedTask("lqr-lqr-2-1", 2, None, False)
+    assert SimulatedTask("lqr-lqr-2-1", 2, 30, False).length == 30
 
 
 # ------------------------------------------------------------------------------------------------------------- variants
@@ -177,7 +185,7 @@ def test_a_task_without_an_end_asks_for_one():
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_plays_with_rewards_between_nothing_and_one_a_step(name):
-    world = World(name, 1, None, False)
+    world = SimulatedTask(name, 1, None, False)
     assert world.length == 1000
     assert np.isfinite(world.begin(1)).all()
     rewards = [world.act(move).reward for move in actions(world, 40)]
@@ -186,7 +194,7 @@ def test_a_variant_plays_with_rewards_between_nothing_and_one_a_step(name):
 
 def moving(name, speed, **heights):
     """The reward of a variant whose body moves at a speed."""
-    env = World(name, 1, None, False)._env
+    env = SimulatedTask(name, 1, None, False)._env
     env.reset()
     physics = env.physics
     for name in ("speed", "horizontal_velocity"):
@@ -217,7 +225,7 @@ def test_a_cheetah_that_jumps_is_paid_for_height_and_a_little_for_staying():
 def test_a_walker_looks_the_other_way():
     from dm_control.suite import walker
 
-    env = World("walker-walk-backwards", 1, None, False)._env
+    env = SimulatedTask("walker-walk-backwards", 1, None, False)._env
     env.reset()
     env.step(np.ones(6))
     forwards = walker.Physics.horizontal_velocity(env.physics)
@@ -225,7 +233,7 @@ def test_a_walker_looks_the_other_way():
 
 
 def test_the_arm_has_three_links():
-    world = World("reacher-three-easy", 1, None, False)
+    world = SimulatedTask("reacher-three-easy", 1, None, False)
     assert world.actions == 3
     assert len(world.begin(0)) == 3 + 2 + 3
 
@@ -255,14 +263,14 @@ def test_a_process_knows_of_tasks_that_others_play():
 
 def test_an_evaluation_reports_each_task():
     class Idle:
-        def initial_memory(self, count):
+        def initial_state(self, count):
             return {}
 
         def act(self, obs, memory):
             return torch.zeros(len(obs["task"]), 1), memory
 
-    config = DMControlConfig(names=("cartpole-balance", "pendulum-swingup"), num_envs=4, steps=20)
-    scores = evaluate(Idle(), config, Runtime.alone(RunConfig(lanes=2)), 4)
+    config = DMControlConfig(tasks=("cartpole-balance", "pendulum-swingup"), num_envs=4, episode_length=20)
+    scores = evaluate(Idle(), config, Runtime.single_process(RunConfig(lanes=2)), 4)
     balance, swingup = scores["return/cartpole-balance_mean"], scores["return/pendulum-swingup_mean"]
     assert balance > 20.0 > 1.0 > swingup
     assert scores["return_mean"] == pytest.approx((balance + swingup) / 2)
@@ -279,7 +287,7 @@ def drawn(world):
 
 
 def test_a_picture_shows_the_world():
-    world = World("cartpole-balance", 2, None, False)
+    world = SimulatedTask("cartpole-balance", 2, None, False)
     world.begin(0)
     picture = drawn(world)
     assert picture.shape == (48, 64, 3)
@@ -288,7 +296,7 @@ def test_a_picture_shows_the_world():
 
 
 def test_pictures_are_an_observation_that_comes_back():
-    drawn(World("pendulum-swingup", 2, None, False))
+    drawn(SimulatedTask("pendulum-swingup", 2, None, False))
     env, other = (build("pendulum-swingup", num_envs=1, pixels=True) for _ in range(2))
     env.reset()
     other.reset()
@@ -303,10 +311,10 @@ def test_pictures_are_an_observation_that_comes_back():
 
 def test_where_nothing_can_be_drawn_the_physics_works_and_pictures_say_why():
     code = (
-        "import torch; from lockstep.lanes import Lanes; from lockstep.tasks.dmcontrol import DMControlConfig\n"
-        "config, lanes = DMControlConfig(names=('pendulum-swingup',), num_envs=1), Lanes(1, range(1), 0)\n"
+        "import torch; from lockstep.lanes import Lanes; from lockstep.tasks.dm_control.env import DMControlConfig\n"
+        "config, lanes = DMControlConfig(tasks=('pendulum-swingup',), num_envs=1), Lanes(1, range(1), 0)\n"
         "env = config.build(lanes, torch.device('cpu'))\n"
-        "env.reset(); env.step(torch.zeros(1, 1)); print(env.text(0)); env.frame(0)\n"
+        "env.reset(); env.step(torch.zeros(1, 1)); print(env.render_text(0)); env.render(0)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -319,21 +327,20 @@ def test_where_nothing_can_be_drawn_the_physics_works_and_pictures_say_why():
 
 
 def test_the_way_to_draw_is_chosen_by_what_is_there(monkeypatch):
-    monkeypatch.setattr(dmcontrol_suite.sys, "platform", "linux")
+    monkeypatch.setattr(suite.sys, "platform", "linux")
     for there, chosen in (({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa"), (set(), "disabled")):
-        monkeypatch.setattr(
-            dmcontrol_suite.ctypes.util, "find_library", lambda name, there=there: name in there or None
-        )
-        assert dmcontrol_suite._backend() == chosen
+        monkeypatch.setattr(suite.ctypes.util, "find_library", lambda name, there=there: name in there or None)
+        assert suite._backend() == chosen
 
 
 def test_sets_name_tasks_that_there_are():
-    assert set(SETS["mt30"]) <= dmcontrol_suite._known().keys()
+    assert set(SETS["mt30"]) <= suite._known().keys()
 
 
 def test_the_compiler_can_be_imported_after_the_suite_has_loaded_opengl():
     text = (
-        "from lockstep.tasks.dmcontrol_suite import World; World('pendulum-swingup', 1, 10, False).draw(32, 32)\n"
+        "from lockstep.tasks.dm_control.suite import SimulatedTask\n"
+        "SimulatedTask('pendulum-swingup', 1, 10, False).draw(32, 32)\n"
         "import torch._dynamo; print('both are loaded')"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240)

@@ -7,10 +7,10 @@ from collections import namedtuple
 import pytest
 
 from lockstep.cli import main
-from lockstep.doctor import disk, machine, network, rendering, trial
-from lockstep.doctor.bundle import bundle, without_names
-from lockstep.doctor.line import Line, trouble, well
-from lockstep.doctor.variables import check_variables
+from lockstep.tools.doctor import disk, machine, network, rendering, smoke_test
+from lockstep.tools.doctor.bug_report import without_names, write_bug_report
+from lockstep.tools.doctor.environment import check_variables
+from lockstep.tools.doctor.finding import CheckResult, failure, ok
 
 HERE = ["lo", "eth0"]
 
@@ -28,7 +28,7 @@ def only(lines):
 
 def test_what_is_not_well_must_have_a_fix():
     with pytest.raises(ValueError, match="has no fix"):
-        Line("disk", "it is full", "trouble")
+        CheckResult("disk", "it is full", "trouble")
 
 
 # ------------------------------------------------------------------------------------------------------------ variables
@@ -45,7 +45,7 @@ def test_a_sound_environment_is_well(environment):
 @pytest.mark.parametrize(
     ("environment", "level", "words"),
     [
-        ({"NCCL_TIMEOUT": "1800"}, "advice", "unset NCCL_TIMEOUT; use --run.timeout SECONDS"),
+        ({"NCCL_TIMEOUT": "1800"}, "advice", "unset NCCL_TIMEOUT; use --run.collective-timeout SECONDS"),
         ({"NCCL_SOCKET_IFNAME": "ib0"}, "trouble", "names no interface of this machine (lo, eth0)"),
         ({"GLOO_SOCKET_IFNAME": "eth"}, "trouble", "GLOO_SOCKET_IFNAME=eth names no interface"),  # no prefixes here
         ({"NCCL_P2P_DISABLE": "1"}, "advice", "GPUs talk to each other through the host"),
@@ -191,25 +191,25 @@ def test_a_way_to_draw_that_does_not_exist_is_trouble(monkeypatch):
 
 
 def test_processes_that_cannot_train_together_are_trouble(monkeypatch, tmp_path):
-    monkeypatch.setattr(trial, "launch_quietly", lambda words, processes: "process 1 of 2 failed first.")
-    assert "process 1 of 2 failed first." in only(trial.check_together([], 2, tmp_path))[1]
+    monkeypatch.setattr(smoke_test, "launch_captured", lambda words, processes: "process 1 of 2 failed first.")
+    assert "process 1 of 2 failed first." in only(smoke_test.check_distributed([], 2, tmp_path))[1]
 
 
 def test_agents_that_differ_are_trouble(monkeypatch, tmp_path):
     def train(words, processes):
-        trial.take_part(tmp_path)
+        smoke_test.worker_main(tmp_path)
         return ""
 
-    monkeypatch.setattr(trial, "launch_quietly", train)
-    monkeypatch.setattr(trial, "hash_of_run", lambda run: run.name)
-    assert "did not train the same agent: together and alone" in only(trial.check_together([], 1, tmp_path))[1]
+    monkeypatch.setattr(smoke_test, "launch_captured", train)
+    monkeypatch.setattr(smoke_test, "hash_of_run", lambda run: run.name)
+    assert "did not train the same agent: together and alone" in only(smoke_test.check_distributed([], 1, tmp_path))[1]
 
 
 @pytest.fixture
 def examined(monkeypatch):
     """The command on a machine where one thing is wrong and nothing is tried."""
     monkeypatch.setattr(
-        "lockstep.cli.doctor._examine", lambda *_: iter([well("cores", "2"), trouble("disk", "full", "Make room.")])
+        "lockstep.cli.doctor._examine", lambda *_: iter([ok("cores", "2"), failure("disk", "full", "Make room.")])
     )
 
 
@@ -228,7 +228,7 @@ def test_a_bundle_has_what_helps_and_no_secret(monkeypatch):
     for name in ("WANDB_API_KEY", "HF_TOKEN", "DATABASE_URL", "NCCL_SECRET_KEY", "CUDA_PASSWORD"):
         monkeypatch.setenv(name, "hunter2")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
-    text = bundle([trouble("disk", "nothing can be written", "Choose another.")], 4)
+    text = write_bug_report([failure("disk", "nothing can be written", "Choose another.")], 4)
     assert "hunter2" not in text
     assert "NCCL_DEBUG=INFO" in text
     assert "trouble  disk       nothing can be written" in text

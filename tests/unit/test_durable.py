@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.run import checkpoints, records
-from lockstep.run import format as form
-from lockstep.run.disk import Disk
-from lockstep.run.durable import make_directories
-from lockstep.run.fence import Fence
-from lockstep.run.lineage import find, published
-from lockstep.run.names import Name
-from lockstep.run.publishing import publish
-from lockstep.run.records import append_line, cut_lines, sync_lines
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import manager
+from lockstep.checkpoint.disk import Disk
+from lockstep.checkpoint.fencing import GenerationFence
+from lockstep.checkpoint.lineage import find, list_checkpoints
+from lockstep.checkpoint.naming import CheckpointName
+from lockstep.checkpoint.publishing import publish
+from lockstep.io import jsonl
+from lockstep.io.durable import make_directories
+from lockstep.io.jsonl import append_jsonl, sync_lines, truncate_after
 from lockstep.train import train
 from tiny import ITERATION, hash_of, tiny
 
@@ -41,7 +42,7 @@ def test_new_directories_are_synced_in_those_above_them(tmp_path, synced):
 
 
 def test_new_run_syncs_the_directories_above_it(tmp_path, synced):
-    train(tiny(tmp_path / "deep" / "runs", samples=ITERATION))
+    train(tiny(tmp_path / "deep" / "runs", total_samples=ITERATION))
     assert {tmp_path, tmp_path / "deep", tmp_path / "deep" / "runs", tmp_path / "deep" / "runs" / "run"} <= set(synced)
 
 
@@ -54,7 +55,7 @@ def test_log_is_synced_before_the_checkpoint_that_covers_it_is_published(tmp_pat
         move(source, target)
 
     monkeypatch.setattr(os, "rename", watched)
-    train(tiny(tmp_path, samples=3 * ITERATION))
+    train(tiny(tmp_path, total_samples=3 * ITERATION))
     assert [syncs for syncs, _ in order] == [1, 2, 3]
     assert all(lines >= syncs for syncs, lines in order)
 
@@ -67,7 +68,7 @@ def test_log_that_cannot_be_synced_costs_no_checkpoint(tmp_path, monkeypatch, ca
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         fsync(descriptor)
 
-    append_line(tmp_path / "metrics.jsonl", {"samples": 1})
+    append_jsonl(tmp_path / "metrics.jsonl", {"samples": 1})
     monkeypatch.setattr(os, "fsync", failing)
     sync_lines(tmp_path)
     assert "may miss lines after a power cut" in caplog.text
@@ -75,10 +76,10 @@ def test_log_that_cannot_be_synced_costs_no_checkpoint(tmp_path, monkeypatch, ca
 
 def test_cut_log_is_on_disk_before_it_replaces_the_old_one(tmp_path, synced):
     for samples in (1, 2, 3):
-        append_line(tmp_path / "metrics.jsonl", {"samples": samples})
-    cut_lines(tmp_path / "metrics.jsonl", 2)
+        append_jsonl(tmp_path / "metrics.jsonl", {"samples": samples})
+    truncate_after(tmp_path / "metrics.jsonl", 2)
     assert synced == [tmp_path / ".metrics.jsonl.partial"]
-    assert [line["samples"] for line in records.read_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+    assert [line["samples"] for line in jsonl.read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
 def test_replaced_text_is_synced_with_its_name(tmp_path, synced):
@@ -105,12 +106,12 @@ def fail_once(monkeypatch, saves):
 
 
 def test_read_error_after_publishing_spoils_no_later_save(tmp_path, monkeypatch, caplog):
-    whole = train(tiny(tmp_path / "whole", samples=2 * ITERATION)).path
+    whole = train(tiny(tmp_path / "whole", total_samples=2 * ITERATION)).path
     fail_once(monkeypatch, 2)
-    path = train(tiny(tmp_path, samples=2 * ITERATION)).path  # the last save is repeated at the end
+    path = train(tiny(tmp_path, total_samples=2 * ITERATION)).path  # the last save is repeated at the end
     assert "Input/output error" in caplog.text
     assert "not empty" not in caplog.text
-    assert [name.samples for name in published(path / "checkpoints")] == [2 * ITERATION, ITERATION]
+    assert [name.samples for name in list_checkpoints(path / "checkpoints")] == [2 * ITERATION, ITERATION]
     assert hash_of(path) == hash_of(whole)
 
 
@@ -118,7 +119,7 @@ def test_read_error_after_publishing_spoils_no_later_save(tmp_path, monkeypatch,
 def attempt(tmp_path, monkeypatch):
     """A directory that is to be published under a name that is there already."""
     monkeypatch.setattr(form, "verify", lambda directory: (directory / "whole").exists() or _fail())
-    fence, name = Fence(tmp_path, main=True), Name(100, 1)
+    fence, name = GenerationFence(tmp_path, main=True), CheckpointName(100, 1)
     fence.generation = 1
     for directory in ("partial", str(name)):
         (tmp_path / directory).mkdir()
@@ -127,7 +128,7 @@ def attempt(tmp_path, monkeypatch):
 
 
 def _fail():
-    raise form.Damaged("not whole")
+    raise form.CorruptCheckpointError("not whole")
 
 
 def test_publish_keeps_a_checkpoint_that_an_earlier_attempt_renamed(tmp_path, attempt):
@@ -152,8 +153,8 @@ def test_save_that_fails_before_publishing_leaves_nothing(tmp_path, monkeypatch,
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         publish(fence, partial, name)
 
-    monkeypatch.setattr(checkpoints, "publish", failing)
-    path = train(tiny(tmp_path, samples=2 * ITERATION)).path
+    monkeypatch.setattr(manager, "publish", failing)
+    path = train(tiny(tmp_path, total_samples=2 * ITERATION)).path
     assert "Input/output error" in caplog.text
     assert find(path / "checkpoints")[0].samples == 2 * ITERATION
     assert not list((path / "checkpoints").glob(".*"))

@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from lockstep.algorithms.ddpg.networks import Actor, Critic, make_action_codec
 from lockstep.config import ConfigError
-from lockstep.nets.actions import build_actions
-from lockstep.nets.actor_critic import ActorCritic
-from lockstep.nets.deterministic import Actor, Critic, build_moves
-from lockstep.nets.encoder import CNN, MLP, DictEncoder, EncoderConfig, build_encoder
-from lockstep.nets.init import initialising, orthogonal
-from lockstep.streams import Stream
+from lockstep.nn.actor_critic import ActorCritic
+from lockstep.nn.distributions import make_distribution
+from lockstep.nn.encoders import CNN, MLP, DictEncoder, EncoderConfig, build_encoder
+from lockstep.nn.initialization import orthogonal_init, seeded_init
+from lockstep.rng import RandomStream
 
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
 PICTURE = spaces.Box(0, 255, (3, 6, 6), np.uint8)
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
-SMALL = EncoderConfig(width=(8,), depth=2, features=16)
+SMALL = EncoderConfig(hidden_sizes=(8,), num_layers=2, out_features=16)
 
 
 def build(space, config=SMALL, seed=0):
-    with initialising(Stream(seed, "init")):
+    with seeded_init(RandomStream(seed, "init")):
         return build_encoder(space, config)
 
 
@@ -39,7 +39,7 @@ def layers_of(encoder, kind):
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 9), st.integers(1, 5))
 def test_a_vector_goes_through_as_many_layers_of_the_width_as_asked_for(width, depth, inputs, count):
-    encoder = build(spaces.Box(-1, 1, (inputs,), np.float32), EncoderConfig(width=(width,), depth=depth))
+    encoder = build(spaces.Box(-1, 1, (inputs,), np.float32), EncoderConfig(hidden_sizes=(width,), num_layers=depth))
     assert isinstance(encoder, MLP)
     assert [layer.out_features for layer in layers_of(encoder, nn.Linear)] == [width] * depth
     assert encoder(torch.zeros(count, inputs)).shape == (count, width)
@@ -56,7 +56,7 @@ def test_whatever_is_not_a_picture_is_flattened(shape):
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 @pytest.mark.parametrize("space", [BOARD, PICTURE])
 def test_bytes_in_half_precision_come_to_what_they_do_by_way_of_floats(kind, space):
-    encoder = build(space, EncoderConfig(kind=kind, width=(8,), depth=2, features=16))
+    encoder = build(space, EncoderConfig(kind=kind, hidden_sizes=(8,), num_layers=2, out_features=16))
     scale, seen = encoder.scale, pixels(high=int(space.high.max()) + 1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         direct = encoder(seen)
@@ -75,15 +75,15 @@ def test_a_board_of_any_size_becomes_features(size):
 
 
 def test_an_mlp_flattens_a_board_where_one_is_asked_for():
-    encoder = build(BOARD, EncoderConfig(kind="mlp", width=(8,)))
+    encoder = build(BOARD, EncoderConfig(kind="mlp", hidden_sizes=(8,)))
     assert isinstance(encoder, MLP)
     assert layers_of(encoder, nn.Linear)[0].in_features == 3 * 6 * 6
-    vector = build(spaces.Box(0, 1, (3 * 6 * 6,), np.uint8), EncoderConfig(width=(8,)))
+    vector = build(spaces.Box(0, 1, (3 * 6 * 6,), np.uint8), EncoderConfig(hidden_sizes=(8,)))
     assert torch.equal(encoder(pixels()), vector(pixels().flatten(1)))
 
 
 def test_a_cnn_sees_a_board_and_nothing_that_is_not_one():
-    config = EncoderConfig(kind="cnn", width=(8,), features=16)
+    config = EncoderConfig(kind="cnn", hidden_sizes=(8,), out_features=16)
     assert isinstance(build(BOARD, config), CNN)
     for space in (VECTOR, spaces.Box(-1, 1, (2, 3), np.float32), spaces.Dict({"board": BOARD, "speed": VECTOR})):
         with pytest.raises(ConfigError, match=r"encoder.kind is cnn, and .* are no images.\nUse auto or mlp."):
@@ -92,7 +92,7 @@ def test_a_cnn_sees_a_board_and_nothing_that_is_not_one():
 
 def test_layers_have_the_widths_given_and_the_last_holds_for_all_that_follow():
     def channels(*width, depth):
-        config = EncoderConfig(width=width, depth=depth)
+        config = EncoderConfig(hidden_sizes=width, num_layers=depth)
         return [layer.out_channels for layer in layers_of(build(BOARD, config), nn.Conv2d)]
 
     assert channels(8, depth=3) == [8, 8, 8]
@@ -211,8 +211,8 @@ class OwnConfig(EncoderConfig):
 
 def test_a_config_of_ones_own_builds_the_network_wherever_there_is_one():
     config, choice = OwnConfig(), spaces.Discrete(2)
-    net = ActorCritic(VECTOR, build_actions(choice), config)
-    moves = build_moves(choice, 1.0, 0.1)
+    net = ActorCritic(VECTOR, make_distribution(choice), config)
+    moves = make_action_codec(choice, 1.0, 0.1)
     found = [
         net.encoder,
         net.critic_encoder,
@@ -244,6 +244,6 @@ def test_initialisation_leaves_the_global_random_state_alone():
 
 
 def test_orthogonal_weights_are_orthogonal_with_the_gain_asked_for_and_no_bias():
-    layer = orthogonal(nn.Linear(8, 4), 3.0)
+    layer = orthogonal_init(nn.Linear(8, 4), 3.0)
     torch.testing.assert_close(layer.weight @ layer.weight.T, 9.0 * torch.eye(4))
     assert not layer.bias.any()

@@ -2,9 +2,9 @@
 
 import torch
 
-from lockstep.algorithms.env_work import env_work
+from lockstep.algorithms.env_benchmark import env_work
 from lockstep.lanes import Lanes
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.tasks.snake.env import SnakeConfig
 from toy_worlds import ToyWorldsConfig
 
 CPU = torch.device("cpu")
@@ -13,10 +13,10 @@ CPU = torch.device("cpu")
 def test_env_work_calls_the_kernel_of_a_task_on_the_cpu():
     task = SnakeConfig(num_envs=4).build(Lanes(1, range(1), 0), CPU)
     seen = []
-    task.kernel, task.step = seen.append, None
+    task.step_numpy, task.step = seen.append, None
     work = env_work(task, torch.ones(4, dtype=torch.int64), 3)
     work.run()
-    assert (work.part, work.samples, work.times) == ("env", 4, 3)
+    assert (work.kind, work.samples, work.calls_per_iteration) == ("env", 4, 3)
     assert [actions.tolist() for actions in seen] == [[1, 1, 1, 1]]
 
 
@@ -24,13 +24,13 @@ def test_env_work_steps_a_task_without_a_kernel():
     task = ToyWorldsConfig(num_envs=4).build(Lanes(1, range(1), 0), CPU)
     task.reset()
     work = env_work(task, torch.ones(4, 1), 3)
-    assert torch.equal(work.run().obs, task.observe())
+    assert torch.equal(work.run().obs, task.observations())
 
 
 def test_env_work_steps_a_task_on_another_device():
     task = SnakeConfig(num_envs=4).build(Lanes(1, range(1), 0), CPU)
     seen = []
-    task.kernel, task.step = None, seen.append
+    task.step_numpy, task.step = None, seen.append
     action = torch.ones(4, dtype=torch.int64, device="meta")
     env_work(task, action, 3).run()
     assert seen == [action]

@@ -8,10 +8,11 @@ import torch
 
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.runtime.failures import in_words
-from lockstep.runtime.place import Place, choose_device, require_gpus
+from lockstep.launch.device import choose_device, require_gpus
+from lockstep.launch.failures import to_user_error
+from lockstep.launch.world import WorldInfo
 
-THIRD = Place(rank=2, size=4, local_rank=2, local_size=4, started=True)
+THIRD = WorldInfo(rank=2, size=4, local_rank=2, local_size=4, launched=True)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +24,7 @@ THIRD = Place(rank=2, size=4, local_rank=2, local_size=4, started=True)
     ],
 )
 def test_memory_that_ran_out_is_told_with_the_numbers_to_lower(error):
-    said = in_words(error, THIRD)
+    said = to_user_error(error, THIRD)
     assert isinstance(said, ConfigError)
     assert "process 2 of 4 ran out of memory: " in str(said)
     assert str(error) in str(said)
@@ -35,7 +36,7 @@ def test_a_run_that_is_out_of_memory_ends_with_a_sentence(capsys, monkeypatch, t
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setattr("lockstep.train.train", train)
-    assert main(["train", "gym-ppo", "--smoke", f"run.dir={tmp_path}"]) == 2
+    assert main(["train", "gym-ppo", "--smoke", f"run.runs_dir={tmp_path}"]) == 2
     told = capsys.readouterr().err
     assert "process 0 of 1 ran out of memory: CUDA out of memory." in told
     assert "Traceback" not in told
@@ -44,7 +45,7 @@ def test_a_run_that_is_out_of_memory_ends_with_a_sentence(capsys, monkeypatch, t
 def test_a_port_that_is_taken_is_named(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29511")
     for error in (OSError(errno.EADDRINUSE, "Address already in use"), RuntimeError("failed, name: EADDRINUSE")):
-        said = str(in_words(error, THIRD))
+        said = str(to_user_error(error, THIRD))
         assert "process 2 of 4 cannot listen at port 29511, which another program holds." in said
         assert "--standalone" in said
 
@@ -55,7 +56,7 @@ def test_an_endpoint_that_another_program_holds_is_named(capsys, tmp_path):
         taken.listen()
         place = f"127.0.0.1:{taken.getsockname()[1]}"
         meeting = ["--nnodes", "1:2", "--rdzv-endpoint", place, "--rdzv-id", "x"]
-        assert main(["train", "gym-ppo", "--smoke", "--procs", "2", *meeting, f"run.dir={tmp_path}"]) == 2
+        assert main(["train", "gym-ppo", "--smoke", "--procs", "2", *meeting, f"run.runs_dir={tmp_path}"]) == 2
     told = capsys.readouterr().err
     assert f"hosts cannot meet at {place}: another program holds that port" in told
     assert "Choose another port" in told
@@ -63,7 +64,7 @@ def test_an_endpoint_that_another_program_holds_is_named(capsys, tmp_path):
 
 def test_other_errors_are_left_as_they_are():
     error = ValueError("something else")
-    assert in_words(error, THIRD) is error
+    assert to_user_error(error, THIRD) is error
 
 
 def test_more_processes_than_gpus_are_refused_with_the_number_that_fits(monkeypatch):
@@ -105,6 +106,6 @@ def test_several_processes_on_a_mac_are_told_that_nothing_is_gained(caplog):
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("lockstep.nets.graph.find_spec", lambda name: None)
-    assert main(["train", "cricket-gnn", "--smoke", f"run.dir={tmp_path}"]) == 2
+    monkeypatch.setattr("lockstep.nn.gnn.find_spec", lambda name: None)
+    assert main(["train", "cricket-gnn", "--smoke", f"run.runs_dir={tmp_path}"]) == 2
     assert 'pip install "lockstep-rl[gnn]"' in capsys.readouterr().err

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lockstep.config import RunConfig
+from lockstep.distributed import Runtime
 from lockstep.evaluate import Scoreboard, evaluate
 from lockstep.lanes import Lanes
-from lockstep.runtime import Runtime
-from lockstep.streams import digest
-from lockstep.tasks.snake import SnakeConfig
+from lockstep.rng import stable_hash
+from lockstep.tasks.snake.env import SnakeConfig
 from toy_worlds import ToyWorlds, ToyWorldsConfig
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ class Counted(ToyWorlds):
         ended, last = step.terminated | step.truncated, step.final_obs[:, 0]
         sometimes = torch.where(ended & (last > 0), last, torch.nan)
         never = torch.full_like(last, torch.nan)
-        return step._replace(episode={"number": self._taken[:, 0].clone(), "sometimes": sometimes, "never": never})
+        return step._replace(episode_info={"number": self._taken[:, 0].clone(), "sometimes": sometimes, "never": never})
 
 
 class Walker:
@@ -40,7 +40,7 @@ class Walker:
     def __init__(self, discrete):
         self.discrete = discrete
 
-    def initial_memory(self, count):
+    def initial_state(self, count):
         return {"age": torch.zeros(count)}
 
     def act(self, obs, memory):
@@ -52,11 +52,11 @@ class Walker:
 
 def plain(policy, task, count, seed, episodes):
     """Play episodes with a loop over environments on the host, on one process with `count` lanes."""
-    lanes = Lanes(count, range(count), digest(seed, "evaluation") & (2**63 - 1))
+    lanes = Lanes(count, range(count), stable_hash(seed, "evaluation") & (2**63 - 1))
     envs = math.ceil(min(episodes, max(task.num_envs, count)) / count) * count
     env = replace(task, num_envs=envs).build(lanes, CPU)
     number, totals, lengths = list(range(envs)), [0.0] * envs, [0] * envs
-    fresh, obs, found = policy.initial_memory(envs)["age"], env.reset(), {}
+    fresh, obs, found = policy.initial_state(envs)["age"], env.reset(), {}
     age = fresh
     while min(number) < episodes:
         action, after = policy.act(obs, {"age": age})
@@ -67,7 +67,7 @@ def plain(policy, task, count, seed, episodes):
             lengths[index] += 1
             if step.terminated[index] or step.truncated[index]:
                 if number[index] < episodes:
-                    extras = {name: float(values[index]) for name, values in step.episode.items()}
+                    extras = {name: float(values[index]) for name, values in step.episode_info.items()}
                     found[number[index]] = {"return": totals[index], "length": float(lengths[index]), **extras}
                     number[index] += envs
                 totals[index], lengths[index], age[index] = 0.0, 0, fresh[index]
@@ -82,8 +82,8 @@ def plain(policy, task, count, seed, episodes):
 
 
 TASKS = {
-    "snake": SnakeConfig(size=5, num_envs=8, hunger=9),
-    "snake of torch operations": SnakeConfig(size=5, num_envs=8, hunger=9, backend="torch"),
+    "snake": SnakeConfig(size=5, num_envs=8, max_steps_without_food=9),
+    "snake of torch operations": SnakeConfig(size=5, num_envs=8, max_steps_without_food=9, backend="torch"),
     "toys that count": CountedConfig(num_envs=8, length=7),
 }
 
@@ -92,7 +92,7 @@ TASKS = {
 @pytest.mark.parametrize(("lanes", "episodes"), [(1, 8), (2, 30), (4, 3), (8, 101)])
 def test_evaluation_equals_plain_loop_bit_for_bit(name, lanes, episodes):
     task, policy = TASKS[name], Walker(discrete="snake" in name)
-    runtime = Runtime.alone(RunConfig(lanes=lanes, seed=5))
+    runtime = Runtime.single_process(RunConfig(lanes=lanes, seed=5))
     ours, theirs = evaluate(policy, task, runtime, episodes), plain(policy, task, lanes, 5, episodes)
     assert ours == theirs
     assert "never_mean" not in ours
@@ -100,11 +100,11 @@ def test_evaluation_equals_plain_loop_bit_for_bit(name, lanes, episodes):
 
 
 def test_interrupted_evaluation_returns_none():
-    runtime = Runtime.alone(RunConfig(lanes=2))
+    runtime = Runtime.single_process(RunConfig(lanes=2))
 
     class Stops(Walker):
         def act(self, obs, memory):
-            runtime.interrupted = True
+            runtime.status.stop_requested = True
             return super().act(obs, memory)
 
     assert evaluate(Stops(discrete=True), TASKS["snake"], runtime, 8) is None

@@ -10,30 +10,42 @@ from safetensors.torch import load_file
 
 import lockstep
 from lockstep.cli import main
-from lockstep.config import overlay
-from lockstep.export import formats
-from lockstep.export.acting import Acting, draw_observations, largest_difference
-from lockstep.export.bringing import unwrapped
-from lockstep.export.pickles import Call, Name, pickled
-from lockstep.recipes import find_recipe
+from lockstep.config import apply_overrides
+from lockstep.pytree import named_leaves
+from lockstep.registry import find_recipe
+from lockstep.tools.export import formats
+from lockstep.tools.export.exportable_policy import ExportablePolicy, draw_observations, largest_difference
+from lockstep.tools.export.import_weights import unwrapped
+from lockstep.tools.export.pickle_writer import PickleGlobal, PickleReduce, pickled
 from lockstep.train import train
-from lockstep.trees import leaves
 from tiny import ITERATION, tiny
 
-SHORT = {"run.samples": 64, "run.eval_every": None, "run.save_every": 64}
+SHORT = {"run.total_samples": 64, "run.eval_every": None, "run.save_every": 64}
 SMALL = {
-    "mlp": ("gym-ppo", {"algo.horizon": 8, "algo.batch_size": 64, "algo.epochs": 1}),
+    "mlp": ("gym-ppo", {"algo.rollout_steps": 8, "algo.batch_size": 64, "algo.epochs": 1}),
     "lstm": (
         "gym-ppo-lstm",
-        {"algo.horizon": 8, "algo.sequence": 8, "algo.batch_size": 64, "algo.epochs": 1, "algo.memory.units": 16},
+        {
+            "algo.rollout_steps": 8,
+            "algo.bptt_steps": 8,
+            "algo.batch_size": 64,
+            "algo.epochs": 1,
+            "algo.recurrent.hidden_size": 16,
+        },
     ),
     "motion": (
         "gym-ppo",
-        {"task.id": "Pendulum-v1", "algo.horizon": 8, "algo.batch_size": 64, "algo.normalize_obs": True},
+        {"task.id": "Pendulum-v1", "algo.rollout_steps": 8, "algo.batch_size": 64, "algo.normalize_obs": True},
     ),
     "ddpg": (
         "gym-ddpg",
-        {"algo.batch_size": 8, "algo.horizon": 8, "algo.learn_from": 8, "algo.capacity": 64, "algo.encoder.width": 16},
+        {
+            "algo.batch_size": 8,
+            "algo.rollout_steps": 8,
+            "algo.learning_starts": 8,
+            "algo.buffer_size": 64,
+            "algo.encoder.hidden_sizes": 16,
+        },
     ),
 }
 
@@ -43,9 +55,9 @@ def runs(tmp_path_factory):
     """A small run of each kind of network."""
     place = tmp_path_factory.mktemp("runs")
     for name, (recipe, settings) in SMALL.items():
-        where = {"run.dir": str(place), "run.name": name, "run.device": "cpu"}
-        train(overlay(find_recipe(recipe)(), SHORT | settings | where))
-    train(tiny(place, "cnn", samples=ITERATION))
+        where = {"run.runs_dir": str(place), "run.name": name, "run.device": "cpu"}
+        train(apply_overrides(find_recipe(recipe)(), SHORT | settings | where))
+    train(tiny(place, "cnn", total_samples=ITERATION))
     return place
 
 
@@ -67,13 +79,13 @@ def test_onnxruntime_computes_what_the_policy_does(capsys, runs, tmp_path, kind)
     export(capsys, runs / kind, "onnx", tmp_path / "policy.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "policy.onnx"), providers=["CPUExecutionProvider"])
     policy = lockstep.load(runs / kind)
-    memory = policy.policy.initial_memory(5)
-    states = leaves(memory, "memory") if memory else {}
+    memory = policy.policy.initial_state(5)
+    states = named_leaves(memory, "memory") if memory else {}
     assert [given.name for given in session.get_inputs()] == ["obs", *states]
     assert [given.name for given in session.get_outputs()] == ["action", "outputs", *(f"{n}.after" for n in states)]
     for step in range(3):
         obs = draw_observations(policy.recipe, 5, seed=100 + step)
-        _, outputs, memory = policy.policy.decide(obs, memory)
+        _, outputs, memory = policy.policy.forward(obs, memory)
         given = {"obs": obs.numpy()} | {name: tensor.numpy() for name, tensor in states.items()}
         found = session.run(None, given)
         np.testing.assert_allclose(found[1], outputs.numpy(), atol=1e-5, rtol=0)
@@ -95,9 +107,9 @@ def test_a_pt2_file_needs_torch_alone(capsys, runs, tmp_path, kind):
     with zipfile.ZipFile(tmp_path / "policy.pt2") as file:  # and it does not tell where lockstep is installed here
         assert not [name for name in file.namelist() if lockstep.__path__[0].encode() in file.read(name)]
     policy = lockstep.load(runs / kind)
-    obs, memory = draw_observations(policy.recipe, 7, seed=9), policy.policy.initial_memory(7)
+    obs, memory = draw_observations(policy.recipe, 7, seed=9), policy.policy.initial_state(7)
     found = torch.export.load(tmp_path / "policy.pt2").module()(*([obs, memory] if memory else [obs]))
-    assert largest_difference(found[0], policy.policy.decide(obs, memory)[0]) < 1e-6
+    assert largest_difference(found[0], policy.policy.forward(obs, memory)[0]) < 1e-6
 
 
 def test_a_safetensors_file_has_the_weights_under_plain_names(capsys, runs, tmp_path):
@@ -110,13 +122,13 @@ def test_a_safetensors_file_has_the_weights_under_plain_names(capsys, runs, tmp_
 
 
 def test_a_file_that_acts_otherwise_is_not_kept(capsys, monkeypatch, runs, tmp_path):
-    whole = Acting.forward
+    whole = ExportablePolicy.forward
 
     def wrong(self, obs, memory=None):
         action, outputs, *rest = whole(self, obs, memory)
         return (action, outputs + 1e-3, *rest)
 
-    monkeypatch.setattr(Acting, "forward", wrong)
+    monkeypatch.setattr(ExportablePolicy, "forward", wrong)
     assert main(["export", str(runs / "mlp"), "--to", "pt2", "--out", str(tmp_path / "policy.pt2")]) == 2
     assert "does not act as the policy does: outputs differ by 0.001" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -126,7 +138,7 @@ def test_a_network_that_torch_cannot_trace_is_told_so(capsys, monkeypatch, runs,
     def branches(self, obs, memory=None):
         return (obs, obs) if obs.sum() > 0 else (obs, obs * 2)
 
-    monkeypatch.setattr(Acting, "forward", branches)
+    monkeypatch.setattr(ExportablePolicy, "forward", branches)
     assert main(["export", str(runs / "mlp"), "--to", "pt2", "--out", str(tmp_path / "policy.pt2")]) == 2
     told = capsys.readouterr().err
     assert "torch cannot make a graph of this network: " in told
@@ -165,7 +177,10 @@ def test_a_file_for_sb3_is_tried_as_sb3_would_use_it(capsys, runs, tmp_path, kin
 def test_a_pickle_written_by_hand_is_one():
     import pickle
 
-    value = {"a": [1, -2, 2.5, True, None, "é"], "b": (Call(Name("numpy", "dtype"), ("uint8",)), Name("math", "sqrt"))}
+    value = {
+        "a": [1, -2, 2.5, True, None, "é"],
+        "b": (PickleReduce(PickleGlobal("numpy", "dtype"), ("uint8",)), PickleGlobal("math", "sqrt")),
+    }
     read = pickle.loads(pickled(value))
     assert read["a"] == [1, -2, 2.5, True, None, "é"]
     assert read["b"][0] == np.dtype("uint8")
@@ -178,7 +193,7 @@ def test_a_pickle_written_by_hand_is_one():
 
 
 def bring(capsys, place, file, *words):
-    code = main(["import", str(file), *words, f"run.dir={place}", "run.name=brought"])
+    code = main(["import", str(file), *words, f"run.runs_dir={place}", "run.name=brought"])
     return code, capsys.readouterr()
 
 
@@ -208,7 +223,9 @@ def test_a_state_dict_comes_in_whatever_wrapped_it(capsys, runs, tmp_path, prefi
 
 def test_an_sb3_file_comes_in_with_the_size_of_its_network(capsys, runs, tmp_path):
     export(capsys, runs / "mlp", "sb3", tmp_path / "policy.zip")
-    code, told = bring(capsys, tmp_path, tmp_path / "policy.zip", "--recipe", "gym-ppo", "--algo.encoder.width", "8")
+    code, told = bring(
+        capsys, tmp_path, tmp_path / "policy.zip", "--recipe", "gym-ppo", "--algo.encoder.hidden-sizes", "8"
+    )
     assert (code, "does not fit" in told.err) == (2, True)
     code, told = bring(capsys, tmp_path, tmp_path / "policy.zip", "--recipe", "gym-ppo")
     assert code == 0, told.err

@@ -10,11 +10,11 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from claims import claim
-from lockstep.parent import STARTER
-from lockstep.protocols import Clock
-from lockstep.run import film as films
-from lockstep.run.film import Film
-from lockstep.run.names import Name
+from lockstep.checkpoint.naming import CheckpointName
+from lockstep.clock import TrainState
+from lockstep.launch.process_lifetime import ENV_PARENT_PID
+from lockstep.loggers import video as films
+from lockstep.loggers.video import VideoRecorder
 from lockstep.train import train
 from tiny import ITERATION, hash_of, tiny
 
@@ -36,23 +36,23 @@ class Watched:
         monkeypatch.setattr(films, "command", self.command)
         monkeypatch.setattr(films, "_put_on_board", lambda _, samples, gif: self.shown.append((samples, gif[6])))
         self.script, self.begun = script, []
-        self.film = Film(path, True, self.notes.append, lambda: None)
+        self.film = VideoRecorder(path, True, self.notes.append, lambda: None)
 
     def command(self, run, samples, file):
         self.begun.append(samples)
         return [sys.executable, "-c", self.script, str(file), str(samples)]
 
     def evaluate(self, samples, best=True, published=True):
-        self.film.evaluation(Clock(budget=100, samples=samples, stale=0 if best else 1))
+        self.film.evaluation(TrainState(total_samples=100, samples=samples, evals_since_best=0 if best else 1))
         if published:
-            (self.checkpoints / str(Name(samples, 1))).mkdir()
-            (self.checkpoints / "best").write_text(str(Name(samples, 1)))
+            (self.checkpoints / str(CheckpointName(samples, 1))).mkdir()
+            (self.checkpoints / "best").write_text(str(CheckpointName(samples, 1)))
 
     def look_until(self, condition):
         end = time.monotonic() + SECONDS
         while not condition():
             assert time.monotonic() < end
-            self.film.look()
+            self.film.poll()
             time.sleep(0.01)
 
 
@@ -71,13 +71,13 @@ def watched(tmp_path, monkeypatch):
 def children():
     """Those that film; other tests have started other processes."""
     alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if STARTER in child.environ()]
+    return [child for child in alive if ENV_PARENT_PID in child.environ()]
 
 
 def test_a_new_best_of_a_run_leaves_a_film_there_and_in_tensorboard(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(films, "LAST", SECONDS)  # the machine may be busy
-    settings = {"samples": 2 * ITERATION, "eval_every": 2 * ITERATION, "eval_episodes": 8, "reduction": "exact"}
-    result = train(tiny(tmp_path, gif=True, **settings))
+    settings = {"total_samples": 2 * ITERATION, "eval_every": 2 * ITERATION, "eval_episodes": 8, "reduction": "exact"}
+    result = train(tiny(tmp_path, record_video=True, **settings))
     assert "Filming the best policy" in capsys.readouterr().out
     with Image.open(result.path / "best.gif") as film:
         assert film.format == "GIF"
@@ -98,7 +98,7 @@ def test_a_film_begins_when_its_checkpoint_is_there(watched):
     run = watched()
     run.evaluate(8, published=False)
     for _ in range(3):
-        run.film.look()
+        run.film.poll()
     assert run.begun == []
     run.evaluate(8)
     run.look_until(lambda: run.shown)
@@ -109,7 +109,7 @@ def test_a_film_begins_when_its_checkpoint_is_there(watched):
 def test_only_a_new_best_is_filmed(watched):
     run = watched()
     run.evaluate(8, best=False)
-    run.film.look()
+    run.film.poll()
     assert run.begun == []
 
 
@@ -117,7 +117,7 @@ def test_one_film_at_a_time_and_the_newest_best_is_next(watched, tmp_path):
     run = watched(f"import os, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)\n{FAKE}")
     for samples in (8, 16, 24):
         run.evaluate(samples)
-        run.film.look()
+        run.film.poll()
     assert run.begun == [8]
     assert len(children()) == 1
     (tmp_path / "go").touch()
@@ -132,7 +132,7 @@ def test_films_take_a_small_part_of_the_time_and_the_last_is_made_all_the_same(w
     run.look_until(lambda: run.shown)
     run.evaluate(16)
     for _ in range(3):
-        run.film.look()
+        run.film.poll()
     assert run.begun == [8]
     run.film.finish(lambda: False)
     assert run.shown == [(8, 8), (16, 16)]
@@ -141,7 +141,7 @@ def test_films_take_a_small_part_of_the_time_and_the_last_is_made_all_the_same(w
 def test_a_film_works_beside_the_run_for_the_lowest_pay(watched):
     run = watched("import time; time.sleep(600)")
     run.evaluate(8)
-    run.film.look()
+    run.film.poll()
     (child,) = children()
     assert child.nice() == 19
     assert child.environ()["CUDA_VISIBLE_DEVICES"] == ""
@@ -167,7 +167,7 @@ def test_what_cannot_be_filmed_is_said_once(watched, script, why):
     run.evaluate(8)
     run.look_until(lambda: run.notes)
     run.evaluate(16)
-    run.film.look()
+    run.film.poll()
     run.film.finish(lambda: False)
     assert run.begun == [8]
     (note,) = run.notes
@@ -178,7 +178,7 @@ def test_what_cannot_be_filmed_is_said_once(watched, script, why):
 def test_a_film_that_lost_its_checkpoint_to_a_better_one_is_not_mourned(watched):
     run = watched("import sys; sys.exit(1) if sys.argv[2] == '8' else 0\n" + FAKE)
     run.evaluate(8)
-    run.film.look()
+    run.film.poll()
     run.evaluate(16)
     run.look_until(lambda: run.shown)
     assert run.shown == [(16, 16)]
@@ -188,7 +188,7 @@ def test_a_film_that_lost_its_checkpoint_to_a_better_one_is_not_mourned(watched)
 def test_the_end_of_a_run_waits_for_the_film_of_its_last_best(watched):
     run = watched(f"import sys, time; time.sleep(600 if sys.argv[2] == '8' else 0)\n{FAKE}")
     run.evaluate(8)
-    run.film.look()
+    run.film.poll()
     run.evaluate(16)
     run.film.finish(lambda: False)
     assert run.shown == [(16, 16)]
@@ -210,8 +210,8 @@ def test_the_end_of_a_run_waits_no_longer_than_it_says(watched, monkeypatch, hur
 
 def test_a_run_without_a_film_starts_no_process(watched):
     run = watched()
-    run.film = Film(run.path, False, run.notes.append, lambda: None)
+    run.film = VideoRecorder(run.path, False, run.notes.append, lambda: None)
     run.evaluate(8)
-    run.film.look()
+    run.film.poll()
     run.film.finish(lambda: False)
     assert (run.begun, run.notes, os.listdir(run.path)) == ([], [], ["checkpoints"])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data.finite import bad_places, extent
+from lockstep.data.nonfinite import locate_nonfinite, value_range
 
 
 @given(
@@ -18,19 +18,19 @@ from lockstep.data.finite import bad_places, extent
 def test_one_bad_number_anywhere_shows(value, dtype, place):
     x = torch.zeros(7, 5, 9, dtype=dtype)
     tree = {"picture": torch.full((7, 5), 255, dtype=torch.uint8), "body": {"joints": x}}
-    assert extent(tree) == 0.0
+    assert value_range(tree) == 0.0
     x.view(-1)[place % x.numel()] = value
-    assert not extent(tree).isfinite()
+    assert not value_range(tree).isfinite()
 
 
 def test_whole_numbers_are_always_finite():
-    assert extent(torch.full((3,), 255, dtype=torch.uint8)) == 0.0
+    assert value_range(torch.full((3,), 255, dtype=torch.uint8)) == 0.0
 
 
 def test_a_bad_number_is_told_by_lane_environment_step_and_place():
     body, reward = torch.zeros(4, 6, 2, 3), torch.zeros(4, 6)  # lanes 2 and 3, of three environments each
     body[3, 4, 1, 0], reward[1, 2] = -math.inf, math.nan
-    assert bad_places({"observation": {"body": body}, "reward": reward}, range(2, 4)) == [
+    assert locate_nonfinite({"observation": {"body": body}, "reward": reward}, range(2, 4)) == [
         "lane 2, environment 2 of the lane, step 1 of the rollout: reward is nan",
         "lane 3, environment 1 of the lane, step 3 of the rollout: observation.body[1, 0] is -inf",
     ]
@@ -40,7 +40,7 @@ def test_of_an_environment_that_stays_bad_the_beginning_is_told_and_of_many_the_
     reward = torch.zeros(9, 12)
     for env in range(12):
         reward[env % 9 :, env] = math.nan
-    found = bad_places({"reward": reward}, range(4))
+    found = locate_nonfinite({"reward": reward}, range(4))
     assert [words.partition(":")[0] for words in found[:4]] == [
         "lane 0, environment 0 of the lane, step 0 of the rollout",
         "lane 3, environment 0 of the lane, step 0 of the rollout",
@@ -52,10 +52,11 @@ def test_of_an_environment_that_stays_bad_the_beginning_is_told_and_of_many_the_
 
 def test_good_numbers_are_no_news():
     assert (
-        bad_places({"reward": torch.zeros(2, 4), "observation": torch.ones(2, 4, 3, dtype=torch.uint8)}, range(4)) == []
+        locate_nonfinite({"reward": torch.zeros(2, 4), "observation": torch.ones(2, 4, 3, dtype=torch.uint8)}, range(4))
+        == []
     )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_bad_number_among_large_ones_is_still_seen(value):
-    assert not extent(torch.tensor([3e38, value, 3e38, -3e38])).isfinite()
+    assert not value_range(torch.tensor([3e38, value, 3e38, -3e38])).isfinite()

@@ -9,14 +9,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.lanes import deal
-from lockstep.protocols import Clock
-from lockstep.run import format as form
-from lockstep.run.format import Damaged, digest_tensor, hash_checkpoint, verify
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.format import CorruptCheckpointError, digest_tensor, hash_checkpoint, verify
+from lockstep.clock import TrainState
+from lockstep.lanes import partition_lanes
 from manifests import sealed
 
 LANES = 4
-CLOCK = asdict(Clock(budget=1024, samples=512, iteration=2, step=256, evaluation={"return_mean": 1.5}, best=1.5))
+CLOCK = asdict(
+    TrainState(
+        total_samples=1024,
+        samples=512,
+        iteration=2,
+        last_iteration_samples=256,
+        evaluation={"return_mean": 1.5},
+        best=1.5,
+    )
+)
 each_file = pytest.mark.parametrize("name", [form.SHARED, form.VALUES, "lanes-0000-0001.safetensors"])
 
 
@@ -38,12 +47,12 @@ def write(directory, *, groups=2, shared=None, lanes=None, clock=CLOCK, extra=No
     directory.mkdir(parents=True)
     states = [lane_state(lane) for lane in range(LANES)] if lanes is None else lanes
     files = {form.SHARED: form.write_tensors(directory / form.SHARED, shared_state() if shared is None else shared)}
-    for group in deal(len(states), groups):
+    for group in partition_lanes(len(states), groups):
         tensors = {f"lane-{lane:04d}.{name}": x for lane in group for name, x in states[lane].items()}
         files[form.lane_file(group)] = form.write_tensors(directory / form.lane_file(group), tensors)
-    values = {"clock": clock, "lanes": LANES, "processes": groups} | (extra or {})
+    values = {"format": form.FORMAT, "clock": clock, "lanes": LANES, "processes": groups} | (extra or {})
     files[form.VALUES] = form.write_json(directory / form.VALUES, values)
-    form.write_json(directory / form.MANIFEST, {"files": files, "keep": False})
+    form.write_manifest(directory, files, keep=False, machine={})
     return directory
 
 
@@ -71,8 +80,8 @@ def test_what_is_written_is_read_bit_for_bit(checkpoint):
     for name, tensor in shared_state().items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
         assert found[name].numpy().tobytes() == tensor.numpy().tobytes()
-    assert form.split(found, "task").keys() == {"level"}
-    assert form.split(found, "algorithm").keys() == {"net.weight", "net.bias", "updates"}
+    assert form.strip_prefix(found, "task").keys() == {"level"}
+    assert form.strip_prefix(found, "algorithm").keys() == {"net.weight", "net.bias", "updates"}
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3, 4])
@@ -86,7 +95,7 @@ def test_a_lane_is_read_from_whichever_file_holds_it(tmp_path, groups):
 
 
 def test_a_lane_that_no_file_holds_is_damage(checkpoint):
-    with pytest.raises(Damaged, match="holds lane 4"):
+    with pytest.raises(CorruptCheckpointError, match="holds lane 4"):
         form.read_lane(checkpoint, LANES, verify(checkpoint)["files"])
 
 
@@ -94,14 +103,14 @@ def test_a_single_number_out_of_a_row_of_others_is_written_as_itself(tmp_path):
     # One board a lane: its numbers are columns of a record, and a single element has whatever stride it likes.
     column = torch.arange(14).view(2, 7)[1:, 3]
     assert column.stride() == (7,)
-    form.write_tensors(tmp_path / form.SHARED, form.join(task={"length": column}))
+    form.write_tensors(tmp_path / form.SHARED, form.add_prefix(task={"length": column}))
     assert form.read_shared(tmp_path)["task.length"].tolist() == [10]
     assert digest_tensor("a", column) == digest_tensor("a", torch.tensor([10]))
 
 
 def test_joined_states_are_copies_under_their_owners_names():
     live = torch.nn.Parameter(torch.zeros(2))
-    joined = form.join(algorithm={"w": live}, task={})
+    joined = form.add_prefix(algorithm={"w": live}, task={})
     with torch.no_grad():
         live += 1
     assert {name: tensor.tolist() for name, tensor in joined.items()} == {"algorithm.w": [0, 0]}
@@ -129,43 +138,50 @@ def test_a_changed_byte_is_damage(checkpoint, name, where):
     content = bytearray(path.read_bytes())
     content[int(where * len(content)) if where >= 0 else where] ^= 1
     path.write_bytes(content)
-    with pytest.raises(Damaged, match=rf"{name} is not what was written \(its SHA-256 differs\)"):
+    with pytest.raises(CorruptCheckpointError, match=rf"{name} is not what was written \(its SHA-256 differs\)"):
         verify(checkpoint)
 
 
 @each_file
 def test_a_file_cut_short_is_damage(checkpoint, name):
     (checkpoint / name).write_bytes((checkpoint / name).read_bytes()[:-1])
-    with pytest.raises(Damaged, match=f"{name} is not what was written"):
+    with pytest.raises(CorruptCheckpointError, match=f"{name} is not what was written"):
         verify(checkpoint)
 
 
 @each_file
 def test_a_missing_file_is_damage(checkpoint, name):
     (checkpoint / name).unlink()
-    with pytest.raises(Damaged, match=f"{name} is missing"):
+    with pytest.raises(CorruptCheckpointError, match=f"{name} is missing"):
         verify(checkpoint)
 
 
 def test_a_missing_manifest_is_damage(checkpoint):
     (checkpoint / form.MANIFEST).unlink()
-    with pytest.raises(Damaged, match=f"{form.MANIFEST} is missing"):
+    with pytest.raises(CorruptCheckpointError, match=f"{form.MANIFEST} is missing"):
         verify(checkpoint)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", "{}", '{"files": []}', '{"files": {}}', "\udcff", '{"files": {"a": 1}}']
+    "text",
+    [
+        *("", "{", "[]", "3", "\udcff"),
+        *(
+            sealed({"format": form.FORMAT, "checksum": ""} | values)
+            for values in ({}, {"files": []}, {"files": {}}, {"files": {"a": 1}})
+        ),
+    ],
 )
 def test_a_manifest_that_lists_no_checkpoint_is_damage(checkpoint, text):
     (checkpoint / form.MANIFEST).write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(Damaged, match=form.MANIFEST):
+    with pytest.raises(CorruptCheckpointError, match=form.MANIFEST):
         verify(checkpoint)
 
 
 @pytest.mark.parametrize("needed", [form.SHARED, form.VALUES])
 def test_a_manifest_that_leaves_out_a_needed_file_is_damage(checkpoint, needed):
     rewrite_manifest(checkpoint, lambda files: files.pop(needed))
-    with pytest.raises(Damaged, match="does not list the files of a checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match="does not list the files of a checkpoint"):
         verify(checkpoint)
 
 
@@ -177,7 +193,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_damage(checkpoint, name):
         path.write_text("content")
     target = Path("/etc/passwd") if name.startswith("/") else checkpoint.parent / "x"
     rewrite_manifest(checkpoint, lambda files: files.update({name: form.digest_file(target)}))
-    with pytest.raises(Damaged, match="leads out of the checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match="leads out of the checkpoint"):
         verify(checkpoint)
 
 
@@ -185,7 +201,7 @@ def test_a_file_that_is_a_link_is_damage(checkpoint):
     original = checkpoint / form.SHARED
     original.rename(checkpoint.parent / "elsewhere")
     original.symlink_to(checkpoint.parent / "elsewhere")
-    with pytest.raises(Damaged, match="leads out of the checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match="leads out of the checkpoint"):
         verify(checkpoint)
 
 
@@ -194,13 +210,13 @@ def test_a_lane_file_that_is_a_link_is_not_read(checkpoint):
     original = checkpoint / form.lane_file(range(0, 2))
     original.rename(checkpoint.parent / "elsewhere")
     original.symlink_to(checkpoint.parent / "elsewhere")
-    with pytest.raises(Damaged, match="leads out of the checkpoint"):
+    with pytest.raises(CorruptCheckpointError, match="leads out of the checkpoint"):
         form.read_lane(checkpoint, 0, files)
 
 
 def test_tensors_that_are_none_are_damage_in_words(checkpoint):
     (checkpoint / form.SHARED).write_bytes(b"not tensors at all")
-    with pytest.raises(Damaged, match="cannot be read"):
+    with pytest.raises(CorruptCheckpointError, match="cannot be read"):
         form.read_shared(checkpoint)
 
 
@@ -249,7 +265,10 @@ def changes():
     yield "a name", {"shared": renamed}
     yield "an owner", {"shared": {name.replace("task.", "algorithm."): tensor for name, tensor in state.items()}}
     yield "one more tensor", {"shared": state | {"task.more": torch.zeros(0)}}
-    yield "one tensor less", {"shared": {name: tensor for name, tensor in state.items() if name != "task.level"}}
+    yield (
+        "one tensor less",
+        {"shared": {name: tensor for name, tensor in state.items() if name != "task.level"}},
+    )
     swapped = [lane_state(lane) for lane in (1, 0, 2, 3)]
     yield "two lanes that changed places", {"lanes": swapped}
     for name, value in {"samples": 513, "iteration": 3, "best": None, "evaluation": {"return_mean": 1.25}}.items():
@@ -263,7 +282,7 @@ def test_the_hash_depends_on(parts, tmp_path_factory):
 
 def test_a_damaged_checkpoint_has_no_hash(checkpoint):
     (checkpoint / form.SHARED).unlink()
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptCheckpointError):
         hash_checkpoint(checkpoint)
 
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from lockstep.functional import (
+from lockstep.ops.functional import (
     PPOLoss,
-    discount_for,
-    generalized_advantages,
+    compute_gae,
+    discount_from_episode_length,
     moments,
+    percentile_range,
     ppo_loss,
     schedule,
-    spread_of,
     symexp,
     symlog,
     two_hot,
@@ -31,7 +31,7 @@ def advantages_of(rewards, values, following, terminated, truncated, discount, t
     """Advantages of one environment from plain lists."""
     ended = [a or b for a, b in zip(terminated, truncated, strict=True)]
     columns = (tensor(column) for column in (rewards, values, following, terminated, ended))
-    return generalized_advantages(*columns, discount, trace).tolist()
+    return compute_gae(*columns, discount, trace).tolist()
 
 
 def reference_advantages(rewards, values, following, terminated, ended, discount, trace):
@@ -89,7 +89,7 @@ def test_advantages_are_those_of_the_definition(steps, envs, seed, discount, tra
     rewards, values, following = torch.randn(3, steps, envs, generator=draw, dtype=torch.float64)
     terminated, truncated = torch.rand(2, steps, envs, generator=draw) < 0.25
     ended = terminated | truncated
-    found = generalized_advantages(rewards, values, following, terminated, ended, discount, trace)
+    found = compute_gae(rewards, values, following, terminated, ended, discount, trace)
     for env in range(envs):
         columns = (x[:, env].tolist() for x in (rewards, values, following, terminated, ended))
         wanted = tensor(reference_advantages(*columns, discount, trace), dtype=torch.float64)
@@ -101,10 +101,10 @@ def test_time_may_be_any_axis():
     rewards, values, following = torch.randn(3, 4, 5, 2, generator=draw)
     terminated, ended = torch.rand(2, 4, 5, 2, generator=draw) < 0.3
     columns = (rewards, values, following, terminated, ended | terminated)
-    along_one = generalized_advantages(*columns, 0.9, 0.8, time=1)
-    along_zero = generalized_advantages(*(x.transpose(0, 1) for x in columns), 0.9, 0.8)
+    along_one = compute_gae(*columns, 0.9, 0.8, time=1)
+    along_zero = compute_gae(*(x.transpose(0, 1) for x in columns), 0.9, 0.8)
     assert torch.equal(along_one, along_zero.transpose(0, 1))
-    assert not torch.equal(along_one, generalized_advantages(*columns, 0.9, 0.8))
+    assert not torch.equal(along_one, compute_gae(*columns, 0.9, 0.8))
 
 
 # ------------------------------------------------------------------------------------------------------------ schedules
@@ -361,14 +361,14 @@ def test_the_loss_of_bins_is_the_cross_entropy_to_both_neighbours():
 
 @pytest.mark.parametrize(("length", "discount"), [(500, 0.99), (100, 0.95), (1000, 0.995), (5000, 0.995), (5, 0.95)])
 def test_the_discount_follows_from_the_length_of_an_episode(length, discount):
-    assert discount_for(length) == pytest.approx(discount)
+    assert discount_from_episode_length(length) == pytest.approx(discount)
 
 
 def test_the_spread_lies_between_two_percentiles_and_is_at_least_one():
     values = torch.arange(101.0)[torch.randperm(101, generator=torch.Generator().manual_seed(0))]
-    assert spread_of(values).item() == pytest.approx(90.0)
-    assert spread_of(torch.tensor([0.0, 10.0])).item() == pytest.approx(9.0)  # between two, by how near they are
-    assert spread_of(torch.full((9,), 3.0)).item() == 1.0
+    assert percentile_range(values).item() == pytest.approx(90.0)
+    assert percentile_range(torch.tensor([0.0, 10.0])).item() == pytest.approx(9.0)  # between two, by how near they are
+    assert percentile_range(torch.full((9,), 3.0)).item() == 1.0
 
 
 @given(st.floats(-1e6, 1e6, width=32))

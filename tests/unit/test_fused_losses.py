@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.distributions import Categorical, Normal
 
-from lockstep import fused_losses
-from lockstep.functional import ppo_loss
+from lockstep.ops import fused_losses
+from lockstep.ops.functional import ppo_loss
 
 N = 257
 
@@ -65,7 +65,7 @@ def test_ppo_loss_matches_the_textbook_form(value_clip, scale):
     theirs = ppo_loss(
         *wide, *(x.double() for x in data), clip=0.2, value_clip=value_clip, value_weight=0.5, entropy_weight=0.01
     )
-    total, sums = fused_losses.ppo_sums(*leaves, data, 0.2, value_clip, 0.5, 0.01)
+    total, sums = fused_losses.fused_ppo_loss(*leaves, data, 0.2, value_clip, 0.5, 0.01)
     torch.testing.assert_close(total.double(), theirs.total, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums.double(), torch.stack([x.double() for x in theirs[1:]]), rtol=1e-5, atol=1e-4)
     mine = torch.autograd.grad(total * scale, leaves)
@@ -79,7 +79,7 @@ def test_non_finite_inputs_come_through_ppo_loss(place):
     tensors = [draw(N, seed=seed, scale=0.3) for seed in range(7)]
     tensors[place][3] = math.nan
     leaves = [x.requires_grad_() for x in tensors[:3]]
-    total, _ = fused_losses.ppo_sums(*leaves, tuple(tensors[3:]), 0.2, 0.2, 0.5, 0.01)
+    total, _ = fused_losses.fused_ppo_loss(*leaves, tuple(tensors[3:]), 0.2, 0.2, 0.5, 0.01)
     assert total.isnan()
 
 

@@ -13,7 +13,10 @@ import torch
 
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.doctor.gpu import (
+from lockstep.distributed.fault_injection import SWITCH, VARIABLE
+from lockstep.io.safe_read import JSON_BYTES
+from lockstep.registry import RECIPES
+from lockstep.tools.doctor.gpu import (
     bandwidth,
     benchmarks,
     drills,
@@ -25,14 +28,11 @@ from lockstep.doctor.gpu import (
     runner,
     worker,
 )
-from lockstep.doctor.gpu.process import KEPT
-from lockstep.doctor.gpu.report import Report
-from lockstep.doctor.gpu.runner import Kit
-from lockstep.doctor.gpu.steps import Step, steps_for
-from lockstep.doctor.scrub import scrub, without_names
-from lockstep.reading import JSON_BYTES
-from lockstep.recipes import RECIPES
-from lockstep.runtime.strike import SWITCH, VARIABLE
+from lockstep.tools.doctor.gpu.process import KEPT
+from lockstep.tools.doctor.gpu.report import GpuReport
+from lockstep.tools.doctor.gpu.runner import Kit
+from lockstep.tools.doctor.gpu.steps import KitStep, steps_for
+from lockstep.tools.doctor.redaction import scrub, without_names
 
 PASSES = """
 import json, os
@@ -59,14 +59,14 @@ open(kit["result"], "w").write(json.dumps({"result": "passed", "reason": "", "fo
 def kit(tmp_path):
     (tmp_path / "scratch").mkdir()
     told = []
-    kit = Kit(Report(tmp_path / "report.json", quick=True), tmp_path / "scratch", told.append)
+    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path / "scratch", told.append)
     kit.gpus, kit.told = 2, told
     return kit
 
 
 def run(kit, *steps):
     """Run steps given as (name, Python source, limit); the report as its file has it."""
-    kit.run_steps([Step(name, ("-c", source), limit) for name, source, limit in steps])
+    kit.run_steps([KitStep(name, ("-c", source), limit) for name, source, limit in steps])
     return json.loads(kit.report.path.read_text())
 
 
@@ -119,8 +119,9 @@ def test_step_past_its_limit_is_killed_with_all_it_started(kit, tmp_path, monkey
 
 def test_step_that_crashes_after_a_part_keeps_what_the_part_found(kit):
     source = (
-        "import os, json, signal\nfrom lockstep.doctor.gpu.worker import KIT, Record\n"
-        "record = Record(**json.loads(os.environ[KIT]))\nrecord.add('first', 1)\nos.kill(os.getpid(), signal.SIGKILL)"
+        "import os, json, signal\nfrom lockstep.tools.doctor.gpu.worker import KIT, ResultRecord\n"
+        "record = ResultRecord(**json.loads(os.environ[KIT]))\nrecord.add('first', 1)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
     step = run(kit, ("crash", source, 30))["steps"][0]
     assert (step["result"], step["reason"], step["found"]) == ("failed", "ended by SIGKILL", {"first": 1})
@@ -139,14 +140,14 @@ def test_interrupt_is_recorded_before_it_is_raised(kit, monkeypatch):
 
 
 def test_steps_without_time_left_are_skipped(tmp_path):
-    kit = Kit(Report(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=0.0)
+    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=0.0)
     step = run(kit, ("late", PASSES, 20))["steps"][0]
     assert (step["result"], step["reason"]) == ("skipped", "no time left for this step")
 
 
 def test_step_that_the_kits_own_limit_stops_is_skipped_not_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_SHORTEST", 0.5)
-    kit = Kit(Report(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=2 / 60)
+    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=2 / 60)
     report = run(kit, ("long", "import time; time.sleep(600)", 60), ("next", PASSES, 60))
     assert [step["result"] for step in report["steps"]] == ["skipped", "skipped"]
     assert "minutes of the kit were over" in report["steps"][0]["reason"]
@@ -217,8 +218,8 @@ def test_every_step_has_a_function(gpus, quick):
         module, function = worker.FUNCTIONS[step.words[5]].split(":")
         assert callable(
             getattr(
-                sys.modules.get(f"lockstep.doctor.gpu.{module}")
-                or __import__(f"lockstep.doctor.gpu.{module}", fromlist=[function]),
+                sys.modules.get(f"lockstep.tools.doctor.gpu.{module}")
+                or __import__(f"lockstep.tools.doctor.gpu.{module}", fromlist=[function]),
                 function,
             )
         )
@@ -309,7 +310,7 @@ def test_gradient_difference_is_relative_and_ignores_rounding_of_zero():
 
 
 def test_wrong_gradient_fails_the_recipe(tmp_path):
-    record = worker.Record(str(tmp_path / "a"), 1, True, str(tmp_path))
+    record = worker.ResultRecord(str(tmp_path / "a"), 1, True, str(tmp_path))
     with pytest.raises(worker.Failure, match="more than 1e-03"):
         recipes.compare_gradients(record, [[torch.ones(3)]], [[1.01 * torch.ones(3)]])
     with pytest.raises(worker.Failure, match="a gradient is zero"):
@@ -342,7 +343,7 @@ def test_bench_mode_that_does_not_work_fails_only_without_compilation(tmp_path, 
 
     monkeypatch.setattr(benchmarks, "timed", unsupported)
     with pytest.raises(outcome):
-        benchmarks.mode(worker.Record(str(tmp_path / "a"), 1, True, str(tmp_path)), mode)
+        benchmarks.mode(worker.ResultRecord(str(tmp_path / "a"), 1, True, str(tmp_path)), mode)
 
 
 def test_process_counts_double_up_to_all_gpus():

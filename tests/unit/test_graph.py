@@ -4,16 +4,16 @@ import pytest
 import torch
 
 from lockstep.config import ConfigError, RunConfig
-from lockstep.nets import graph
-from lockstep.nets.graph import NOBODY, GraphConfig, GraphNet
-from lockstep.nets.init import initialising
+from lockstep.distributed import DistributedOptimizer, Runtime
+from lockstep.nn import gnn
+from lockstep.nn.gnn import PADDING_ID, GraphConfig, GraphNet
+from lockstep.nn.initialization import seeded_init
 from lockstep.protocols import Loss
-from lockstep.runtime import Optimizer, Runtime
-from lockstep.streams import Stream
-from lockstep.trees import tree_map
+from lockstep.pytree import tree_map
+from lockstep.rng import RandomStream
 
 BALLS, PLAYERS = 5, 3
-STREAM = Stream(0, "test.graph")
+STREAM = RandomStream(0, "test.graph")
 
 
 def graphs(counts):
@@ -33,14 +33,14 @@ def graphs(counts):
 
 
 def network(inputs, **settings):
-    with initialising(Stream(0, "test.graph.init")):
-        return GraphNet(inputs, {"player": 6}, GraphConfig(hidden=8, **settings))
+    with seeded_init(RandomStream(0, "test.graph.init")):
+        return GraphNet(inputs, {"player": 6}, GraphConfig(hidden_size=8, **settings))
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 3])
 def test_what_lies_in_padding_changes_nothing(rounds):
     inputs = graphs([2, 0, 5])
-    net = network(inputs, rounds=rounds)
+    net = network(inputs, num_layers=rounds)
     spoiled = tree_map(torch.clone, inputs)
     for row, count in enumerate([2, 0, 5]):
         spoiled["nodes"]["ball"]["x"][row, count:] = torch.nan
@@ -64,13 +64,13 @@ def test_balls_are_heard_after_two_rounds_and_not_after_one():
     changed = tree_map(torch.clone, inputs)
     changed["nodes"]["ball"]["x"] += 1.0
     for rounds, heard in ((1, False), (2, True)):
-        net = network(inputs, rounds=rounds)
+        net = network(inputs, num_layers=rounds)
         assert bool((net(changed) != net(inputs)).any()) == heard
 
 
 def test_an_edge_to_nobody_carries_nothing():
     inputs = graphs([5, 5])
-    inputs["edges"]["ball>player"].fill_(NOBODY)
+    inputs["edges"]["ball>player"].fill_(PADDING_ID)
     changed = tree_map(torch.clone, inputs)
     changed["nodes"]["ball"]["x"] += 1.0
     net = network(inputs)
@@ -82,15 +82,15 @@ def test_without_names_two_players_are_told_apart_by_their_features_alone():
     other = tree_map(torch.clone, inputs)
     other["nodes"]["player"]["id"] = (other["nodes"]["player"]["id"] + 1) % 6
     assert not torch.equal(network(inputs)(other), network(inputs)(inputs))
-    assert torch.equal(network(inputs, names=False)(other), network(inputs, names=False)(inputs))
+    assert torch.equal(network(inputs, name_embeddings=False)(other), network(inputs, name_embeddings=False)(inputs))
 
 
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 def test_a_batch_in_which_a_part_of_the_network_has_nothing_to_do_is_a_step_like_any_other(reduction):
     inputs = graphs([0] * 8)  # no ball anywhere
     net = network(inputs)
-    runtime = Runtime.alone(RunConfig(reduction=reduction))
-    optimizer = Optimizer(runtime, torch.optim.AdamW(net.named_parameters(), fused=True))
+    runtime = Runtime.single_process(RunConfig(reduction=reduction))
+    optimizer = DistributedOptimizer(runtime, torch.optim.AdamW(net.named_parameters(), fused=True))
     before = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
     optimizer.step(lambda part: Loss(net(part).square().sum(), len(part["nodes"]["now"]["x"])), inputs, 1e-2)
     assert all(parameter.isfinite().all() for parameter in net.parameters())
@@ -98,7 +98,7 @@ def test_a_batch_in_which_a_part_of_the_network_has_nothing_to_do_is_a_step_like
 
 
 def test_a_missing_torch_geometric_is_said_in_words(monkeypatch):
-    monkeypatch.setattr(graph, "find_spec", lambda name: None)
+    monkeypatch.setattr(gnn, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"lockstep-rl\[gnn\]"):
-        GraphConfig().check()
-    GraphConfig(rounds=0).check()  # a plain network needs none
+        GraphConfig().validate()
+    GraphConfig(num_layers=0).validate()  # a plain network needs none

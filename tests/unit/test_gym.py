@@ -11,10 +11,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from lockstep.config import ConfigError, coerce
 from lockstep.lanes import Lanes
-from lockstep.streams import Stream
-from lockstep.tasks.gym import ActionLog, GymConfig
+from lockstep.pytree import named_leaves
+from lockstep.rng import RandomStream
+from lockstep.tasks.gym.env import ActionLog, GymConfig
 from lockstep.tasks.spaces import sample_action
-from lockstep.trees import leaves
 
 CPU = torch.device("cpu")
 ALL = range(8)
@@ -28,9 +28,11 @@ def play(envs, times, lanes=ALL):
     """The observations and rewards of a few steps; the actions depend on the global index and the time alone."""
     course = []
     for time in times:
-        action = sample_action(envs.action_space, Stream(1, "actions"), time, 16)[lanes.start * 2 : lanes.stop * 2]
+        action = sample_action(envs.action_space, RandomStream(1, "actions"), time, 16)[
+            lanes.start * 2 : lanes.stop * 2
+        ]
         step = envs.step(action)
-        course.append({**leaves(step.obs, "obs"), "reward": step.reward})
+        course.append({**named_leaves(step.obs, "obs"), "reward": step.reward})
         course[-1] = {name: tensor.clone() for name, tensor in course[-1].items()}
     return course
 
@@ -60,7 +62,7 @@ def test_every_episode_has_a_seed_of_its_own_from_the_global_index_and_its_numbe
             step = envs.step(torch.zeros(6, dtype=torch.int64))
         shown.append(step.obs[:, 0].clone())
     for episode, seeds in enumerate(shown):
-        expected = [Stream(9, "gym", index).number(episode, bits=31) % 1000 for index in range(6, 12)]
+        expected = [RandomStream(9, "gym", index).draw_seed(episode, bits=31) % 1000 for index in range(6, 12)]
         assert seeds.tolist() == expected
 
 
@@ -104,7 +106,7 @@ def test_an_episode_that_ends_for_good_shows_where_it_ended():
 
 def test_observations_by_name_keep_their_names_and_become_what_a_network_reads():
     envs = build("LockstepHouse-v0")
-    obs = leaves(envs.reset())
+    obs = named_leaves(envs.reset())
     forms = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in obs.items()}
     assert forms == {
         "body.joints": (torch.float32, (16, 2)),
@@ -133,7 +135,7 @@ def test_step_fills_the_same_memory_each_time_and_observe_shows_it():
     envs = build("CartPole-v1")
     first = envs.reset()
     step = envs.step(torch.zeros(16, dtype=torch.int64))
-    assert step.obs.data_ptr() == first.data_ptr() == envs.observe().data_ptr()
+    assert step.obs.data_ptr() == first.data_ptr() == envs.observations().data_ptr()
     assert step.final_obs.data_ptr() != step.obs.data_ptr()
 
 
@@ -162,8 +164,8 @@ def test_a_run_restored_in_mid_episode_on_other_lanes_goes_on_as_if_nothing_had_
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(restored, saved)
-        now = leaves(restored.observe())
-    for name, obs in leaves(whole.observe()).items():
+        now = named_leaves(restored.observations())
+    for name, obs in named_leaves(whole.observations()).items():
         assert torch.equal(obs[4:14], now[name])
     for lane, state in save(restored, lanes).items():
         assert state.keys() == saved[lane].keys()
@@ -194,7 +196,7 @@ def test_an_environment_that_is_not_deterministic_begins_its_next_episode_and_th
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         restored = load(build("LockstepWhim-v0"), save(envs))
-        restored.observe()
+        restored.observations()
         play(restored, range(2))
     assert len(told) == 1
     assert "LockstepWhim-v0: 16 of the 16 environments here could not be restored" in str(told[0].message)
@@ -208,37 +210,37 @@ def test_a_replay_that_ends_early_begins_the_next_episode():
     envs = build("LockstepDiary-v0")
     envs.reset()
     play(envs, range(3))
-    restored = load(build("LockstepDiary-v0", kwargs={"max_episode_steps": 2}), save(envs))
+    restored = load(build("LockstepDiary-v0", env_kwargs={"max_episode_steps": 2}), save(envs))
     with pytest.warns(UserWarning, match="16 of the 16"):
-        restored.observe()
+        restored.observations()
     assert restored.lane_state(7)["episode"].tolist() == [1, 1]
     assert restored.lane_state(7)["steps"].tolist() == [0, 0]
 
 
 def test_an_episode_longer_than_the_cap_starts_anew_and_the_others_are_restored():
-    envs = build("CartPole-v1", replay_cap=20)
+    envs = build("CartPole-v1", max_replay_steps=20)
     envs.reset()
     play(envs, range(25))
     saved = save(envs)
     steps, episodes = (torch.cat([state[name] for state in saved.values()]) for name in ("steps", "episode"))
     long = steps > 20
     assert 0 < long.sum() < 16
-    restored = load(build("CartPole-v1", replay_cap=20), saved)
-    with pytest.warns(UserWarning, match=f"{long.sum()} of the 16 environments here .* replay_cap \\(20\\)"):
-        obs = restored.observe()
+    restored = load(build("CartPole-v1", max_replay_steps=20), saved)
+    with pytest.warns(UserWarning, match=f"{long.sum()} of the 16 environments here .* max_replay_steps \\(20\\)"):
+        obs = restored.observations()
     now = save(restored)
     assert torch.equal(torch.cat([state["episode"] for state in now.values()]), episodes + long)
     assert torch.equal(torch.cat([state["steps"] for state in now.values()]), steps * ~long)
-    assert torch.equal(obs[~long], envs.observe()[~long])
+    assert torch.equal(obs[~long], envs.observations()[~long])
 
 
 def test_an_episode_without_its_actions_is_not_taken_for_restored_because_it_looks_right():
-    envs = build("LockstepWall-v0", replay_cap=3)
+    envs = build("LockstepWall-v0", max_replay_steps=3)
     envs.reset()
     play(envs, range(4))
-    restored = load(build("LockstepWall-v0", replay_cap=3), save(envs))
+    restored = load(build("LockstepWall-v0", max_replay_steps=3), save(envs))
     with pytest.warns(UserWarning, match="16 of the 16"):
-        restored.observe()
+        restored.observations()
 
 
 def test_the_log_reaches_back_to_the_longest_episode_and_no_further():
@@ -291,7 +293,7 @@ def test_a_missing_extra_is_answered_with_what_to_install():
 
 def test_an_unknown_option_is_answered_with_its_name():
     with pytest.raises(ConfigError, match="unexpected keyword argument 'gravity'"):
-        build("Pendulum-v1", kwargs={"gravity": 1})
+        build("Pendulum-v1", env_kwargs={"gravity": 1})
 
 
 def test_a_space_that_no_network_reads_is_refused():
@@ -304,11 +306,11 @@ def test_a_space_that_no_network_reads_is_refused():
 
 
 def test_options_reach_the_environment_and_keep_their_types_through_a_yaml_file():
-    kinds = GymConfig.__dataclass_fields__["kwargs"].type
-    read = coerce({"g": 0.5, "n": 3, "slow": True, "map": "4x4"}, kinds, "kwargs")
+    kinds = GymConfig.__dataclass_fields__["env_kwargs"].type
+    read = coerce({"g": 0.5, "n": 3, "slow": True, "map": "4x4"}, kinds, "env_kwargs")
     assert read == {"g": 0.5, "n": 3, "slow": True, "map": "4x4"}
     assert [type(value) for value in read.values()] == [float, int, bool, str]
-    assert build("Pendulum-v1", kwargs={"g": 0.5})._envs.envs[0].unwrapped.g == 0.5
+    assert build("Pendulum-v1", env_kwargs={"g": 0.5})._envs.envs[0].unwrapped.g == 0.5
 
 
 def test_environments_that_lanes_cannot_share_are_refused():
@@ -322,27 +324,27 @@ def test_environments_that_lanes_cannot_share_are_refused():
 def test_text_is_the_environments_own_where_it_has_one_and_a_line_of_numbers_elsewhere():
     lake, cart = build("FrozenLake-v1"), build("CartPole-v1")
     lake.reset(), cart.reset()
-    assert "FHFH" in lake.text(0)
+    assert "FHFH" in lake.render_text(0)
     assert lake._envs.envs[0].unwrapped.render_mode == "rgb_array"
     cart.step(torch.zeros(16, dtype=torch.int64))
-    assert cart.text(3).startswith("CartPole-v1  step 1  return 1.0  obs [")
+    assert cart.render_text(3).startswith("CartPole-v1  step 1  return 1.0  obs [")
 
 
 def test_a_frame_is_a_picture_and_changes_as_the_episode_goes_on():
     pytest.importorskip("pygame")
     envs = build("CartPole-v1")
     envs.reset()
-    before = envs.frame(0)
+    before = envs.render(0)
     for _ in range(5):
         envs.step(torch.zeros(16, dtype=torch.int64))
     assert before.dtype == np.uint8
     assert before.shape == (400, 600, 3)
-    assert (envs.frame(0) != before).any()
+    assert (envs.render(0) != before).any()
 
 
 def test_an_environment_without_pictures_says_so():
     with pytest.raises(ConfigError, match="cannot draw pictures"):
-        build("LockstepDiary-v0").frame(0)
+        build("LockstepDiary-v0").render(0)
 
 
 # Velocities
@@ -354,7 +356,7 @@ def test_an_environment_without_pictures_says_so():
 )
 def test_velocities_are_hidden_and_all_else_is_as_it_was(id, velocities):
     masked, plain = (build(id=id, num_envs=8, mask_velocity=mask) for mask in (True, False))
-    stream = Stream(0, "test")
+    stream = RandomStream(0, "test")
     for env in (masked, plain):
         env.reset()
     for count in range(30):

@@ -18,18 +18,18 @@ import pytest
 import torch
 from gym_toys import Memory
 
-from lockstep.config import ConfigError, overlay
+from lockstep.checkpoint.format import hash_checkpoint
+from lockstep.checkpoint.lineage import find
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.io.jsonl import CHECKPOINTS
 from lockstep.lanes import Lanes
+from lockstep.pytree import named_leaves
 from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.run.format import hash_checkpoint
-from lockstep.run.lineage import find
-from lockstep.run.records import CHECKPOINTS
-from lockstep.streams import Stream
-from lockstep.tasks.gym import GymConfig
-from lockstep.tasks.gym_pool import WorkerError
+from lockstep.rng import RandomStream
+from lockstep.tasks.gym.env import GymConfig
+from lockstep.tasks.gym.worker_pool import WorkerError
 from lockstep.tasks.spaces import sample_action
 from lockstep.train import train
-from lockstep.trees import leaves
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need Linux or macOS")
 
@@ -60,16 +60,16 @@ def crews(request):
 
 
 def construct(id, workers, lanes=range(7), **settings):
-    config = GymConfig(id=id, workers=workers, **{"num_envs": 7, **settings})
+    config = GymConfig(id=id, num_workers=workers, **{"num_envs": 7, **settings})
     return config.build(Lanes(7, lanes, 5), torch.device("cpu"))
 
 
 def actions(envs, time):
-    return sample_action(envs.action_space, Stream(1, "actions"), time, envs.num_envs)
+    return sample_action(envs.action_space, RandomStream(1, "actions"), time, envs.num_envs)
 
 
 def bits(tree):
-    return {name: (leaf.dtype, leaf.shape, leaf.numpy().tobytes()) for name, leaf in leaves(tree).items()}
+    return {name: (leaf.dtype, leaf.shape, leaf.numpy().tobytes()) for name, leaf in named_leaves(tree).items()}
 
 
 def play(envs, times):
@@ -78,9 +78,9 @@ def play(envs, times):
     for now in times:
         step = envs.step(actions(envs, now))
         ended = step.terminated | step.truncated
-        final = {name: leaf[ended] for name, leaf in leaves(step.final_obs, "final_obs").items()}
+        final = {name: leaf[ended] for name, leaf in named_leaves(step.final_obs, "final_obs").items()}
         outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
-        course.append(bits(leaves(step.obs, "obs") | outcome | final))
+        course.append(bits(named_leaves(step.obs, "obs") | outcome | final))
         ends += int(ended.sum())
     return course, ends
 
@@ -117,7 +117,7 @@ def test_any_number_of_workers_plays_the_same_and_saves_the_same(crews):
         assert others == [(course, ends)] * 3
         states = [save(envs) for envs in crews]
         assert all(same_states(states[0], other) for other in states[1:])
-    assert len({envs.text(3) for envs in crews}) == 1
+    assert len({envs.render_text(3) for envs in crews}) == 1
 
 
 def test_a_state_saved_with_some_workers_goes_on_with_others(crews):
@@ -138,14 +138,14 @@ def test_a_state_saved_with_some_workers_goes_on_with_others(crews):
 
 
 def test_what_cannot_be_restored_begins_anew_with_the_same_words(build):
-    here, there = (build("CartPole-v1", workers, num_envs=14, replay_cap=15) for workers in (0, 2))
+    here, there = (build("CartPole-v1", workers, num_envs=14, max_replay_steps=15) for workers in (0, 2))
     here.reset()
     play(here, range(25))
     saved, told = save(here), []
     for envs in (here, there):
         load(envs, saved)
         with pytest.warns(UserWarning, match=r"of the 14 environments here could not be restored") as notes:
-            envs.observe()
+            envs.observations()
         told += [str(note.message) for note in notes]
     assert told == [told[0]] * 2
     assert same_states(save(here), save(there))
@@ -175,18 +175,18 @@ def test_pictures_and_texts_come_from_the_workers(build):
     for envs in (here, there):
         envs.reset()
         play(envs, range(3))
-    assert "HFFG" in there.text(0)
-    assert [there.text(env) for env in range(7)] == [here.text(env) for env in range(7)]
-    assert np.array_equal(here.frame(4), there.frame(4))
+    assert "HFFG" in there.render_text(0)
+    assert [there.render_text(env) for env in range(7)] == [here.render_text(env) for env in range(7)]
+    assert np.array_equal(here.render(4), there.render(4))
 
 
 def test_a_run_is_the_same_run_with_workers_and_may_change_their_number_when_it_goes_on(tmp_path, workers):
-    run = {"dir": str(tmp_path), "samples": 512, "eval_every": 512, "eval_episodes": 4, "save_every": 128}
-    run |= {"gif": False}
-    recipe = overlay(GymPPO(), {"algo": {"horizon": 16, "batch_size": 64, "epochs": 1}, "run": run})
+    run = {"runs_dir": str(tmp_path), "total_samples": 512, "eval_every": 512, "eval_episodes": 4, "save_every": 128}
+    run |= {"record_video": False}
+    recipe = apply_overrides(GymPPO(), {"algo": {"rollout_steps": 16, "batch_size": 64, "epochs": 1}, "run": run})
 
     def end(name, count, **how):
-        path = train(overlay(recipe, {"run.name": name, "task.workers": count}), **how).path / CHECKPOINTS
+        path = train(apply_overrides(recipe, {"run.name": name, "task.num_workers": count}), **how).path / CHECKPOINTS
         return hash_checkpoint(path / str(find(path)[0]))
 
     expected = end("in place", 0)
@@ -202,7 +202,7 @@ def test_a_run_is_the_same_run_with_workers_and_may_change_their_number_when_it_
 
 def test_a_negative_number_of_workers_is_refused():
     with pytest.raises(ConfigError, match="workers is -1"):
-        GymConfig(workers=-1)
+        GymConfig(num_workers=-1)
 
 
 def test_there_are_no_more_workers_than_environments_and_none_for_a_single_one(build, workers):
@@ -216,7 +216,7 @@ def test_an_id_that_only_this_python_knows_is_answered_with_what_to_do(build, wo
     gymnasium.register("LockstepLocal-v0", Memory)
     with pytest.raises(ConfigError, match="not in its workers") as error:
         build("LockstepLocal-v0", 1)
-    assert "my_module:Name-v0, or use --task.workers 0" in str(error.value)
+    assert "my_module:Name-v0, or use --task.num-workers 0" in str(error.value)
     assert not workers()
 
 
@@ -224,7 +224,7 @@ def test_a_picture_that_cannot_be_drawn_harms_nobody(build):
     envs = build("gym_toys:LockstepBlind-v0", 1)
     envs.reset()
     with pytest.raises(ConfigError, match=r"needs a package to draw pictures.*\npip install eyes"):
-        envs.frame(1)
+        envs.render(1)
     play(envs, range(3))
 
 
@@ -240,7 +240,7 @@ def test_a_picture_that_cannot_be_drawn_harms_nobody(build):
     ],
 )
 def test_a_worker_that_dies_is_named_with_its_environments_its_end_and_its_last_words(build, workers, kind, end, words):
-    envs = build(TROUBLE, 2, lanes=range(2, 7), kwargs={"kind": kind})
+    envs = build(TROUBLE, 2, lanes=range(2, 7), env_kwargs={"kind": kind})
     envs.reset()
     play(envs, range(2))
     with pytest.raises(WorkerError) as error:
@@ -296,9 +296,9 @@ def test_the_shared_memory_has_no_name_under_which_it_could_be_left_behind(build
 SCRIPT = """
 import psutil, torch
 from lockstep.lanes import Lanes
-from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.gym.env import GymConfig
 
-config = GymConfig(id="gym_toys:LockstepTrouble-v0", workers=2, kwargs={"kind": "KIND"})
+config = GymConfig(id="gym_toys:LockstepTrouble-v0", num_workers=2, env_kwargs={"kind": "KIND"})
 envs = config.build(Lanes(8, range(8), 0), torch.device("cpu"))
 envs.reset()
 print(*(child.pid for child in psutil.Process().children()), flush=True)

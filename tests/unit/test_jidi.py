@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.apps.jidi.controller import choose_direction, read_game
+from lockstep.apps.jidi.platform import NAMES, observation_of, play_game
+from lockstep.apps.jidi.submission import network_of, write_submission
 from lockstep.cli import main
-from lockstep.config import ConfigError, overlay
-from lockstep.jidi.controller import choose_direction, read_game
-from lockstep.jidi.platform import NAMES, observation_of, play_game
-from lockstep.jidi.submission import network_of, write_submission
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.inference import load
 from lockstep.lanes import Lanes
-from lockstep.loading import load
-from lockstep.tasks.team_features import ON_BOARD
-from lockstep.tasks.team_opponents import CAUTIOUS, GREEDY, RANDOM
-from lockstep.tasks.team_rules import FIRST, SNAKES, START_LENGTH, TEAM, WIDTH
-from lockstep.trees import tree_map
+from lockstep.pytree import tree_map
+from lockstep.tasks.team_snakes.features import ON_BOARD
+from lockstep.tasks.team_snakes.opponents import CAUTIOUS, GREEDY, RANDOM
+from lockstep.tasks.team_snakes.rules import FIRST, SNAKES, START_LENGTH, TEAM, WIDTH
 from team_games import arrange
 
 # A process without any of us: what it is asked it answers with the submission alone.
@@ -40,7 +40,7 @@ print(json.dumps(answers))
 
 
 def train(directory, *words):
-    assert main(["train", "team-ddpg", "--smoke", "--run.dir", str(directory), *words]) == 0
+    assert main(["train", "team-ddpg", "--smoke", "--run.runs-dir", str(directory), *words]) == 0
     return load(next(directory.iterdir()))
 
 
@@ -48,22 +48,24 @@ def train(directory, *words):
 def policies(tmp_path_factory):
     """Two teams that hardly learned: one sees ahead, one the board as it lies, with both teams before it."""
     ahead = train(tmp_path_factory.mktemp("ahead"), "--run.seed", "5", "--preset", "scripts")
-    board = train(tmp_path_factory.mktemp("board"), "--task.view", "features")
+    board = train(tmp_path_factory.mktemp("board"), "--task.observation", "features")
     return [ahead, board]
 
 
 def watch(policy, steps=120, count=8):
     """Games on the way: for each step what the platform would show and what the policy does, as board directions."""
-    config = overlay(policy.recipe, {"task.num_envs": count, "task.both": False, "task.steps": 200}).task
+    config = apply_overrides(
+        policy.recipe, {"task.num_envs": count, "task.control_both_teams": False, "task.max_episode_steps": 200}
+    ).task
     env = config.build(Lanes(1, range(1), 3), torch.device("cpu"))
-    turned, both = config.view == "ahead", policy.recipe.task.both
+    turned, both = config.observation == "egocentric", policy.recipe.task.control_both_teams
     for _ in range(steps):
-        obs = env.observe()
+        obs = env.observations()
         policy.reset()
         seen = tree_map(lambda x: torch.cat([x, x], dim=1), obs) if both else obs
         actions = torch.from_numpy(policy.act(seen))[:, :TEAM]
         yield env._games, actions, turned
-        env.step(env.advise(CAUTIOUS))
+        env.step(env.scripted_actions(CAUTIOUS))
 
 
 def test_a_controller_does_what_the_policy_does(policies):
@@ -183,6 +185,6 @@ def test_the_commands_write_a_submission_and_a_replay(policies, tmp_path, capsys
 
 def test_a_team_that_sees_a_grid_is_refused(policies):
     policy = policies[0]
-    grid = overlay(policy.recipe, {"task.view": "grid"})
+    grid = apply_overrides(policy.recipe, {"task.observation": "grid"})
     with pytest.raises(ConfigError, match="sees a grid"):
         network_of(type(policy)(policy.policy, grid, policy.device))

@@ -9,14 +9,14 @@ import pytest
 import yaml
 
 from lockstep.cli import main
-from lockstep.cli.launch import Launch, render
+from lockstep.cli.jobfile import JobFile, render
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ["train", "gym-ppo", "--smoke"]
 
 
 def printed(capsys, *words):
-    assert main(["launch", *words]) == 0
+    assert main(["jobfile", *words]) == 0
     return capsys.readouterr().out
 
 
@@ -27,14 +27,14 @@ def test_the_example_for_slurm_is_what_is_printed():
         "#   sbatch --nodes=4 --gpus-per-node=4 --partition=spot examples/slurm/train.sbatch snake-ppo\n#\n"
         "# Options before the script's name are SLURM's and beat those below; what follows it is for `lockstep train`."
     )
-    text = render(Launch(to="slurm", nodes=2), ["WORDS"], about)
+    text = render(JobFile(to="slurm", nodes=2), ["WORDS"], about)
     assert text.replace("train WORDS", 'train "$@"') == (ROOT / "examples" / "slurm" / "train.sbatch").read_text()
 
 
 def test_a_slurm_script_is_bash_and_keeps_words_whole(capsys, tmp_path):
-    text = printed(capsys, "slurm", "--nodes", "2", "--gpus", "4", "--", *TRAIN, "run.dir=/shared/my runs")
+    text = printed(capsys, "slurm", "--nodes", "2", "--gpus", "4", "--", *TRAIN, "run.runs_dir=/shared/my runs")
     assert "#SBATCH --nodes=2\n" in text
-    assert "lockstep train gym-ppo --smoke 'run.dir=/shared/my runs' \\" in text
+    assert "lockstep train gym-ppo --smoke 'run.runs_dir=/shared/my runs' \\" in text
     (tmp_path / "job").write_text(text)
     subprocess.run(["bash", "-n", tmp_path / "job"], check=True)
 
@@ -66,13 +66,13 @@ def test_no_template_keeps_a_blank(capsys, to):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["slurm"], "Write: lockstep launch slurm -- train snake-ppo"),
+        (["slurm"], "Write: lockstep jobfile slurm -- train snake-ppo"),
         (["slurm", "--", "resume", "runs/a"], "a job trains"),
         (["k8s", "--", "train", "gym-pp"], "Did you mean 'gym-ppo'?"),
         (["k8s", "--", *TRAIN, "task.num_emvs=8"], "Did you mean 'num_envs'?"),
         (["k8s", "--", *TRAIN, "--procs", "4"], "--procs is what the job file says"),
         (["k8s", "--", *TRAIN, "run.name=mine"], "run.name=mine is what the job file says"),
-        (["sky", "--", *TRAIN, "run.dir=elsewhere"], "run.dir=elsewhere is what the job file says"),
+        (["sky", "--", *TRAIN, "run.runs_dir=elsewhere"], "run.runs_dir=elsewhere is what the job file says"),
         (["sky", "--nodes", "100", "--", *TRAIN], "num_envs is 8, which 800 lanes cannot share"),
         (["sky", "--nodes", "0", "--", *TRAIN], "count from 1"),
         (["sky", "--name", "My Job", "--", *TRAIN], "--name is 'My Job'"),
@@ -81,7 +81,7 @@ def test_no_template_keeps_a_blank(capsys, to):
     ],
 )
 def test_what_would_fail_on_the_cluster_fails_here(capsys, words, told):
-    assert main(["launch", *words]) == 2
+    assert main(["jobfile", *words]) == 2
     ended = capsys.readouterr()
     assert told in ended.err
     assert ended.out == ""

@@ -53,14 +53,14 @@ def test_bounded_draws_are_uniform_along_keys_episodes_and_draws(along):
 
 def test_on_the_cpu_a_tensor_is_the_kernels_own_memory():
     buffers = Buffers(torch.device("cpu"), reward=(torch.float32, (4,)))
-    before = buffers.publish()["reward"]
+    before = buffers.copy_to_device()["reward"]
     buffers.arrays["reward"][:] = [1, 2, 3, 4]
     assert before.tolist() == [1, 2, 3, 4]
-    assert buffers.publish()["reward"] is before
+    assert buffers.copy_to_device()["reward"] is before
 
 
 def test_on_another_device_the_tensors_live_there():
-    tensors = Buffers(torch.device("meta"), obs=(torch.uint8, (4, 2)), done=(torch.bool, (4,))).publish()
+    tensors = Buffers(torch.device("meta"), obs=(torch.uint8, (4, 2)), done=(torch.bool, (4,))).copy_to_device()
     assert {name: (tensor.device.type, tuple(tensor.shape)) for name, tensor in tensors.items()} == {
         "obs": ("meta", (4, 2)),
         "done": ("meta", (4,)),

@@ -8,24 +8,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.apps.league.matches import Player, play_match, script, trained
+from lockstep.apps.league.plots import draw
+from lockstep.apps.league.ratings import MatchRecord, elo, wilson
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.ladder.matches import Contestant, play_match, script, trained
-from lockstep.ladder.picture import draw
-from lockstep.ladder.ratings import Record, elo, wilson
-from lockstep.loading import load
-from lockstep.tasks.team_opponents import CAUTIOUS, GREEDY, RANDOM
+from lockstep.inference import load
+from lockstep.tasks.team_snakes.opponents import CAUTIOUS, GREEDY, RANDOM
 
 
 def record(wins, losses, draws=0):
-    return Record(wins, draws, losses, 0.0, 0.0)
+    return MatchRecord(wins, draws, losses, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run of a team that has hardly learned; against past selves, so that its task is one for both teams."""
     directory = tmp_path_factory.mktemp("ladder")
-    assert main(["train", "team-ddpg", "--smoke", "--run.dir", str(directory)]) == 0
+    assert main(["train", "team-ddpg", "--smoke", "--run.runs-dir", str(directory)]) == 0
     return next(directory.iterdir())
 
 
@@ -91,7 +91,7 @@ def test_scripts_meet_and_the_better_one_wins():
 
 
 def test_a_trained_team_meets_scripts_and_another_of_its_kind(run):
-    team, other = trained("one", load(run)), Contestant("other", load(run))
+    team, other = trained("one", load(run)), Player("other", load(run))
     lost = play_match(team, script(CAUTIOUS), 20, seed=1)
     assert lost.losses >= 18
     assert play_match(script(CAUTIOUS), team, 20, seed=1) == lost.reversed()
@@ -111,7 +111,7 @@ def test_what_plays_no_team_snakes_is_refused(run):
 
 
 def test_the_command_prints_a_table_and_draws_a_ladder(run, tmp_path, capsys):
-    words = ["eval", str(run), "--opponents", "random", "4", f"{run}@512", "--games", "10", "--pictures", str(tmp_path)]
+    words = ["eval", str(run), "--opponents", "random", "4", f"{run}@512", "--games", "10", "--plots", str(tmp_path)]
     assert main(words) == 0
     out = capsys.readouterr().out
     assert f"{run.name}@512" in out

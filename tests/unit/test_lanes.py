@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.lanes import Lanes, deal
+from lockstep.lanes import Lanes, partition_lanes
 
 
 def numbers_in(text):
@@ -24,13 +24,13 @@ def numbers_in(text):
     ],
 )
 def test_lanes_are_dealt_as_worked_by_hand(lanes, processes, shares):
-    assert deal(lanes, processes) == shares
+    assert partition_lanes(lanes, processes) == shares
 
 
 @given(st.data(), st.integers(1, 300))
 def test_every_lane_has_one_host_in_order_and_shares_differ_by_one_at_most(data, lanes):
     processes = data.draw(st.integers(1, lanes))
-    shares = deal(lanes, processes)
+    shares = partition_lanes(lanes, processes)
     assert [lane for share in shares for lane in share] == list(range(lanes))
     sizes = [len(share) for share in shares]
     assert len(sizes) == processes
@@ -42,17 +42,17 @@ def test_every_lane_has_one_host_in_order_and_shares_differ_by_one_at_most(data,
 @pytest.mark.parametrize("processes", [0, -1, 9, 100])
 def test_processes_that_would_host_nothing_are_refused_in_words(processes):
     with pytest.raises(ConfigError, match=rf"{processes} processes cannot host 8 lanes") as caught:
-        deal(8, processes)
+        partition_lanes(8, processes)
     assert "at most 8 processes" in str(caught.value)
 
 
 def test_a_share_that_comes_out_even_is_the_quotient():
-    assert Lanes(8, range(2, 4), 0).share(96, "num_envs") == 12
+    assert Lanes(8, range(2, 4), 0).per_lane(96, "num_envs") == 12
 
 
 def test_a_number_that_lanes_cannot_share_is_refused_as_the_style_guide_says():
     with pytest.raises(ConfigError) as caught:
-        Lanes(8, range(8), 0).share(100, "num_envs")
+        Lanes(8, range(8), 0).per_lane(100, "num_envs")
     wanted = "num_envs is 100, which 8 lanes cannot share evenly.\nUse 96 or 104, or set --run.lanes 5."
     assert str(caught.value) == wanted
 
@@ -61,16 +61,16 @@ def test_a_number_that_lanes_cannot_share_is_refused_as_the_style_guide_says():
 def test_whatever_is_suggested_instead_works(count, total):
     lanes = Lanes(count, range(count), 0)
     try:
-        share = lanes.share(total, "num_envs")
+        share = lanes.per_lane(total, "num_envs")
     except ConfigError as error:
         problem, advice = str(error).split("\n")
         assert numbers_in(problem) == [total, count]
         choices, _, other = advice.partition("--run.lanes")
         assert numbers_in(choices)
         for choice in numbers_in(choices):
-            assert lanes.share(choice, "num_envs") * count == choice
+            assert lanes.per_lane(choice, "num_envs") * count == choice
         for fewer in numbers_in(other):
-            assert Lanes(fewer, range(fewer), 0).share(total, "num_envs") * fewer == total
+            assert Lanes(fewer, range(fewer), 0).per_lane(total, "num_envs") * fewer == total
     else:
         assert share * count == total
         assert share >= 1
@@ -82,6 +82,6 @@ def test_lanes_know_how_many_live_here():
 
 def test_the_rows_of_a_lane_are_counted_among_the_local_ones():
     lanes = Lanes(8, range(3, 6), 0)
-    assert [lanes.rows(lane, 4) for lane in lanes.local] == [slice(0, 4), slice(4, 8), slice(8, 12)]
+    assert [lanes.lane_slice(lane, 4) for lane in lanes.local] == [slice(0, 4), slice(4, 8), slice(8, 12)]
     with pytest.raises(ValueError, match="not in range"):
-        lanes.rows(2, 4)  # it lives elsewhere
+        lanes.lane_slice(2, 4)  # it lives elsewhere

@@ -6,11 +6,11 @@ import pstats
 import pytest
 
 from lockstep.config import ConfigError
-from lockstep.reading import YAML_PARTS, parse_json, parse_yaml
-from lockstep.report.page import Extras, write_page
-from lockstep.report.panels import Reference
-from lockstep.report.reading import read_runs
-from lockstep.run.curves import Point, read_reference, scores_by_step
+from lockstep.io.safe_read import YAML_PARTS, parse_json, parse_yaml
+from lockstep.tools.report.charts import Reference
+from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.reference_curves import ReferencePoint, read_reference, scores_by_step
+from lockstep.tools.report.run_data import read_runs
 from written_runs import lines, write_run
 
 
@@ -46,7 +46,13 @@ def test_a_reference_twice_as_long_is_looked_at_twice_as_often():
 
 
 def test_a_reference_is_shown_up_to_the_run_and_one_step_beyond():
-    points = [Point(20.0, 2.0, "b"), Point(10.0, 1.0), Point(20.0, 4.0), Point(40.0, 5.0), Point(30.0, 9.0)]
+    points = [
+        ReferencePoint(20.0, 2.0, "b"),
+        ReferencePoint(10.0, 1.0),
+        ReferencePoint(20.0, 4.0),
+        ReferencePoint(40.0, 5.0),
+        ReferencePoint(30.0, 9.0),
+    ]
     assert scores_by_step(points, 15.0) == [(10.0, [1.0]), (20.0, [2.0, 4.0])]
     assert scores_by_step(points, 20.0) == [(10.0, [1.0]), (20.0, [2.0, 4.0])]
     assert scores_by_step(points, 25.0) == [(10.0, [1.0]), (20.0, [2.0, 4.0]), (30.0, [9.0])]

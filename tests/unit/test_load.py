@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import lockstep
-from lockstep.config import ConfigError, overlay
-from lockstep.loading import LoadedPolicy
-from lockstep.run import format as form
-from lockstep.runtime import Runtime
+from lockstep.checkpoint import format as form
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.inference import LoadedPolicy
 from lockstep.train import train
 from tiny import ITERATION, checkpoints_of, tiny
 
@@ -41,7 +41,7 @@ def run(tmp_path_factory):
         # A learning rate at which each iteration's policy differs from the others', and a seed with which the best
         # one does now this and now that.
         recipe = tiny(tmp_path_factory.mktemp("runs"), eval_every=ITERATION, seed=3)
-        return train(overlay(recipe, {"algo.learning_rate": 0.05})).path
+        return train(apply_overrides(recipe, {"algo.learning_rate": 0.05})).path
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def boards():
 def weights_at(run, samples):
     """What the checkpoint at so many samples says the network is."""
     (name,) = (run / "checkpoints").glob(f"{samples:012d}-g0001")
-    return form.split(form.read_shared(name), "algorithm")
+    return form.strip_prefix(form.read_shared(name), "algorithm")
 
 
 def weights_in(policy):
@@ -76,7 +76,7 @@ def test_a_policy_acts_in_a_plain_process_as_it_does_here(run, boards):
 
 def test_a_policy_acts_as_the_network_that_was_trained(run, boards):
     recipe = lockstep.load(run).recipe
-    runtime = Runtime.alone(recipe.run)
+    runtime = Runtime.single_process(recipe.run)
     agent = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime)
     agent.load_shared_state(weights_at(run, 4 * ITERATION))
     outputs, _ = agent.net(torch.from_numpy(boards))
@@ -102,7 +102,7 @@ def test_where_the_best_is_damaged_the_newest_whole_policy_is_loaded_and_the_use
 
 
 def test_where_nothing_was_evaluated_the_newest_policy_is_loaded(tmp_path):
-    path = train(tiny(tmp_path, samples=2 * ITERATION)).path
+    path = train(tiny(tmp_path, total_samples=2 * ITERATION)).path
     assert same(weights_in(lockstep.load(path)), weights_at(path, 2 * ITERATION))
 
 
@@ -126,10 +126,13 @@ def test_loading_leaves_the_run_as_it_was(run):
     ("make", "words"),
     [
         (lambda path: None, "is not a run directory"),
-        (lambda path: (path / "config.yaml").write_text("recipe: snake-ppo\n"), "has no checkpoint yet"),
-        (lambda path: (path / "config.yaml").write_text("recipe: nonsense\n"), "there is no recipe 'nonsense'"),
+        (lambda path: (path / "config.yaml").write_text("format: 3\nrecipe: snake-ppo\n"), "has no checkpoint yet"),
         (
-            lambda path: (path / "config.yaml").write_text(f"recipe: {path}/mine.py\n"),
+            lambda path: (path / "config.yaml").write_text("format: 3\nrecipe: nonsense\n"),
+            "there is no recipe 'nonsense'",
+        ),
+        (
+            lambda path: (path / "config.yaml").write_text(f"format: 3\nrecipe: {path}/mine.py\n"),
             "the recipe of .* is a file inside it",  # a run directory from a stranger brings no code along
         ),
     ],
@@ -154,7 +157,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(run):
 class Counter:
     """A policy that remembers how often each row has acted, and says so."""
 
-    def initial_memory(self, count):
+    def initial_state(self, count):
         return {"seen": torch.zeros(count, 1), "inner": {"twice": torch.zeros(count, 2, 2)}}
 
     def act(self, obs, memory):

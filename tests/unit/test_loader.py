@@ -10,17 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.data.loader import Loader, deal_batch
-from lockstep.data.reader import Reader, ReaderError
-from lockstep.lanes import Lanes, deal
-from lockstep.trees import leaves
+from lockstep.data.dataloader import DataLoader, deal_batch
+from lockstep.data.dataloader_worker import LoaderWorker, ReaderError
+from lockstep.lanes import Lanes, partition_lanes
+from lockstep.pytree import named_leaves
 from toy_data import Toy, ToyConfig
 
 
 def epoch_of(examples, size, lanes, processes, epoch=0):
     """Rows that count, process by process, for every batch of an epoch."""
     data = [Toy(ToyConfig(examples=examples)) for _ in range(processes)]
-    loaders = [Loader(d, size, Lanes(lanes, host, 7)) for d, host in zip(data, deal(lanes, processes), strict=True)]
+    loaders = [
+        DataLoader(d, size, Lanes(lanes, host, 7))
+        for d, host in zip(data, partition_lanes(lanes, processes), strict=True)
+    ]
     samples, batches = epoch * examples, []
     while samples < (epoch + 1) * examples:
         parts, sizes = zip(*(loader.batch(samples) for loader in loaders), strict=True)
@@ -55,8 +58,10 @@ def test_a_batch_holds_the_same_examples_on_any_number_of_processes():
 def test_the_order_changes_with_every_epoch_and_with_the_seed():
     orders = [[row for [shard] in epoch_of(103, 20, 8, 1, epoch) for row in shard] for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2] != orders[0]
-    other = Loader(Toy(ToyConfig()), 103, Lanes(1, range(1), 8)).batch(0)[0]["inputs"]["row"]
-    assert other.tolist() != Loader(Toy(ToyConfig()), 103, Lanes(1, range(1), 7)).batch(0)[0]["inputs"]["row"].tolist()
+    other = DataLoader(Toy(ToyConfig()), 103, Lanes(1, range(1), 8)).batch(0)[0]["inputs"]["row"]
+    assert (
+        other.tolist() != DataLoader(Toy(ToyConfig()), 103, Lanes(1, range(1), 7)).batch(0)[0]["inputs"]["row"].tolist()
+    )
 
 
 def test_a_lane_is_dealt_the_same_rows_whoever_hosts_it():
@@ -71,7 +76,12 @@ def test_a_lane_is_dealt_the_same_rows_whoever_hosts_it():
 
 def test_a_loader_that_begins_in_the_middle_of_an_epoch_goes_on_as_if_it_had_been_there():
     lanes = Lanes(8, range(8), 0)
-    whole, later, samples, after = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes), 0, []
+    whole, later, samples, after = (
+        DataLoader(Toy(ToyConfig()), 20, lanes),
+        DataLoader(Toy(ToyConfig()), 20, lanes),
+        0,
+        [],
+    )
     for _ in range(9):  # into the second epoch
         batch, size = whole.batch(samples)
         after.append((samples, batch))
@@ -82,7 +92,7 @@ def test_a_loader_that_begins_in_the_middle_of_an_epoch_goes_on_as_if_it_had_bee
 
 def test_the_next_batch_is_read_while_the_learner_works():
     data = Toy(ToyConfig())
-    loader = Loader(data, 20, Lanes(8, range(8), 0))
+    loader = DataLoader(data, 20, Lanes(8, range(8), 0))
     loader.batch(0)
     loader._ahead[0]._thread.join(30)
     assert len(data.reads) == 2  # the one that was asked for, and the one after it
@@ -94,13 +104,13 @@ def test_what_goes_wrong_in_reading_is_raised_where_the_batch_is_taken():
     data = Toy(ToyConfig())
     data.read = lambda split, rows: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        Loader(data, 20, Lanes(8, range(8), 0)).batch(0)
+        DataLoader(data, 20, Lanes(8, range(8), 0)).batch(0)
 
 
 @pytest.mark.parametrize("readers", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 def test_readers_give_the_same_batches_as_a_thread_and_start_again_anywhere(readers):
     lanes = Lanes(8, range(2, 5), 0)
-    plain, read = Loader(Toy(ToyConfig()), 20, lanes), Loader(Toy(ToyConfig()), 20, lanes, readers)
+    plain, read = DataLoader(Toy(ToyConfig()), 20, lanes), DataLoader(Toy(ToyConfig()), 20, lanes, readers)
     samples, order = 0, []
     for _ in range(8):
         order.append(samples)
@@ -108,14 +118,14 @@ def test_readers_give_the_same_batches_as_a_thread_and_start_again_anywhere(read
     for start in [*order, *order[3:]]:  # back, as a run that went on from elsewhere
         (one, size), (other, same) = plain.batch(start), read.batch(start)
         assert size == same
-        one, other = leaves(one), leaves(other)
+        one, other = named_leaves(one), named_leaves(other)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
     assert len(read._readers) == readers
 
 
 def test_a_reader_ends_with_its_loader():
-    reader = Reader(ToyConfig(), "train", "reader 1 of 1")
+    reader = LoaderWorker(ToyConfig(), "train", "reader 1 of 1")
     assert len(reader.read(np.arange(3))["target"]) == 3
     process = reader.process
     reader._end()
@@ -123,7 +133,7 @@ def test_a_reader_ends_with_its_loader():
 
 
 def test_a_reader_that_dies_is_named_where_its_batch_is_taken():
-    loader = Loader(Toy(ToyConfig()), 20, Lanes(8, range(8), 0), 1)
+    loader = DataLoader(Toy(ToyConfig()), 20, Lanes(8, range(8), 0), 1)
     loader.batch(0)
     os.kill(loader._readers[0].process.pid, signal.SIGKILL)
     loader._readers[0].process.wait(30)
@@ -135,5 +145,5 @@ def test_a_reader_that_dies_is_named_where_its_batch_is_taken():
 
 def test_a_data_set_that_a_reader_cannot_import_is_refused():
     kind = type("Mine", (ToyConfig,), {"__module__": "recipe_in_mine"})
-    with pytest.raises(ConfigError, match="readers 0"):
-        Reader(kind(), "train", "reader 1 of 1")
+    with pytest.raises(ConfigError, match="num-workers 0"):
+        LoaderWorker(kind(), "train", "reader 1 of 1")

@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import find
+from lockstep.checkpoint.machine import NAMES, compare_machines, describe_machine
 from lockstep.cli import prove
 from lockstep.config import ConfigError, RunConfig, read_yaml
-from lockstep.run import format as form
-from lockstep.run.lineage import find
-from lockstep.run.machine import NAMES, compare_machines, describe_machine
 from lockstep.train import train
 from processes import command
 from tiny import ITERATION, hash_of, tiny
@@ -49,19 +49,19 @@ def test_difference_on_another_process_is_named():
 
 
 def test_proof_record_has_the_machine(tmp_path):
-    row = prove.Row("1", "", "a", 1.0, tmp_path, machine=describe_machine())
-    proof = prove.Proof("gym-ppo", [], tmp_path, 0, None, [row])
+    row = prove.RunRecord("1", "", "a", 1.0, tmp_path, machine=describe_machine())
+    proof = prove.Verification("gym-ppo", [], tmp_path, 0, None, [row])
     record = prove.record(proof)
     assert {name: record[name] for name in NAMES} == describe_machine()
 
 
 def test_exact_resume_with_another_cpu_capability_is_refused_unless_allowed(tmp_path):
-    run = train(tiny(tmp_path, samples=ITERATION, reduction="exact")).path
+    run = train(tiny(tmp_path, total_samples=ITERATION, reduction="exact")).path
     saved = form.read_manifest(run / "checkpoints" / str(find(run / "checkpoints")[0]))["machine"]
     assert saved == describe_machine()
     assert saved["cpu_capability"] != "DEFAULT", "this machine has nothing to switch off"
     before, environment = hash_of(run), {"ATEN_CPU_CAPABILITY": "default"}
-    resume = [*LOCKSTEP, "resume", str(run), "--samples", str(2 * ITERATION)]
+    resume = [*LOCKSTEP, "resume", str(run), "--total-samples", str(2 * ITERATION)]
     ended = command(resume, environment=environment)
     assert ended.code == 2, ended.output
     told = " ".join(ended.output.split())

@@ -7,20 +7,20 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from lockstep.config import overlay
-from lockstep.recipes import RECIPES, find_recipe
-from lockstep.runtime import Adam, Runtime
-from lockstep.speed.measure import (
-    FEWER,
-    Meter,
+from lockstep.config import apply_overrides
+from lockstep.distributed import FusedAdam, Runtime
+from lockstep.registry import RECIPES, find_recipe
+from lockstep.tools.bench.measure import (
+    BATCH_DIVISOR,
+    IterationTimer,
     contention_and_jitter,
     measure,
     saved_bytes,
-    time_crowding,
+    time_contention,
     time_reductions,
     verdict,
 )
-from lockstep.speed.picture import COLOURS, draw
+from lockstep.tools.bench.plots import COLOURS, draw
 from tiny import ITERATION, SETTINGS, tiny
 
 PARTS = ["env", "inference", "learning", "reduction", "rest"]
@@ -33,12 +33,12 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def report(recipe):
-    return measure(recipe, Runtime.alone(recipe.run), seconds=0.1, rounds=2)
+    return measure(recipe, Runtime.single_process(recipe.run), seconds=0.1, rounds=2)
 
 
 @pytest.fixture
 def meter(recipe):
-    return Meter(recipe, Runtime.alone(recipe.run))
+    return IterationTimer(recipe, Runtime.single_process(recipe.run))
 
 
 def state_of(meter):
@@ -92,28 +92,28 @@ def test_the_time_of_an_update_is_parted_into_fixed_time_and_work(report):
 
 
 def test_it_goes_on_for_as_many_rounds_as_it_was_asked_for(recipe):
-    assert measure(recipe, Runtime.alone(recipe.run), seconds=0.0, rounds=3)["rounds"] == 3
+    assert measure(recipe, Runtime.single_process(recipe.run), seconds=0.0, rounds=3)["rounds"] == 3
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_be_measured(name):
     kind = find_recipe(name)
-    recipe = overlay(kind(), kind.smoke)
-    found = measure(recipe, Runtime.alone(recipe.run), seconds=0.0, rounds=1)
-    assert found["samples_per_iteration"] == recipe.algo.iteration_samples(recipe.task)
+    recipe = apply_overrides(kind(), kind.smoke_overrides)
+    found = measure(recipe, Runtime.single_process(recipe.run), seconds=0.0, rounds=1)
+    assert found["samples_per_iteration"] == recipe.algo.samples_per_iteration(recipe.task)
     assert found["steps_per_second"] > 0
     assert "-bound" in verdict(found)
 
 
 def test_measuring_with_a_share_of_the_lanes_is_measuring_that_share(recipe):
-    meter = Meter(recipe, Runtime.alone(recipe.run, hosting=range(2)))
-    works = {work.part: work for work in meter.algorithm.engine()}
+    meter = IterationTimer(recipe, Runtime.single_process(recipe.run, hosting=range(2)))
+    works = {work.kind: work for work in meter.algorithm.benchmark_ops()}
     assert meter.task.num_envs == works["env"].samples == works["inference"].samples == 16 * 2 // 8
     assert works["learning"].samples == 64 * 2 // 8
 
 
 def test_reductions_are_timed_by_their_bytes(recipe):
-    timed = time_reductions(Runtime.alone(recipe.run), times=2)
+    timed = time_reductions(Runtime.single_process(recipe.run), times=2)
     assert list(timed) == ["64", "65536", "1048576", "4194304"]
     assert all(seconds > 0 for seconds in timed.values())
 
@@ -122,7 +122,7 @@ def test_reductions_are_timed_by_their_bytes(recipe):
 
 
 def test_crowding_is_as_many_pairs_of_times_as_asked_for(meter):
-    pairs = time_crowding(meter, times=3)
+    pairs = time_contention(meter, times=3)
     assert len(pairs) == 3
     assert all(seconds > 0 for pair in pairs for seconds in pair)
 
@@ -133,8 +133,8 @@ def test_contention_is_a_ratio_of_means_and_never_a_gain():
 
 
 def test_bare_work_is_that_of_one_iteration(meter):
-    works = meter.algorithm.engine()
-    assert [(work.part, work.samples, work.times, work.fewer) for work in works] == [
+    works = meter.algorithm.benchmark_ops()
+    assert [(work.kind, work.samples, work.calls_per_iteration, work.batch_divisor) for work in works] == [
         ("env", 16, 8, 1),
         ("inference", 16, 8, 1),
         ("learning", 64, 2, 1),
@@ -142,15 +142,15 @@ def test_bare_work_is_that_of_one_iteration(meter):
 
 
 def test_bare_work_on_smaller_batches_is_that_many_times_smaller(meter):
-    works = meter.algorithm.engine(FEWER)
-    assert [(work.part, work.samples, work.fewer) for work in works] == [
-        ("inference", 16 // FEWER, FEWER),
-        ("learning", 64 // FEWER, FEWER),
+    works = meter.algorithm.benchmark_ops(BATCH_DIVISOR)
+    assert [(work.kind, work.samples, work.batch_divisor) for work in works] == [
+        ("inference", 16 // BATCH_DIVISOR, BATCH_DIVISOR),
+        ("learning", 64 // BATCH_DIVISOR, BATCH_DIVISOR),
     ]
 
 
 def test_the_bare_environments_are_really_stepped(meter):
-    env = meter.algorithm.engine()[0]
+    env = meter.algorithm.benchmark_ops()[0]
     before = boards_of(meter)
     env.run()
     for was, now in zip(before, boards_of(meter), strict=True):
@@ -161,7 +161,7 @@ def test_the_bare_environments_are_really_stepped(meter):
 def test_bare_learning_changes_neither_the_agent_nor_its_optimizer(meter):
     before, gradient = state_of(meter), meter.algorithm.optimizer.gradient.flat.clone()
     updates = meter.algorithm.updates
-    for work in [*meter.algorithm.engine(), *meter.algorithm.engine(FEWER)]:
+    for work in [*meter.algorithm.benchmark_ops(), *meter.algorithm.benchmark_ops(BATCH_DIVISOR)]:
         work.run()
         work.run()
     assert same(state_of(meter), before)
@@ -170,21 +170,21 @@ def test_bare_learning_changes_neither_the_agent_nor_its_optimizer(meter):
 
 
 def test_bare_learning_is_a_forward_a_backward_and_a_step(meter, monkeypatch):
-    (learning,) = (work for work in meter.algorithm.engine() if work.part == "learning")
-    stepped, step = [], Adam.step
+    (learning,) = (work for work in meter.algorithm.benchmark_ops() if work.kind == "learning")
+    stepped, step = [], FusedAdam.step
 
     def watched(self):
         gradients = [parameter.grad for group in self.param_groups for parameter in group["params"]]
         stepped.append(sum(gradient.numel() for gradient in gradients if gradient.any()))
         return step(self)
 
-    monkeypatch.setattr(Adam, "step", watched)
+    monkeypatch.setattr(FusedAdam, "step", watched)
     learning.run()
     assert stepped == [meter.parameters]
 
 
 def test_after_bare_work_the_agent_goes_on_learning(meter):
-    for work in meter.algorithm.engine():
+    for work in meter.algorithm.benchmark_ops():
         work.run()
     before, updates = state_of(meter), meter.algorithm.updates
     meter.iterate()
@@ -196,9 +196,9 @@ def test_after_bare_work_the_agent_goes_on_learning(meter):
 
 def test_bare_learning_between_iterations_leaves_no_trace_in_what_is_learned(recipe):
     def learned(disturbed):
-        meter = Meter(recipe, Runtime.alone(recipe.run))
-        for work in meter.algorithm.engine() if disturbed else ():
-            if work.part != "env":  # stepping the environments is another experience
+        meter = IterationTimer(recipe, Runtime.single_process(recipe.run))
+        for work in meter.algorithm.benchmark_ops() if disturbed else ():
+            if work.kind != "env":  # stepping the environments is another experience
                 work.run()
         meter.iterate()
         return state_of(meter)
@@ -257,7 +257,7 @@ def told(processes=1, batch=64, fixed=0.001, per_sample=0.001, gain=1.0, **split
         ({"inference": 0.6, "learning": 0.4}, "inference-bound (60% of the time): more environments"),
         ({"reduction": 0.5, "learning": 0.3, "rest": 0.2}, "reduction-bound (50% of the time): larger batches"),
         ({"rest": 0.4, "learning": 0.35, "env": 0.25}, "overhead-bound: 40% of the time is neither"),
-        ({"loading": 0.6, "learning": 0.4}, "loading-bound (60% of the time): --algo.readers N"),
+        ({"loading": 0.6, "learning": 0.4}, "loading-bound (60% of the time): --algo.num-workers N"),
         ({"learning": 0.8, "env": 0.2}, "learning-bound (80% of the time): more processes help until about 64"),
     ],
 )
@@ -293,22 +293,22 @@ def test_half_precision_is_advised_where_learning_bounds_and_it_was_faster():
 
 def test_half_precision_is_timed_beside_full_and_a_run_that_has_it_gains_nothing(recipe, report):
     assert report["bf16_gain"] > 0.0
-    half = overlay(recipe, {"run.precision": "bf16"})
-    runtime = Runtime.alone(half.run)
+    half = apply_overrides(recipe, {"run.precision": "bf16"})
+    runtime = Runtime.single_process(half.run)
     assert measure(half, runtime, seconds=0.0, rounds=1)["bf16_gain"] == 1.0
-    assert runtime.half == torch.bfloat16
+    assert runtime.autocast_dtype == torch.bfloat16
 
 
 def test_timing_half_precision_leaves_the_run_in_its_own(meter):
     seen = []
-    meter.seconds_in_half(lambda: seen.append(meter.runtime.half))
+    meter.seconds_in_half(lambda: seen.append(meter.runtime.autocast_dtype))
     assert seen == [torch.bfloat16]
-    assert meter.runtime.half is None
+    assert meter.runtime.autocast_dtype is None
 
 
 def test_a_run_that_learns_from_data_waits_for_batches_and_steps_no_environment():
-    recipe = overlay(find_recipe("cricket-gnn")(), dict(find_recipe("cricket-gnn").smoke))
-    report = measure(recipe, Runtime.alone(recipe.run), seconds=0.1, rounds=2)
+    recipe = apply_overrides(find_recipe("cricket-gnn")(), dict(find_recipe("cricket-gnn").smoke_overrides))
+    report = measure(recipe, Runtime.single_process(recipe.run), seconds=0.1, rounds=2)
     assert list(report["split"]) == ["loading", "learning", "reduction", "rest"]
     assert report["split"]["loading"] > 0
     assert "loading:" in draw([report])
@@ -391,8 +391,8 @@ def test_a_picture_says_what_it_shows_whatever_the_recipe_is_called():
 )
 def test_measure_on_a_share_of_one_environment_and_one_sample_has_figures(name, settings):
     kind = find_recipe(name)
-    recipe = overlay(overlay(kind(), kind.smoke), settings)
-    found = measure(recipe, Runtime.alone(recipe.run, hosting=range(1)), seconds=0.0, rounds=2)
+    recipe = apply_overrides(apply_overrides(kind(), kind.smoke_overrides), settings)
+    found = measure(recipe, Runtime.single_process(recipe.run, hosting=range(1)), seconds=0.0, rounds=2)
     assert found["steps_per_second"] > 0
     assert found["learning"]["seconds_per_sample"] == 0.0
     assert verdict(found)

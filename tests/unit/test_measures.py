@@ -7,31 +7,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.measures import area_under_curve, calibration_bins, calibration_error, chances, of_chances, of_numbers
+from lockstep.ops.prediction_metrics import (
+    area_under_curve,
+    calibration_bins,
+    calibration_error,
+    classification_metrics,
+    regression_metrics,
+    sigmoid,
+)
 
 
 def test_numbers_are_measured_by_mae_rmse_and_r2():
     # Errors 1, -1 and 4; targets 1, 2, 3 have a spread of 2 about their mean.
-    found = of_numbers(np.array([2.0, 1.0, 7.0]), np.array([1.0, 2.0, 3.0]))
+    found = regression_metrics(np.array([2.0, 1.0, 7.0]), np.array([1.0, 2.0, 3.0]))
     assert found == pytest.approx({"mae": 2.0, "rmse": math.sqrt(6.0), "r2": 1.0 - 18.0 / 2.0})
 
 
 def test_targets_that_are_all_the_same_have_no_r2():
-    assert math.isnan(of_numbers(np.array([1.0, 2.0]), np.array([3.0, 3.0]))["r2"])
+    assert math.isnan(regression_metrics(np.array([1.0, 2.0]), np.array([3.0, 3.0]))["r2"])
 
 
 def test_chances_are_measured_by_log_loss_brier_and_accuracy():
     logits = np.log(np.array([0.8, 0.4, 0.1]) / np.array([0.2, 0.6, 0.9]))
-    found = of_chances(logits, np.array([1.0, 1.0, 0.0]))
+    found = classification_metrics(logits, np.array([1.0, 1.0, 0.0]))
     assert found["log_loss"] == pytest.approx(-(math.log(0.8) + math.log(0.4) + math.log(0.9)) / 3)
     assert found["brier"] == pytest.approx((0.04 + 0.36 + 0.01) / 3)
     assert found["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_log_odds_beyond_all_measure_still_have_a_loss():
-    found = of_chances(np.array([1e4, -1e4]), np.array([0.0, 0.0]))
+    found = classification_metrics(np.array([1e4, -1e4]), np.array([0.0, 0.0]))
     assert found["log_loss"] == pytest.approx(5e3)
-    assert chances(np.array([-1e4, 1e4])).tolist() == [0.0, 1.0]
+    assert sigmoid(np.array([-1e4, 1e4])).tolist() == [0.0, 1.0]
 
 
 def test_equal_scores_count_half():

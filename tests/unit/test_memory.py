@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.nets.init import initialising
-from lockstep.nets.memory import Memory, MemoryConfig, cut, lay_out
-from lockstep.streams import Stream
+from lockstep.nn.initialization import seeded_init
+from lockstep.nn.recurrent import Recurrent, RecurrentConfig, pad_segments, split_at_resets
+from lockstep.rng import RandomStream
 
 FEATURES, UNITS = 3, 5
 each_kind = pytest.mark.parametrize("kind", ["lstm", "gru"])
 
 
 def build(kind):
-    with initialising(Stream(0, "init")):
-        return Memory(MemoryConfig(kind=kind, units=UNITS), FEATURES)
+    with seeded_init(RandomStream(0, "init")):
+        return Recurrent(RecurrentConfig(kind=kind, hidden_size=UNITS), FEATURES)
 
 
 def drawn(*shape):
-    return Stream(1, "test").normal(0, *shape)
+    return RandomStream(1, "test").normal(0, *shape)
 
 
 def stepped(memory, features, state, starts):
@@ -113,20 +113,20 @@ def test_what_pads_a_piece_changes_nothing_that_is_read(kind, monkeypatch):
         padded = torch.full((pieces.longest * pieces.total, samples.shape[1]), torch.nan)
         return padded.index_copy(0, pieces.rows, samples).view(pieces.longest, pieces.total, -1)
 
-    pieces = cut(starts)
+    pieces = split_at_resets(starts)
     assert lay_out_in_nan(features, pieces).isnan().any()  # there is padding
-    assert lay_out(features, pieces).isfinite().all()
-    monkeypatch.setattr("lockstep.nets.memory.lay_out", lay_out_in_nan)
+    assert pad_segments(features, pieces).isfinite().all()
+    monkeypatch.setattr("lockstep.nn.recurrent.pad_segments", lay_out_in_nan)
     assert torch.equal(memory(features, state, starts), outputs)
 
 
 def test_sequences_are_cut_where_episodes_start_and_only_the_first_piece_goes_on():
     starts = torch.tensor([[0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
-    pieces = cut(starts)
+    pieces = split_at_resets(starts)
     assert (pieces.total, pieces.longest) == (4, 4)
     assert pieces.sequence.tolist() == [0, 0, 1, 2]
     assert pieces.goes_on.tolist() == [True, False, False, True]
-    laid = lay_out(torch.arange(1.0, 13.0).unsqueeze(1), pieces).squeeze(2)
+    laid = pad_segments(torch.arange(1.0, 13.0).unsqueeze(1), pieces).squeeze(2)
     assert laid.t().tolist() == [[1, 2, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8], [9, 10, 11, 12]]
 
 
@@ -141,8 +141,8 @@ def test_memory_is_kept_in_single_precision(kind):
 
 @each_kind
 def test_an_untrained_memory_fades_over_its_span(kind):
-    with initialising(Stream(0, "init")):
-        memory = Memory(MemoryConfig(kind=kind, units=UNITS, span=32), FEATURES)
+    with seeded_init(RandomStream(0, "init")):
+        memory = Recurrent(RecurrentConfig(kind=kind, hidden_size=UNITS, init_timescale=32), FEATURES)
     for weight in memory.layer.all_weights[0][:2]:
         weight.data.zero_()  # nothing comes in: what is there fades
     state = {name: torch.ones(1, UNITS) for name in memory.names}
@@ -152,7 +152,7 @@ def test_an_untrained_memory_fades_over_its_span(kind):
     torch.testing.assert_close(kept, torch.full((1, UNITS), (32 / 33) ** 32))
 
 
-@pytest.mark.parametrize("settings", [{"units": 0}, {"span": 0}])
+@pytest.mark.parametrize("settings", [{"hidden_size": 0}, {"init_timescale": 0}])
 def test_a_memory_that_cannot_be_is_refused(settings):
     with pytest.raises(ConfigError, match=" is 0"):
-        MemoryConfig(kind="lstm", **settings)
+        RecurrentConfig(kind="lstm", **settings)

@@ -6,24 +6,25 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
+from lockstep import __version__
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import migrations, validation
+from lockstep.checkpoint.lineage import find, lineage
+from lockstep.checkpoint.migrations import FORMAT, UnknownFormat, migrate
 from lockstep.cli import main
+from lockstep.clock import TrainState
 from lockstep.config import ConfigError, read_yaml
-from lockstep.loading import load, recipe_of
-from lockstep.protocols import Clock
-from lockstep.run import format as form
-from lockstep.run import migrations, values
-from lockstep.run.lineage import find, lineage
-from lockstep.run.migrations import FORMAT, UnknownFormat, migrate
+from lockstep.inference import load, load_recipe
 from lockstep.train import train
 from manifests import sealed
-from tiny import ITERATION, hash_of, tiny
+from tiny import ITERATION, tiny
 
 NEWER = FORMAT + 1
 
 
 @pytest.fixture
 def run(tmp_path):
-    return train(tiny(tmp_path, samples=2 * ITERATION)).path
+    return train(tiny(tmp_path, total_samples=2 * ITERATION)).path
 
 
 def newest(run):
@@ -41,31 +42,30 @@ def edit_json(path, change):
 
 
 def edit_state(checkpoint, change):
-    """Change state.json under the right hash."""
+    """Change train_state.json under the right hash."""
     edit_json(checkpoint / form.VALUES, change)
     digest = hashlib.sha256((checkpoint / form.VALUES).read_bytes()).hexdigest()
     edit_json(checkpoint / form.MANIFEST, lambda manifest: manifest["files"].update({form.VALUES: digest}))
 
 
-def make_version_1(run):
-    """What Lockstep wrote before there was a version."""
+def make_version(run, version):
+    """Write an older version everywhere; version 1 had no `format` field."""
     for checkpoint in (path.parent for path in run.rglob(form.MANIFEST)):
-        edit_state(checkpoint, lambda values: values.pop("format"))
-        edit_json(
-            checkpoint / form.MANIFEST,
-            lambda manifest: [manifest.pop(key) for key in ("format", "machine", "checksum")],
-        )
+        edit_state(checkpoint, lambda values: values.update(format=version))
+        edit_json(checkpoint / form.MANIFEST, lambda manifest: manifest.update(format=version))
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace(f"format: {FORMAT}\n", ""))
+    line = f"format: {version}\n" if version > 1 else ""
+    config.write_text(config.read_text().replace(f"format: {FORMAT}\n", line))
 
 
 def test_tables_have_a_migration_for_every_older_version():
     for table in (migrations.MANIFEST, migrations.STATE, migrations.CONFIG):
-        assert sorted(table) == list(range(1, FORMAT))
+        assert sorted(table) == list(range(migrations.OLDEST, FORMAT))
 
 
 def test_migrate_applies_every_step_in_order(monkeypatch):
     monkeypatch.setattr(migrations, "FORMAT", 4)
+    monkeypatch.setattr(migrations, "OLDEST", 1)
     table = {n: lambda values, n=n: values | {"steps": [*values.get("steps", []), n]} for n in (1, 2, 3)}
     given = {"format": 2, "kept": True}
     assert migrate(table, given, "a file") == {"kept": True, "steps": [2, 3]}
@@ -80,14 +80,21 @@ def test_version_is_written_to_config_manifest_and_state(run):
         assert json.loads((newest(run) / name).read_text())["format"] == FORMAT
 
 
-def test_version_1_still_loads_and_resumes_to_the_same_run(run, tmp_path):
-    whole = train(tiny(tmp_path / "whole", samples=3 * ITERATION)).path
-    make_version_1(run)
-    assert "format" not in read_yaml(run / "config.yaml")
-    load(run)
-    assert main(["resume", str(run), "--samples", str(3 * ITERATION)]) == 0
-    assert hash_of(run) == hash_of(whole)
-    assert read_yaml(run / "config.yaml")["format"] == FORMAT
+@pytest.mark.parametrize("version", [1, 2])
+def test_run_of_older_format_is_refused_and_nothing_changes(run, version, capsys):
+    make_version(run, version)
+    before = contents(run)
+    commands = (["resume", str(run)], ["eval", str(run)], ["play", str(run)], ["export", str(run)])
+    for words in (*commands, ["train", "snake-ppo", "--smoke", "--init-from", str(run)]):
+        assert main(words) == 2, words
+        told = capsys.readouterr().err
+        assert f"has format {version}, and Lockstep {__version__} reads formats from {migrations.OLDEST} on" in told
+        assert "Nothing was changed" in told
+    assert main(["verify-files", str(run)]) != 0
+    assert f"has format {version}" in "".join(capsys.readouterr())
+    assert main(["ls", str(run.parent)]) == 0
+    assert f"format {version}" in capsys.readouterr().out
+    assert contents(run) == before
 
 
 def test_newer_config_is_refused_with_both_versions_and_nothing_changes(run, capsys):
@@ -97,7 +104,7 @@ def test_newer_config_is_refused_with_both_versions_and_nothing_changes(run, cap
     for words in (["resume", str(run)], ["eval", str(run)], ["export", str(run)]):
         assert main(words) == 2
         told = capsys.readouterr().err
-        assert f"config.yaml has format 99, and Lockstep 0.1.0 knows formats up to {FORMAT}" in told
+        assert f"config.yaml has format 99, and Lockstep {__version__} knows formats up to {FORMAT}" in told
         assert "Upgrade" in told
     assert contents(run) == before
 
@@ -117,15 +124,18 @@ def unknown_clock_field(checkpoint):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (newer_manifest, f"manifest.json has format {NEWER}, and Lockstep 0.1.0 knows formats up to {FORMAT}"),
-        (newer_state, f"state.json has format {NEWER}, and Lockstep 0.1.0 knows formats up to {FORMAT}"),
-        (unknown_clock_field, "state.json has the clock field 'lessons', which Lockstep 0.1.0 does not know"),
+        (newer_manifest, f"manifest.json has format {NEWER}, and Lockstep {__version__} knows formats up to {FORMAT}"),
+        (newer_state, f"train_state.json has format {NEWER}, and Lockstep {__version__} knows formats up to {FORMAT}"),
+        (
+            unknown_clock_field,
+            f"train_state.json has the clock field 'lessons', which Lockstep {__version__} does not know",
+        ),
     ],
 )
 def test_checkpoint_of_newer_lockstep_is_refused_not_passed_over_as_damaged(run, change, words):
     change(newest(run))
     before = contents(run / "checkpoints")
-    for use in (lambda: find(run / "checkpoints"), lambda: load(run), lambda: train(recipe_of(run), resume=True)):
+    for use in (lambda: find(run / "checkpoints"), lambda: load(run), lambda: train(load_recipe(run), resume=True)):
         with pytest.raises(ConfigError) as refused:
             use()
         assert words in str(refused.value)
@@ -136,7 +146,7 @@ def test_checkpoint_of_newer_lockstep_is_refused_not_passed_over_as_damaged(run,
 @pytest.mark.parametrize("version", [0, -1, "2", 1.5, True, None, [2]])
 def test_format_that_is_no_version_is_refused(run, version):
     edit_json(newest(run) / form.MANIFEST, lambda manifest: manifest.update(format=version))
-    with pytest.raises(form.Damaged, match="is not a version"):
+    with pytest.raises(form.CorruptCheckpointError, match="is not a version"):
         form.read_manifest(newest(run))
     with pytest.raises(ConfigError, match="is not a version"):
         migrations.migrate_config({"format": version}, "config.yaml")
@@ -144,10 +154,10 @@ def test_format_that_is_no_version_is_refused(run, version):
 
 def test_clock_field_added_later_gets_its_default(run, monkeypatch):
     @dataclass
-    class LaterClock(Clock):
+    class LaterClock(TrainState):
         lessons: dict[str, float] = field(default_factory=lambda: {"first": 1.0})
 
-    monkeypatch.setattr(values, "Clock", LaterClock)
+    monkeypatch.setattr(validation, "TrainState", LaterClock)
     assert form.verify(newest(run))
     assert form.read_values(newest(run))["clock"]["lessons"] == {"first": 1.0}
     edit_state(newest(run), lambda values: values["clock"].update(lessons={"first": 2.0}))
@@ -155,14 +165,14 @@ def test_clock_field_added_later_gets_its_default(run, monkeypatch):
 
 
 def test_clock_field_of_version_1_is_not_replaced_by_its_default(run):
-    assert asdict(Clock(budget=1)).keys() >= migrations.CLOCK_1
+    assert asdict(TrainState(total_samples=1)).keys() >= migrations.CLOCK_3
     edit_state(newest(run), lambda values: values["clock"].pop("samples"))
-    with pytest.raises(form.Damaged, match="clock's samples"):
+    with pytest.raises(form.CorruptCheckpointError, match="clock's samples"):
         form.read_values(newest(run))
 
 
 def test_milestone_of_newer_lockstep_is_kept(run):
     newer_manifest(newest(run))
-    assert form.is_milestone(newest(run))
+    assert form.is_permanent(newest(run))
     with pytest.raises(UnknownFormat):
         form.read_manifest(newest(run))

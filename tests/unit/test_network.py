@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.speed.network import (
+from lockstep.tools.bench.network_model import (
     NETWORKS,
     Link,
-    Network,
+    NetworkModel,
     all_reduce,
     find_network,
     fit_link,
@@ -20,7 +20,7 @@ from lockstep.speed.network import (
 )
 
 NEAR, FAR = Link(latency=1.0, bandwidth=2.0), Link(latency=10.0, bandwidth=1.0)
-CLUSTER = Network("cluster", 3, NEAR, FAR, launch=100.0)
+CLUSTER = NetworkModel("cluster", 3, NEAR, FAR, launch=100.0)
 sizes = st.floats(1, 1e12)
 processes = st.integers(1, 5000)
 networks = st.sampled_from(list(NETWORKS.values()))
@@ -66,7 +66,7 @@ def test_machines_of_one_process_have_nothing_to_sum_within(size, inside, across
 
 def test_the_cheapest_way_is_taken_within_a_machine():
     assert all_reduce(12, 3, CLUSTER) == (100 + ring(12, 3, NEAR), "ring")
-    wide = Network("wide", 64, NEAR, FAR, launch=0.0)
+    wide = NetworkModel("wide", 64, NEAR, FAR, launch=0.0)
     assert all_reduce(12, 64, wide) == (tree(12, 64, NEAR), "tree")
 
 
@@ -132,7 +132,7 @@ def test_every_network_has_the_name_it_is_found_by_and_says_what_it_assumes():
 
 def test_a_measured_network_says_so():
     link = Link(2e-5, 1.5e9)
-    words = Network("mine", 2**20, link, link, launch=0.0).describe()
+    words = NetworkModel("mine", 2**20, link, link, launch=0.0).describe()
     assert words == "mine: every link 20 us, 1.5 GB/s a process, as measured"
 
 

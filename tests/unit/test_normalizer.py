@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import RunConfig
-from lockstep.nets.normalizer import ObservationNormalizer, RunningMoments
-from lockstep.runtime import Runtime
-from lockstep.trees import copy_into
+from lockstep.distributed import Runtime
+from lockstep.nn.normalization import ObservationNormalizer, RunningMeanStd
+from lockstep.pytree import load_into
 
 CPU = torch.device("cpu")
 
@@ -25,10 +25,10 @@ def pool(table):
 
 @given(st.lists(st.integers(0, 2**32), min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 6))
 def test_moments_are_those_of_everything_seen(seeds, lanes, samples):
-    moments, everything = RunningMoments(3, CPU), []
+    moments, everything = RunningMeanStd(3, CPU), []
     for seed in seeds:
         batch = seen(seed, lanes, samples)
-        moments.merge(pool(RunningMoments.table(batch)))
+        moments.update(pool(RunningMeanStd.batch_stats(batch)))
         everything.append(batch.reshape(-1, 3).double().numpy())
     everything = np.concatenate(everything)
     mean, std = moments.mean_and_std()
@@ -38,28 +38,28 @@ def test_moments_are_those_of_everything_seen(seeds, lanes, samples):
 
 
 def test_moments_of_nothing_leave_everything_as_it_is():
-    mean, std = RunningMoments(2, CPU).mean_and_std()
+    mean, std = RunningMeanStd(2, CPU).mean_and_std()
     assert (mean.tolist(), std.tolist()) == ([0, 0], [1, 1])
 
 
 def test_the_order_in_which_iterations_are_merged_does_not_matter():
     # Whole numbers, so that sums are exact and nothing but the order could make a difference.
-    tables = [pool(RunningMoments.table(torch.full((2, 3, 1), float(value)))) for value in (1, 5, -2, 9)]
-    ordered, reversed_ = RunningMoments(1, CPU), RunningMoments(1, CPU)
+    tables = [pool(RunningMeanStd.batch_stats(torch.full((2, 3, 1), float(value)))) for value in (1, 5, -2, 9)]
+    ordered, reversed_ = RunningMeanStd(1, CPU), RunningMeanStd(1, CPU)
     for table in tables:
-        ordered.merge(table)
+        ordered.update(table)
     for table in reversed(tables):
-        reversed_.merge(table)
+        reversed_.update(table)
     assert torch.equal(ordered.sums, reversed_.sums)
 
 
 def test_lanes_give_the_same_sums_whoever_hosts_them():
     batch = seen(0, lanes=4)
-    whole = RunningMoments.table(batch)
-    assert torch.equal(torch.cat([RunningMoments.table(batch[:1]), RunningMoments.table(batch[1:])]), whole)
-    first = Runtime.alone(RunConfig(lanes=4), hosting=range(0, 1)).pool(whole[:1])
-    others = Runtime.alone(RunConfig(lanes=4), hosting=range(1, 4)).pool(whole[1:])
-    assert torch.allclose(first + others, Runtime.alone(RunConfig(lanes=4)).pool(whole))
+    whole = RunningMeanStd.batch_stats(batch)
+    assert torch.equal(torch.cat([RunningMeanStd.batch_stats(batch[:1]), RunningMeanStd.batch_stats(batch[1:])]), whole)
+    first = Runtime.single_process(RunConfig(lanes=4), hosting=range(0, 1)).exact_sum(whole[:1])
+    others = Runtime.single_process(RunConfig(lanes=4), hosting=range(1, 4)).exact_sum(whole[1:])
+    assert torch.allclose(first + others, Runtime.single_process(RunConfig(lanes=4)).exact_sum(whole))
 
 
 def normalizer(example, enabled=True):
@@ -68,7 +68,7 @@ def normalizer(example, enabled=True):
 
 def learn(normalizer, obs):
     """One iteration: everything that was seen, [L, N, ...], is merged."""
-    normalizer.merge(pool(normalizer.table(obs)))
+    normalizer.update(pool(normalizer.batch_stats(obs)))
 
 
 def test_observations_are_shifted_and_scaled_to_mean_zero_and_deviation_one():
@@ -83,12 +83,12 @@ def test_observations_are_shifted_and_scaled_to_mean_zero_and_deviation_one():
 def test_an_observation_is_normalised_by_what_was_seen_before_it_until_the_next_merge():
     normal, obs = normalizer(torch.zeros(4, 3)), seen(0)[0]
     assert torch.equal(normal(obs), obs)
-    normal.table(seen(1))
+    normal.batch_stats(seen(1))
     assert torch.equal(normal(obs), obs)
     learn(normal, seen(1))
     first = normal(obs)
     assert not torch.equal(first, obs)
-    normal.table(seen(2))
+    normal.batch_stats(seen(2))
     assert torch.equal(normal(obs), first)
     learn(normal, seen(2))
     assert not torch.equal(normal(obs), first)
@@ -150,7 +150,7 @@ def test_a_restored_normalizer_goes_on_as_the_saved_one():
     saved, fresh = normalizer(example), normalizer(example)
     learn(saved, {"a": seen(0), "b": seen(1)})
     assert sorted(saved.state()) == ["obs_moments.a", "obs_moments.b"]
-    copy_into(fresh.state(), saved.state(), "the normalizer")
+    load_into(fresh.state(), saved.state(), "the normalizer")
     fresh.freeze()
     for normal in (saved, fresh):
         learn(normal, {"a": seen(2), "b": seen(3)})

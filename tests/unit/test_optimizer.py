@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lockstep.config import RunConfig
+from lockstep.distributed import DistributedOptimizer, NonFiniteError, Runtime
+from lockstep.distributed.nonfinite import MAX_CONSECUTIVE_SKIPS
+from lockstep.distributed.optimizer import LossScale
 from lockstep.protocols import Loss
-from lockstep.runtime import BadNumbers, Optimizer, Runtime
-from lockstep.runtime.bad_numbers import IN_A_ROW
-from lockstep.runtime.optimizer import LossScale
 
 both_modes = pytest.mark.parametrize("reduction", ["fast", "exact"])
 A_BUCKET_FOR_EACH = 1 / 2**20
@@ -42,8 +42,8 @@ class Line(nn.Module):
 
 def line(run=None, kind=torch.optim.SGD, rate=1.0, weight=0.0, **options):
     """A line with its optimizer, on one process and 8 lanes."""
-    net, runtime = Line(weight), Runtime.alone(run or RunConfig())
-    return net, Optimizer(runtime, kind(net.named_parameters(), lr=rate, fused=True), **options)
+    net, runtime = Line(weight), Runtime.single_process(run or RunConfig())
+    return net, DistributedOptimizer(runtime, kind(net.named_parameters(), lr=rate, fused=True), **options)
 
 
 def targets(*numbers):
@@ -60,10 +60,10 @@ def test_gradients_lie_in_one_buffer_whatever_the_strides_and_sizes_of_parameter
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         net, batch = OddNet(), {"x": torch.randn(40, 2, 4, 4)}
-    expected = torch.autograd.grad(net.loss(batch).total / 40, net.conv.weight)[0]
-    runtime = Runtime.alone(RunConfig(reduction=reduction, bucket_mb=bucket_mb))
+    expected = torch.autograd.grad(net.loss(batch).loss_sum / 40, net.conv.weight)[0]
+    runtime = Runtime.single_process(RunConfig(reduction=reduction, grad_bucket_mb=bucket_mb))
     inner = torch.optim.SGD(net.named_parameters(), lr=0.1, fused=True)
-    optimizer = Optimizer(runtime, inner)
+    optimizer = DistributedOptimizer(runtime, inner)
     before = net.conv.weight.detach().clone()
     optimizer.step(net.loss, batch)
     assert len(optimizer.gradient.flat) == sum(p.numel() for p in net.parameters())
@@ -72,32 +72,34 @@ def test_gradients_lie_in_one_buffer_whatever_the_strides_and_sizes_of_parameter
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
 def test_an_optimizer_that_is_not_fused_is_refused_in_words(kind):
-    net, runtime = Line(), Runtime.alone(RunConfig())
+    net, runtime = Line(), Runtime.single_process(RunConfig())
     for options in ({}, {"fused": False}, {"foreach": True}):
         with pytest.raises(
-            ValueError, match=rf"{kind.__name__} was not made with fused=True.\nUse lockstep.runtime.Adam"
+            ValueError, match=rf"{kind.__name__} was not made with fused=True.\nUse lockstep.distributed.FusedAdam"
         ):
-            Optimizer(runtime, kind(net.named_parameters(), lr=0.1, **options))
-    Optimizer(runtime, kind(net.named_parameters(), lr=0.1, fused=True))  # while this one is welcome
+            DistributedOptimizer(runtime, kind(net.named_parameters(), lr=0.1, **options))
+    DistributedOptimizer(runtime, kind(net.named_parameters(), lr=0.1, fused=True))  # while this one is welcome
 
 
 def test_an_optimizer_that_cannot_be_fused_is_refused_in_words():
     with pytest.raises(ValueError, match=r"RMSprop was not made with fused=True.\n.*Adam, AdamW, SGD or Adagrad\."):
-        Optimizer(Runtime.alone(RunConfig()), torch.optim.RMSprop(Line().named_parameters(), lr=0.1))
+        DistributedOptimizer(
+            Runtime.single_process(RunConfig()), torch.optim.RMSprop(Line().named_parameters(), lr=0.1)
+        )
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_a_step_is_the_one_plain_torch_takes_on_the_mean_and_clips(kind, limit):
     net, plain = Line(3.0), Line(3.0)
-    optimizer = Optimizer(
-        Runtime.alone(RunConfig()), kind(net.named_parameters(), lr=0.1, fused=True), max_grad_norm=limit
+    optimizer = DistributedOptimizer(
+        Runtime.single_process(RunConfig()), kind(net.named_parameters(), lr=0.1, fused=True), max_grad_norm=limit
     )
     theirs, batch = kind(plain.parameters(), lr=0.1), targets(*range(-4, 4))
     for _ in range(4):
         optimizer.step(net.loss, batch)
         plain.zero_grad()
-        (plain.loss(batch).total / 8).backward()
+        (plain.loss(batch).loss_sum / 8).backward()
         if limit is not None:
             nn.utils.clip_grad_norm_(plain.parameters(), limit)
         theirs.step()
@@ -161,11 +163,11 @@ def test_updates_of_two_optimizers_add_up_whatever_else_their_losses_tell():
     critic, of_critic = line()
 
     def telling(batch):
-        return critic.loss(batch)._replace(sums={"error": batch["y"].sum()})
+        return critic.loss(batch)._replace(metric_sums={"error": batch["y"].sum()})
 
     metrics = of_actor.step(actor.loss, targets(*[2.0] * 8))
     metrics += of_critic.step(telling, targets(*[4.0] * 8))
-    assert {name: pair.tolist() for name, pair in metrics.agreed.items()} == {
+    assert {name: pair.tolist() for name, pair in metrics.global_sums.items()} == {
         "loss": [8 * 2.0 + 8 * 8.0, 16],
         "error": [8 * 4.0, 8],
         "grad_norm": [2.0 + 4.0, 2],
@@ -187,7 +189,7 @@ def test_a_bad_number_stops_the_run_at_once_and_changes_nothing(reduction):
     net, optimizer = line(RunConfig(reduction=reduction), torch.optim.Adam)
     optimizer.step(net.loss, targets())
     before = everything(net, optimizer)
-    with pytest.raises(BadNumbers, match="the gradient of update 2 is not finite:\n  process 0, lane 5: loss"):
+    with pytest.raises(NonFiniteError, match="the gradient of update 2 is not finite:\n  process 0, lane 5: loss"):
         optimizer.step(net.loss, BAD)
     for name, tensor in everything(net, optimizer).items():
         assert torch.equal(tensor, before[name]), name
@@ -195,13 +197,13 @@ def test_a_bad_number_stops_the_run_at_once_and_changes_nothing(reduction):
 
 @both_modes
 def test_a_bad_number_that_may_be_skipped_changes_nothing(reduction):
-    net, optimizer = line(RunConfig(reduction=reduction, nonfinite="skip"), torch.optim.Adam)
+    net, optimizer = line(RunConfig(reduction=reduction, on_nonfinite="skip"), torch.optim.Adam)
     optimizer.step(net.loss, targets())
     before = everything(net, optimizer)
     metrics = optimizer.step(net.loss, BAD)
     before["optimizer.skipped_in_a_row"] += 1
     assert metrics.latest("skipped") == 1.0
-    assert metrics.agreed["loss"].tolist() == metrics.agreed["grad_norm"].tolist() == [0.0, 0.0]
+    assert metrics.global_sums["loss"].tolist() == metrics.global_sums["grad_norm"].tolist() == [0.0, 0.0]
     for name, tensor in everything(net, optimizer).items():
         assert torch.equal(tensor, before[name]), name
     assert optimizer.step(net.loss, targets()).latest("skipped") == 0.0
@@ -209,34 +211,34 @@ def test_a_bad_number_that_may_be_skipped_changes_nothing(reduction):
 
 
 def test_what_is_skipped_is_said_at_first_and_then_ever_more_rarely():
-    net, optimizer = line(RunConfig(nonfinite="skip"))
+    net, optimizer = line(RunConfig(on_nonfinite="skip"))
     for _ in range(40):
         optimizer.step(net.loss, BAD, where="here")
-    notes = optimizer.runtime.notes
+    notes = optimizer.runtime.pending_messages
     assert notes[0] == "Left out: the gradient of update 1 (here) is not finite:\n  process 0, lane 5: loss of its loss"
     assert [note.partition(":")[0] for note in notes[1:]] == [
         f"Left out ({count} times since the start)" for count in (2, 4, 8, 16, 32)
     ]
 
 
-@pytest.mark.parametrize("run", [RunConfig(nonfinite="skip"), RunConfig(precision="fp16")], ids=["skip", "fp16"])
+@pytest.mark.parametrize("run", [RunConfig(on_nonfinite="skip"), RunConfig(precision="fp16")], ids=["skip", "fp16"])
 def test_too_many_skips_in_a_row_stop_the_run_and_one_update_that_is_taken_begins_anew(run):
     net, optimizer = line(run)
-    for _ in range(IN_A_ROW - 1):
+    for _ in range(MAX_CONSECUTIVE_SKIPS - 1):
         optimizer.step(net.loss, BAD)
     optimizer.step(net.loss, targets())
-    for _ in range(IN_A_ROW - 1):
+    for _ in range(MAX_CONSECUTIVE_SKIPS - 1):
         optimizer.step(net.loss, BAD)
     other, resumed = line(run)
     resumed.load_state(optimizer.state())
     for model, each in ((net, optimizer), (other, resumed)):
-        with pytest.raises(BadNumbers, match="process 0, lane 5: loss"):
+        with pytest.raises(NonFiniteError, match="process 0, lane 5: loss"):
             each.step(model.loss, BAD)
 
 
 def test_numbers_that_only_their_sum_makes_infinite_are_said_to_be_too_large():
     net, optimizer = line()
-    with pytest.raises(BadNumbers, match="no lane by itself: the numbers are too large to be added up"):
+    with pytest.raises(NonFiniteError, match="no lane by itself: the numbers are too large to be added up"):
         optimizer.step(lambda batch: Loss((net.weight * batch["y"]).sum(), 8), targets(*[1e38] * 8))
 
 

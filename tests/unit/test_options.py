@@ -5,12 +5,12 @@ import os
 import pytest
 import torch
 
-from lockstep.cli.options import Machines, parse_recipe, parse_start, resolve_procs
+from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resolve_procs
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.nets.actions import build_actions
-from lockstep.nets.actor_critic import ActorCritic
-from lockstep.recipes import RECIPES, find_recipe
+from lockstep.nn.actor_critic import ActorCritic
+from lockstep.nn.distributions import make_distribution
+from lockstep.registry import RECIPES, find_recipe
 
 
 def ask(*words):
@@ -40,7 +40,7 @@ def test_flags_beat_yaml_and_yaml_beats_the_recipe(tmp_path):
     assert recipe.task.num_envs == 64  # the file
     assert recipe.algo.learning_rate == 1e-3  # the file, where yaml itself reads text
     assert recipe.run.seed == 5
-    assert recipe.algo.horizon == find_recipe("snake-ppo")().algo.horizon  # the recipe
+    assert recipe.algo.rollout_steps == find_recipe("snake-ppo")().algo.rollout_steps  # the recipe
 
 
 def test_a_key_and_value_beats_yaml_too(tmp_path):
@@ -54,8 +54,8 @@ def test_yaml_beats_smoke_and_smoke_beats_a_preset(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("algo: {epochs: 3}\n")
     recipe = ask("snake-ppo", "--preset", "small", "--smoke", "--config", str(path))
-    assert recipe.task.size == kind.smoke["task"]["size"] != kind.presets["small"]["task.size"]
-    assert recipe.algo.epochs == 3 != kind.smoke["algo"]["epochs"]
+    assert recipe.task.size == kind.smoke_overrides["task"]["size"] != kind.presets["small"]["task.size"]
+    assert recipe.algo.epochs == 3 != kind.smoke_overrides["algo"]["epochs"]
 
 
 def test_a_preset_changes_the_recipe():
@@ -82,16 +82,16 @@ def test_every_recipe_its_smoke_setting_and_its_presets_pass_their_own_checks(na
 @pytest.mark.parametrize(
     ("word", "value", "field", "wanted"),
     [
-        ("total-timesteps", "4096", "run.samples", 4096),
+        ("total-timesteps", "4096", "run.total_samples", 4096),
         ("n-envs", "64", "task.num_envs", 64),
-        ("n-steps", "32", "algo.horizon", 32),
+        ("n-steps", "32", "algo.rollout_steps", 32),
         ("batch-size", "512", "algo.batch_size", 512),
         ("precision", "bf16", "run.precision", "bf16"),
         ("seed", "7", "run.seed", 7),
         ("run-name", "mine", "run.name", "mine"),
         ("device", "cpu", "run.device", "cpu"),
-        ("policy-width", "24", "algo.encoder.width", (24,)),
-        ("policy-depth", "4", "algo.encoder.depth", 4),
+        ("policy-width", "24", "algo.encoder.hidden_sizes", (24,)),
+        ("policy-depth", "4", "algo.encoder.num_layers", 4),
         ("grid-size", "8", "task.size", 8),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_gymnasium_task_may_be_named_by_any_of_its_words():
 def network_of(recipe):
     """Channels of the convolutions that a recipe would train."""
     task = recipe.task.build(Lanes(1, range(1), 0), torch.device("cpu"))
-    net = ActorCritic(task.observation_space, build_actions(task.action_space), recipe.algo.encoder)
+    net = ActorCritic(task.observation_space, make_distribution(task.action_space), recipe.algo.encoder)
     return [module.out_channels for module in net.modules() if isinstance(module, torch.nn.Conv2d)]
 
 
@@ -161,7 +161,7 @@ def test_the_recipe_may_stand_anywhere_among_the_flags(line):
     recipe = ask(*line)
     assert recipe.name == "snake-ppo"
     assert recipe.run.seed == 3
-    assert recipe.run.samples == find_recipe("snake-ppo").smoke["run"]["samples"]
+    assert recipe.run.total_samples == find_recipe("snake-ppo").smoke_overrides["run"]["total_samples"]
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_misspelt_flag_gets_a_suggestion(capsys):
 
 def test_a_misspelt_key_gets_a_suggestion():
     assert refused("snake-ppo", "task.sise=8").endswith("Did you mean 'size'?")
-    assert refused("snake-ppo", "algo.encoder.widht=8").endswith("Did you mean 'width'?")
+    assert refused("snake-ppo", "algo.encoder.hiden_sizes=8").endswith("Did you mean 'hidden_sizes'?")
 
 
 def test_a_misspelt_key_in_yaml_gets_a_suggestion(tmp_path):
@@ -197,7 +197,7 @@ def test_a_dropped_word_is_told_once():
 
 
 def test_episodes_are_refused_where_a_recipe_has_none_of_a_fixed_length():
-    assert refused("snake-ppo", "--episodes", "10").endswith("Use --run.samples.")
+    assert refused("snake-ppo", "--episodes", "10").endswith("Use --run.total-samples.")
 
 
 # ---------------------------------------------------------------------------------------------------- impossible wishes
@@ -210,7 +210,7 @@ def test_episodes_are_refused_where_a_recipe_has_none_of_a_fixed_length():
         (["--task.num-envs", "0"], "num_envs is 0"),
         (["--batch-size", "100"], "batch_size is 100, which 8 lanes cannot share evenly.\nUse 96 or 104."),
         (["--batch-size", "1000"], "an iteration collects 128 x 64 = 8192 samples"),
-        (["--total-timesteps", "0"], "run.samples is 0.\nTrain for at least one sample."),
+        (["--total-timesteps", "0"], "run.total_samples is 0.\nTrain for at least one sample."),
         (["--run.lanes", "0"], "run.lanes is 0."),
         (["--run.lanes", "4", "--procs", "5"], "5 processes cannot host 4 lanes"),
         (["--procs", "0", "--run.lanes", "8"], "0 processes cannot host 8 lanes"),
@@ -236,11 +236,11 @@ def test_a_run_has_a_lane_for_each_process_if_they_are_more_than_eight():
 
 def test_the_gpus_chosen_are_the_only_ones_seen_and_get_a_process_each(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    assert resolve_procs(Machines()) == 1
-    assert resolve_procs(Machines(gpus="2,3")) == 2
+    assert resolve_procs(LaunchOptions()) == 1
+    assert resolve_procs(LaunchOptions(gpus="2,3")) == 2
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert resolve_procs(Machines(gpus="0", procs=4)) == 4
+    assert resolve_procs(LaunchOptions(gpus="0", procs=4)) == 4
 
 
 def test_procs_auto_is_one_where_there_is_no_gpu():
-    assert resolve_procs(Machines(procs="auto")) == 1
+    assert resolve_procs(LaunchOptions(procs="auto")) == 1

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.run.parity import _HEAD, BLOCK, GROUP, MAGIC, Parity, parity_of, repair
-from lockstep.run.tensorfile import write_bytes
+from lockstep.checkpoint.parity import _HEAD, BLOCK, GROUP, MAGIC, Parity, parity_of, repair
+from lockstep.checkpoint.tensorfile import write_bytes
 
 SIZE = 33 * BLOCK + 77
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lockstep.philox import cpu, draws, tensor_ops
-from lockstep.philox.draws import Philox
+from lockstep.ops.philox import cpu, draws, tensor_ops
+from lockstep.ops.philox.draws import Philox
 from lockstep.tasks.kernels import random_below
 
 KINDS = [
@@ -235,7 +235,7 @@ def test_where_triton_fails_torch_operations_are_used_with_a_warning(monkeypatch
 
 
 def test_neither_triton_nor_numba_is_imported_before_a_draw():
-    code = "import sys, lockstep.runtime.launch; sys.exit(bool({'triton', 'numba'} & sys.modules.keys()))"
+    code = "import sys, lockstep.launch.launcher; sys.exit(bool({'triton', 'numba'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,30 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.cli.plan import _duration, _size
-from lockstep.config import overlay
-from lockstep.runtime import Runtime
-from lockstep.speed.measure import Meter
-from lockstep.speed.network import NETWORKS, Link, Network
-from lockstep.speed.plan import (
-    Line,
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.tools.bench.measure import IterationTimer
+from lockstep.tools.bench.network_model import NETWORKS, Link, NetworkModel
+from lockstep.tools.bench.scaling_model import (
+    CostProfile,
+    LinearCost,
     Prediction,
-    Shares,
     _fit,
     as_json,
     measure_shares,
     predict,
+    scaling_limit,
     slowest_of,
-    stops_paying,
 )
 from tiny import ITERATION, SETTINGS, tiny
 
-FREE = Network("free", 8, Link(0.0, math.inf), Link(0.0, math.inf), launch=0.0)
-SLOW = Network("slow", 64, Link(1.0, 100.0), Link(1.0, 100.0), launch=0.0)
+FREE = NetworkModel("free", 8, Link(0.0, math.inf), Link(0.0, math.inf), launch=0.0)
+SLOW = NetworkModel("slow", 64, Link(1.0, 100.0), Link(1.0, 100.0), launch=0.0)
 """On two processes n bytes take 2 + n / 100 seconds, as a ring."""
-SHARES = Shares(
-    rollout_step=Line(0.0, 0.5),
-    update=Line(0.0, 0.1),
-    rest=Line(0.0, 0.01),
+SHARES = CostProfile(
+    rollout_step=LinearCost(0.0, 0.5),
+    update=LinearCost(0.0, 0.1),
+    rest=LinearCost(0.0, 0.01),
     num_envs=16,
     batch_size=64,
     horizon=8,
@@ -46,7 +46,7 @@ SHARES = Shares(
 ALONE = 8 * 0.5 * 16 + 2 * 0.1 * 64 + 0.01 * 128
 """Seconds of an iteration on one process."""
 counts = st.integers(1, 16)
-lines = st.builds(Line, fixed=st.floats(0, 10), per_sample=st.floats(1e-6, 1))
+lines = st.builds(LinearCost, fixed=st.floats(0, 10), per_sample=st.floats(1e-6, 1))
 
 
 def predict_for(processes, shares=SHARES, network=FREE, budget=3600, **settings):
@@ -128,7 +128,7 @@ def test_a_time_that_falls_with_the_size_is_all_fixed_and_one_that_grows_too_fas
 
 
 def test_a_single_share_is_taken_for_work_without_a_fixed_time():
-    assert _fit([64.0], [32.0]) == Line(0.0, 0.5)
+    assert _fit([64.0], [32.0]) == LinearCost(0.0, 0.5)
 
 
 def test_small_shares_weigh_as_much_as_large_ones():
@@ -164,7 +164,9 @@ def test_two_processes_are_exactly_twice_as_fast_there():
 
 
 def test_a_fixed_time_is_paid_on_every_process():
-    shares = replace(SHARES, update=Line(3.0, 0.1), rollout_step=Line(0.25, 0.5), rest=Line(1.0, 0.01))
+    shares = replace(
+        SHARES, update=LinearCost(3.0, 0.1), rollout_step=LinearCost(0.25, 0.5), rest=LinearCost(1.0, 0.01)
+    )
     fixed = 2 * 3.0 + 8 * 0.25 + 1.0
     for count in (1, 2, 4):
         assert predict_for(count, shares).compute == pytest.approx(fixed + ALONE / count)
@@ -172,7 +174,7 @@ def test_a_fixed_time_is_paid_on_every_process():
 
 @given(st.integers(1, 5000), st.sampled_from(list(NETWORKS.values())))
 def test_a_batch_that_grows_keeps_every_processs_share(count, network):
-    shares = replace(SHARES, update=Line(3.0, 0.1))
+    shares = replace(SHARES, update=LinearCost(3.0, 0.1))
     found = predict_for(count, shares, network, grow=True)
     assert found.batch == 64 * count
     assert found.compute == pytest.approx(predict_for(1, shares).compute)
@@ -198,7 +200,7 @@ def test_other_buckets_travel_while_backward_works():
     # 2 x (2.5 + 3) s of buckets, less half of the work of two updates on 32 samples: 2 x 3.2 / 2.
     shares = replace(SHARES, sent=[("gradient", 50, 2.0), ("gradient", 100, 2.0)])
     assert predict_for(2, shares, SLOW).waiting == pytest.approx(11.0 - 3.2)
-    longer = replace(shares, update=Line(0.0, 1.0))  # 2 x 32 / 2 s hide everything but the last bucket
+    longer = replace(shares, update=LinearCost(0.0, 1.0))  # 2 x 32 / 2 s hide everything but the last bucket
     assert predict_for(2, longer, SLOW).waiting == pytest.approx(6.0)
 
 
@@ -244,7 +246,7 @@ def row(processes, speed, waiting=0.0):
 
 
 LOST = Prediction(64, 64, impossible="16 environments cannot be shared by 64")
-FIXED = replace(SHARES, update=Line(0.5, 0.1), rollout_step=Line(0.125, 0.5), rest=Line(0.25, 0.01))
+FIXED = replace(SHARES, update=LinearCost(0.5, 0.1), rollout_step=LinearCost(0.125, 0.5), rest=LinearCost(0.25, 0.01))
 """2 x 0.5 + 8 x 0.125 + 0.25 s of an iteration are fixed."""
 
 
@@ -285,18 +287,20 @@ FIXED = replace(SHARES, update=Line(0.5, 0.1), rollout_step=Line(0.125, 0.5), re
     ],
 )
 def test_where_more_processes_stop_paying_is_said_in_words(rows, cores, words):
-    assert stops_paying(FIXED, rows, cores) == words
+    assert scaling_limit(FIXED, rows, cores) == words
 
 
 def test_where_nothing_is_possible_that_is_said_too():
-    assert LOST.impossible in stops_paying(FIXED, [LOST])
+    assert LOST.impossible in scaling_limit(FIXED, [LOST])
 
 
 def test_the_model_finds_the_point_where_it_stops_paying():
-    shares = replace(SHARES, update=Line(2.0, 0.1), rest=Line(0.0, 0.0), rollout_step=Line(0.0, 0.0), sent=[])
+    shares = replace(
+        SHARES, update=LinearCost(2.0, 0.1), rest=LinearCost(0.0, 0.0), rollout_step=LinearCost(0.0, 0.0), sent=[]
+    )
     # 4 s fixed and 12.8 s of work: 16.8, 10.4, 7.2, 5.6, 4.8. Twice as many are 1.5 times as fast at first, then 1.29.
     rows = [predict_for(count, shares) for count in (1, 2, 4, 8, 16)]
-    assert stops_paying(shares, rows).startswith("It stops paying between 4 and 8 processes at this batch")
+    assert scaling_limit(shares, rows).startswith("It stops paying between 4 and 8 processes at this batch")
 
 
 # ------------------------------------------------------------------------------------------------------------- measured
@@ -309,7 +313,7 @@ def recipe():
 
 @pytest.fixture(scope="module")
 def meter(recipe):
-    return Meter(recipe, Runtime.alone(recipe.run))
+    return IterationTimer(recipe, Runtime.single_process(recipe.run))
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +336,7 @@ def test_measured_lines_are_positive(measured):
 def test_a_measurement_knows_the_numbers_of_the_run(measured):
     algo = SETTINGS["algo"]
     assert measured.num_envs == SETTINGS["task"]["num_envs"]
-    assert (measured.batch_size, measured.horizon) == (algo["batch_size"], algo["horizon"])
+    assert (measured.batch_size, measured.horizon) == (algo["batch_size"], algo["rollout_steps"])
     assert measured.samples == ITERATION
     assert measured.updates == algo["epochs"] * ITERATION // algo["batch_size"]
 
@@ -354,7 +358,9 @@ def test_what_would_be_sent_is_named_with_its_bytes(measured, meter):
 
 
 def test_on_a_narrow_wire_the_gradient_is_half_as_many_bytes(recipe, meter):
-    narrow = overlay(recipe, {"run": {"wire": "bf16", "lanes": 1}, "task.num_envs": 1, "algo.batch_size": 8})
+    narrow = apply_overrides(
+        recipe, {"run": {"grad_comm_dtype": "bf16", "lanes": 1}, "task.num_envs": 1, "algo.batch_size": 8}
+    )
     sent = measure_shares(narrow, rounds=1).sent
     assert [size for name, size, _ in sent if name == "gradient"] == [2 * meter.parameters]
 
@@ -362,7 +368,7 @@ def test_on_a_narrow_wire_the_gradient_is_half_as_many_bytes(recipe, meter):
 def test_memory_is_what_the_buffers_and_the_agent_take(measured, meter):
     # A board of 3 x 4 x 4, an action, four outputs, a value; reward, two flags, apples, full; the value where cut off.
     one_step = 48 + 8 + 16 + 4 + 4 + 2 + 4 + 4 + 4
-    assert measured.rollout_bytes == one_step * SETTINGS["algo"]["horizon"]
+    assert measured.rollout_bytes == one_step * SETTINGS["algo"]["rollout_steps"]
     agent = sum(tensor.nbytes for tensor in meter.algorithm.shared_state().values())
     assert agent > 3 * 4 * meter.parameters  # with the two moments of Adam
     assert measured.state_bytes == agent + 4 * meter.parameters

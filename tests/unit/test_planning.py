@@ -7,30 +7,30 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lockstep.config import ConfigError
-from lockstep.lanes import Lanes
-from lockstep.nets import planning
-from lockstep.nets.init import initialising
-from lockstep.nets.planning import (
+from lockstep.algorithms.tdmpc2 import mppi
+from lockstep.algorithms.tdmpc2.mppi import (
     PlanConfig,
     Planner,
     PlanningPolicy,
     choose_elites,
     draw,
-    pairs_of,
-    shifted,
+    sample_critic_pairs,
+    shift_mean,
 )
-from lockstep.nets.world_model import WorldModel, WorldModelConfig
-from lockstep.streams import Stream
-from lockstep.trees import tree_map
+from lockstep.algorithms.tdmpc2.world_model import WorldModel, WorldModelConfig
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.nn.initialization import seeded_init
+from lockstep.pytree import tree_map
+from lockstep.rng import RandomStream
 
-SMALL = PlanConfig(samples=24, from_policy=4, elites=6, rounds=3)
+SMALL = PlanConfig(num_samples=24, num_policy_samples=4, num_elites=6, iterations=3)
 STEPS = 3
 
 
 def planner(actions=(2,), config=SMALL, episodic=False, discount=0.9):
-    sizes = WorldModelConfig(size=1, encoder=16, width=24, latent=16, critics=3, bins=21)
-    with initialising(Stream(0, "model")):
+    sizes = WorldModelConfig(size=1, encoder=16, width=24, latent=16, num_q=3, bins=21)
+    with seeded_init(RandomStream(0, "model")):
         model = WorldModel(sizes, Box(-np.inf, np.inf, (4,), np.float32), actions, episodic)
     for last in (model.reward[-1], model.critics[-1]):
         torch.nn.init.normal_(last.weight, generator=torch.Generator().manual_seed(1))
@@ -41,7 +41,7 @@ def inputs(count, actions, config=SMALL, seed=0):
     lanes = Lanes(count, range(count), seed)
     obs = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
     noise = draw(lanes.streams("normal"), lanes.streams("gumbel"), 0, 1, config, STEPS, actions)
-    return obs, noise, pairs_of(Stream(0, "pairs"), 0, config.rounds_for(actions), 3)
+    return obs, noise, sample_critic_pairs(RandomStream(0, "pairs"), 0, config.rounds_for(actions), 3)
 
 
 # --------------------------------------------------------------------------------------------------------------- elites
@@ -81,7 +81,7 @@ def test_the_value_of_a_sequence_is_its_rewards_and_what_critics_say_of_its_end(
         total += weight * (mean.sign() * mean.abs().expm1()).item()
         latent, weight = model.dynamics(joint), weight * 0.9
     action = model.act(latent, noise[0], None).action
-    ends = [model.judge(model.critics, latent, action, None, torch.tensor([n, n]))[0].item() for n in (2, 0)]
+    ends = [model.q_value(model.critics, latent, action, None, torch.tensor([n, n]))[0].item() for n in (2, 0)]
     value = plan.value(z.unsqueeze(1), actions, None, noise, pair)
     assert value.item() == pytest.approx(total + weight * sum(ends) / 2, rel=1e-4)
 
@@ -122,8 +122,8 @@ def test_plans_are_the_same_however_many_sequences_fit_into_the_cache(monkeypatc
     obs, noise, pairs = inputs(5, 3)
     given = obs, torch.tensor([0, 1, 0, 1, 0]), torch.zeros(5, STEPS, 3), noise, pairs
     whole = plan.plan(*given, explore=True)
-    for fit in (1, 2 * SMALL.samples):
-        monkeypatch.setattr(planning, "CACHED", fit)
+    for fit in (1, 2 * SMALL.num_samples):
+        monkeypatch.setattr(mppi, "CACHED", fit)
         for part, single in zip(whole, plan.plan(*given, explore=True), strict=True):
             torch.testing.assert_close(part, single, rtol=1e-3, atol=1e-4)
 
@@ -141,7 +141,7 @@ def test_a_task_plans_with_the_features_that_it_has():
 @torch.no_grad()
 def test_a_plan_finds_what_the_model_pays_for():
     """A model that pays for the first action feature alone."""
-    plan = planner((2,), PlanConfig(samples=64, from_policy=4, elites=8, rounds=6))
+    plan = planner((2,), PlanConfig(num_samples=64, num_policy_samples=4, num_elites=8, iterations=6))
     plan.value = lambda z, actions, *_: actions[..., 0].sum(-1)
     obs, noise, pairs = inputs(3, 2, plan.config)
     action, mean = plan.plan(obs, None, torch.zeros(3, STEPS, 2), noise, pairs, explore=False)
@@ -151,14 +151,14 @@ def test_a_plan_finds_what_the_model_pays_for():
 
 def test_a_plan_leaves_its_later_steps_to_the_next():
     mean = torch.arange(6.0).view(1, 3, 2)
-    assert shifted(mean).tolist() == [[[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]]
+    assert shift_mean(mean).tolist() == [[[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]]
 
 
 @torch.no_grad()
 def test_a_policy_leaves_nothing_to_chance_and_goes_on_from_its_plan():
     plan = planner()
     policy = PlanningPolicy(plan, torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]))
-    obs, memory = torch.ones(3, 4), policy.initial_memory(3)
+    obs, memory = torch.ones(3, 4), policy.initial_state(3)
     action, after = policy.act(obs, memory)
     assert torch.equal(action, policy.act(obs, memory)[0])
     assert torch.equal(action[0], action[2])  # the same noise for each
@@ -179,11 +179,11 @@ def test_noise_of_a_lane_does_not_depend_on_who_hosts_it():
 
 
 def test_pairs_are_two_different_critics():
-    pairs = pairs_of(Stream(0, "pairs"), 3, 40, 5)
+    pairs = sample_critic_pairs(RandomStream(0, "pairs"), 3, 40, 5)
     assert (pairs[:, 0] != pairs[:, 1]).all()
     assert pairs.unique().tolist() == [0, 1, 2, 3, 4]
 
 
 def test_more_elites_than_samples_are_refused_in_words():
     with pytest.raises(ConfigError, match="of 8 samples 24 are from the policy and 64 elites"):
-        PlanConfig(samples=8).check()
+        PlanConfig(num_samples=8).validate()

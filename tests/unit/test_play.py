@@ -10,22 +10,22 @@ import pytest
 from PIL import Image
 
 from lockstep.cli import main
-from lockstep.config import ConfigError, overlay
-from lockstep.loading import LoadedPolicy
-from lockstep.play import files
-from lockstep.play.files import write_gif, write_mp4
-from lockstep.play.terminal import show_in_terminal
-from lockstep.play.watch import watch
-from lockstep.play.window import show_in_window
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.inference import LoadedPolicy
+from lockstep.registry import find_recipe
+from lockstep.tools.play import video_files
+from lockstep.tools.play.playback import play_episodes
+from lockstep.tools.play.terminal import show_in_terminal
+from lockstep.tools.play.video_files import write_gif, write_mp4
+from lockstep.tools.play.window import show_in_window
 
 
 @pytest.fixture
 def policy():
     """An untrained snake."""
-    recipe = overlay(find_recipe("snake-ppo")(), find_recipe("snake-ppo").smoke)
-    runtime = Runtime.alone(recipe.run)
+    recipe = apply_overrides(find_recipe("snake-ppo")(), find_recipe("snake-ppo").smoke_overrides)
+    runtime = Runtime.single_process(recipe.run)
     algorithm = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime)
     return LoadedPolicy(algorithm.policy(), recipe, runtime.device)
 
@@ -37,17 +37,17 @@ class Shade:
         self.number, self.picture = number, np.full((height, width, 3), 20 + 10 * number).astype(np.uint8)
         self.picture[:8, :8] = 255
 
-    def text(self):
+    def render_text(self):
         return f"scene {self.number}"
 
-    def frame(self):
+    def render(self):
         return self.picture
 
 
 class Noise(Shade):
     """One that cannot be made small."""
 
-    def frame(self):
+    def render(self):
         return np.random.default_rng(self.number).integers(0, 255, (64, 64, 3), np.uint8)
 
 
@@ -65,10 +65,10 @@ def decoded(path):
 
 
 def test_episodes_are_watched_one_after_another_up_to_a_number_of_steps(policy):
-    one, two = (len(list(watch(policy, episodes, 1, 500))) for episodes in (1, 2))
+    one, two = (len(list(play_episodes(policy, episodes, 1, 500))) for episodes in (1, 2))
     assert 0 < one < two < 500
-    assert len(list(watch(policy, 50, 1, 7))) == 7
-    starts = [scene.text().endswith("step 0  return 0.00") for scene in watch(policy, 2, 1, 500)]
+    assert len(list(play_episodes(policy, 50, 1, 7))) == 7
+    starts = [scene.render_text().endswith("step 0  return 0.00") for scene in play_episodes(policy, 2, 1, 500)]
     assert sum(starts) == 2
     assert starts[0]
 
@@ -80,7 +80,7 @@ def test_data_that_tell_no_scenes_say_what_to_do_instead(policy):
 
     mute = LoadedPolicy(policy.policy, SimpleNamespace(task=Silent()), policy.device)
     with pytest.raises(ConfigError, match=r"Silent has nothing to watch.*\n.*lockstep eval"):
-        next(watch(mute, 1, 1, 5))
+        next(play_episodes(mute, 1, 1, 5))
 
 
 def test_where_there_is_no_terminal_the_last_scene_is_printed(capsys):
@@ -102,7 +102,7 @@ def test_a_gif_shows_every_scene(tmp_path):
 
 
 def test_of_a_long_show_a_gif_keeps_some_frames_evenly(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "FRAMES", 8)
+    monkeypatch.setattr(video_files, "FRAMES", 8)
     written = write_gif((Shade(number / 10) for number in range(100)), tmp_path / "a.gif", fps=10.0)
     assert (written.frames, written.every) == (7, 16)
     assert len(decoded(tmp_path / "a.gif")) == 7
@@ -163,7 +163,7 @@ def test_a_window_shows_every_step_and_is_closed_in_the_end(policy, monkeypatch)
     monkeypatch.setattr(
         pygame.display, "flip", lambda: shown.append(pygame.surfarray.array3d(pygame.display.get_surface()))
     )
-    show_in_window(watch(policy, 1, 1, 9), fps=1000.0)
+    show_in_window(play_episodes(policy, 1, 1, 9), fps=1000.0)
     assert 1 <= len(shown) <= 9
     assert max(shown[0].shape[:2]) > 320  # enlarged
     assert shown[0].std() > 0  # something is to be seen
@@ -181,11 +181,11 @@ def test_a_window_that_is_closed_ends_the_show(policy, monkeypatch, event):
             pygame.event.post(pygame.event.Event(event["type"], **({"key": event["key"]} if "key" in event else {})))
 
     monkeypatch.setattr(pygame.display, "flip", flip)
-    show_in_window(watch(policy, 50, 1, 500), fps=1000.0)
+    show_in_window(play_episodes(policy, 50, 1, 500), fps=1000.0)
     assert len(shown) == 3
 
 
 def test_where_no_window_can_be_it_is_said(policy, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "no-such-driver")
     with pytest.raises(ConfigError, match="no window can be opened here"):
-        show_in_window(watch(policy, 1, 1, 3), fps=10.0)
+        show_in_window(play_episodes(policy, 1, 1, 3), fps=10.0)

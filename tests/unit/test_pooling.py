@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.runtime.pooling import as_limbs, from_limbs, sum_here
+from lockstep.distributed.exact_sum import from_limbs, local_sum, to_limbs
 
 doubles = st.floats(allow_nan=False, allow_infinity=False)
 tables = st.integers(1, 4).flatmap(
@@ -25,36 +25,36 @@ def fits(rows):
 def test_the_sum_is_the_one_in_fractions_whoever_adds_what(rows, chance):
     wanted = [float(sum(map(Fraction, column))) for column in zip(*rows, strict=True)]
     table = np.array(rows)
-    assert sum_here(table) == wanted
+    assert local_sum(table) == wanted
     chance.shuffle(rows)
     cut = chance.randrange(len(rows) + 1)
     shares = [np.array(part).reshape(-1, table.shape[1]) for part in (rows[:cut], rows[cut:])]
-    assert from_limbs(sum(as_limbs(share) for share in shares)) == wanted
+    assert from_limbs(sum(to_limbs(share) for share in shares)) == wanted
 
 
 @pytest.mark.parametrize("value", [0.0, 5e-324, -5e-324, 2.2250738585072014e-308, 1.7976931348623157e308, -1 / 3])
 def test_one_number_comes_back_as_it_is(value):
-    assert from_limbs(as_limbs(np.array([[value]]))) == [value]
+    assert from_limbs(to_limbs(np.array([[value]]))) == [value]
 
 
 def test_what_cancels_leaves_the_small_ones_standing():
     table = np.array([[1e308], [1.0], [1e-300], [-1e308], [-1.0]])
-    assert from_limbs(as_limbs(table)) == sum_here(table) == [1e-300]
+    assert from_limbs(to_limbs(table)) == local_sum(table) == [1e-300]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_none_spoils_its_own_column_only(bad):
     table = np.array([[1.0, bad, 2.0], [1.0, 1.0, 2.0]])
-    for sums in (sum_here(table), from_limbs(as_limbs(table))):
+    for sums in (local_sum(table), from_limbs(to_limbs(table))):
         assert math.isnan(sums[1])
         assert (sums[0], sums[2]) == (2.0, 4.0)
 
 
 def test_thousands_of_lanes_overflow_nothing():
     table = np.full((2**14, 1), -1e304)
-    assert from_limbs(as_limbs(table)) == sum_here(table) == [-1e304 * 2**14]
+    assert from_limbs(to_limbs(table)) == local_sum(table) == [-1e304 * 2**14]
 
 
 def test_a_sum_that_no_double_can_hold_is_not_a_number():
     table = np.full((4, 1), 1.7e308)
-    assert all(math.isnan(sums[0]) for sums in (from_limbs(as_limbs(table)), sum_here(table)))
+    assert all(math.isnan(sums[0]) for sums in (from_limbs(to_limbs(table)), local_sum(table)))

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from lockstep.config import overlay
-from lockstep.nets import actor_critic
-from lockstep.protocols import Clock
+from lockstep.clock import TrainState
+from lockstep.config import apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.nn import actor_critic
 from lockstep.recipes.snake_ppo import SnakePPO
-from lockstep.runtime import Runtime
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,21 @@ from lockstep.runtime import Runtime
 def test_small_products_are_acted_with_in_full_and_large_ones_and_convolutions_in_half(
     kind, width, acts_in, monkeypatch
 ):
-    monkeypatch.setattr(actor_critic, "FEW_PRODUCTS", 50_000)
-    settings = {"task.size": 5, "task.num_envs": 4, "algo.horizon": 4, "algo.batch_size": 16, "run.precision": "bf16"}
-    recipe = overlay(SnakePPO(), settings | {"algo.encoder.kind": kind, "algo.encoder.width": (width,), "run.lanes": 1})
-    runtime = Runtime.alone(recipe.run)
+    monkeypatch.setattr(actor_critic, "BF16_MIN_MACS", 50_000)
+    settings = {
+        "task.size": 5,
+        "task.num_envs": 4,
+        "algo.rollout_steps": 4,
+        "algo.batch_size": 16,
+        "run.precision": "bf16",
+    }
+    recipe = apply_overrides(
+        SnakePPO(), settings | {"algo.encoder.kind": kind, "algo.encoder.hidden_sizes": (width,), "run.lanes": 1}
+    )
+    runtime = Runtime.single_process(recipe.run)
     ppo = recipe.algo.build(recipe.task.build(runtime.lanes, runtime.device), runtime)
     made_in = {}
     ppo.net.policy_head.register_forward_hook(lambda _, __, out: made_in.update({torch.is_grad_enabled(): out.dtype}))
-    ppo.collect(Clock(budget=64))
-    ppo.update(Clock(budget=64))
+    ppo.collect(TrainState(total_samples=64))
+    ppo.update(TrainState(total_samples=64))
     assert made_in == {False: acts_in, True: torch.bfloat16}

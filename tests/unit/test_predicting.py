@@ -13,8 +13,16 @@ from lockstep.cli import main
 def run(request, tmp_path_factory):
     """A smoke run of each kind."""
     place = tmp_path_factory.mktemp(request.param)
-    words = [f"run.dir={place}", "run.name=run", f"task.predict={request.param}", "run.device=cpu", "run.samples=480"]
-    assert main(["train", "cricket-gnn", "--smoke", "task.matches=60", "task.thin=16", *words]) == 0
+    words = [
+        f"run.runs_dir={place}",
+        "run.name=run",
+        f"task.target={request.param}",
+        "run.device=cpu",
+        "run.total_samples=480",
+    ]
+    assert (
+        main(["train", "cricket-gnn", "--smoke", "task.num_synthetic_matches=60", "task.train_stride=16", *words]) == 0
+    )
     return request.param, place / "run"
 
 
@@ -39,7 +47,7 @@ def test_eval_says_the_same_as_json_and_knows_other_splits(run, capsys):
 
 def test_eval_draws_pictures_on_request(run, tmp_path, capsys):
     kind, path = run
-    assert main(["eval", str(path), "--pictures", str(tmp_path / "pictures")]) == 0
+    assert main(["eval", str(path), "--plots", str(tmp_path / "pictures")]) == 0
     found = {file.name for file in (tmp_path / "pictures").iterdir()}
     assert found == {"error-by-over.png", "calibration.png"} | ({"match.png"} if kind == "win" else set())
     for file in (tmp_path / "pictures").iterdir():

@@ -13,9 +13,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lockstep import printable as module
-from lockstep.console import Console
-from lockstep.printable import make_errors_printable, printable, write_text
+from lockstep.io import printable as module
+from lockstep.io.printable import make_errors_printable, printable, write_text
+from lockstep.io.rich_console import PrintableConsole
 
 HOSTILE = {
     "escape": "a\x1b[2Jb",
@@ -57,7 +57,7 @@ def test_printable_json_stays_json():
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_console_prints_nothing_a_terminal_would_act_on(text, terminal):
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=terminal, color_system=None, width=60)
+    console = PrintableConsole(file=stream, force_terminal=terminal, color_system=None, width=60)
     console.print(text)
     console.print(Text(text), Panel(text, title=text))
     table = Table(title=text)
@@ -71,7 +71,7 @@ def test_console_prints_nothing_a_terminal_would_act_on(text, terminal):
 
 def test_console_markup_in_a_name_is_text():
     stream = io.StringIO()
-    console = Console(file=stream, width=60)
+    console = PrintableConsole(file=stream, width=60)
     console.print("[/b] [red]x [link=http://e]")
     with console.status("reading [/b]") as status:
         status.update("reading [/c]")
@@ -80,7 +80,7 @@ def test_console_markup_in_a_name_is_text():
 
 def test_console_live_panel_keeps_its_own_controls():
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=60)
+    console = PrintableConsole(file=stream, force_terminal=True, width=60)
     with Live(Text("a\x1b[2Jb"), console=console, auto_refresh=False) as live:
         live.update(Text("c\x1b[2Jd"), refresh=True)
     assert "\x1b[2J" not in stream.getvalue()

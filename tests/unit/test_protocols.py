@@ -10,30 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
+from lockstep.clock import TrainState
 from lockstep.config import RunConfig
-from lockstep.protocols import Clock, Metrics
-from lockstep.runtime import Runtime
+from lockstep.distributed import Runtime
+from lockstep.protocols import Metrics
 
 
 def pooled_means(metrics, lanes=2):
     """What a run would log."""
-    clock = Clock(budget=1)
-    clock.count(Runtime.alone(RunConfig(lanes=lanes)).reduce(metrics))
-    return clock.settle_metrics()
+    clock = TrainState(total_samples=1)
+    clock.accumulate(Runtime.single_process(RunConfig(lanes=lanes)).reduce_metrics(metrics))
+    return clock.flush_metrics()
 
 
 # ---------------------------------------------------------------------------------------------------------------- clock
 
 
 def test_a_clock_counts_samples_and_iterations():
-    clock = Clock(budget=100)
+    clock = TrainState(total_samples=100)
     clock.advance(30)
     clock.advance(40)
-    assert (clock.samples, clock.iteration, clock.step) == (70, 2, 40)
+    assert (clock.samples, clock.iteration, clock.last_iteration_samples) == (70, 2, 40)
 
 
 def test_progress_goes_from_nothing_to_one_and_no_further():
-    clock = Clock(budget=100)
+    clock = TrainState(total_samples=100)
     seen = [clock.progress]
     for _ in range(4):
         clock.advance(30)
@@ -42,58 +43,58 @@ def test_progress_goes_from_nothing_to_one_and_no_further():
 
 
 def test_a_clock_is_done_at_its_budget_or_beyond():
-    done = [Clock(budget=100, samples=samples).done for samples in (0, 99, 100, 101)]
+    done = [TrainState(total_samples=100, samples=samples).done for samples in (0, 99, 100, 101)]
     assert done == [False, False, True, True]
 
 
 def test_every_is_true_where_a_multiple_is_crossed_or_met():
-    clock, crossed = Clock(budget=100), []
+    clock, crossed = TrainState(total_samples=100), []
     for _ in range(10):
         clock.advance(7)
-        if clock.every(20):
+        if clock.crossed(20):
             crossed.append(clock.samples)
     assert crossed == [21, 42, 63]  # crossed 20, 40 and 60; an iteration that lands on one counts too
     clock.advance(10)
-    assert (clock.samples, clock.every(20)) == (80, True)
+    assert (clock.samples, clock.crossed(20)) == (80, True)
 
 
 def test_every_is_never_true_for_none_or_nothing():
-    clock = Clock(budget=100)
+    clock = TrainState(total_samples=100)
     clock.advance(50)
-    assert [clock.every(None), clock.every(0)] == [False, False]
+    assert [clock.crossed(None), clock.crossed(0)] == [False, False]
 
 
 def test_nothing_is_due_before_the_first_iteration():
-    assert not Clock(budget=100).every(1)
+    assert not TrainState(total_samples=100).crossed(1)
 
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 60))
 def test_every_multiple_is_noticed_exactly_once(steps, interval):
-    clock, noticed = Clock(budget=1), 0
+    clock, noticed = TrainState(total_samples=1), 0
     for step in steps:
         before = clock.samples
         clock.advance(step)
         wanted = any(sample % interval == 0 for sample in range(before + 1, clock.samples + 1))
-        assert clock.every(interval) == wanted
-        noticed += clock.every(interval)
+        assert clock.crossed(interval) == wanted
+        noticed += clock.crossed(interval)
     assert noticed <= sum(steps) // interval
     if all(step <= interval for step in steps):
         assert noticed == sum(steps) // interval
 
 
 def test_what_is_pending_becomes_a_mean_over_the_whole_interval():
-    clock = Clock(budget=1)
-    clock.count({"a": (1.0, 1.0), "b": (4.0, 2.0)})
-    clock.count({"a": (9.0, 3.0), "nothing": (0.0, 0.0)})
-    assert clock.settle_metrics() == {"a": 2.5, "b": 2.0}  # 10 over 4, not the mean of 1 and 3
+    clock = TrainState(total_samples=1)
+    clock.accumulate({"a": (1.0, 1.0), "b": (4.0, 2.0)})
+    clock.accumulate({"a": (9.0, 3.0), "nothing": (0.0, 0.0)})
+    assert clock.flush_metrics() == {"a": 2.5, "b": 2.0}  # 10 over 4, not the mean of 1 and 3
     assert clock.metrics == {"a": 2.5, "b": 2.0}
-    assert clock.settle_metrics() == {}
+    assert clock.flush_metrics() == {}
 
 
 def test_a_clock_is_plain_values_that_a_file_can_hold():
-    clock = Clock(budget=9, samples=3, evaluation={"return_mean": 1.5}, best=1.5)
-    clock.count({"a": (1.0, 2.0)})
-    assert Clock(**json.loads(json.dumps(dataclasses.asdict(clock)))) == clock
+    clock = TrainState(total_samples=9, samples=3, evaluation={"return_mean": 1.5}, best=1.5)
+    clock.accumulate({"a": (1.0, 2.0)})
+    assert TrainState(**json.loads(json.dumps(dataclasses.asdict(clock)))) == clock
 
 
 # -------------------------------------------------------------------------------------------------------------- metrics
@@ -101,53 +102,53 @@ def test_a_clock_is_plain_values_that_a_file_can_hold():
 
 def test_a_mean_weighs_lanes_by_what_they_counted():
     metrics = Metrics()
-    metrics.add("return", tensor([10.0, 1.0]), tensor([10, 1]))
-    metrics.add("return", tensor([0.0, 5.0]), tensor([0, 1]))
-    assert metrics.by_lane["return"].tolist() == [[10, 10], [6, 2]]
+    metrics.add_local("return", tensor([10.0, 1.0]), tensor([10, 1]))
+    metrics.add_local("return", tensor([0.0, 5.0]), tensor([0, 1]))
+    assert metrics.per_lane["return"].tolist() == [[10, 10], [6, 2]]
     assert pooled_means(metrics) == {"return": 16 / 12}
 
 
 def test_a_name_that_counted_nothing_is_left_out():
     metrics = Metrics()
-    metrics.add("return", tensor([0.0, 0.0]), tensor([0, 0]))
-    metrics.agree("loss", tensor(0.0), tensor(0.0))
-    metrics.agree("kl", tensor(0.0), tensor(2.0))
+    metrics.add_local("return", tensor([0.0, 0.0]), tensor([0, 0]))
+    metrics.add_global("loss", tensor(0.0), tensor(0.0))
+    metrics.add_global("kl", tensor(0.0), tensor(2.0))
     assert pooled_means(metrics) == {"kl": 0.0}
 
 
 def test_agreed_numbers_add_up_and_are_not_pooled_again():
     metrics = Metrics()
-    metrics.agree("kl", tensor(1.0), tensor(4))
-    metrics.agree("kl", tensor(3.0), tensor(4))
+    metrics.add_global("kl", tensor(1.0), tensor(4))
+    metrics.add_global("kl", tensor(3.0), tensor(4))
     assert pooled_means(metrics) == {"kl": 0.5}
 
 
 def test_the_latest_is_the_mean_of_the_newest_entry_alone():
     metrics = Metrics()
-    metrics.agree("kl", tensor(1.0), tensor(4))
-    metrics.agree("kl", tensor(3.0), tensor(4))
+    metrics.add_global("kl", tensor(1.0), tensor(4))
+    metrics.add_global("kl", tensor(3.0), tensor(4))
     assert metrics.latest("kl") == 0.75
     newer = Metrics()
-    newer.agree("kl", tensor(8.0), tensor(4))
+    newer.add_global("kl", tensor(8.0), tensor(4))
     metrics += newer
     assert metrics.latest("kl") == 2.0
     newer = Metrics()
-    newer.agree("loss", tensor(1.0), tensor(1))
+    newer.add_global("loss", tensor(1.0), tensor(1))
     metrics += newer
     assert metrics.latest("kl") == 2.0
 
 
 def test_the_latest_of_nothing_is_zero():
     metrics = Metrics()
-    metrics.agree("kl", tensor(0.0), tensor(0))
+    metrics.add_global("kl", tensor(0.0), tensor(0))
     assert metrics.latest("kl") == 0.0
 
 
 def test_under_a_group_names_change_and_numbers_do_not():
     metrics = Metrics()
-    metrics.add("return", tensor([1.0, 2.0]), tensor([1, 1]))
-    metrics.agree("kl", tensor(1.0), tensor(4))
-    grouped = metrics.under("train")
+    metrics.add_local("return", tensor([1.0, 2.0]), tensor([1, 1]))
+    metrics.add_global("kl", tensor(1.0), tensor(4))
+    grouped = metrics.with_prefix("train")
     assert pooled_means(grouped) == {"train/kl": 0.25, "train/return": 1.5}
     assert grouped.latest("train/kl") == 0.25
     assert pooled_means(metrics) == {"kl": 0.25, "return": 1.5}
@@ -163,37 +164,37 @@ def fill(rows):
     metrics = Metrics()
     for agreed, name, total, count, other in rows:
         if agreed:
-            metrics.agree(f"agreed {name}", tensor(float(total)), tensor(count))
+            metrics.add_global(f"agreed {name}", tensor(float(total)), tensor(count))
         else:
-            metrics.add(name, tensor([float(total), 1.0]), tensor([count, other]))
+            metrics.add_local(name, tensor([float(total), 1.0]), tensor([count, other]))
     return metrics
 
 
 @given(entries, entries)
 def test_adding_metrics_is_the_same_as_counting_everything_in_one_place(first, second):
     one, other = fill(first), fill(second)
-    untouched = {name: pair.clone() for name, pair in other.by_lane.items()}
+    untouched = {name: pair.clone() for name, pair in other.per_lane.items()}
     one += other
     whole = fill(first + second)
-    for mine, wanted in ((one.by_lane, whole.by_lane), (one.agreed, whole.agreed)):
+    for mine, wanted in ((one.per_lane, whole.per_lane), (one.global_sums, whole.global_sums)):
         assert mine.keys() == wanted.keys()
         assert all(torch.equal(mine[name], wanted[name]) for name in wanted)
-    assert all(one.latest(name) == whole.latest(name) for name in whole.agreed)
-    assert all(torch.equal(other.by_lane[name], pair) for name, pair in untouched.items())
+    assert all(one.latest(name) == whole.latest(name) for name in whole.global_sums)
+    assert all(torch.equal(other.per_lane[name], pair) for name, pair in untouched.items())
 
 
 def test_sums_are_kept_in_double_precision():
     metrics = Metrics()
     for _ in range(2):
-        metrics.add("steps", tensor([16_777_216.0, 1.0], dtype=torch.float32), tensor([1, 1]))
-    metrics.add("steps", tensor([1.0, 0.0]), tensor([0, 0]))
-    assert metrics.by_lane["steps"][0, 0] == 33_554_433
+        metrics.add_local("steps", tensor([16_777_216.0, 1.0], dtype=torch.float32), tensor([1, 1]))
+    metrics.add_local("steps", tensor([1.0, 0.0]), tensor([0, 0]))
+    assert metrics.per_lane["steps"][0, 0] == 33_554_433
 
 
 def test_the_best_score_is_kept_and_one_that_is_not_a_number_is_never_it():
-    clock = Clock(budget=1)
+    clock = TrainState(total_samples=1)
     scores = [math.nan, 1.0, math.nan, 0.5, 1.0, 2.0]
-    assert [clock.note_evaluation({"return_mean": score}) for score in scores] == [
+    assert [clock.record_evaluation({"return_mean": score}) for score in scores] == [
         False,
         True,
         False,

@@ -5,8 +5,8 @@ import torch
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.tasks.check import check
-from lockstep.tasks.recall import RecallConfig
+from lockstep.tasks.env_checker import check_env
+from lockstep.tasks.recall.env import RecallConfig
 
 
 def build(**settings):
@@ -14,13 +14,13 @@ def build(**settings):
 
 
 def test_it_keeps_the_contract_of_tasks():
-    assert check(RecallConfig(delay=3)) == []
+    assert check_env(RecallConfig(delay=3)) == []
 
 
 def test_the_cue_is_shown_once_and_the_right_answer_pays_when_it_is_asked_for():
-    env = build(delay=3, cues=4)
+    env = build(delay=3, num_cues=4)
     cue = env.reset()[:, :4].argmax(1)
-    assert env.observe().sum(1).eq(1).all()
+    assert env.observations().sum(1).eq(1).all()
     for _ in range(2):
         step = env.step(cue)
         assert not step.obs.any()
@@ -38,7 +38,7 @@ def test_the_cue_is_shown_once_and_the_right_answer_pays_when_it_is_asked_for():
 
 
 def test_cues_are_equally_likely():
-    env, counts = build(delay=1, cues=4, num_envs=64), torch.zeros(4)
+    env, counts = build(delay=1, num_cues=4, num_envs=64), torch.zeros(4)
     for _ in range(200):
         obs = env.step(torch.zeros(64, dtype=torch.int64)).obs
         counts += obs[:, :4].sum(0)
@@ -46,7 +46,7 @@ def test_cues_are_equally_likely():
     assert counts.sub(1600).abs().max() < 200  # 3.5 standard deviations is 121
 
 
-@pytest.mark.parametrize("settings", [{"delay": 0}, {"cues": 1}])
+@pytest.mark.parametrize("settings", [{"delay": 0}, {"num_cues": 1}])
 def test_settings_without_a_game_are_refused(settings):
     with pytest.raises(ConfigError):
         RecallConfig(**settings)

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from lockstep.config import ConfigError, overlay
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.distributed import Runtime
 from lockstep.metrics import Metrics
-from lockstep.protocols import Clock
-from lockstep.recipes import find_recipe
-from lockstep.runtime import Runtime
-from lockstep.speed.autoscale import autoscale
-from lockstep.trees import leaves, tree_map
+from lockstep.pytree import named_leaves, tree_map
+from lockstep.registry import find_recipe
+from lockstep.tools.bench.autoscale import autoscale
 
 
 class Agent:
@@ -17,12 +17,14 @@ class Agent:
 
     def __init__(self, hosting=None, settings=None):
         kind = find_recipe("gym-ppo-lstm")
-        recipe = overlay(overlay(kind(), kind.smoke), {"task.mask_velocity": True, "run.reduction": "exact"})
-        recipe = overlay(recipe, settings or {})
-        self.runtime = Runtime.alone(recipe.run, hosting=hosting)
+        recipe = apply_overrides(
+            apply_overrides(kind(), kind.smoke_overrides), {"task.mask_velocity": True, "run.reduction": "exact"}
+        )
+        recipe = apply_overrides(recipe, settings or {})
+        self.runtime = Runtime.single_process(recipe.run, hosting=hosting)
         self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
         self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = Clock(budget=recipe.run.samples)
+        self.clock = TrainState(total_samples=recipe.run.total_samples)
 
     def collect(self):
         self.algorithm.collect(self.clock)
@@ -34,10 +36,10 @@ class Agent:
 
 def ratios(algorithm):
     """What the network makes of the sequences of the last rollout, over what it made of its steps; [N]."""
-    rows = algorithm._in_sequences(algorithm._batch(Metrics()))
+    rows = algorithm._in_sequences(algorithm._prepare_batch(Metrics()))
     steps = {name: tree_map(lambda x: x.flatten(0, 1), part) for name, part in rows.items() if name != "memory"}
     outputs, value = algorithm.net(algorithm.normalizer(steps["obs"]), rows["memory"], rows["starts"])
-    log_prob, _ = algorithm.actions.judge(outputs, steps["action"])
+    log_prob, _ = algorithm.actions.log_prob_and_entropy(outputs, steps["action"])
     torch.testing.assert_close(value, steps["value"], atol=1e-5, rtol=1e-5)
     return (log_prob - steps["log_prob"]).exp()
 
@@ -45,13 +47,13 @@ def ratios(algorithm):
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("sequence", [1, 2, 8, 16, 32])
 def test_the_first_ratio_is_one_however_the_rollout_is_cut(kind, sequence):
-    agent = Agent(settings={"algo.sequence": sequence, "algo.batch_size": 256, "algo.memory.kind": kind})
+    agent = Agent(settings={"algo.bptt_steps": sequence, "algo.batch_size": 256, "algo.recurrent.kind": kind})
     agent.collect()
     agent.learn()
     agent.collect()  # the second begins in the middle of episodes
     ended = agent.algorithm.outcomes["terminated"]
     assert ended.any()
-    assert leaves(agent.algorithm.memories["memory"])["policy.hidden"][0].any()
+    assert named_leaves(agent.algorithm.memories["memory"])["policy.hidden"][0].any()
     assert ratios(agent.algorithm).sub(1).abs().max() < 1e-5
 
 
@@ -66,8 +68,8 @@ def test_another_memory_at_the_start_would_be_noticed():
 
 
 def test_an_episode_that_was_cut_off_goes_on_in_value_from_its_last_memory():
-    agent = Agent(settings={"task.kwargs": {"max_episode_steps": 5}})
-    step, seen, algorithm = agent.task.step, [agent.task.observe().clone()], agent.algorithm
+    agent = Agent(settings={"task.env_kwargs": {"max_episode_steps": 5}})
+    step, seen, algorithm = agent.task.step, [agent.task.observations().clone()], agent.algorithm
     lasts = []
 
     def watched(action):
@@ -79,16 +81,16 @@ def test_an_episode_that_was_cut_off_goes_on_in_value_from_its_last_memory():
     agent.task.step = watched
     agent.collect()
     assert algorithm.outcomes["truncated"][4].all()
-    memory = algorithm.net.initial_memory(agent.task.num_envs)
+    memory = algorithm.net.initial_state(agent.task.num_envs)
     with torch.no_grad():
         for obs in seen[:5]:
             _, _, memory = algorithm.net.step(obs, memory)
         expected = algorithm.net.value(lasts[4], memory)
-        forgotten = algorithm.net.value(lasts[4], algorithm.net.initial_memory(agent.task.num_envs))
-    torch.testing.assert_close(algorithm.cut_values[4], expected, atol=1e-6, rtol=1e-6)
+        forgotten = algorithm.net.value(lasts[4], algorithm.net.initial_state(agent.task.num_envs))
+    torch.testing.assert_close(algorithm.truncation_values[4], expected, atol=1e-6, rtol=1e-6)
     assert not torch.allclose(forgotten, expected)
     # And what follows it starts with nothing.
-    _, value, _ = algorithm.net.step(seen[5], algorithm.net.initial_memory(agent.task.num_envs))
+    _, value, _ = algorithm.net.step(seen[5], algorithm.net.initial_state(agent.task.num_envs))
     torch.testing.assert_close(algorithm.rollout["value"][5], value, atol=1e-6, rtol=1e-6)
 
 
@@ -112,24 +114,27 @@ def test_memory_follows_its_lane_to_another_process():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sequence": 5}, "sequence is 5, which does not divide a horizon of 32"),
-        ({"sequence": None, "batch_size": 128}, "8 lanes with sequences of 32 steps cannot share evenly.\nUse 256 or"),
+        ({"bptt_steps": 5}, "bptt_steps is 5, which does not divide a rollout_steps of 32"),
+        (
+            {"bptt_steps": None, "batch_size": 128},
+            "8 lanes with sequences of 32 steps cannot share evenly.\nUse 256 or",
+        ),
     ],
 )
 def test_sequences_that_do_not_divide_are_refused(settings, words):
     kind = find_recipe("gym-ppo-lstm")
-    recipe = overlay(overlay(kind(), kind.smoke), {"algo": settings})
+    recipe = apply_overrides(apply_overrides(kind(), kind.smoke_overrides), {"algo": settings})
     with pytest.raises(ConfigError, match=words):
-        recipe.algo.check(recipe.task, recipe.run)
+        recipe.algo.validate(recipe.task, recipe.run)
 
 
 def test_without_memory_the_length_of_sequences_means_nothing():
-    recipe = overlay(find_recipe("gym-ppo")(), {"algo.sequence": 7})
-    recipe.algo.check(recipe.task, recipe.run)
+    recipe = apply_overrides(find_recipe("gym-ppo")(), {"algo.bptt_steps": 7})
+    recipe.algo.validate(recipe.task, recipe.run)
 
 
 def test_numbers_that_must_fit_sequences_are_left_as_they_are():
     kind = find_recipe("gym-ppo-lstm")
-    choice = autoscale(overlay(kind(), kind.smoke), 1)
+    choice = autoscale(apply_overrides(kind(), kind.smoke_overrides), 1)
     assert choice.settings == {}
     assert "sequences" in choice.reasons[0]

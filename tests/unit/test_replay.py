@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.data.replay import Replay, outcome
+from lockstep.data.replay_buffer import Replay, outcome
 from lockstep.lanes import Lanes
-from lockstep.protocols import Rows, Step
+from lockstep.protocols import AppendOnlyTensor, Step
 
 LANES, ENVS = 4, 2
 
@@ -35,7 +35,7 @@ def filled(rows, steps, local=range(LANES), seed=0, **more):
 
 def plain(replay, lane):
     """A lane's state as it is loaded: tensors only."""
-    return {name: x.all() if isinstance(x, Rows) else x for name, x in replay.lane_state(lane).items()}
+    return {name: x.all() if isinstance(x, AppendOnlyTensor) else x for name, x in replay.lane_state(lane).items()}
 
 
 # -------------------------------------------------------------------------------------------------- writing and drawing

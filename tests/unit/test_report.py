@@ -13,15 +13,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.cli import main
-from lockstep.cli.prove import Proof, Row, record
+from lockstep.cli.prove import RunRecord, Verification, record
 from lockstep.config import ConfigError
-from lockstep.report import agreement, sections
-from lockstep.report.curves import SMALL, Curve, draw
-from lockstep.report.logs import read_log
-from lockstep.report.markup import Markup, tag, text
-from lockstep.report.page import Extras, write_page
-from lockstep.report.reading import differences, group, read_run, read_runs
-from lockstep.report.series import Mark, decades, figure, round_ticks, short, spread, thin, tick_words, trimmed, widened
+from lockstep.tools.report import consistency, sections
+from lockstep.tools.report.html import Markup, tag, text
+from lockstep.tools.report.metrics_log import read_log
+from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.run_data import differences, group, read_run, read_runs
+from lockstep.tools.report.series import (
+    Point,
+    band,
+    decades,
+    downsample,
+    figure,
+    round_ticks,
+    short,
+    tick_words,
+    trimmed,
+    widened,
+)
+from lockstep.tools.report.svg_chart import SMALL, Curve, draw
 from written_runs import CONFIG, line, lines, write_run
 
 EVIL = "<script>window.pwned=1</script>\"'><img src=x onerror=window.pwned=2>"
@@ -58,36 +69,40 @@ def run(tmp_path):
 
 
 def test_a_short_curve_is_drawn_as_it_is():
-    assert thin([1, 2], [5, 7], 2) == [Mark(1, 5, 5, 5), Mark(2, 7, 7, 7)]
+    assert downsample([1, 2], [5, 7], 2) == [Point(1, 5, 5, 5), Point(2, 7, 7, 7)]
 
 
 def test_a_long_curve_is_drawn_by_means_of_neighbours_that_keep_their_range():
-    assert thin([1, 2, 3, 4, 5], [0, 10, 4, 6, 9], 3) == [Mark(1.5, 5, 0, 10), Mark(3.5, 5, 4, 6), Mark(5, 9, 9, 9)]
+    assert downsample([1, 2, 3, 4, 5], [0, 10, 4, 6, 9], 3) == [
+        Point(1.5, 5, 0, 10),
+        Point(3.5, 5, 4, 6),
+        Point(5, 9, 9, 9),
+    ]
 
 
 @given(st.lists(st.floats(-1e50, 1e50), min_size=1, max_size=300), st.integers(1, 50))
 def test_thinning_loses_neither_the_lowest_nor_the_highest(values, limit):
-    marks = thin(range(len(values)), values, limit)
+    marks = downsample(range(len(values)), values, limit)
     assert len(marks) <= limit
     assert min(mark.low for mark in marks) == min(values)
     assert max(mark.high for mark in marks) == max(values)
 
 
 def test_seeds_come_to_their_mean_and_range_where_all_of_them_have_values():
-    one = thin([0, 10, 20], [0, 10, 20], 9)
-    other = thin([10, 30], [30, 50], 9)
+    one = downsample([0, 10, 20], [0, 10, 20], 9)
+    other = downsample([10, 30], [30, 50], 9)
     # Of the second, 40 at 20: half way from 30 to 50. Before 10 and after 20 one of them says nothing.
-    assert spread([one, other], 9) == [Mark(10, 20, 10, 30), Mark(20, 30, 20, 40)]
+    assert band([one, other], 9) == [Point(10, 20, 10, 30), Point(20, 30, 20, 40)]
 
 
 def test_seeds_that_never_meet_have_no_mean():
-    assert spread([thin([0, 1], [0, 1], 9), thin([2, 3], [2, 3], 9)], 9) == []
-    assert spread([[], thin([2, 3], [2, 3], 9)], 9) == []
+    assert band([downsample([0, 1], [0, 1], 9), downsample([2, 3], [2, 3], 9)], 9) == []
+    assert band([[], downsample([2, 3], [2, 3], 9)], 9) == []
 
 
 def test_the_mean_of_many_seeds_keeps_to_its_limit_and_to_both_ends():
-    curve = thin(range(100), range(100), 100)
-    marks = spread([curve, curve], 10)
+    curve = downsample(range(100), range(100), 100)
+    marks = band([curve, curve], 10)
     assert len(marks) == 10
     assert (marks[0].x, marks[-1].x) == (0, 99)
 
@@ -164,7 +179,7 @@ wild = st.floats(-1e100, 1e100)
 @given(st.lists(st.tuples(st.floats(0, 1e100), wild), min_size=1, max_size=30), st.booleans())
 def test_a_chart_of_any_numbers_has_places_that_a_browser_can_draw(places, log):
     places.sort()
-    marks = thin([x for x, _ in places], [y for _, y in places], 10)
+    marks = downsample([x for x, _ in places], [y for _, y in places], 10)
     svg = draw([Curve("a", marks, "c0"), Curve("b", marks[:1], "c1", behind=[marks])], "words", SMALL, log=log)
     assert not re.search(r"\b(nan|inf)", re.sub(r"<title>.*?</title>", "", svg, flags=re.S))
     for number in re.findall(r" (?:x|y|cx|cy|x1|x2|y1|y2|width)='([^']*)'", svg):
@@ -243,7 +258,7 @@ def test_who_trained_it_is_told_start_by_start(tmp_path):
     )
     run = read_run(write_run(tmp_path / "run", claims=claims), "run")
     assert [(start.generation, start.processes, start.begin) for start in run.starts] == [(1, 2, 0), (3, 3, 1000)]
-    words = " ".join(Page(agreement.starts([run])).texts)
+    words = " ".join(Page(consistency.starts([run])).texts)
     assert "2023-11-14 22:13" in words
     assert "went on from 1,000" in words
 
@@ -260,18 +275,18 @@ def test_claims_that_lead_round_in_circles_end(tmp_path):
         ({"processes": 2}, 0.0, "at the start"),
         ({"processes": 2}, None, "the log does not say"),
         ({"processes": 1}, None, "nobody to compare with"),
-        ({"processes": 2, "state": "failed", "why": "OutOfSync: they differ"}, 64.0, "they came apart"),
+        ({"processes": 2, "state": "failed", "why": "ReplicaMismatchError: they differ"}, 64.0, "they came apart"),
     ],
 )
 def test_a_report_says_what_the_run_checked_itself(tmp_path, status, last, words):
     told = [line(100, a=1.0) | ({} if last is None else {"sync/update": last})]
     run = read_run(write_run(tmp_path / "run", told, status=status), "run")
-    assert words in agreement.checks([run])
+    assert words in consistency.checks([run])
 
 
 def test_digests_are_counted(run):
     (run / "digests.jsonl").write_text(json.dumps({"samples": 1, "digests": {"a": "1", "b": "2"}}) + "\n")
-    assert "1 times, of 2 tensors" in agreement.checks([read_run(run, "run")])
+    assert "1 times, of 2 tensors" in consistency.checks([read_run(run, "run")])
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
@@ -310,7 +325,16 @@ def test_a_long_log_of_many_quantities_gives_a_small_file(tmp_path):
 def test_a_reference_lies_behind_the_evaluations_as_far_as_they_go(run, tmp_path):
     (tmp_path / "walker.csv").write_text("step,reward,seed\n0,10,1\n0,20,2\n9000,500,1\n9000,700,2\n90000,900,1\n")
     out = tmp_path / "r.html"
-    words = ["report", str(run), "--out", str(out), "--reference", str(tmp_path / "walker.csv"), "--per-sample", "2"]
+    words = [
+        "report",
+        str(run),
+        "--out",
+        str(out),
+        "--reference",
+        str(tmp_path / "walker.csv"),
+        "--reference-steps-per-sample",
+        "2",
+    ]
     assert main(words) == 0
     told = [words for words in Page(out.read_text()).texts if "walker: " in words]
     assert told
@@ -364,16 +388,19 @@ def proof(*hashes, **changes):
 
 
 def test_a_proofs_verdict_is_taken_from_its_hashes():
-    assert "One agent: 2 runs, one hash." in agreement.proof(proof("a" * 64, "a" * 64))
+    assert "One agent: 2 runs, one hash." in consistency.proof(proof("a" * 64, "a" * 64))
     for hashes in (("a" * 64, "b" * 64), ("a" * 64, ""), ()):
-        assert "Not one agent." in agreement.proof(proof(*hashes))
+        assert "Not one agent." in consistency.proof(proof(*hashes))
     for other in ({}, [], {"rows": 3, "recipe": "a"}, {"rows": ["x"], "recipe": "a"}):
-        assert "is not what lockstep prove --json writes" in agreement.proof(other)
+        assert "is not what lockstep prove --json writes" in consistency.proof(other)
 
 
 def test_what_prove_leaves_is_what_a_report_shows(run, tmp_path):
-    rows = [Row("1", "", "a" * 64, 1.0, run), Row("2 → 1", "process 0 killed in mid-iteration", "a" * 64, 2.0, run)]
-    told = record(Proof("mine/my_recipe.py", ["--smoke", "run.samples=64"], tmp_path, 0, None, rows))
+    rows = [
+        RunRecord("1", "", "a" * 64, 1.0, run),
+        RunRecord("2 → 1", "process 0 killed in mid-iteration", "a" * 64, 2.0, run),
+    ]
+    told = record(Verification("mine/my_recipe.py", ["--smoke", "run.total_samples=64"], tmp_path, 0, None, rows))
     (tmp_path / "proof.json").write_text(json.dumps(told))
     assert main(["report", str(run), "--proof", str(tmp_path / "proof.json"), "--out", str(tmp_path / "r.html")]) == 0
     words = " ".join(Page((tmp_path / "r.html").read_text()).texts)
@@ -388,8 +415,8 @@ def test_what_prove_leaves_is_what_a_report_shows(run, tmp_path):
     ):
         assert part in words
     assert told["verdict"] == "one agent"
-    rows[1] = Row("2", "", "", 1.0, run, "it failed")
-    assert record(Proof("r", [], tmp_path, 0, None, rows))["verdict"] == "not one agent"
+    rows[1] = RunRecord("2", "", "", 1.0, run, "it failed")
+    assert record(Verification("r", [], tmp_path, 0, None, rows))["verdict"] == "not one agent"
 
 
 # ----------------------------------------------------------------------------------------------------------- strangers
@@ -407,9 +434,14 @@ def test_strangers_words_stay_words_wherever_they_stand(tmp_path):
         "recipe": EVIL,
         "lockstep": EVIL,
         EVIL: EVIL,
-        "task": {"id": EVIL, EVIL: [EVIL], "names": [EVIL]},
+        "task": {"id": EVIL, EVIL: [EVIL], "tasks": [EVIL]},
     }
-    config["run"] = CONFIG["run"] | {"seed": EVIL, "reduction": EVIL, "check_every": EVIL, "samples": EVIL}
+    config["run"] = CONFIG["run"] | {
+        "seed": EVIL,
+        "reduction": EVIL,
+        "replica_check_every": EVIL,
+        "total_samples": EVIL,
+    }
     names = {f"{part}/{EVIL}": 1.5 for part in ("train", "eval", "rollout", "time")}
     told = [line(n, eval__return_mean=1.0, eval__return_std=EVIL, train__loss=EVIL) | names for n in (1, 2)]
     status = {"state": EVIL, "why": EVIL, "processes": EVIL, "job": EVIL}
@@ -489,7 +521,14 @@ def test_what_cannot_be_reported_is_said_in_words(run, tmp_path, capsys):
         ("report", str(run), "--bench", str(run / "config.yaml")): "is not json",
         ("report", str(run), "--gif", str(run / "config.yaml")): "is not a GIF",
         ("report", str(run), "--reference", str(no)): "cannot be read",
-        ("report", str(run), "--reference", str(no), "--per-sample", "0"): "--per-sample is 0",
+        (
+            "report",
+            str(run),
+            "--reference",
+            str(no),
+            "--reference-steps-per-sample",
+            "0",
+        ): "--reference-steps-per-sample is 0",
     }
     for words, told in cases.items():
         assert main(words) == 2, words
@@ -502,7 +541,7 @@ def test_a_report_needs_no_torch_and_no_matplotlib(run, tmp_path):
     code = f"""
 import sys
 from lockstep.cli import main
-from lockstep.cli.prove import Proof, Row, record
+from lockstep.cli.prove import Verification, RunRecord, record
 code = main(["report", {str(run)!r}, "--out", {str(tmp_path / "o.html")!r}])
 sys.exit(code or bool({{"torch", "matplotlib"}} & set(sys.modules)))
 """

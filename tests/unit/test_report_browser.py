@@ -5,8 +5,8 @@ import json
 import pytest
 
 from browser import NAMES, open_browser
-from lockstep.report.page import Extras, write_page
-from lockstep.report.reading import read_runs
+from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.run_data import read_runs
 from written_runs import CONFIG, line, write_run
 
 EVIL = "<script>window.pwned=1</script>\"'><img src=http://127.0.0.1:9/a onerror=window.pwned=2>"

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.data.rollout import Episodes, Rollout, minibatches, samples
-from lockstep.trees import copy_into
+from lockstep.data.rollout import EpisodeStatistics, Rollout, flatten_rollout, minibatches
+from lockstep.pytree import load_into
 
 sizes = st.integers(1, 4)
 
@@ -71,7 +71,7 @@ def test_a_step_without_one_of_its_names_is_refused():
 @given(sizes, sizes, sizes, st.lists(sizes, max_size=2))
 def test_a_lane_is_one_contiguous_block(lanes, horizon, envs, trailing):
     rollout, wanted = filled(lanes, horizon, envs, tuple(trailing))
-    flat = samples(rollout["obs"], lanes)
+    flat = flatten_rollout(rollout["obs"], lanes)
     assert flat.shape == (lanes * horizon * envs, *trailing)
     for lane, block in enumerate(flat.chunk(lanes)):
         assert block.is_contiguous()
@@ -80,9 +80,9 @@ def test_a_lane_is_one_contiguous_block(lanes, horizon, envs, trailing):
 
 def test_a_tree_becomes_samples_leaf_by_leaf():
     rollout, wanted = filled()
-    flat = samples({"obs": rollout["obs"], "inner": {"first": rollout["obs"][..., 0]}}, 2)
+    flat = flatten_rollout({"obs": rollout["obs"], "inner": {"first": rollout["obs"][..., 0]}}, 2)
     assert flat["obs"].shape == (24, 5)
-    assert torch.equal(flat["inner"]["first"], samples(wanted, 2)[:, 0])
+    assert torch.equal(flat["inner"]["first"], flatten_rollout(wanted, 2)[:, 0])
 
 
 def test_the_samples_of_a_lane_lie_the_same_whoever_hosts_it():
@@ -90,7 +90,7 @@ def test_the_samples_of_a_lane_lie_the_same_whoever_hosts_it():
     alone = Rollout(3)
     for step in range(3):
         alone.write(step, {"obs": rollout["obs"][step, 4:8]})
-    assert torch.equal(samples(alone["obs"], 1), samples(rollout["obs"], 3)[12:24])
+    assert torch.equal(flatten_rollout(alone["obs"], 1), flatten_rollout(rollout["obs"], 3)[12:24])
 
 
 @given(sizes, st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32))
@@ -107,7 +107,7 @@ def test_cutting_minibatches_is_indexing_lane_by_lane(lanes, count, size, seed):
 
 def test_a_permutation_cut_in_minibatches_takes_every_sample_once():
     rollout, _ = filled()
-    flat = samples(rollout["obs"], 2)
+    flat = flatten_rollout(rollout["obs"], 2)
     order = torch.stack([torch.randperm(12) for _ in range(2)])
     parts = list(minibatches(flat, order, 4))
     assert [part.shape for part in parts] == [(8, 5)] * 3
@@ -147,12 +147,12 @@ def play(seed, count, lanes=2, horizon=6, envs=3):
 
 
 def count(episodes, rewards, ended, **extras):
-    return episodes.count(rewards, ended, extras).by_lane
+    return episodes.count(rewards, ended, extras).per_lane
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_episodes_are_counted_once_also_when_they_reach_over_several_rollouts(seed, number):
-    rollouts, episodes = play(seed, number), Episodes(range(4, 6), 3)
+    rollouts, episodes = play(seed, number), EpisodeStatistics(range(4, 6), 3)
     for (rewards, ended), wanted in zip(rollouts, tally_slowly(rollouts), strict=True):
         found = count(episodes, rewards, ended)
         for lane, (total, length, ends) in enumerate(wanted):
@@ -163,7 +163,7 @@ def test_episodes_are_counted_once_also_when_they_reach_over_several_rollouts(se
 def test_two_episodes_of_one_environment_are_those_worked_by_hand():
     rewards = torch.tensor([1.0, 2, 4, 8]).view(4, 1)
     ended = torch.tensor([False, True, True, False]).view(4, 1)
-    episodes = Episodes(range(1), 1)
+    episodes = EpisodeStatistics(range(1), 1)
     found = count(episodes, rewards, ended)
     assert found["ep_return_mean"].tolist() == [[3 + 4, 2]]
     assert found["ep_length_mean"].tolist() == [[2 + 1, 2]]
@@ -173,7 +173,7 @@ def test_two_episodes_of_one_environment_are_those_worked_by_hand():
 def test_a_return_that_is_not_finite_does_not_hide_the_others():
     rewards = torch.tensor([math.nan, 2, 4, math.inf, 8]).view(5, 1)
     ended = torch.tensor([False, True, True, True, True]).view(5, 1)
-    found = count(Episodes(range(1), 1), rewards, ended, apples=torch.ones(5, 1))
+    found = count(EpisodeStatistics(range(1), 1), rewards, ended, apples=torch.ones(5, 1))
     assert found["ep_return_mean"].tolist() == [[4 + 8, 2]]
     assert found["ep_length_mean"].tolist() == [[2 + 1 + 1 + 1, 4]]
     assert found["ep_apples_mean"].tolist() == [[4, 4]]
@@ -182,23 +182,23 @@ def test_a_return_that_is_not_finite_does_not_hide_the_others():
 def test_what_a_task_counts_is_read_only_where_an_episode_ended():
     ended = torch.tensor([False, True, True, False]).view(4, 1)
     apples = torch.tensor([99.0, 2, 3, 99]).view(4, 1)
-    found = count(Episodes(range(1), 1), torch.zeros(4, 1), ended, apples=apples)
+    found = count(EpisodeStatistics(range(1), 1), torch.zeros(4, 1), ended, apples=apples)
     assert found["ep_apples_mean"].tolist() == [[5, 2]]
 
 
 def test_the_tally_leaves_the_rollout_alone():
     ((rewards, ended),) = play(0, 1)
     before = rewards.clone(), ended.clone()
-    count(Episodes(range(2), 3), rewards, ended)
+    count(EpisodeStatistics(range(2), 3), rewards, ended)
     assert torch.equal(rewards, before[0])
     assert torch.equal(ended, before[1])
 
 
 def test_episodes_under_way_go_on_after_a_restore_on_other_lanes():
-    (first, second), whole = play(7, 2), Episodes(range(2), 3)
+    (first, second), whole = play(7, 2), EpisodeStatistics(range(2), 3)
     count(whole, *first)
-    moved = Episodes(range(1, 2), 3)
-    copy_into(moved.state(1), {name: tensor.clone() for name, tensor in whole.state(1).items()}, "lane 1")
+    moved = EpisodeStatistics(range(1, 2), 3)
+    load_into(moved.state(1), {name: tensor.clone() for name, tensor in whole.state(1).items()}, "lane 1")
     wanted = count(whole, *second)
     found = count(moved, second[0][:, 3:], second[1][:, 3:])
     for name, table in found.items():
@@ -206,6 +206,6 @@ def test_episodes_under_way_go_on_after_a_restore_on_other_lanes():
 
 
 def test_the_state_of_a_lane_is_live():
-    episodes = Episodes(range(3, 5), 2)
+    episodes = EpisodeStatistics(range(3, 5), 2)
     episodes.state(4)["episode_returns"].fill_(7)
     assert episodes.returns.tolist() == [[0, 0], [7, 7]]

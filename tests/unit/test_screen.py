@@ -6,14 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.clock import TrainState
 from lockstep.config import RunConfig
-from lockstep.console import Console
-from lockstep.protocols import Clock
-from lockstep.recipes import find_recipe
-from lockstep.run.phrases import duration, evaluation_words, load_words, sparkline, speed_words, use_words
-from lockstep.run.screen import RETURN, Lines, LiveScreen, Snapshot, open_screen
-from lockstep.runtime import Runtime
-from lockstep.runtime.presence import Work
+from lockstep.distributed import Runtime
+from lockstep.distributed.heartbeat import UtilizationReport
+from lockstep.io.rich_console import PrintableConsole
+from lockstep.loggers.console import RETURN, LiveConsole, PlainConsole, Snapshot, open_screen
+from lockstep.loggers.formatting import (
+    format_duration,
+    format_evaluation,
+    format_resources,
+    format_speed,
+    format_utilization,
+    sparkline,
+)
+from lockstep.registry import find_recipe
 
 SPLIT = {"env": 0.2, "act": 0.3, "learn": 0.25, "reduce": 0.15, "other": 0.1}
 SCORES = {"return_mean": 1.25, "return_std": 0.5, "length_mean": 7.0, "apples_mean": 3.0, "episodes": 8.0}
@@ -21,7 +28,7 @@ SCORES = {"return_mean": 1.25, "return_std": 0.5, "length_mean": 7.0, "apples_me
 
 USE = {"process0_cpu_percent": 99.0, "process0_memory_gb": 0.75, "process1_cpu_percent": 90.0}
 USE |= {"process1_memory_gb": 0.75, "gpu0_memory_allocated_gb": 10.2, "gpu0_util_percent": 93.0}
-WORK = Work(loads={0: 0.9, 1: 0.8}, use=USE | {"gpu1_memory_allocated_gb": 9.8})
+WORK = UtilizationReport(utilization={0: 0.9, 1: 0.8}, resources=USE | {"gpu1_memory_allocated_gb": 9.8})
 
 
 def snapshot(value=2.5, speed=1000.0, checked=0, work=WORK):
@@ -31,9 +38,11 @@ def snapshot(value=2.5, speed=1000.0, checked=0, work=WORK):
 def captured(screen):
     """The screen, writing to a page of its own."""
     page = io.StringIO()
-    screen.console = Console(file=page, width=200, soft_wrap=True, highlight=False, color_system=None)
-    if isinstance(screen, LiveScreen):
-        screen.console = screen.live.console = Console(file=page, width=100, force_terminal=True, color_system=None)
+    screen.console = PrintableConsole(file=page, width=200, soft_wrap=True, highlight=False, color_system=None)
+    if isinstance(screen, LiveConsole):
+        screen.console = screen.live.console = PrintableConsole(
+            file=page, width=100, force_terminal=True, color_system=None
+        )
     return screen, page
 
 
@@ -93,15 +102,15 @@ def test_a_higher_value_never_has_a_lower_bar(values):
     ],
 )
 def test_a_duration_is_said_as_people_say_it(seconds, words):
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 # ---------------------------------------------------------------------------------------------------------------- lines
 
 
 def test_lines_say_where_a_run_stands():
-    screen, page = captured(Lines("snake-ppo · 2 processes", 2))
-    clock = Clock(budget=100_000, samples=40_000)
+    screen, page = captured(PlainConsole("snake-ppo · 2 processes", 2))
+    clock = TrainState(total_samples=100_000, samples=40_000)
     screen.start(clock)
     screen.show(clock, snapshot(checked=64))
     heading, line = page.getvalue().splitlines()
@@ -119,69 +128,69 @@ def test_lines_say_where_a_run_stands():
 
 def test_lines_claim_nothing_that_was_not_checked():
     for processes, checked in ((2, 0), (1, 64)):
-        screen, page = captured(Lines("heading", processes))
-        screen.show(Clock(budget=10), snapshot(checked=checked))
+        screen, page = captured(PlainConsole("heading", processes))
+        screen.show(TrainState(total_samples=10), snapshot(checked=checked))
         assert "in sync" not in page.getvalue()
 
 
 def test_lines_have_a_dash_for_a_return_that_is_not_known_yet():
-    screen, page = captured(Lines("heading", 1))
-    screen.show(Clock(budget=10), snapshot(value=None))
+    screen, page = captured(PlainConsole("heading", 1))
+    screen.show(TrainState(total_samples=10), snapshot(value=None))
     assert "return   -  " in page.getvalue()
 
 
 def test_lines_do_not_promise_a_time_before_now_when_a_run_overshoots():
-    screen, page = captured(Lines("heading", 1))
-    screen.show(Clock(budget=1000, samples=1024), snapshot(speed=1.0))
+    screen, page = captured(PlainConsole("heading", 1))
+    screen.show(TrainState(total_samples=1000, samples=1024), snapshot(speed=1.0))
     assert "eta 0 s" in page.getvalue()
 
 
 def test_lines_bear_a_run_that_stands_still():
-    screen, page = captured(Lines("heading", 1))
-    screen.show(Clock(budget=1000), snapshot(speed=0.0))
+    screen, page = captured(PlainConsole("heading", 1))
+    screen.show(TrainState(total_samples=1000), snapshot(speed=0.0))
     assert " 0/s" in page.getvalue()
 
 
 def test_lines_leave_brackets_alone():
-    screen, page = captured(Lines("runs/[red]a[/red]", 1))
-    screen.start(Clock(budget=1))
-    screen.note("Checkpoint [bold]x is damaged.")
+    screen, page = captured(PlainConsole("runs/[red]a[/red]", 1))
+    screen.start(TrainState(total_samples=1))
+    screen.message("Checkpoint [bold]x is damaged.")
     assert page.getvalue() == "runs/[red]a[/red]\nCheckpoint [bold]x is damaged.\n"
 
 
 def test_a_line_is_one_line_however_long(capsys):
-    Lines("x" * 500, 1).start(Clock(budget=1))
+    PlainConsole("x" * 500, 1).start(TrainState(total_samples=1))
     assert capsys.readouterr().out == "x" * 500 + "\n"
 
 
 def test_an_evaluation_is_told_with_what_the_task_counts_and_whether_it_is_the_best():
-    clock = Clock(budget=10, samples=5, evaluation=SCORES, best=1.25)
-    assert evaluation_words(clock) == "evaluation: return 1.25 ± 0.50, apples 3.00, 8 episodes, the best so far"
+    clock = TrainState(total_samples=10, samples=5, evaluation=SCORES, best=1.25)
+    assert format_evaluation(clock) == "evaluation: return 1.25 ± 0.50, apples 3.00, 8 episodes, the best so far"
     clock.best = 2.0
-    assert evaluation_words(clock).endswith("8 episodes, best 2.00")
-    screen, page = captured(Lines("heading", 1))
+    assert format_evaluation(clock).endswith("8 episodes, best 2.00")
+    screen, page = captured(PlainConsole("heading", 1))
     screen.evaluation(clock)
-    assert page.getvalue().strip() == f"5 {evaluation_words(clock)}"
+    assert page.getvalue().strip() == f"5 {format_evaluation(clock)}"
 
 
 # --------------------------------------------------------------------------------------------------------- which screen
 
 
 def test_lines_tell_what_the_task_counts_and_wins_as_a_part_of_the_trades():
-    screen, page = captured(Lines("heading", 2))
+    screen, page = captured(PlainConsole("heading", 2))
     counts = {"trades": 4.0, "wins": 1.0, "open": 0.5}
     metrics = {RETURN: 1.0, "rollout/ep_length_mean": 9.0, "train/kl": 0.1}
     metrics |= {f"rollout/ep_{name}_mean": value for name, value in counts.items()}
-    screen.show(Clock(budget=10, samples=5), Snapshot(metrics, 1.0, SPLIT, 0))
+    screen.show(TrainState(total_samples=10, samples=5), Snapshot(metrics, 1.0, SPLIT, 0))
     assert "trades 4.00, open 0.50, win rate 25%" in page.getvalue()
     assert "kl" not in page.getvalue()
     assert "length" not in page.getvalue()
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveScreen), (False, Lines)])
+@pytest.mark.parametrize(("terminal", "kind"), [(True, LiveConsole), (False, PlainConsole)])
 def test_a_terminal_gets_a_live_screen_and_a_file_gets_lines(monkeypatch, tmp_path, terminal, kind):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    screen = open_screen(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.alone(RunConfig()))
+    screen = open_screen(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.single_process(RunConfig()))
     assert type(screen) is kind
     assert screen.heading.startswith("snake-ppo · 1 process · cpu · fast")
     assert str(tmp_path / "a") == (screen.path if terminal else screen.heading.rpartition(" · ")[2])
@@ -191,19 +200,19 @@ def test_the_losses_of_several_networks_are_told():
     metrics = {"rollout/ep_score_mean": 3.0, "rollout/ep_level_mean": 2.0, "train/critic/loss": 0.51234}
     metrics |= {"train/actor/loss": -1.5, "train/loss": 9.0, "train/critic/value": 8.0}
     entry = Snapshot(metrics, 1000.0, SPLIT, 0)
-    lines, page = captured(Lines("team", 1))
-    lines.show(Clock(budget=100, samples=10), entry)
+    lines, page = captured(PlainConsole("team", 1))
+    lines.show(TrainState(total_samples=100, samples=10), entry)
     assert "score 3.00, level 2.00, critic loss 0.5123, actor loss -1.5\n" in page.getvalue()
-    live, page = captured(LiveScreen("team", "runs/team", 1))
-    live.start(Clock(budget=100, samples=10))
-    live.show(Clock(budget=100, samples=10), entry)
+    live, page = captured(LiveConsole("team", "runs/team", 1))
+    live.start(TrainState(total_samples=100, samples=10))
+    live.show(TrainState(total_samples=100, samples=10), entry)
     live.stop()
     assert "critic loss 0.5123, actor loss -1.5" in page.getvalue()
 
 
 def test_the_live_screen_shows_the_same_numbers():
-    screen, page = captured(LiveScreen("heading", "runs/a", 2))
-    clock = Clock(budget=100_000, samples=40_000, evaluation=SCORES, best=1.25)
+    screen, page = captured(LiveConsole("heading", "runs/a", 2))
+    clock = TrainState(total_samples=100_000, samples=40_000, evaluation=SCORES, best=1.25)
     screen.start(clock)
     assert "the first iteration is under way" in page.getvalue()
     for value in (1.0, float("nan"), 2.5):
@@ -226,42 +235,44 @@ def test_the_live_screen_shows_the_same_numbers():
 
 def test_lines_that_a_full_disk_does_not_take_end_no_run():
     full = open("/dev/full", "w")  # noqa: SIM115 - closing it would try to write once more
-    lines = Lines("heading", 1)
-    lines.console = Console(file=full)
+    lines = PlainConsole("heading", 1)
+    lines.console = PrintableConsole(file=full)
     with pytest.raises(OSError, match="No space left"):
         lines.console.print("seen to fail")
-    lines.start(Clock(budget=1))
-    lines.note("a sentence")
+    lines.start(TrainState(total_samples=1))
+    lines.message("a sentence")
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
 
 
 def test_the_speed_up_is_the_work_of_all_in_which_nobody_waited():
-    assert speed_words(1234.4, {}) == "1,234 steps/s"
-    assert speed_words(1234.4, {0: 1.0}) == "1,234 steps/s"  # one process is no times faster than itself
-    assert speed_words(1234.4, {0: 0.95, 1: 0.85}) == "1,234 steps/s · 1.8x one process"
+    assert format_speed(1234.4, {}) == "1,234 steps/s"
+    assert format_speed(1234.4, {0: 1.0}) == "1,234 steps/s"  # one process is no times faster than itself
+    assert format_speed(1234.4, {0: 0.95, 1: 0.85}) == "1,234 steps/s · 1.8x one process"
 
 
 def test_few_loads_are_told_one_by_one_and_of_many_the_least():
-    assert load_words({}) == ""
-    assert load_words({0: 1.0, 1: 0.5}) == "0: 100% · 1: 50%"
-    many = load_words({process: 0.5 if process == 7 else 1.0 for process in range(100)})
+    assert format_utilization({}) == ""
+    assert format_utilization({0: 1.0, 1: 0.5}) == "0: 100% · 1: 50%"
+    many = format_utilization({process: 0.5 if process == 7 else 1.0 for process in range(100)})
     assert many.startswith("███████▅") or many.startswith("███████▄")
     assert many.endswith("median 100%, least 50% (process 7)")
     assert len(many) < 110
 
 
 def test_what_is_not_known_of_a_machine_is_not_told():
-    assert use_words({}) == {}
-    assert use_words({"gpu3_memory_allocated_gb": 1.0}) == {"gpu": "3: 1.0 GB"}
+    assert format_resources({}) == {}
+    assert format_resources({"gpu3_memory_allocated_gb": 1.0}) == {"gpu": "3: 1.0 GB"}
 
 
 def test_nothing_is_cut_in_a_narrow_terminal():
-    screen = LiveScreen("heading", "runs/" + "long-name-" * 12, 2)
+    screen = LiveConsole("heading", "runs/" + "long-name-" * 12, 2)
     page = io.StringIO()
-    console = screen.console = screen.live.console = Console(file=page, width=80, force_terminal=True)
-    clock = Clock(budget=100_000, samples=40_000, evaluation=SCORES | {"level_mean": 3.0, "score_mean": 2.0}, best=1.25)
+    console = screen.console = screen.live.console = PrintableConsole(file=page, width=80, force_terminal=True)
+    clock = TrainState(
+        total_samples=100_000, samples=40_000, evaluation=SCORES | {"level_mean": 3.0, "score_mean": 2.0}, best=1.25
+    )
     screen.start(clock)
     for value in range(100):
         screen.show(clock, snapshot(float(value), checked=64))
@@ -269,5 +280,8 @@ def test_nothing_is_cut_in_a_narrow_terminal():
     screen.stop()
     shown = page.getvalue()
     assert "…" not in shown
-    assert max(len(line) for line in Console(file=io.StringIO(), width=80).render_str(shown).plain.splitlines()) < 400
+    assert (
+        max(len(line) for line in PrintableConsole(file=io.StringIO(), width=80).render_str(shown).plain.splitlines())
+        < 400
+    )
     assert "".join("long-name-" * 12)[-20:] in shown.replace("\n", "").replace("│", "").replace(" ", "")

@@ -9,14 +9,14 @@ import shutil
 import pytest
 import torch
 
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import incremental
+from lockstep.checkpoint.format import CorruptCheckpointError, hash_checkpoint, verify
+from lockstep.checkpoint.incremental import IncrementalState
+from lockstep.checkpoint.lineage import find, lineage
+from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.config import ConfigError
-from lockstep.protocols import Rows
-from lockstep.run import format as form
-from lockstep.run import segments
-from lockstep.run.checkpoints import Checkpoints
-from lockstep.run.format import Damaged, hash_checkpoint, verify
-from lockstep.run.lineage import find, lineage
-from lockstep.run.segments import Segments
+from lockstep.protocols import AppendOnlyTensor
 from manifests import sealed
 from recorder import ITERATION, LANES, record
 from tiny import hash_of
@@ -53,7 +53,7 @@ def test_a_save_writes_what_was_added_and_links_what_is_still_there(whole):
     ]
     files = {}
     for checkpoint in checkpoints(whole):
-        for path in checkpoint.glob("rows-*"):
+        for path in checkpoint.glob("replay-*"):
             files.setdefault(path.name, set()).add(path.stat().st_ino)
     assert all(len(inodes) == 1 for inodes in files.values())  # one file each, under several names
     assert len(files) == 12  # each segment and its parity
@@ -63,7 +63,7 @@ def test_a_lane_is_restored_with_the_rows_that_are_still_there(whole):
     newest = checkpoints(whole)[-1]
     values, files = form.read_values(newest), verify(newest)["files"]
     assert values["rows"] == [14, 24]
-    lane = form.split(form.read_lane(newest, 3, files, values["rows"]), "algorithm")
+    lane = form.strip_prefix(form.read_lane(newest, 3, files, values["rows"]), "algorithm")
     assert lane["replay.action"].shape == (10, 2)
     assert int(lane["replay.written"]) == 24
 
@@ -103,9 +103,9 @@ def change(checkpoint, name, tensors):
 
 
 def test_before_anything_has_grown_a_checkpoint_says_what_will(tmp_path):
-    grown = {"lane-0000.a": Rows(0, 0, lambda start, stop: torch.zeros(0, 2))}
-    taken = Segments()
-    taken.take(grown, range(1))
+    grown = {"lane-0000.a": AppendOnlyTensor(0, 0, lambda start, stop: torch.zeros(0, 2))}
+    taken = IncrementalState()
+    taken.stage(grown, range(1))
     name, parity = taken.write(tmp_path)
     assert parity == form.parity_file(name)
     assert form.rows_of(name) == range(0)
@@ -117,7 +117,7 @@ def test_before_anything_has_grown_a_checkpoint_says_what_will(tmp_path):
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 5])
 def test_a_resumed_run_links_what_the_one_before_it_wrote_and_is_the_same_run(whole, tmp_path, iterations):
-    path = record(tmp_path, samples=iterations * ITERATION)
+    path = record(tmp_path, total_samples=iterations * ITERATION)
     before = spans(checkpoints(path)[-1])
     record(tmp_path, resume=True)
     assert hash_of(path) == hash_of(whole)
@@ -126,7 +126,7 @@ def test_a_resumed_run_links_what_the_one_before_it_wrote_and_is_the_same_run(wh
 
 
 def test_segments_are_merged_now_and_then_and_the_run_stays_the_same(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(segments, "MERGE", 3)
+    monkeypatch.setattr(incremental, "MERGE", 3)
     path = record(tmp_path)
     assert hash_of(path) == hash_of(whole)
     assert [spans(checkpoint) for checkpoint in checkpoints(path)] == [
@@ -146,22 +146,22 @@ def test_where_the_disk_has_no_links_files_are_copied(whole, tmp_path, monkeypat
     monkeypatch.setattr(os, "link", refused)
     path = record(tmp_path)
     assert hash_of(path) == hash_of(whole)
-    assert all(file.stat().st_nlink == 1 for file in path.rglob("rows-*"))
+    assert all(file.stat().st_nlink == 1 for file in path.rglob("replay-*"))
 
 
 def test_a_save_that_finds_nothing_to_link_is_given_up_and_the_next_writes_all_anew(
     whole, tmp_path, monkeypatch, caplog
 ):
-    save = Checkpoints.save
+    save = CheckpointManager.save
 
     def losing(self, algorithm, task, clock, **more):
         save(self, algorithm, task, clock, **more)
         self.wait()
         if clock.iteration == 2:
-            for path in (self.directory / str(self._whole)).glob("rows-*"):
+            for path in (self.directory / str(self._last_complete)).glob("replay-*"):
                 path.unlink()
 
-    monkeypatch.setattr(Checkpoints, "save", losing)
+    monkeypatch.setattr(CheckpointManager, "save", losing)
     with caplog.at_level(logging.WARNING):
         path = record(tmp_path)
     assert "could not be written" in caplog.text
@@ -173,23 +173,26 @@ def test_a_save_that_finds_nothing_to_link_is_given_up_and_the_next_writes_all_a
 
 
 def test_a_save_that_the_disk_does_not_take_leaves_what_is_to_be_written_to_the_next(whole, tmp_path, monkeypatch):
-    write = segments.write_tensor_file
+    write = incremental.write_tensor_file
 
     def full(path, tensors, parity):
-        if "rows-" in path.name and "-000000000012" in path.name.removesuffix(".safetensors")[-13:]:
+        if "replay-" in path.name and "-000000000012" in path.name.removesuffix(".safetensors")[-13:]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, tensors, parity)
 
-    monkeypatch.setattr(segments, "write_tensor_file", full)
+    monkeypatch.setattr(incremental, "write_tensor_file", full)
     path = record(tmp_path)
     assert [spans(checkpoint) for checkpoint in checkpoints(path)][2] == [(4, 8), (8, 16)]
     assert hash_of(path) == hash_of(whole)
 
 
 def test_rows_that_do_not_grow_in_step_are_refused():
-    grown = {name: Rows(0, stop, lambda start, stop: torch.zeros(stop - start)) for name, stop in (("a", 3), ("b", 4))}
+    grown = {
+        name: AppendOnlyTensor(0, stop, lambda start, stop: torch.zeros(stop - start))
+        for name, stop in (("a", 3), ("b", 4))
+    }
     with pytest.raises(ValueError, match="must grow in step"):
-        Segments().take(grown, range(1))
+        IncrementalState().stage(grown, range(1))
 
 
 # --------------------------------------------------------------------------------------------------------------- damage
@@ -200,13 +203,13 @@ def damaged(whole, tmp_path):
     """A copy of the run without links in it, its newest checkpoint, and one of its segments."""
     path = shutil.copytree(whole, tmp_path / "run")
     newest = checkpoints(path)[-1]
-    return path, newest, sorted(newest.glob("rows-*.safetensors"))[1]
+    return path, newest, sorted(newest.glob("replay-*.safetensors"))[1]
 
 
 def test_a_missing_segment_is_damage_and_the_checkpoint_before_is_used(damaged):
     path, newest, segment = damaged
     segment.unlink()
-    with pytest.raises(Damaged, match=f"{segment.name} is missing"):
+    with pytest.raises(CorruptCheckpointError, match=f"{segment.name} is missing"):
         verify(newest)
     assert find(path / "checkpoints")[0].samples == 5 * ITERATION
 
@@ -217,7 +220,7 @@ def test_a_changed_byte_in_a_segment_is_damage(damaged):
     content[-1] ^= 1
     segment.write_bytes(content)
     segment.with_suffix(".parity").unlink()  # which would repair it
-    with pytest.raises(Damaged, match="its SHA-256 differs"):
+    with pytest.raises(CorruptCheckpointError, match="its SHA-256 differs"):
         verify(newest)
 
 
@@ -227,7 +230,7 @@ def test_a_manifest_that_leaves_a_segment_out_is_damage(damaged, missing):
     manifest = json.loads((newest / form.MANIFEST).read_text())
     manifest["files"].pop(sorted(name for name in manifest["files"] if form.rows_of(name))[missing])
     (newest / form.MANIFEST).write_text(sealed(manifest))
-    with pytest.raises(Damaged, match="lists no files for rows 14 to 24 of lane 0"):
+    with pytest.raises(CorruptCheckpointError, match="lists no files for rows 14 to 24 of lane 0"):
         verify(newest)
 
 
@@ -238,7 +241,7 @@ def test_values_that_say_other_rows_are_damage(damaged, rows):
     manifest = json.loads((newest / form.MANIFEST).read_text())
     manifest["files"][form.VALUES] = form.write_json(newest / form.VALUES, values)
     (newest / form.MANIFEST).write_text(sealed(manifest))
-    with pytest.raises(Damaged, match="rows"):
+    with pytest.raises(CorruptCheckpointError, match="rows"):
         verify(newest)
 
 
@@ -262,12 +265,12 @@ def test_segments_that_are_none_of_this_runs_are_refused_in_words(damaged, edit,
     edit(tensors)
     change(newest, segment.name, tensors)
     with pytest.raises(ConfigError) as refused:
-        record(path.parent, resume=True, samples=7 * ITERATION)
+        record(path.parent, resume=True, total_samples=7 * ITERATION)
     assert sentence in str(refused.value)
 
 
 def test_a_lane_that_no_segment_holds_is_damage(whole):
     newest = checkpoints(whole)[-1]
     files = verify(newest)["files"]
-    with pytest.raises(Damaged, match=f"lists no files for rows 14 to 24 of lane {LANES}"):
+    with pytest.raises(CorruptCheckpointError, match=f"lists no files for rows 14 to 24 of lane {LANES}"):
         form.segments(newest, files, LANES, [14, 24])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.tasks.snake import SnakeConfig
-from lockstep.tasks.snake_board import BODY, COLUMN_STEP, DOWN, FOOD, HEAD, LEFT, RIGHT, ROW_STEP, UP
+from lockstep.tasks.snake.board import BODY, COLUMN_STEP, DOWN, FOOD, HEAD, LEFT, RIGHT, ROW_STEP, UP
+from lockstep.tasks.snake.env import SnakeConfig
 
 CPU = torch.device("cpu")
 SETTINGS = {}
@@ -85,7 +85,7 @@ def play_one_game_each(env, player):
     while waiting.any():
         step = env.step(torch.tensor([player(board) for board in obs]))
         now = waiting & (step.terminated | step.truncated)
-        results = [step.episode["apples"], step.episode["full"], step.terminated, step.truncated]
+        results = [step.episode_info["apples"], step.episode_info["full"], step.terminated, step.truncated]
         outcome[:, now] = torch.stack([result.float() for result in results])[:, now]
         waiting &= ~now
         obs = step.obs
@@ -105,8 +105,8 @@ def record(env, actions):
                 "terminated": step.terminated.clone(),
                 "truncated": step.truncated.clone(),
                 "final_obs": step.final_obs * ended[:, None, None, None],
-                "apples": step.episode["apples"] * ended,
-                "full": step.episode["full"] * ended,
+                "apples": step.episode_info["apples"] * ended,
+                "full": step.episode_info["full"] * ended,
             }
         )
     return {name: torch.stack([step[name] for step in seen]) for name in seen[0]}  # [T, B, ...]
@@ -186,7 +186,7 @@ def test_running_into_oneself_kills():
     step = act(arrange(snake, apple=(5, 5), heading=LEFT), UP)
     assert step.terminated[0]
     assert step.reward[0].item() == pytest.approx(-1.01)
-    assert step.episode["full"][0] == 0
+    assert step.episode_info["full"][0] == 0
 
 
 def test_the_cell_the_tail_is_leaving_is_free_to_enter():
@@ -213,7 +213,7 @@ def test_a_step_that_only_moves_costs_the_step():
 
 
 def test_rewards_are_the_ones_configured():
-    rewards = {"food": 5.0, "death": -3.0, "step": 0.5}
+    rewards = {"food_reward": 5.0, "death_reward": -3.0, "step_reward": 0.5}
     assert act(arrange([(2, 1), (2, 2)], (2, 3), RIGHT, **rewards), RIGHT).reward[0] == 5.5
     assert act(arrange([(2, 4), (2, 5)], (0, 0), RIGHT, **rewards), RIGHT).reward[0] == -2.5
     assert act(arrange([(2, 1), (2, 2)], (0, 0), RIGHT, **rewards), RIGHT).reward[0] == 0.5
@@ -226,15 +226,15 @@ def test_eating_the_last_free_cell_wins():
     assert step.terminated[0]
     assert not step.truncated[0]
     assert step.reward[0].item() == pytest.approx(0.99)
-    assert step.episode["full"][0] == 1
-    assert step.episode["apples"][0] == 16 - 3
+    assert step.episode_info["full"][0] == 1
+    assert step.episode_info["apples"][0] == 16 - 3
     assert step.final_obs[0, BODY].all()
     assert not step.final_obs[0, FOOD].any()
     assert step.obs[0, BODY].sum() == 3  # and the next episode has begun
 
 
 def test_hunger_truncates_and_the_last_board_is_the_final_observation():
-    env = arrange([(1, 1), (1, 2), (2, 2), (2, 1)], apple=(5, 5), heading=LEFT, hunger=3)
+    env = arrange([(1, 1), (1, 2), (2, 2), (2, 1)], apple=(5, 5), heading=LEFT, max_steps_without_food=3)
     for action in (UP, RIGHT):
         assert not act(env, action).truncated[0]
     step = act(env, DOWN)
@@ -247,12 +247,12 @@ def test_hunger_truncates_and_the_last_board_is_the_final_observation():
 
 
 def test_food_in_the_last_moment_stills_the_hunger():
-    step = act(arrange([(2, 1), (2, 2)], apple=(2, 3), heading=RIGHT, hungry=9, hunger=10), RIGHT)
+    step = act(arrange([(2, 1), (2, 2)], apple=(2, 3), heading=RIGHT, hungry=9, max_steps_without_food=10), RIGHT)
     assert not step.truncated[0]
 
 
 def test_dying_of_a_wall_at_the_limit_is_a_death_and_no_truncation():
-    step = act(arrange([(2, 4), (2, 5)], apple=(0, 0), heading=RIGHT, hungry=10, hunger=10), RIGHT)
+    step = act(arrange([(2, 4), (2, 5)], apple=(0, 0), heading=RIGHT, hungry=10, max_steps_without_food=10), RIGHT)
     assert step.terminated[0]
     assert not step.truncated[0]
 
@@ -268,7 +268,7 @@ def test_without_a_setting_hunger_allows_twice_the_cells():
 
 def test_food_is_uniform_over_the_free_cells():
     size, episodes = 5, 600
-    env = build(64, size=size, hunger=1)  # every step begins an episode
+    env = build(64, size=size, max_steps_without_food=1)  # every step begins an episode
     counts = torch.zeros(size, size)
     for _ in range(episodes):
         counts += act_all(env, UP).obs[:, FOOD].sum(dim=0)
@@ -280,7 +280,7 @@ def test_food_is_uniform_over_the_free_cells():
 
 def test_boards_seeds_and_episodes_each_have_food_of_their_own():
     def foods(seed):
-        env = build(4, lanes=2, seed=seed, hunger=1)
+        env = build(4, lanes=2, seed=seed, max_steps_without_food=1)
         return torch.stack([act_all(env, UP).obs[:, FOOD].clone() for _ in range(8)], dim=1)  # [B, episodes, G, G]
 
     games = [*foods(seed=0), *foods(seed=1)]
@@ -336,7 +336,7 @@ def test_episodes_report_their_apples():
         step = env.step(torch.tensor([greedy(board) for board in obs]))
         eaten += step.reward > 0
         ended = step.terminated | step.truncated
-        assert torch.equal(step.episode["apples"][ended], eaten[ended])
+        assert torch.equal(step.episode_info["apples"][ended], eaten[ended])
         eaten[ended] = 0
         obs, checked = step.obs, checked + int(ended.sum())
     assert checked > 16
@@ -346,7 +346,7 @@ def test_a_step_lies_in_the_memory_of_the_boards_and_inside_the_spaces(backend):
     env = build(8)
     obs, first = env.reset(), act_all(env, UP)
     second = act_all(env, LEFT)
-    assert obs is first.obs is second.obs is env.observe()
+    assert obs is first.obs is second.obs is env.observations()
     assert (first.reward is second.reward) is (backend == "numba")
     assert env.observation_space.contains(second.obs[0].numpy())
     assert env.action_space.n == 4
@@ -371,11 +371,11 @@ def test_actions_that_are_none_are_refused_in_words(action):
 @numba_alone
 @pytest.mark.parametrize("hunger", [3, 6])
 def test_a_step_says_without_being_asked_whether_any_game_was_cut_off(hunger):
-    env, told = build(4, size=5, hunger=hunger), []
+    env, told = build(4, size=5, max_steps_without_food=hunger), []
     for action in random_actions(3000, 4):
         step = env.step(action)
-        assert step.cut is bool(step.truncated.any())
-        told.append(step.cut)
+        assert step.any_truncated is bool(step.truncated.any())
+        told.append(step.any_truncated)
     assert 50 < sum(told) < 2950  # both were seen
 
 
@@ -389,7 +389,7 @@ def test_actions_that_are_none_leave_every_board_as_it_was(action):
     with pytest.raises(ValueError, match="Give each of the 4 boards"):
         env.step(torch.tensor(action))
     assert_same(env.lane_state(0), undisturbed.lane_state(0))
-    assert torch.equal(env.observe(), undisturbed.observe())
+    assert torch.equal(env.observations(), undisturbed.observations())
     assert_same(record(env, random_actions(20, 4, seed=1)), record(undisturbed, random_actions(20, 4, seed=1)))
 
 
@@ -439,7 +439,7 @@ def test_a_lane_saved_and_loaded_is_the_same_lane():
     for lane in range(8):
         other.load_lane_state(lane, env.lane_state(lane))
         assert_same(env.lane_state(lane), other.lane_state(lane))
-    assert torch.equal(env.observe(), other.observe())
+    assert torch.equal(env.observations(), other.observations())
     assert env.shared_state() == {}
 
 
@@ -451,7 +451,7 @@ def test_the_state_of_another_size_is_refused():
 # --------------------------------------------------------------------------------------------------------- the settings
 
 
-@pytest.mark.parametrize("wrong", [{"size": 3}, {"hunger": 0}])
+@pytest.mark.parametrize("wrong", [{"size": 3}, {"max_steps_without_food": 0}])
 def test_impossible_settings_are_refused(wrong):
     with pytest.raises(ConfigError, match="Use"):
         SnakeConfig(**wrong)
@@ -499,7 +499,7 @@ def test_following_a_cycle_over_all_cells_fills_the_board():
 
 
 def test_text_shows_the_board():
-    assert arrange([(1, 0), (1, 1), (2, 1)], apple=(3, 3), heading=DOWN, size=4).text(0).splitlines() == [
+    assert arrange([(1, 0), (1, 1), (2, 1)], apple=(3, 3), heading=DOWN, size=4).render_text(0).splitlines() == [
         "+---------+",
         "| . . . . |",
         "| o o . . |",
@@ -510,7 +510,7 @@ def test_text_shows_the_board():
 
 
 def test_a_frame_shows_head_body_food_and_floor_in_colours_of_their_own():
-    frame = arrange([(0, 0), (0, 1), (0, 2)], apple=(5, 5), heading=RIGHT).frame(0)
+    frame = arrange([(0, 0), (0, 1), (0, 2)], apple=(5, 5), heading=RIGHT).render(0)
     assert frame.dtype == np.uint8
     assert frame.shape == (6 * 24 + 24, 6 * 24 + 24, 3)
     middles = [(12 + 24 * row + 12, 12 + 24 * column + 12) for row, column in [(0, 1), (0, 2), (5, 5), (3, 3)]]

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep.clock import TrainState
 from lockstep.lanes import Lanes
-from lockstep.protocols import Clock
-from lockstep.tasks.check import check
-from lockstep.tasks.snake import SnakeConfig
-from lockstep.tasks.snake_board import BODY, COLUMN_STEP, FOOD, HEAD, ROW_STEP
+from lockstep.tasks.env_checker import check_env
+from lockstep.tasks.snake.board import BODY, COLUMN_STEP, FOOD, HEAD, ROW_STEP
+from lockstep.tasks.snake.env import SnakeConfig
 
 CPU = torch.device("cpu")
 
@@ -56,8 +56,8 @@ def assert_same_step(ours, theirs):
     ended = ours.terminated | ours.truncated
     assert torch.equal(ours.final_obs[ended], theirs.final_obs[ended])
     for name in ("apples", "full"):
-        assert ours.episode[name].dtype == theirs.episode[name].dtype
-        assert torch.equal(ours.episode[name][ended], theirs.episode[name][ended]), name
+        assert ours.episode_info[name].dtype == theirs.episode_info[name].dtype
+        assert torch.equal(ours.episode_info[name][ended], theirs.episode_info[name][ended]), name
     return ended
 
 
@@ -75,7 +75,9 @@ def test_ten_thousand_games_are_those_of_the_numba_kernel(size):
     """1,112 games on each of nine sizes; half of the boards play at random, the others greedily with some noise."""
     count, luck = 200, np.random.default_rng(size)
     hunger = size * size // 2  # some starve
-    one, other = (build(backend, count, size=size, seed=size, hunger=hunger) for backend in ("torch", "numba"))
+    one, other = (
+        build(backend, count, size=size, seed=size, max_steps_without_food=hunger) for backend in ("torch", "numba")
+    )
     noise, seen = np.where(np.arange(count) % 2, 1.0, 0.02), torch.zeros(3)
     games, obs = 0, one.reset()
     assert torch.equal(obs, other.reset())
@@ -84,7 +86,7 @@ def test_ten_thousand_games_are_those_of_the_numba_kernel(size):
         step = one.step(torch.from_numpy(chosen))
         ended = assert_same_step(step, other.step(torch.from_numpy(chosen)))
         games, obs = games + int(ended.sum()), step.obs
-        reached = (step.terminated.any(), step.truncated.any(), (step.episode["apples"][ended] > size).any())
+        reached = (step.terminated.any(), step.truncated.any(), (step.episode_info["apples"][ended] > size).any())
         seen += torch.tensor([float(kind) for kind in reached])
     assert_same_state(one, other)
     assert (seen > 0).all()  # deaths, truncations and long snakes
@@ -97,7 +99,7 @@ def test_games_that_fill_the_board_are_those_of_the_numba_kernel():
         action = torch.from_numpy(player(obs))
         step = one.step(action)
         ended = assert_same_step(step, other.step(action))
-        wins, obs = wins + int(step.episode["full"][ended].sum()), step.obs
+        wins, obs = wins + int(step.episode_info["full"][ended].sum()), step.obs
     assert_same_state(one, other)
 
 
@@ -111,7 +113,7 @@ def test_a_lane_saved_by_one_backend_continues_in_the_other(first, second):
     for lane in range(8):
         target.load_lane_state(lane, source.lane_state(lane))
     assert_same_state(source, target, lanes=8)
-    assert torch.equal(source.observe(), target.observe())
+    assert torch.equal(source.observations(), target.observations())
     for _ in range(200):
         action = torch.from_numpy(luck.integers(4, size=16))
         assert_same_step(source.step(action), target.step(action))
@@ -153,18 +155,20 @@ def test_food_on_the_snake_is_refused(backend):
 
 
 def test_the_contract_of_a_task_is_kept():
-    assert check(SnakeConfig(backend="torch", size=6, hunger=20), steps=120) == []
+    assert check_env(SnakeConfig(backend="torch", size=6, max_steps_without_food=20), steps=120) == []
 
 
-@pytest.mark.parametrize("ask", [lambda env: env.advance(Clock(budget=1)), lambda env: env.lane_state(0)])
+@pytest.mark.parametrize(
+    "ask", [lambda env: env.on_iteration_start(TrainState(total_samples=1)), lambda env: env.lane_state(0)]
+)
 @pytest.mark.parametrize("action", [4, -1, 2**40])
 def test_an_invalid_action_is_reported_when_the_device_is_asked(ask, action):
     env = build("torch", 4)
-    env.advance(Clock(budget=1))
+    env.on_iteration_start(TrainState(total_samples=1))
     env.step(torch.tensor([0, 1, action, 3]))  # does not wait, and cannot know
     with pytest.raises(ValueError, match=r"Give each of the 4 boards 0 \(left\)"):
         ask(env)
-    env.advance(Clock(budget=1))  # reported once
+    env.on_iteration_start(TrainState(total_samples=1))  # reported once
 
 
 @pytest.mark.parametrize("shape", [(3,), (4, 1)])
@@ -175,7 +179,7 @@ def test_actions_of_another_shape_are_refused_at_once(shape):
 
 def test_every_step_may_hold_truncations():
     env = build("torch", 4)
-    assert env.step(torch.zeros(4, dtype=torch.int64)).cut is True
+    assert env.step(torch.zeros(4, dtype=torch.int64)).any_truncated is True
 
 
 def test_pictures_are_those_of_the_numba_backend():
@@ -183,8 +187,8 @@ def test_pictures_are_those_of_the_numba_backend():
     for action in np.random.default_rng(0).integers(4, size=(20, 4)):
         one.step(torch.from_numpy(action))
         other.step(torch.from_numpy(action))
-        assert one.text(2) == other.text(2)
-    assert np.array_equal(one.frame(2), other.frame(2))
+        assert one.render_text(2) == other.render_text(2)
+    assert np.array_equal(one.render(2), other.render(2))
 
 
 # ----------------------------------------------------------------------------------------------------------- the device
@@ -213,7 +217,7 @@ def test_a_step_needs_no_value_on_the_host():
     assert operations.count <= 176  # 57, and 119 of Philox, which Triton makes one launch
     assert step.obs.shape == step.final_obs.shape == (8, 3, 6, 6)
     with pytest.raises(RuntimeError, match="meta"):
-        env.advance(Clock(budget=1))  # the one that does
+        env.on_iteration_start(TrainState(total_samples=1))  # the one that does
 
 
 def test_a_step_keeps_its_state_in_place():

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
-from lockstep.streams import Stream
-from lockstep.tasks.observations import store, stored_space
+from lockstep.pytree import named_leaves
+from lockstep.rng import RandomStream
+from lockstep.tasks.obs_encoding import encode_obs, encoded_space
 from lockstep.tasks.spaces import allocate, policy_space, sample_action
-from lockstep.trees import leaves
 
 OBSERVATIONS = [
     Discrete(4, start=-1),
@@ -37,15 +37,15 @@ ACTIONS = [
 def test_a_stored_observation_is_what_gymnasium_makes_of_it_when_it_flattens(space, seed):
     space.seed(seed)
     value = space.sample()
-    stored = stored_space(space)
+    stored = encoded_space(space)
     tree = allocate(stored, 3)
     arrays = as_arrays(tree)
     for row in range(3):  # written over what was there before
-        store(space, space.sample(), arrays, row)
-    store(space, value, arrays, 1)
-    parts = [leaf[1].flatten() for leaf in leaves(tree).values()]
+        encode_obs(space, space.sample(), arrays, row)
+    encode_obs(space, value, arrays, 1)
+    parts = [leaf[1].flatten() for leaf in named_leaves(tree).values()]
     assert torch.cat(parts).tolist() == np.float32(gymnasium.spaces.flatten(space, value)).tolist()
-    assert all(leaf.dtype == torch.float32 for leaf in leaves(tree).values())
+    assert all(leaf.dtype == torch.float32 for leaf in named_leaves(tree).values())
 
 
 def as_arrays(tree):
@@ -54,27 +54,27 @@ def as_arrays(tree):
 
 def test_a_picture_stays_uint8():
     picture = Box(0, 255, (4, 4, 3), np.uint8)
-    assert stored_space(picture) == picture
+    assert encoded_space(picture) == picture
     assert allocate(picture, 2).dtype == torch.uint8
 
 
 def test_a_bound_beyond_float32_becomes_no_bound():
-    space = stored_space(Box(-1e300, 1e300, (1,), np.float64))
+    space = encoded_space(Box(-1e300, 1e300, (1,), np.float64))
     assert (space.low, space.high) == (-np.inf, np.inf)
 
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
 def test_random_actions_lie_in_their_space_and_depend_on_the_stream_alone(space):
-    stream = Stream(3, "actions")
+    stream = RandomStream(3, "actions")
     actions = sample_action(space, stream, 0, 500)
     assert all(space.contains(action) for action in actions.numpy())
     assert torch.equal(actions, sample_action(space, stream, 0, 500))
     assert not torch.equal(actions, sample_action(space, stream, 1, 500))
-    assert not torch.equal(actions, sample_action(space, Stream(4, "actions"), 0, 500))
+    assert not torch.equal(actions, sample_action(space, RandomStream(4, "actions"), 0, 500))
 
 
 def test_random_actions_reach_every_choice_and_both_bounds():
-    stream = Stream(0, "actions")
+    stream = RandomStream(0, "actions")
     assert sample_action(Discrete(5), stream, 0, 200).unique().tolist() == [0, 1, 2, 3, 4]
     assert sample_action(MultiDiscrete([2, 3]), stream, 0, 200).amax(dim=0).tolist() == [1, 2]
     pushes = sample_action(Box(-2, 3, (1,), np.float32), stream, 0, 500)

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lockstep.lanes import Lanes
-from lockstep.streams import Stream, digest
+from lockstep.rng import RandomStream, stable_hash
 
 seeds = st.integers(0, 2**64)
 purposes = st.text("abc./-0123456789", max_size=8)
@@ -24,7 +24,7 @@ DRAWS = {
     "gumbel": lambda stream, counter: stream.gumbel(counter, 16),
     "integers": lambda stream, counter: stream.integers(counter, 2**32, 16),
     "permutation": lambda stream, counter: stream.permutation(counter, 64),
-    "rare": lambda stream, counter: stream.rare(counter, 0.5, 64),
+    "rare": lambda stream, counter: stream.bernoulli_sparse(counter, 0.5, 64),
 }
 each_draw = pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 
@@ -47,43 +47,43 @@ def blocks(stream, counter, words):
 def assert_different(one, one_counter, other, other_counter):
     assert not torch.equal(one.integers(one_counter, 2**32, 8), other.integers(other_counter, 2**32, 8))
     assert not np.array_equal(blocks(one, one_counter, 8), blocks(other, other_counter, 8))
-    assert one.number(one_counter) != other.number(other_counter)
+    assert one.draw_seed(one_counter) != other.draw_seed(other_counter)
 
 
 @given(keys, counters)
 def test_the_same_key_and_counter_draw_the_same(key, counter):
     for draw in DRAWS.values():
-        assert torch.equal(draw(Stream(*key), counter), draw(Stream(*key), counter))
-    assert Stream(*key).number(counter) == Stream(*key).number(counter)
+        assert torch.equal(draw(RandomStream(*key), counter), draw(RandomStream(*key), counter))
+    assert RandomStream(*key).draw_seed(counter) == RandomStream(*key).draw_seed(counter)
 
 
 @given(keys, keys, counters)
 def test_distinct_keys_draw_differently(one, other, counter):
     assume(one != other)
-    assert_different(Stream(*one), counter, Stream(*other), counter)
+    assert_different(RandomStream(*one), counter, RandomStream(*other), counter)
 
 
 @given(keys, counters, counters)
 def test_distinct_counters_draw_differently(key, one, other):
     assume(one != other)
-    assert_different(Stream(*key), one, Stream(*key), other)
+    assert_different(RandomStream(*key), one, RandomStream(*key), other)
 
 
 @each_draw
 def test_seeds_purposes_lanes_and_counters_each_change_a_draw(draw):
-    same = draw(Stream(1, "noise", 2), 3)
+    same = draw(RandomStream(1, "noise", 2), 3)
     for stream, counter in [
-        (Stream(9, "noise", 2), 3),
-        (Stream(1, "other", 2), 3),
-        (Stream(1, "noise", 9), 3),
-        (Stream(1, "noise"), 3),
-        (Stream(1, "noise", 2), 9),
+        (RandomStream(9, "noise", 2), 3),
+        (RandomStream(1, "other", 2), 3),
+        (RandomStream(1, "noise", 9), 3),
+        (RandomStream(1, "noise"), 3),
+        (RandomStream(1, "noise", 2), 9),
     ]:
         assert not torch.equal(draw(stream, counter), same)
 
 
 def test_a_long_draw_of_the_generator_never_runs_into_the_next_one():
-    stream = Stream(0, "noise", 0)
+    stream = RandomStream(0, "noise", 0)
     draws = np.concatenate([blocks(stream, counter, 2**16) for counter in range(4)])
     assert len(np.unique(draws)) == len(draws)  # 64-bit words: chance alone gives a repeat once in a billion
     # However long it is: the counter is the highest of Philox's four words, and a draw counts in the lowest.
@@ -93,7 +93,7 @@ def test_a_long_draw_of_the_generator_never_runs_into_the_next_one():
 
 
 def test_draws_do_not_depend_on_what_was_drawn_before_them():
-    stream = Stream(5, "noise", 1)
+    stream = RandomStream(5, "noise", 1)
     wanted = stream.normal(7, 3)
     stream.normal(6, 1000)
     stream.uniform(7, 1000)
@@ -104,13 +104,13 @@ def test_a_draw_neither_reads_nor_moves_global_random_state():
     def states():
         return random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
 
-    stream, drawn = Stream(1, "noise", 2), []
+    stream, drawn = RandomStream(1, "noise", 2), []
     for seed in (0, 1):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
         before = states()
-        drawn.append([*(draw(stream, 3).tolist() for draw in DRAWS.values()), stream.number(3)])
+        drawn.append([*(draw(stream, 3).tolist() for draw in DRAWS.values()), stream.draw_seed(3)])
         assert states() == before
     assert drawn[0] == drawn[1]
 
@@ -118,13 +118,13 @@ def test_a_draw_neither_reads_nor_moves_global_random_state():
 def test_draws_do_not_change_from_one_release_to_the_next():
     # A resumed run must draw what it would have drawn with the version it was started with. The first number also holds
     # that keys are not made by `hash()`, which Python salts for each process.
-    stream = Stream(0, "pinned", 3)
-    assert digest(0, "pinned", 3) == 0x24D987B1867678B7161F75666A267067
-    assert stream.number(5) == 3864697368987455464
+    stream = RandomStream(0, "pinned", 3)
+    assert stable_hash(0, "pinned", 3) == 0x24D987B1867678B7161F75666A267067
+    assert stream.draw_seed(5) == 3864697368987455464
     assert stream.generator(5).integers(1000, size=4).tolist() == [956, 542, 775, 85]
     assert stream.integers(5, 1000, 4).tolist() == PINNED["integers"]
     assert stream.permutation(5, 8).tolist() == PINNED["permutation"]
-    assert stream.rare(5, 0.6, 8).tolist() == PINNED["rare"]
+    assert stream.bernoulli_sparse(5, 0.6, 8).tolist() == PINNED["rare"]
     for name in ("uniform", "normal", "gumbel"):
         drawn = getattr(stream, name)(5, 4)
         assert drawn.tolist() == torch.tensor(PINNED[name]).tolist(), name
@@ -132,11 +132,11 @@ def test_draws_do_not_change_from_one_release_to_the_next():
 
 @given(st.integers(1, 62), keys, counters)
 def test_a_number_has_as_many_bits_as_asked_for(bits, key, counter):
-    assert 0 <= Stream(*key).number(counter, bits) < 2**bits
+    assert 0 <= RandomStream(*key).draw_seed(counter, bits) < 2**bits
 
 
 def test_uniform_draws_are_uniform_normal_ones_normal_and_a_permutation_has_everything_once():
-    stream = Stream(0, "shape", 0)
+    stream = RandomStream(0, "shape", 0)
     uniform, normal = stream.uniform(0, 100_000), stream.normal(0, 100_000)
     assert uniform.dtype == normal.dtype == torch.float32
     assert 0 <= uniform.min() < 0.001 < 0.999 < uniform.max() < 1
@@ -148,7 +148,7 @@ def test_uniform_draws_are_uniform_normal_ones_normal_and_a_permutation_has_ever
 
 
 def test_gumbel_draws_are_gumbel_ones():
-    noise = Stream(0, "shape", 0).gumbel(0, 100_000)
+    noise = RandomStream(0, "shape", 0).gumbel(0, 100_000)
     assert noise.dtype == torch.float32
     assert noise.isfinite().all()
     assert noise.mean().item() == pytest.approx(0.5772, abs=0.02)
@@ -167,17 +167,17 @@ def test_lanes_draw_apart_from_each_other_and_the_same_whoever_hosts_them(draw):
 def test_a_shared_stream_is_the_same_on_every_process_and_belongs_to_no_lane():
     here, there = Lanes(8, range(2), 4).shared_stream("init"), Lanes(8, range(2, 8), 4).shared_stream("init")
     assert torch.equal(here.normal(0, 5), there.normal(0, 5))
-    assert not any(torch.equal(here.normal(0, 5), Stream(4, "init", lane).normal(0, 5)) for lane in range(8))
+    assert not any(torch.equal(here.normal(0, 5), RandomStream(4, "init", lane).normal(0, 5)) for lane in range(8))
 
 
 @pytest.mark.parametrize("part", [0.01, 0.2, 0.9])
 def test_rare_events_come_each_for_itself_as_often_as_they_should(part):
-    found = Stream(0, "rare", 3).rare(7, part, 400, 250)
+    found = RandomStream(0, "rare", 3).bernoulli_sparse(7, part, 400, 250)
     assert found.shape == (400, 250)
     assert found.dtype == torch.bool
     expected, deviation = part * 100_000, math.sqrt(part * (1 - part) * 100_000)
     assert abs(found.sum().item() - expected) < 5 * deviation
     pairs = (found[:, 1:] & found[:, :-1]).sum().item() / (400 * 249)
     assert pairs == pytest.approx(part**2, abs=5 * part / math.sqrt(400 * 249))  # one says nothing of the next
-    assert torch.equal(found, Stream(0, "rare", 3).rare(7, part, 400, 250))
-    assert not torch.equal(found, Stream(0, "rare", 3).rare(8, part, 400, 250))
+    assert torch.equal(found, RandomStream(0, "rare", 3).bernoulli_sparse(7, part, 400, 250))
+    assert not torch.equal(found, RandomStream(0, "rare", 3).bernoulli_sparse(8, part, 400, 250))

@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from lockstep.config import ConfigError
-from lockstep.runtime import strike
-from lockstep.runtime.place import Place
-from lockstep.runtime.strike import SWITCH, VARIABLE, read
+from lockstep.distributed import fault_injection
+from lockstep.distributed.fault_injection import SWITCH, VARIABLE, read
+from lockstep.launch.world import WorldInfo
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ from lockstep.runtime.strike import SWITCH, VARIABLE, read
 def test_a_signal_is_sent_at_its_moment_and_at_no_other(monkeypatch, script, number, launcher):
     sent = []
     monkeypatch.setenv(VARIABLE, script)
-    monkeypatch.setattr(strike.os, "kill", lambda pid, signum: sent.append((pid, signum)))
-    planned = read(Place(rank=1, size=2))
+    monkeypatch.setattr(fault_injection.os, "kill", lambda pid, signum: sent.append((pid, signum)))
+    planned = read(WorldInfo(rank=1, size=2))
     for phase, count in [("learn", 2), ("collect", 3), ("learn", 4)]:
         planned.at(phase, count)
     assert sent == []
@@ -37,19 +37,19 @@ def test_a_signal_is_sent_at_its_moment_and_at_no_other(monkeypatch, script, num
 def test_malformed_script_is_refused_with_its_form(monkeypatch, script):
     monkeypatch.setenv(VARIABLE, script)
     with pytest.raises(ConfigError, match="PROCESS:PHASE:COUNT"):
-        read(Place(rank=1, size=2))
+        read(WorldInfo(rank=1, size=2))
 
 
 def test_script_without_switch_has_no_effect(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1:learn:3")
-    assert read(Place(rank=1, size=2)) is not None
+    assert read(WorldInfo(rank=1, size=2)) is not None
     monkeypatch.delenv(SWITCH)
-    assert read(Place(rank=1, size=2)) is None
+    assert read(WorldInfo(rank=1, size=2)) is None
 
 
 def test_others_are_spared_and_so_is_a_second_start(monkeypatch):
     monkeypatch.setenv(VARIABLE, "1:learn:3")
-    assert read(Place(rank=0, size=2)) is None
-    assert read(Place(rank=1, size=2, restarts=1)) is None
+    assert read(WorldInfo(rank=0, size=2)) is None
+    assert read(WorldInfo(rank=1, size=2, restarts=1)) is None
     monkeypatch.delenv(VARIABLE)
-    assert read(Place(rank=1, size=2)) is None
+    assert read(WorldInfo(rank=1, size=2)) is None

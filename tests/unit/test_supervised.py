@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from lockstep.algorithms.supervised import SupervisedConfig
+from lockstep.checkpoint.lineage import best_checkpoint
+from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, RunConfig
+from lockstep.distributed import Runtime
 from lockstep.evaluate import evaluate
-from lockstep.nets.graph import GraphConfig
-from lockstep.protocols import Clock
-from lockstep.run.lineage import best_of
-from lockstep.runtime import Runtime
+from lockstep.nn.gnn import GraphConfig
 from lockstep.train import train
 from tiny import hash_of
 from toy_data import ToyConfig
 
-NET = GraphConfig(rounds=0, hidden=32, head=1)
+NET = GraphConfig(num_layers=0, hidden_size=32, head_layers=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +28,17 @@ class ToyRecipe(Recipe):
 
     task: ToyConfig = field(default_factory=ToyConfig)
     algo: SupervisedConfig = SupervisedConfig(batch_size=20, learning_rate=1e-2, net=NET)
-    run: RunConfig = RunConfig(samples=103 * 40, log_every=103, eval_every=103, device="cpu", gif=False)
+    run: RunConfig = RunConfig(total_samples=103 * 40, log_every=103, eval_every=103, device="cpu", record_video=False)
 
 
 def agent(config=ToyRecipe().algo, task=ToyRecipe().task, run=ToyRecipe().run):  # noqa: B008
-    runtime = Runtime.alone(run)
+    runtime = Runtime.single_process(run)
     return config.build(task.build(runtime.lanes, runtime.device), runtime)
 
 
 @pytest.mark.parametrize("kind", ["regression", "classification"])
 def test_a_network_learns_numbers_and_labels(kind, tmp_path):
-    recipe = ToyRecipe(task=ToyConfig(kind=kind), run=replace(ToyRecipe().run, dir=str(tmp_path), name="run"))
+    recipe = ToyRecipe(task=ToyConfig(kind=kind), run=replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run"))
     found = train(recipe).clock.evaluation
     assert found["r2"] > 0.95 if kind == "regression" else found["auc"] > 0.98
     assert found["examples"] == 51
@@ -46,23 +46,23 @@ def test_a_network_learns_numbers_and_labels(kind, tmp_path):
 
 def test_rows_that_fill_a_lane_up_change_neither_the_loss_nor_the_gradient():
     learner = agent()
-    learner.collect(Clock(budget=1000))
+    learner.collect(TrainState(total_samples=1000))
     batch = dict(learner.batch)
     assert len(batch["weight"]) == 24  # 8 lanes of 3 rows, of which 20 count
     spoiled = batch | {"target": torch.where(batch["weight"] > 0, batch["target"], 1e6)}
     for each in (batch, spoiled):
         learner.net.zero_grad()
         result = learner.loss(each)
-        result.total.backward()
-        each["came"] = result.total.item(), float(result.samples), learner.net.head[-1].weight.grad.clone()
+        result.loss_sum.backward()
+        each["came"] = result.loss_sum.item(), float(result.num_samples), learner.net.head[-1].weight.grad.clone()
     assert batch["came"][:2] == spoiled["came"][:2]
     assert batch["came"][1] == 20
     assert torch.equal(batch["came"][2], spoiled["came"][2])
 
 
 def test_a_warm_up_begins_with_a_step_and_ends_at_the_peak():
-    learner = agent(SupervisedConfig(batch_size=10, learning_rate=1.0, schedule="cosine", warmup=0.1, net=NET))
-    rates = [learner._rate(Clock(budget=1000, samples=samples)) for samples in range(0, 1000, 10)]
+    learner = agent(SupervisedConfig(batch_size=10, learning_rate=1.0, schedule="cosine", warmup_fraction=0.1, net=NET))
+    rates = [learner._rate(TrainState(total_samples=1000, samples=samples)) for samples in range(0, 1000, 10)]
     assert rates[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] < 0.001
@@ -70,53 +70,59 @@ def test_a_warm_up_begins_with_a_step_and_ends_at_the_peak():
 
 
 def test_a_larger_batch_may_scale_the_learning_rate_and_then_warms_up():
-    config = SupervisedConfig(batch_size=80, reference_batch=20, learning_rate=1.0, schedule="constant", warmup=0.0)
+    config = SupervisedConfig(
+        batch_size=80, reference_batch_size=20, learning_rate=1.0, schedule="constant", warmup_fraction=0.0
+    )
     for rule, peak in (("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)):
         learner = agent(replace(config, lr_scaling=rule, net=NET))
-        assert learner._rate(Clock(budget=8000, samples=4000)) == peak
-        assert (learner._rate(Clock(budget=8000)) < peak) == (rule != "none")
+        assert learner._rate(TrainState(total_samples=8000, samples=4000)) == peak
+        assert (learner._rate(TrainState(total_samples=8000)) < peak) == (rule != "none")
 
 
 def test_plateau_halves_the_rate_once_for_every_so_many_evaluations_without_a_better_one():
-    learner = agent(SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup=0.0, net=NET))
-    clock, rates = Clock(budget=1000), []
+    learner = agent(
+        SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup_fraction=0.0, net=NET)
+    )
+    clock, rates = TrainState(total_samples=1000), []
     for score in (1.0, 2.0, 1.9, 1.8, 1.7, 1.6, 3.0, 2.9, 2.8):
-        clock.note_evaluation({"score": score})
+        clock.record_evaluation({"score": score})
         rates.append([learner._rate(clock) for _ in range(3)][-1])  # asked again, it is not halved again
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
-    other = agent(SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup=0.0, net=NET))
+    other = agent(
+        SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup_fraction=0.0, net=NET)
+    )
     other.load_shared_state({name: tensor.clone() for name, tensor in learner.shared_state().items()})
     assert other._rate(clock) == 0.125
 
 
 def test_a_plateau_without_evaluations_is_refused():
     with pytest.raises(ConfigError, match="plateau"):
-        SupervisedConfig(schedule="plateau").check(ToyConfig(), RunConfig(eval_every=None))
+        SupervisedConfig(schedule="plateau").validate(ToyConfig(), RunConfig(eval_every=None))
 
 
 def test_a_run_stops_early_when_evaluations_no_longer_get_better_and_keeps_the_best(tmp_path):
     algo = SupervisedConfig(batch_size=20, learning_rate=1e-30, net=NET)  # nothing ever gets better
-    run = replace(ToyRecipe().run, dir=str(tmp_path), name="run", patience=3)
+    run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run", early_stop_patience=3)
     result = train(ToyRecipe(algo=algo, run=run))
     assert result.clock.evaluations == 4  # the first is the best, and three more are not better
-    assert result.clock.samples < run.samples
+    assert result.clock.samples < run.total_samples
     assert not result.preempted
-    assert best_of(tmp_path / "run" / "checkpoints").samples == 103
+    assert best_checkpoint(tmp_path / "run" / "checkpoints").samples == 103
 
 
 def test_a_run_that_stopped_early_goes_on_when_it_is_given_more_patience(tmp_path):
     algo = SupervisedConfig(batch_size=20, learning_rate=1e-30, net=NET)
-    run = replace(ToyRecipe().run, dir=str(tmp_path), name="run", patience=2)
+    run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run", early_stop_patience=2)
     train(ToyRecipe(algo=algo, run=run))
-    result = train(ToyRecipe(algo=algo, run=replace(run, patience=5)), resume=True)
+    result = train(ToyRecipe(algo=algo, run=replace(run, early_stop_patience=5)), resume=True)
     assert result.clock.evaluations == 6
 
 
 def test_a_score_that_is_no_number_is_never_the_best():
-    clock = Clock(budget=10)
-    assert not clock.note_evaluation({"score": math.nan})
-    assert clock.note_evaluation({"score": -5.0})
-    assert (clock.evaluations, clock.stale, clock.best) == (2, 0, -5.0)
+    clock = TrainState(total_samples=10)
+    assert not clock.record_evaluation({"score": math.nan})
+    assert clock.record_evaluation({"score": -5.0})
+    assert (clock.evaluations, clock.evals_since_best, clock.best) == (2, 0, -5.0)
 
 
 def test_an_evaluation_is_what_one_would_compute_by_hand():
@@ -130,7 +136,7 @@ def test_an_evaluation_is_what_one_would_compute_by_hand():
 
 def test_an_evaluation_that_is_interrupted_has_no_result():
     learner = agent()
-    learner.runtime.interrupted = True
+    learner.runtime.status.stop_requested = True
     assert evaluate(learner.policy(), ToyConfig(), learner.runtime, 1) is None
 
 
@@ -142,6 +148,6 @@ def test_biases_and_embeddings_do_not_decay():
 
 def test_a_run_with_readers_is_the_same_run(tmp_path):
     for name, readers in (("plain", 0), ("read", 2)):
-        run = replace(ToyRecipe().run, dir=str(tmp_path), name=name, samples=250, eval_every=100)
-        train(ToyRecipe(algo=replace(ToyRecipe().algo, readers=readers), run=run))
+        run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name=name, total_samples=250, eval_every=100)
+        train(ToyRecipe(algo=replace(ToyRecipe().algo, num_workers=readers), run=run))
     assert hash_of(tmp_path / "read") == hash_of(tmp_path / "plain")

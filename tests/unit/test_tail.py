@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep import reading
 from lockstep.cli import ls, main
-from lockstep.recipes import find_recipe
-from lockstep.run import tail
-from lockstep.run.records import last_values
-from lockstep.run.rundir import describe
-from lockstep.run.tail import newest_values
+from lockstep.io import jsonl_tail, safe_read
+from lockstep.io.jsonl import last_values
+from lockstep.io.jsonl_tail import newest_values
+from lockstep.registry import find_recipe
+from lockstep.run_dir import to_yaml
 from processes import command
 from written_runs import lines, write_run
 
@@ -43,7 +42,7 @@ def test_newest_values_are_those_of_a_reader_of_the_whole_log(tmp_path_factory, 
         with path.open("a") as file:
             file.write('{"samples": 99, "eval/ret')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "BLOCK", block)
+        patch.setattr(jsonl_tail, "BLOCK", block)
         found = newest_values(path, NAMES)
     whole = last_values(path)
     assert found == {name: whole[name] for name in NAMES if name in whole}
@@ -52,7 +51,7 @@ def test_newest_values_are_those_of_a_reader_of_the_whole_log(tmp_path_factory, 
 def bytes_read(path, monkeypatch):
     """How many bytes of a log are read for the listing."""
     total = 0
-    plain = reading.open_regular
+    plain = safe_read.open_regular
 
     class Counted:
         def __init__(self, file):
@@ -72,7 +71,7 @@ def bytes_read(path, monkeypatch):
         def __exit__(self, *_):
             self.file.close()
 
-    monkeypatch.setattr(tail, "open_regular", lambda path: Counted(plain(path)))
+    monkeypatch.setattr(jsonl_tail, "open_regular", lambda path: Counted(plain(path)))
     assert newest_values(path, NAMES).keys() == set(NAMES)
     return total
 
@@ -81,7 +80,7 @@ def test_a_log_a_hundred_times_as_long_is_read_no_further(tmp_path, monkeypatch)
     few = write(tmp_path / "few", lines(count=100))
     many = write(tmp_path / "many", lines(count=10_000))
     assert many.stat().st_size > 100 * 2**10
-    assert bytes_read(many, monkeypatch) <= bytes_read(few, monkeypatch) <= 2 * tail.BLOCK
+    assert bytes_read(many, monkeypatch) <= bytes_read(few, monkeypatch) <= 2 * jsonl_tail.BLOCK
 
 
 def test_a_line_without_end_is_given_up(tmp_path):
@@ -92,13 +91,13 @@ def test_a_line_without_end_is_given_up(tmp_path):
 def test_ls_parses_no_yaml_of_a_config_as_lockstep_writes_it(tmp_path, monkeypatch, capsys):
     for name in ("gym-ppo", "snake-ppo", "cricket-gnn"):
         run = write_run(tmp_path / name)
-        (run / "config.yaml").write_text(describe(find_recipe(name)()))
+        (run / "config.yaml").write_text(to_yaml(find_recipe(name)()))
 
     def parsed(text):
         raise AssertionError(text)
 
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(reading, "parse_yaml", parsed)
+    monkeypatch.setattr(safe_read, "parse_yaml", parsed)
     monkeypatch.setattr("lockstep.config.parse_yaml", parsed)
     assert main(["ls", str(tmp_path)]) == 0
     assert "snake-ppo" in capsys.readouterr().out

@@ -6,25 +6,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lockstep.algorithms.tdmpc2 import TDMPC2Config
-from lockstep.algorithms.tdmpc2_losses import LossConfig, judge_policy, model_loss, policy_loss
+from lockstep.algorithms.tdmpc2.agent import TDMPC2Config
+from lockstep.algorithms.tdmpc2.losses import LossConfig, judge_policy, model_loss, policy_loss
+from lockstep.algorithms.tdmpc2.mppi import PlanConfig
+from lockstep.algorithms.tdmpc2.world_model import WorldModelConfig
+from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
-from lockstep.functional import two_hot, two_hot_inverse
-from lockstep.nets.planning import PlanConfig
-from lockstep.nets.world_model import WorldModelConfig
-from lockstep.protocols import Clock
-from lockstep.runtime import Runtime
-from lockstep.runtime.bad_numbers import BadNumbers
+from lockstep.distributed import Runtime
+from lockstep.distributed.nonfinite import NonFiniteError
+from lockstep.ops.functional import two_hot, two_hot_inverse
 from toy_worlds import ToyWorldsConfig
 
 LANES = 4
 TINY = {
     "batch_size": 16,
-    "learn_from": 24,
-    "capacity": 400,
-    "update_ratio": 0.125,
-    "plan": PlanConfig(samples=8, from_policy=2, elites=3, rounds=2),
-    "model": WorldModelConfig(size=1, encoder=16, width=16, latent=16, critics=3, bins=11),
+    "seed_samples": 24,
+    "buffer_size": 400,
+    "updates_per_sample": 0.125,
+    "plan": PlanConfig(num_samples=8, num_policy_samples=2, num_elites=3, iterations=2),
+    "model": WorldModelConfig(size=1, encoder=16, width=16, latent=16, num_q=3, bins=11),
 }
 
 
@@ -33,10 +33,10 @@ class Agent:
 
     def __init__(self, task=None, run=None, hosting=None, **algo):
         self.config = TDMPC2Config(**TINY | algo)
-        self.runtime = Runtime.alone(RunConfig(**{"lanes": LANES} | (run or {})), hosting=hosting)
+        self.runtime = Runtime.single_process(RunConfig(**{"lanes": LANES} | (run or {})), hosting=hosting)
         self.task = ToyWorldsConfig(**{"num_envs": 8} | (task or {})).build(self.runtime.lanes, self.runtime.device)
         self.algorithm = self.config.build(self.task, self.runtime)
-        self.clock = Clock(budget=1000)
+        self.clock = TrainState(total_samples=1000)
 
     def iterate(self, count=1):
         for _ in range(count):
@@ -58,9 +58,9 @@ def same(one, other):
 
 
 def test_learning_begins_with_all_updates_that_random_samples_owe():
-    config = TDMPC2Config(learn_from=2500)
+    config = TDMPC2Config(seed_samples=2500)
     assert [config.updates_until(n) for n in (0, 2499, 2500, 2508, 5000)] == [0, 0, 2500, 2508, 5000]
-    agent = Agent(update_ratio=0.5, task={"ends": 0.0})  # 8 samples an iteration, learning from 24 on
+    agent = Agent(updates_per_sample=0.5, task={"ends": 0.0})  # 8 samples an iteration, learning from 24 on
     seen = []
     for _ in range(5):
         agent.iterate()
@@ -88,10 +88,10 @@ def test_a_plan_is_forgotten_with_its_episode():
 
 
 def test_without_planning_the_policy_itself_acts():
-    agent = Agent(planning=False)
+    agent = Agent(mpc=False)
     agent.algorithm.planner.plan = None
     agent.iterate(4)
-    action, _ = agent.algorithm.policy().act(agent.task.observe(), agent.algorithm.policy().initial_memory(8))
+    action, _ = agent.algorithm.policy().act(agent.task.observations(), agent.algorithm.policy().initial_state(8))
     assert action.shape == (8, 1)
 
 
@@ -99,24 +99,24 @@ def test_without_planning_the_policy_itself_acts():
     ("settings", "words"),
     [
         ({"batch_size": 18}, "batch_size is 18, which 4 lanes cannot share evenly"),
-        ({"learn_from": 23}, "Start to learn after 24 samples or more"),
+        ({"seed_samples": 23}, "Start to learn after 24 samples or more"),
         ({"horizon": 0}, "horizon is 0"),
-        ({"plan": PlanConfig(samples=4)}, "of 4 samples 24 are from the policy"),
+        ({"plan": PlanConfig(num_samples=4)}, "of 4 samples 24 are from the policy"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_in_words(settings, words):
     config = TDMPC2Config(**TINY | settings)
     with pytest.raises(ConfigError, match=words):
-        config.check(ToyWorldsConfig(num_envs=8), RunConfig(lanes=LANES, reduction="exact"))
+        config.validate(ToyWorldsConfig(num_envs=8), RunConfig(lanes=LANES, reduction="exact"))
 
 
 def test_tasks_that_environments_cannot_share_are_refused_in_words():
     with pytest.raises(ConfigError, match="num_envs is 8, which 3 tasks cannot share evenly"):
-        TDMPC2Config(**TINY).check(ToyWorldsConfig(num_envs=8, tasks=3), RunConfig(lanes=LANES))
+        TDMPC2Config(**TINY).validate(ToyWorldsConfig(num_envs=8, num_tasks=3), RunConfig(lanes=LANES))
 
 
 def test_discounts_are_those_of_the_tasks_unless_one_is_given():
-    assert Agent(task={"length": 500, "tasks": 2}).algorithm.discounts.tolist() == pytest.approx([0.99, 0.99])
+    assert Agent(task={"length": 500, "num_tasks": 2}).algorithm.discounts.tolist() == pytest.approx([0.99, 0.99])
     assert Agent(task={"length": 500}, gamma=0.9).algorithm.discounts.tolist() == pytest.approx([0.9])
 
 
@@ -130,7 +130,7 @@ def drawn(**options):
     model = agent.algorithm.model
     for last in (model.reward[-1], model.critics[-1], agent.algorithm.targets[-1]):
         torch.nn.init.normal_(last.weight, std=0.5, generator=torch.Generator().manual_seed(3))
-    return agent, agent.algorithm._draw(agent.algorithm.updates)
+    return agent, agent.algorithm._sample_batch(agent.algorithm.updates)
 
 
 @pytest.mark.parametrize("episodic", [False, True])
@@ -159,9 +159,9 @@ def test_the_models_loss_is_that_of_the_formulas(episodic):
             apart = F.mse_loss(z, following)
             total += 0.5**t / 3 * (20 * apart + 0.1 * paid + 0.1 * value)
             if episodic:
-                total += F.binary_cross_entropy_with_logits(model.ends(z, None), over[t].float()) / 3
-    assert loss.samples == 16
-    torch.testing.assert_close(loss.total, total, rtol=1e-4, atol=1e-4)
+                total += F.binary_cross_entropy_with_logits(model.termination_logit(z, None), over[t].float()) / 3
+    assert loss.num_samples == 16
+    torch.testing.assert_close(loss.loss_sum, total, rtol=1e-4, atol=1e-4)
 
 
 def test_a_stretch_that_is_not_whole_counts_nothing():
@@ -171,19 +171,19 @@ def test_a_stretch_that_is_not_whole_counts_nothing():
     half = {name: x[1::2] for name, x in batch.items()}
     arguments = (algorithm.model, algorithm.targets, algorithm.discounts, algorithm.pairs[0], LossConfig())
     some, own = (model_loss(*arguments, part)[0] for part in (batch, half))
-    torch.testing.assert_close(some.total, own.total)
-    assert some.samples == own.samples == 8
+    torch.testing.assert_close(some.loss_sum, own.loss_sum)
+    assert some.num_samples == own.num_samples == 8
     seen = [part | {"z": z} for part, z in ((batch, algorithm.latents), (half, algorithm.latents[1::2]))]
     some, own = (policy_loss(algorithm.model, algorithm.scale, algorithm.pairs[1], LossConfig(), x) for x in seen)
-    torch.testing.assert_close(some.total, own.total)
-    assert some.samples == own.samples == 8
+    torch.testing.assert_close(some.loss_sum, own.loss_sum)
+    assert some.num_samples == own.num_samples == 8
 
 
 def test_the_policys_loss_is_that_of_the_formulas():
     agent, batch = drawn()
     algorithm, model = agent.algorithm, agent.algorithm.model
     batch["z"], scale = algorithm.latents, torch.tensor([2.5])
-    loss = policy_loss(model, scale, algorithm.pairs[1], LossConfig(entropy=0.3), batch)
+    loss = policy_loss(model, scale, algorithm.pairs[1], LossConfig(entropy_coef=0.3), batch)
     total = 0.0
     for n in range(16):
         for t in range(4):
@@ -192,14 +192,14 @@ def test_the_policys_loss_is_that_of_the_formulas():
             kept = (batch["policy_kept"][n, :, t] / 0.99)[:, None]
             pair = model.critics(model.joint(z, acted.action, None)[None], algorithm.pairs[1], kept)[:, 0]
             total -= 0.5**t / 4 * (0.3 * acted.entropy + two_hot_inverse(pair, 10.0).mean() / 2.5)
-    torch.testing.assert_close(loss.total, total, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loss.loss_sum, total, rtol=1e-4, atol=1e-4)
 
 
 def test_the_policy_learns_from_the_latents_of_the_models_own_step_in_whatever_parts_it_comes():
-    whole, parts = Agent(), Agent(accumulate=2)
+    whole, parts = Agent(), Agent(grad_accum_steps=2)
     for agent in (whole, parts):
         agent.iterate(3)
-    batch = whole.algorithm._draw(whole.algorithm.updates)
+    batch = whole.algorithm._sample_batch(whole.algorithm.updates)
     before = model_loss(
         copy.deepcopy(whole.algorithm.model),
         whole.algorithm.targets,
@@ -243,7 +243,7 @@ def test_targets_follow_the_critics_and_the_scale_follows_the_spread_of_values()
     agent, batch = drawn(tau=0.25)
     algorithm = agent.algorithm
     before, scale = parameters(algorithm.targets), algorithm.scale.clone()
-    algorithm._follow()
+    algorithm._update_targets()
     for old, target, live in zip(
         before, algorithm.targets.parameters(), algorithm.model.critics.parameters(), strict=True
     ):
@@ -256,7 +256,7 @@ def test_targets_follow_the_critics_and_the_scale_follows_the_spread_of_values()
 
 
 def test_vectors_of_tasks_stay_short():
-    agent = Agent(task={"tasks": 2}, learning_rate=0.5)
+    agent = Agent(task={"num_tasks": 2}, learning_rate=0.5)
     agent.iterate(6)
     assert agent.algorithm.model.task.weight.norm(dim=1).max() <= 1.0 + 1e-5
 
@@ -265,21 +265,21 @@ def test_vectors_of_tasks_stay_short():
 
 
 def test_a_rollout_with_bad_numbers_is_not_remembered():
-    agent = Agent(run={"nonfinite": "skip"})
+    agent = Agent(run={"on_nonfinite": "skip"})
     agent.iterate()
     agent.task._at[3, 0] = torch.nan
     agent.iterate()
     assert agent.algorithm.replay.count == 8
     strict = Agent()
     strict.task._at[3, 0] = torch.nan
-    with pytest.raises(BadNumbers, match="observation"):
+    with pytest.raises(NonFiniteError, match="observation"):
         strict.iterate()
 
 
 def test_several_tasks_learn_with_one_model():
-    agent = Agent(task={"tasks": 2}, episodic=True)
+    agent = Agent(task={"num_tasks": 2}, episodic=True)
     metrics = agent.iterate(5)
-    assert {"model/loss", "policy/loss", "model/termination", "scale"} <= metrics.agreed.keys()
+    assert {"model/loss", "policy/loss", "model/termination", "scale"} <= metrics.global_sums.keys()
     assert not agent.algorithm.replay.buffers["action"][:, :5, 0, 1:].any()  # task 0 has one action feature
 
 
@@ -287,8 +287,8 @@ def test_the_engine_is_measured_on_a_copy():
     agent = Agent()
     agent.iterate(4)
     before = parameters(agent.algorithm.model)
-    works = agent.algorithm.engine()
+    works = agent.algorithm.benchmark_ops()
     for work in works:
         work.run()
-    assert [work.part for work in works] == ["env", "inference", "learning"]
+    assert [work.kind for work in works] == ["env", "inference", "learning"]
     assert same(parameters(agent.algorithm.model), before)

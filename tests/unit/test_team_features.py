@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.tasks.team_features import (
+from lockstep.tasks.team_snakes.features import (
     BEAN_PLACES,
     BY_BEAN,
     BY_DIRECTION,
@@ -22,7 +22,7 @@ from lockstep.tasks.team_features import (
     show_grid,
     show_legal,
 )
-from lockstep.tasks.team_rules import BEANS, CELLS, DOWN, HEIGHT, LEFT, RIGHT, SNAKES, UP, WIDTH
+from lockstep.tasks.team_snakes.rules import BEANS, CELLS, DOWN, HEIGHT, LEFT, RIGHT, SNAKES, UP, WIDTH
 from team_games import arrange, build, cell, place
 
 BEANS_AT, SNAKES_AT = 4 * BY_DIRECTION, 4 * BY_DIRECTION + BEANS * BY_BEAN
@@ -60,9 +60,9 @@ def shifted(games, rows, columns):
 @settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(0, HEIGHT - 1), st.integers(0, WIDTH - 1), st.integers(1, 80))
 def test_what_is_seen_does_not_depend_on_where_on_the_torus_it_is(seed, rows, columns, steps):
-    env = build(1, seed=seed, level=2)
+    env = build(1, seed=seed, opponent_level=2)
     for _ in range(steps):
-        env.step(env.advise(4, wrapped=True))
+        env.step(env.scripted_actions(4, wrapped=True))
     games = env._games
     moved = shifted(games, rows, columns)
     for snake in range(SNAKES):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lockstep.tasks.team_opponents import (
+from lockstep.tasks.team_snakes.opponents import (
     BLIND,
     CAUTIOUS,
     EVADER,
@@ -17,7 +17,7 @@ from lockstep.tasks.team_opponents import (
     level_at,
     room,
 )
-from lockstep.tasks.team_rules import CELLS, DOWN, LEFT, RIGHT, SNAKES, TEAM, UP
+from lockstep.tasks.team_snakes.rules import CELLS, DOWN, LEFT, RIGHT, SNAKES, TEAM, UP
 from team_games import arrange, build, cell
 
 RUNS_RIGHT = [(2, 5), (2, 4), (2, 3)]
@@ -168,11 +168,11 @@ def test_levels_rise_over_the_run_as_named(rise, levels):
 
 def compete(ours, theirs, wrapped=False, games=400):
     """Shares of games that we win and lose, and mean scores, over as many games on either side."""
-    env = build(games, level=theirs, view="grid", window=(1, 1))
+    env = build(games, opponent_level=theirs, observation="grid", grid_shape=(1, 1))
     for _ in range(200):
-        step = env.step(env.advise(ours, wrapped))
+        step = env.step(env.scripted_actions(ours, wrapped))
     assert step.truncated.all()
-    result = {name: float(values.mean()) for name, values in step.episode.items()}
+    result = {name: float(values.mean()) for name, values in step.episode_info.items()}
     return result | {"lost": 1 - result["won"] - result["drawn"]}
 
 

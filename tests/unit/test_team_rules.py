@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from lockstep.tasks.team_opponents import GREEDY, RANDOM, choose
-from lockstep.tasks.team_rules import (
+from lockstep.tasks.team_snakes.opponents import GREEDY, RANDOM, choose
+from lockstep.tasks.team_snakes.rules import (
     BEANS,
     CELLS,
     DOWN,
@@ -20,7 +20,7 @@ from lockstep.tasks.team_rules import (
     START_LENGTH,
     UP,
     WIDTH,
-    is_sound,
+    is_valid_state,
     start,
     step,
 )
@@ -40,7 +40,7 @@ def new_games(count, seed=0):
 
 def test_a_game_starts_with_six_straight_snakes_of_three_and_five_beans():
     games = new_games(200)
-    assert is_sound(games, steps=1)
+    assert is_valid_state(games, steps=1)
     for game in games:
         for snake in range(SNAKES):
             body = lies([game], snake)
@@ -121,7 +121,7 @@ def test_a_bean_makes_a_snake_longer_by_its_cell_and_another_is_served():
     assert rewards == [1.0, 0, 0, 0, 0, 0]
     assert not died
     assert len(set(beans_of(games))) == BEANS
-    assert is_sound(games, steps=200)
+    assert is_valid_state(games, steps=200)
 
 
 def test_beans_are_served_on_free_cells_each_as_likely_and_listed_last():
@@ -154,7 +154,7 @@ def test_a_contested_bean_goes_to_the_lower_number_whose_tail_therefore_stays(le
     rewards, died, _ = play(games, {0: DOWN, 5: DOWN})
     assert died == ([0, 1, 3] if left < right else [1, 3, 5])
     assert rewards == [0.0] * SNAKES  # the bean counts for nothing where its eater dies
-    assert is_sound(games, steps=200)
+    assert is_valid_state(games, steps=200)
 
 
 # ---------------------------------------------------------------------------------------------------------- deaths
@@ -227,7 +227,7 @@ def test_the_dead_leave_the_board_before_anybody_returns():
     assert play(games)[1] == [0, 5]
     assert lies(games, 0) == [(0, 1), (0, 0), (1, 0)]
     assert lies(games, 5) == [(0, 3), (0, 2), (1, 2)]
-    assert is_sound(games, steps=200)
+    assert is_valid_state(games, steps=200)
 
 
 # ---------------------------------------------------------------------------------------------------------- returning
@@ -239,7 +239,7 @@ def die(beans=(), **others):
     games = arrange(snakes | {int(name.removeprefix("snake_")): body for name, body in others.items()}, beans)
     _, died, over = play(games)
     assert (died, over) == ([0], False)
-    assert is_sound(games, steps=200)
+    assert is_valid_state(games, steps=200)
     return lies(games, 0), int(games[0].heading[0])
 
 
@@ -289,7 +289,7 @@ def test_a_board_without_room_for_the_dead_ends_the_game():
     snakes = {snake: winding(3, first) for snake, first in starts.items()} | {0: winding(178, 20)}
     beans = [*winding(4, 0), *winding(1, 13)]
     games = arrange(snakes, beans)
-    assert is_sound(games, steps=200)
+    assert is_valid_state(games, steps=200)
     rewards, died, over = play(games, {1: DOWN, 3: DOWN})
     assert (died, over) == ([3], True)
     assert games[0].length.tolist() == [178, 3, 3, 0, 3, 3]
@@ -302,13 +302,13 @@ def test_a_game_is_over_when_snakes_and_beans_no_longer_fit_on_the_board(length,
     turning = {n: [(2 * n - 2, 0), (2 * n - 2, 1), (2 * n - 1, 1), (2 * n - 1, 0)] for n in range(1, SNAKES)}
     way = [(row, column) for row in range(HEIGHT) for column in range(2, WIDTH)[:: -1 if row % 2 else 1]]
     games = arrange(turning | {0: way[:length][::-1]}, beans=way[length : length + BEANS])
-    assert is_sound(games, steps=200)
+    assert is_valid_state(games, steps=200)
     rewards, died, over = play(games, dict.fromkeys(turning, DOWN))
     assert (died, over) == ([], ends)
     assert rewards[0] == 1.0
     assert games[0].length.sum() == 20 + length + 1
     if not ends:
-        assert is_sound(games, steps=200)
+        assert is_valid_state(games, steps=200)
         assert not (games[0].owner == FREE).any()
 
 
@@ -341,7 +341,7 @@ def test_the_return_of_every_snake_is_its_final_length_less_three_over_ten_thous
     assert (returns == games.length - START_LENGTH).all()
     assert deaths.min(axis=1).max() > 0
     assert returns.max() > 10
-    assert is_sound(games[::50], steps=201)
+    assert is_valid_state(games[::50], steps=201)
 
 
 @settings(max_examples=25)
@@ -368,4 +368,4 @@ def test_the_rules_are_those_said_plainly(seed, length, level, crowd):
         assert beans_of(games) == plainly.beans
         if over:
             return
-        assert is_sound(games, steps=201)
+        assert is_valid_state(games, steps=201)

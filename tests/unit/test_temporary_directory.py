@@ -7,11 +7,11 @@ import tempfile
 
 import pytest
 
-from lockstep.temporary_directory import remove_leftovers, temporary_directory
+from lockstep.io.temporary_directory import remove_leftovers, temporary_directory
 
 HOLD = """
 import sys
-from lockstep.temporary_directory import temporary_directory
+from lockstep.io.temporary_directory import temporary_directory
 with temporary_directory("test") as path:
     print(path, flush=True)
     sys.stdin.read()

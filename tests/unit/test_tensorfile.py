@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from lockstep.run import format as form
-from lockstep.run import tensorfile
-from lockstep.run.tensorfile import _DTYPES, write_tensor_file
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import tensorfile
+from lockstep.checkpoint.tensorfile import _DTYPES, write_tensor_file
 
 NAMES = ["a", "b.c", "lane-0003.task.é", 'quote"', "tab\t"]
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)

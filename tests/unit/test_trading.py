@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.streams import Stream
-from lockstep.tasks.bars import CLOSE, OPEN
-from lockstep.tasks.markets import LOOKBACK
-from lockstep.tasks.plotting import GREEN, RED
-from lockstep.tasks.trading import TradingConfig
+from lockstep.rng import RandomStream
+from lockstep.tasks.rendering.line_chart import GREEN, RED
+from lockstep.tasks.trading.env import TradingConfig
+from lockstep.tasks.trading.price_data import CLOSE, OPEN
+from lockstep.tasks.trading.simulated_market import LOOKBACK
 
 SHORT, FLAT, LONG = 0, 1, 2
 BARS = 200
@@ -28,7 +28,7 @@ def write(path, prices):
 
 
 def wander(seed=0, bars=BARS):
-    moves = Stream(seed, "prices").normal(0, bars, 2).numpy().astype(float) * 0.01
+    moves = RandomStream(seed, "prices").normal(0, bars, 2).numpy().astype(float) * 0.01
     close = 100 * np.exp(np.cumsum(moves[:, 0]))
     opened = close * np.exp(moves[:, 1])
     return np.stack([opened, np.maximum(opened, close) * 1.001, np.minimum(opened, close) * 0.999, close], axis=1)
@@ -36,14 +36,20 @@ def wander(seed=0, bars=BARS):
 
 def build(path, prices=None, lanes=1, **settings):
     data = () if prices is None else (write(path / "prices.csv", prices),)
-    common = {"num_envs": lanes, "first": True, "part": (0.0, 1.0), "length": 100, "window": 4}
+    common = {
+        "num_envs": lanes,
+        "start_at_first_bar": True,
+        "data_range": (0.0, 1.0),
+        "episode_length": 100,
+        "lookback": 4,
+    }
     config = TradingConfig(data=data, **{**common, **settings})
     return config.build(Lanes(lanes, range(lanes), 0), torch.device("cpu"))
 
 
 def trade(env, actions):
     """Observations (the first included) and rewards of one account's steps."""
-    seen, rewards = [env.observe()[0].clone()], []
+    seen, rewards = [env.observations()[0].clone()], []
     for action in actions:
         step = env.step(torch.tensor([action]))
         rewards.append(float(step.reward[0]))
@@ -56,13 +62,13 @@ def trade(env, actions):
 
 @pytest.mark.parametrize("side", [SHORT, LONG])
 def test_a_round_trip_at_a_constant_price_loses_exactly_the_fees(tmp_path, side):
-    env = build(tmp_path, np.full((BARS, 4), 50.0), fee=0.002, slippage=0.001, length=4)
+    env = build(tmp_path, np.full((BARS, 4), 50.0), fee_rate=0.002, slippage=0.001, episode_length=4)
     _, rewards, last = trade(env, [side, side, FLAT, FLAT])
     # One unit of equity is bought or sold, then bought or sold back: two fills of value 1 at 0.3 % each.
     assert math.exp(sum(rewards)) == pytest.approx(1 - 2 * 0.003, abs=1e-6)
     assert rewards[1] == rewards[3] == 0.0
     assert last.truncated.all()
-    results = {name: float(values[0]) for name, values in last.episode.items()}
+    results = {name: float(values[0]) for name, values in last.episode_info.items()}
     assert results == pytest.approx(
         {
             "growth": -0.006,
@@ -79,7 +85,7 @@ def test_a_round_trip_at_a_constant_price_loses_exactly_the_fees(tmp_path, side)
 
 def test_an_order_is_filled_at_the_next_open_and_earns_to_the_one_after(tmp_path):
     prices = wander()
-    env = build(tmp_path, prices, fee=0.0)
+    env = build(tmp_path, prices, fee_rate=0.0)
     _, rewards, _ = trade(env, [LONG, LONG, SHORT, FLAT, LONG])
     first = LOOKBACK + 4 - 1  # the bar at whose close the first decision is made
     opens = prices[first + 1 : first + 7, OPEN]
@@ -90,18 +96,18 @@ def test_an_order_is_filled_at_the_next_open_and_earns_to_the_one_after(tmp_path
 
 
 def test_a_short_position_pays_for_what_it_borrows(tmp_path):
-    env = build(tmp_path, np.full((BARS, 4), 50.0), fee=0.0, borrow=0.01)
+    env = build(tmp_path, np.full((BARS, 4), 50.0), fee_rate=0.0, borrow_rate=0.01)
     _, rewards, _ = trade(env, [SHORT, SHORT, LONG])
     assert rewards[:2] == pytest.approx([math.log(0.99), math.log(0.98 / 0.99)], abs=1e-6)
     assert rewards[2] == 0.0
 
 
 def test_a_target_that_stays_places_no_order(tmp_path):
-    env = build(tmp_path, wander(), fee=0.01, sizes=2)
+    env = build(tmp_path, wander(), fee_rate=0.01, position_levels=2)
     _, _, last = trade(env, [3] * 100)  # half of equity, long
-    assert float(last.episode["turnover"]) == pytest.approx(0.5)
-    assert float(last.episode["open"]) == 1.0
-    assert float(last.episode["trades"]) == 0.0
+    assert float(last.episode_info["turnover"]) == pytest.approx(0.5)
+    assert float(last.episode_info["open"]) == 1.0
+    assert float(last.episode_info["trades"]) == 0.0
 
 
 def test_trades_are_counted_from_flat_or_flip_to_flat_or_flip(tmp_path):
@@ -109,21 +115,21 @@ def test_trades_are_counted_from_flat_or_flip_to_flat_or_flip(tmp_path):
     first = LOOKBACK + 4
     prices[first + 1 :] = 110.0  # after the first fill
     prices[first + 4 :] = 120.0
-    env = build(tmp_path, prices, fee=0.0, length=8)
+    env = build(tmp_path, prices, fee_rate=0.0, episode_length=8)
     # Long 100 -> 110, a win; flipped to short 110 -> 120, a loss; flat; long 120 -> 120, neither, still open.
     _, _, last = trade(env, [LONG, LONG, SHORT, SHORT, SHORT, FLAT, LONG, LONG])
-    assert [float(last.episode[name]) for name in ("trades", "wins", "open")] == [2, 1, 1]
+    assert [float(last.episode_info[name]) for name in ("trades", "wins", "open")] == [2, 1, 1]
 
 
 def test_an_account_that_lost_everything_is_closed(tmp_path):
     prices = np.full((BARS, 4), 100.0)
     prices[LOOKBACK + 4 + 2 :] = 250.0
-    env = build(tmp_path, prices, fee=0.0)
+    env = build(tmp_path, prices, fee_rate=0.0)
     seen, rewards, last = trade(env, [SHORT, SHORT])
     assert last.terminated.all()
     assert not last.truncated.any()
     assert rewards[1] == pytest.approx(math.log(1e-4))
-    assert float(last.episode["growth"]) == -1.0
+    assert float(last.episode_info["growth"]) == -1.0
     assert seen.isfinite().all()
 
 
@@ -153,11 +159,11 @@ def test_scalers_see_the_part_that_is_traded_and_nothing_else(tmp_path):
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     scale = [
-        build(tmp_path / name, table, part=(0.0, 0.8), embargo=10, length=20).shared_state()["scale"]
+        build(tmp_path / name, table, data_range=(0.0, 0.8), embargo=10, episode_length=20).shared_state()["scale"]
         for name, table in (("one", prices), ("two", changed))
     ]
     assert torch.equal(*scale)
-    whole = build(tmp_path / "two", changed, part=(0.0, 1.0), length=20).shared_state()["scale"]
+    whole = build(tmp_path / "two", changed, data_range=(0.0, 1.0), episode_length=20).shared_state()["scale"]
     assert not torch.equal(scale[0], whole)
 
 
@@ -165,10 +171,12 @@ def test_episodes_are_taken_from_their_part_alone(tmp_path):
     prices = wander()
     prices[: 160 - 10] *= 1.0
     prices[150:] *= 1e6  # whoever saw one of these would show it
-    env = build(tmp_path, prices, lanes=8, part=(0.0, 0.8), embargo=10, length=5, first=False)
+    env = build(
+        tmp_path, prices, lanes=8, data_range=(0.0, 0.8), embargo=10, episode_length=5, start_at_first_bar=False
+    )
     growth, starts = [], set()
     for count in range(200):
-        step = env.step(Stream(0, "actions").integers(count, 3, 8))
+        step = env.step(RandomStream(0, "actions").integers(count, 3, 8))
         growth.append(step.reward.abs().max())
         starts |= set(env._table.prices[:, 0, OPEN].tolist())
     assert max(growth) < 0.5
@@ -177,7 +185,7 @@ def test_episodes_are_taken_from_their_part_alone(tmp_path):
 
 def test_the_return_about_to_be_earned_is_shown_only_where_it_is_asked_for(tmp_path):
     prices = wander()
-    plain, leaking = build(tmp_path, prices), build(tmp_path, prices, leak=True, fee=0.0)
+    plain, leaking = build(tmp_path, prices), build(tmp_path, prices, leak_future=True, fee_rate=0.0)
     assert leaking.observation_space.shape[0] == plain.observation_space.shape[0] + 1
     seen, rewards, _ = trade(leaking, [LONG] * 10)
     assert seen[:-1, -1].tolist() == pytest.approx([100 * reward for reward in rewards], abs=1e-4)
@@ -186,9 +194,9 @@ def test_the_return_about_to_be_earned_is_shown_only_where_it_is_asked_for(tmp_p
 # -------------------------------------------------------------------------------------------------------------- markets
 
 
-@pytest.mark.parametrize("market", ["walk", "regimes", "reverting"])
+@pytest.mark.parametrize("market", ["gbm", "regime_switching", "mean_reverting"])
 def test_computed_markets_are_prices_and_differ_by_account_and_episode(tmp_path, market):
-    env = build(tmp_path, lanes=8, market=market, length=30)
+    env = build(tmp_path, lanes=8, market=market, episode_length=30)
     first = env._table.prices.copy()
     assert len(np.unique(first[:, 5, OPEN])) == 8
     assert (first > 0).all()
@@ -200,20 +208,20 @@ def test_computed_markets_are_prices_and_differ_by_account_and_episode(tmp_path,
 
 
 def test_a_walk_rises_and_falls_alike(tmp_path):
-    env = build(tmp_path, lanes=8, market="walk", length=200, num_envs=2000)
+    env = build(tmp_path, lanes=8, market="gbm", episode_length=200, num_envs=2000)
     ends = env._table.prices[:, -1, OPEN] / env._table.prices[:, 0, OPEN]
     assert abs(ends.mean() - 1) < 3.5 * ends.std() / math.sqrt(2000)
 
 
 def test_a_mixture_takes_its_part_of_the_episodes_from_the_computed_market(tmp_path):
-    env = build(tmp_path, wander() * 1000, lanes=8, mixture=0.25, num_envs=4000, length=20)
+    env = build(tmp_path, wander() * 1000, lanes=8, simulated_fraction=0.25, num_envs=4000, episode_length=20)
     computed = (env._table.prices[:, 0, OPEN] < 1000).mean()
     assert abs(computed - 0.25) < 0.03
 
 
 def test_several_symbols_are_all_traded(tmp_path):
     paths = tuple(write(tmp_path / f"{scale}.csv", wander() * scale) for scale in (1, 1000))
-    config = TradingConfig(num_envs=64, data=paths, length=20)
+    config = TradingConfig(num_envs=64, data=paths, episode_length=20)
     env = config.build(Lanes(8, range(8), 0), torch.device("cpu"))
     share = (env._table.prices[:, 0, OPEN] > 5000).mean()
     assert 0.25 < share < 0.75
@@ -223,9 +231,9 @@ def test_several_symbols_are_all_traded(tmp_path):
 
 
 def test_a_part_too_short_for_an_episode_is_refused_with_one_that_fits(tmp_path):
-    with pytest.raises(ConfigError, match=r"reads 226.*\n.*--task\.length 174"):
-        build(tmp_path, wander(), length=200)
-    build(tmp_path, wander(), length=174)
+    with pytest.raises(ConfigError, match=r"reads 226.*\n.*--task\.episode-length 174"):
+        build(tmp_path, wander(), episode_length=200)
+    build(tmp_path, wander(), episode_length=174)
 
 
 def test_actions_that_are_none_are_refused(tmp_path):
@@ -247,8 +255,8 @@ def test_saved_steps_that_no_episode_has_are_refused(tmp_path):
 
 def test_a_watched_account_shows_its_equity_beside_buying_and_holding(tmp_path):
     prices = wander()
-    env = build(tmp_path, prices, fee=0.01, length=50)
-    env.text(0)  # from here on somebody watches
+    env = build(tmp_path, prices, fee_rate=0.01, episode_length=50)
+    env.render_text(0)  # from here on somebody watches
     _, rewards, _ = trade(env, [LONG] * 20 + [FLAT] * 10)
     trail = env._watched[0]
     assert trail.age == list(range(31))
@@ -259,27 +267,27 @@ def test_a_watched_account_shows_its_equity_beside_buying_and_holding(tmp_path):
     opened, close = prices[LOOKBACK + 4, OPEN], prices[LOOKBACK + 4 + 29, CLOSE]
     assert trail.bought[30] == pytest.approx(close / opened / 1.01)
     assert (trail.held[0], trail.held[-1], trail.trades) == (0.0, 0.0, 1)
-    assert f"equity {trail.equity[30] - 1:+.2%}" in env.text(0)
-    assert "trades 1" in env.text(0)
+    assert f"equity {trail.equity[30] - 1:+.2%}" in env.render_text(0)
+    assert "trades 1" in env.render_text(0)
 
 
 def test_a_new_episode_is_shown_from_its_beginning_and_an_account_that_nobody_watches_is_not_followed(tmp_path):
-    env = build(tmp_path, wander(), lanes=2, length=5)
-    env.frame(1)
+    env = build(tmp_path, wander(), lanes=2, episode_length=5)
+    env.render(1)
     for _ in range(7):
         env.step(torch.tensor([LONG, SHORT]))
     assert list(env._watched) == [1]
     assert env._watched[1].age == [0, 1, 2]
-    assert env.frame(1).shape == (400, 640, 3)
+    assert env.render(1).shape == (400, 640, 3)
 
 
 def test_a_frame_tells_the_position_by_colour(tmp_path):
     frames = {}
     for side in (SHORT, FLAT, LONG):
-        env = build(tmp_path, wander(), length=20)
-        env.frame(0)
+        env = build(tmp_path, wander(), episode_length=20)
+        env.render(0)
         trade(env, [side] * 10)
-        frames[side] = env.frame(0)
+        frames[side] = env.render(0)
     painted = {
         side: [(frame == colour).all(axis=-1).any() for colour in (RED, GREEN)] for side, frame in frames.items()
     }

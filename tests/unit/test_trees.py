@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.trees import copy_into, first_leaf, leaves, tree_map
+from lockstep.pytree import first_leaf, load_into, named_leaves, tree_map
 
 names = st.text("abcxyz", min_size=1, max_size=3)
 tensors = st.integers(-9, 9).map(lambda value: torch.full((2, 3), float(value)))
@@ -14,48 +14,48 @@ trees = st.recursive(tensors, lambda branch: st.dictionaries(names, branch, min_
 
 def test_leaves_have_dotted_names_in_the_order_of_the_tree():
     tree = {"b": torch.zeros(1), "a": {"y": torch.ones(1), "x": torch.full((1,), 2.0)}}
-    assert list(leaves(tree)) == ["b", "a.y", "a.x"]
-    assert list(leaves(tree, "obs")) == ["obs.b", "obs.a.y", "obs.a.x"]
-    assert list(leaves(torch.zeros(1), "obs")) == ["obs"]
-    assert list(leaves(torch.zeros(1))) == [""]
+    assert list(named_leaves(tree)) == ["b", "a.y", "a.x"]
+    assert list(named_leaves(tree, "obs")) == ["obs.b", "obs.a.y", "obs.a.x"]
+    assert list(named_leaves(torch.zeros(1), "obs")) == ["obs"]
+    assert list(named_leaves(torch.zeros(1))) == [""]
 
 
 @given(trees)
 def test_mapping_reaches_every_leaf_once_and_keeps_the_names(tree):
-    doubled = leaves(tree_map(lambda x: x * 2, tree))
-    assert list(doubled) == list(leaves(tree))
-    for name, leaf in leaves(tree).items():
+    doubled = named_leaves(tree_map(lambda x: x * 2, tree))
+    assert list(doubled) == list(named_leaves(tree))
+    for name, leaf in named_leaves(tree).items():
         assert torch.equal(doubled[name], leaf * 2)
 
 
 @given(trees)
 def test_mapping_over_several_trees_pairs_what_has_the_same_place(tree):
     larger = tree_map(lambda x: x + 1, tree)
-    assert all((leaf == 1).all() for leaf in leaves(tree_map(torch.sub, larger, tree)).values())
+    assert all((leaf == 1).all() for leaf in named_leaves(tree_map(torch.sub, larger, tree)).values())
 
 
 def test_an_empty_tree_stays_empty():
     assert tree_map(lambda x: x + 1, {}) == {}
-    assert leaves({}) == {}
+    assert named_leaves({}) == {}
 
 
 @given(trees)
 def test_the_first_leaf_is_one_of_the_leaves(tree):
-    assert any(first_leaf(tree) is leaf for leaf in leaves(tree).values())
+    assert any(first_leaf(tree) is leaf for leaf in named_leaves(tree).values())
 
 
 def test_copying_keeps_the_storage_and_the_strides_of_what_is_live():
     live = {"weight": torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)}
     before = live["weight"].data_ptr(), live["weight"].stride()
     saved = {"weight": torch.arange(96.0).view(2, 3, 4, 4)}
-    copy_into(live, saved, "the agent")
+    load_into(live, saved, "the agent")
     assert torch.equal(live["weight"], saved["weight"])
     assert (live["weight"].data_ptr(), live["weight"].stride()) == before
 
 
 def test_copying_reaches_parameters_that_want_gradients():
     parameter = torch.nn.Parameter(torch.zeros(2))
-    copy_into({"p": parameter}, {"p": torch.ones(2)}, "the agent")
+    load_into({"p": parameter}, {"p": torch.ones(2)}, "the agent")
     assert parameter.tolist() == [1, 1]
     assert parameter.requires_grad
 
@@ -74,6 +74,6 @@ def test_copying_reaches_parameters_that_want_gradients():
 )
 def test_a_state_that_does_not_fit_is_refused_with_the_name_of_what_differs(saved, words):
     with pytest.raises(ValueError, match=words) as caught:
-        copy_into({"a": torch.zeros(2), "b": torch.zeros(2)}, saved, "the agent")
+        load_into({"a": torch.zeros(2), "b": torch.zeros(2)}, saved, "the agent")
     assert "the agent" in str(caught.value)
     assert "Resume a run with the configuration it was started with." in str(caught.value)

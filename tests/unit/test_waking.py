@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-WAKE = "from lockstep.cli.waking import wake; wake()"
+WAKE = "from lockstep.cli.torch_import import import_torch_with_status; import_torch_with_status()"
 START = """
-from lockstep.cli import launching
-from lockstep.runtime import launch
-from lockstep.runtime.hosts import Fleet
-launch.launch = lambda *_: launch.Outcome(0)
-launching.launch_or_explain([], Fleet(2))
+from lockstep.cli import workers
+from lockstep.launch import launcher
+from lockstep.launch.rendezvous import LaunchConfig
+launcher.launch = lambda *_: launcher.LaunchResult(0)
+workers.launch_and_report([], LaunchConfig(2))
 """
 
 
@@ -37,7 +37,7 @@ def test_whoever_waits_for_torch_reads_so():
     assert b"waking torch" in on_a_terminal()
 
 
-@pytest.mark.parametrize("started", ["LOCKSTEP_LAUNCHED", "TORCHELASTIC_RUN_ID"])
+@pytest.mark.parametrize("started", ["LOCKSTEP_LAUNCH_DIR", "TORCHELASTIC_RUN_ID"])
 def test_one_of_many_says_nothing(started):
     assert on_a_terminal(**{started: "somewhere"}) == b"."
 

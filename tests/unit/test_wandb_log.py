@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from lockstep.config import ConfigError, RunConfig
+from lockstep.loggers.wandb_logger import WandbLog, require_wandb
 from lockstep.recipes.gym_ppo import GymPPO
-from lockstep.run.wandb_log import WandbLog, refuse_missing
 from processes import command
 
 wandb = pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
@@ -38,7 +38,7 @@ def history(run):
 
 
 def test_a_run_is_written_to_files_that_wandb_reads(tmp_path):
-    ended = command([*TRAIN, "--run.dir", str(tmp_path), "wandb_mode=offline"])
+    ended = command([*TRAIN, "--run.runs-dir", str(tmp_path), "wandb_mode=offline"])
     assert ended.code == 0, ended.output
     assert ended.output.count("`wandb sync` sends it") == 1
     found = history(tmp_path / "a")
@@ -87,6 +87,6 @@ def test_nobody_is_asked_for_a_key(logged):
 
 def test_without_the_library_the_extra_is_named_before_anything_starts(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    refuse_missing(RunConfig())
+    require_wandb(RunConfig())
     with pytest.raises(ConfigError, match=r"lockstep-rl\[wandb\]"):
-        refuse_missing(RunConfig(wandb=True))
+        require_wandb(RunConfig(wandb=True))

@@ -5,12 +5,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
+from lockstep.algorithms.tdmpc2.reference_weights import from_reference, to_reference
+from lockstep.algorithms.tdmpc2.world_model import SIZES, QEnsemble, WorldModel, WorldModelConfig
 from lockstep.config import ConfigError
-from lockstep.nets.init import initialising
-from lockstep.nets.upstream import from_upstream, to_upstream
-from lockstep.nets.world_model import SIZES, Critics, WorldModel, WorldModelConfig
-from lockstep.streams import Stream
-from lockstep.trees import copy_into
+from lockstep.nn.initialization import seeded_init
+from lockstep.pytree import load_into
+from lockstep.rng import RandomStream
 
 COUNTS = {
     1: (1_198_257, 1_214_651, 1_339_387),
@@ -22,7 +22,7 @@ COUNTS = {
 """Of the reference implementation, on cartpole, walker and dog."""
 BODIES = ((5, 1), (24, 6), (223, 38))
 """Their observation and action features."""
-TINY = WorldModelConfig(size=1, encoder=16, width=24, latent=16, critics=3, bins=11)
+TINY = WorldModelConfig(size=1, encoder=16, width=24, latent=16, num_q=3, bins=11)
 
 
 def space(features):
@@ -30,7 +30,7 @@ def space(features):
 
 
 def build(actions=(2,), features=4, config=TINY, seed=0, **options):
-    with initialising(Stream(seed, "model")):
+    with seeded_init(RandomStream(seed, "model")):
         return WorldModel(config, space(features), actions, **options)
 
 
@@ -52,7 +52,7 @@ def test_critics_in_one_product_are_critics_one_by_one():
     together = critics(x)
     assert together.shape == (3, 5, 3, 11)
     for number in range(3):
-        alone = Critics(1, 18, 24, 11)
+        alone = QEnsemble(1, 18, 24, 11)
         for mine, theirs in zip(alone.parameters(), critics.parameters(), strict=True):
             mine.data.copy_(theirs[number : number + 1])
         torch.testing.assert_close(together[number], alone(x)[0])
@@ -78,7 +78,7 @@ def test_nothing_is_expected_of_the_world_at_first():
     joint = model.joint(z, noise(3, 2), None)
     assert not model.reward(joint).any()
     assert not model.critics(joint).any()
-    assert model.judge(model.critics, z, noise(3, 2), None, torch.tensor([0, 1])).abs().max() < 1e-5
+    assert model.q_value(model.critics, z, noise(3, 2), None, torch.tensor([0, 1])).abs().max() < 1e-5
 
 
 def test_latents_are_points_of_simplices():
@@ -128,7 +128,7 @@ def test_pictures_become_latents_of_512():
     assert model.latent == 512
 
 
-@pytest.mark.parametrize("wrong", [{"latent": 12}, {"critics": 1}, {"width": 0}])
+@pytest.mark.parametrize("wrong", [{"latent": 12}, {"num_q": 1}, {"width": 0}])
 def test_shapes_that_cannot_be_are_refused_in_words(wrong):
     with pytest.raises(ConfigError, match="latent is a multiple of 8"):
         WorldModelConfig(size=1, **wrong).shape()
@@ -142,7 +142,7 @@ class Weights:
 
     def __init__(self, seed, **options):
         self.model = build(seed=seed, **options)
-        self.targets = Critics(3, self.model.critics[0].weight.shape[2], 24, 11)
+        self.targets = QEnsemble(3, self.model.critics[0].weight.shape[2], 24, 11)
         for number, parameter in enumerate([*self.model.parameters(), *self.targets.parameters()]):
             parameter.data = noise(*parameter.shape, seed=seed + number)
 
@@ -155,7 +155,7 @@ class Weights:
 @pytest.mark.parametrize("older", [False, True])
 def test_weights_in_the_authors_layout_load_and_give_equal_outputs(options, older):
     theirs, ours = Weights(100, **options), Weights(900, **options)
-    written = to_upstream(theirs.named(), theirs.model.masks)
+    written = to_reference(theirs.named(), theirs.model.masks)
     assert {
         "_encoder.state.0.weight",
         "_encoder.state.1.ln.bias",
@@ -165,7 +165,7 @@ def test_weights_in_the_authors_layout_load_and_give_equal_outputs(options, olde
     assert written["_Qs.params.0.weight"].shape[0] == 3
     if older:
         written = as_older(written)
-    copy_into(ours.named(), from_upstream(written), "the agent")
+    load_into(ours.named(), from_reference(written), "the agent")
     tasks = torch.tensor([0, 1, 1]) if len(theirs.model.masks) > 1 else None
     obs, action = noise(3, 4), noise(3, theirs.model.actions)
     for net in (ours, theirs):
@@ -192,4 +192,4 @@ def as_older(written):
 
 def test_weights_of_something_else_are_refused_in_words():
     with pytest.raises(ValueError, match="no critics that are targets"):
-        from_upstream({"layer.weight": torch.zeros(2)})
+        from_reference({"layer.weight": torch.zeros(2)})

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lockstep.printable import make_errors_printable, write_text
+from lockstep.io.printable import make_errors_printable, write_text
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
-VERBS = {
+COMMANDS = {
     "train": "train a recipe on one process or many",
     "resume": "go on with a run, on any number of processes",
     "eval": "score a run's policy over many episodes",
@@ -24,7 +24,7 @@ VERBS = {
     "bench": "measure a recipe's speed beside the bare engine",
     "plan": "predict what more GPUs would bring, before renting them",
     "backtest": "walk a trading recipe forward over a file of prices",
-    "launch": "print a job file for SLURM, Kubernetes or SkyPilot",
+    "jobfile": "print a job file for SLURM, Kubernetes or SkyPilot",
     "doctor": "look whether this machine is fit to train on, and say what mends it",
     "audit": "find out whether the processes of any training script train one model",
     "prove": "show that any number of processes, killed or not, trains the same agent",
@@ -51,13 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_text(sys.stdout, f"lockstep {__version__}\n")
         return 0
     verb = words[0]
-    if verb not in VERBS:
+    if verb not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(verb, VERBS, n=1)
+        near = difflib.get_close_matches(verb, COMMANDS, n=1)
         return fail(f"'{verb}' is not a verb.\n" + (f"Did you mean '{near[0]}'?" if near else "See lockstep --help."))
     from lockstep.config import ConfigError
-    from lockstep.parent import die_with_launcher
+    from lockstep.launch.process_lifetime import die_with_launcher
 
     die_with_launcher()  # before torch is imported, which takes seconds in which a launcher may die
     # Threads that spin while they wait make torch fifteen times slower where anything else wants the cores. It must
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = preload(words) or words
         verb = words[0]
     try:
-        return int(importlib.import_module(f"lockstep.cli.{verb.replace('-', '_')}").run(words[1:]))
+        module = "import_model" if verb == "import" else verb.replace("-", "_")
+        return int(importlib.import_module(f"lockstep.cli.{module}").run(words[1:]))
     except ConfigError as error:
         return fail(str(error))
     except OSError as error:
@@ -100,12 +101,12 @@ def fail(message: str) -> int:
 def _print_help() -> None:
     from rich.table import Table
 
-    from lockstep.console import Console
+    from lockstep.io.rich_console import PrintableConsole
 
-    console = Console(markup=True)
+    console = PrintableConsole(markup=True)
     console.print("[bold]lockstep[/bold]  many processes, one agent\n")
     table = Table.grid(padding=(0, 3))
-    for verb, words in VERBS.items():
+    for verb, words in COMMANDS.items():
         table.add_row(f"  lockstep [bold]{verb}[/bold]", words)
     console.print(table)
     console.print("\nlockstep VERB --help says more. A first run: [bold]lockstep train snake-ppo --smoke[/bold]")

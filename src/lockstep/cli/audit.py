@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError
-from lockstep.printable import write_text
+from lockstep.io.printable import write_text
 
 if TYPE_CHECKING:
-    from lockstep.audit import Verdict
+    from lockstep.tools.audit.analysis import AuditReport
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Audit:
     """Optimizer steps after which it is stopped; what happens later is not seen."""
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"])] = False
     """SCRIPT is the name of a module, as with python -m."""
-    patience: float = 30.0
+    step_timeout: float = 30.0
     """Seconds without a step on any process (ten times as many before the first) that count as a hang."""
-    allow: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
     """Findings that are meant to be: collectives, gradients, parameters, state, buffers, data."""
     json: bool = False
     """Print one json object instead of words."""
@@ -46,14 +46,14 @@ def run(arguments: Sequence[str]) -> int:
     import os
     from dataclasses import asdict
 
-    from lockstep.audit import KINDS, judge
-    from lockstep.console import Console
-    from lockstep.runtime.audit.start import run as run_script
-    from lockstep.temporary_directory import temporary_directory
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.io.temporary_directory import temporary_directory
+    from lockstep.tools.audit.analysis import KINDS, analyze
+    from lockstep.tools.audit.launcher import run as run_script
 
-    unknown = [kind for kind in command.allow if kind not in KINDS]
+    unknown = [kind for kind in command.ignore if kind not in KINDS]
     if unknown:
-        raise ConfigError(f"--allow {unknown[0]!r} is no kind of finding.", f"They are: {', '.join(KINDS)}.")
+        raise ConfigError(f"--ignore {unknown[0]!r} is no kind of finding.", f"They are: {', '.join(KINDS)}.")
     if command.procs < 2 or command.steps < 1:
         raise ConfigError(
             f"--procs is {command.procs} and --steps {command.steps}.",
@@ -63,15 +63,15 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"there is no script {command.script}.", "Give the path of a Python file, or -m MODULE.")
     words = [*(["-m"] if command.module else []), command.script, *script]
     with temporary_directory("audit") as directory:
-        console = Console(stderr=True)
+        console = PrintableConsole(stderr=True)
         with console.status(f"running {command.script} on {command.procs} processes") as status:
             records = run_script(
-                words, directory, command.procs, command.steps, command.patience, lambda w: status.update(w)
+                words, directory, command.procs, command.steps, command.step_timeout, lambda w: status.update(w)
             )
     if not any(record["steps"] for record in records):
         raise ConfigError(_unauditable(command.script, records), "See that it runs under torchrun, and try again.")
-    verdict = judge(records)
-    wrong = [finding for finding in verdict.findings if finding.kind not in command.allow]
+    verdict = analyze(records)
+    wrong = [finding for finding in verdict.findings if finding.kind not in command.ignore]
     if command.json:
         write_text(sys.stdout, json.dumps(asdict(verdict) | {"processes": command.procs}) + "\n")
     else:
@@ -81,13 +81,13 @@ def run(arguments: Sequence[str]) -> int:
 
 def part(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words for the audit, up to and with the script, and those after it, which are the script's."""
-    takes_value = {"--procs", "-n", "--steps", "--patience", "--allow"}
+    takes_value = {"--procs", "-n", "--steps", "--step-timeout", "--ignore"}
     place = 0
     while place < len(arguments) and arguments[place].startswith("-"):
         place += 2 if arguments[place] in takes_value else 1
     own, script = list(arguments[: place + 1]), list(arguments[place + 1 :])
     if place < len(arguments):
-        own = [own[-1], *own[:-1]]  # the script first: what follows --allow would be taken for a kind
+        own = [own[-1], *own[:-1]]  # the script first: what follows --ignore would be taken for a kind
     return own, script
 
 
@@ -102,18 +102,18 @@ def _unauditable(script: str, records: list[dict[str, Any]]) -> str:
     )
 
 
-def _print(command: Audit, verdict: "Verdict") -> None:
-    from lockstep.audit import KINDS
-    from lockstep.console import Console
+def _print(command: Audit, verdict: "AuditReport") -> None:
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.tools.audit.analysis import KINDS
 
-    console = Console(soft_wrap=True)
+    console = PrintableConsole(soft_wrap=True)
     console.print(f"{command.script} on {command.procs} processes, {verdict.steps} optimizer steps by all\n")
     found = {finding.kind for finding in verdict.findings}
     for kind, right in KINDS.items():
         if kind not in found:
             console.print(f"  {'?    ' if kind in verdict.unseen else '[green]yes[/green]  '} {right}", markup=True)
     for finding in verdict.findings:
-        allowed = finding.kind in command.allow
+        allowed = finding.kind in command.ignore
         console.print("  [yellow]meant[/yellow]" if allowed else "  [red]NO[/red]   ", end="", markup=True)
         since = f", from step {finding.step}" if finding.step else ""
         console.print(f" {finding.what}{since}")
@@ -126,7 +126,7 @@ def _print(command: Audit, verdict: "Verdict") -> None:
         console.print(f"        fix: {finding.fix}")
     for note in verdict.notes:
         console.print(f"  note  {note}")
-    wrong = sum(finding.kind not in command.allow for finding in verdict.findings)
+    wrong = sum(finding.kind not in command.ignore for finding in verdict.findings)
     if wrong:
         console.print(f"\n[red]Not one model.[/red] {wrong} {'finding' if wrong == 1 else 'findings'}.", markup=True)
     else:

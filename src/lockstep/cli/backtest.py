@@ -10,7 +10,7 @@ import tyro
 from lockstep.config import ConfigError
 
 if TYPE_CHECKING:
-    from lockstep.backtest.walk_forward import Report
+    from lockstep.apps.backtest.walk_forward import BacktestReport
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Backtest:
     """A recipe that trades, such as trading-lstm."""
     folds: int = 4
     """Tests, one after another."""
-    before: float = 0.5
+    train_fraction: float = 0.5
     """Part of the file that the first agent is trained on; the others have all that came before their fold."""
     out: Path = Path("backtest")
     """Directory for the runs of the folds, backtest.png and backtest.html; it must not hold any yet."""
@@ -35,34 +35,35 @@ class Backtest:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe, parse_verb
+    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
 
-    command, rest = parse_verb(Backtest, arguments, "backtest")
-    if command.folds < 1 or not 0 < command.before < 1:
+    command, rest = parse_command(Backtest, arguments, "backtest")
+    if command.folds < 1 or not 0 < command.train_fraction < 1:
         raise ConfigError(
-            f"folds is {command.folds} and before {command.before}.", "Use at least 1, and a part between 0 and 1."
+            f"folds is {command.folds} and train_fraction {command.train_fraction}.",
+            "Use at least 1, and a part between 0 and 1.",
         )
-    start = Start(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
+    start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep backtest {command.recipe}")
 
-    from lockstep.backtest.walk_forward import walk_forward
-    from lockstep.tasks.trading import TradingConfig
+    from lockstep.apps.backtest.walk_forward import walk_forward
+    from lockstep.tasks.trading.env import TradingConfig
 
     if not isinstance(recipe.task, TradingConfig):
         raise ConfigError(f"{command.recipe} does not trade.", "Use trading-lstm, or a recipe with the trading task.")
-    report = walk_forward(recipe, command.out, command.folds, command.before)
+    report = walk_forward(recipe, command.out, command.folds, command.train_fraction)
     _present(report, command.out)
     return 0
 
 
-def _present(report: "Report", out: Path) -> None:
+def _present(report: "BacktestReport", out: Path) -> None:
     from rich.table import Table
 
-    from lockstep.backtest.measures import SUSPICIOUS, possible_leak
-    from lockstep.backtest.picture import WORDS, draw, shown, write_page
-    from lockstep.console import Console
+    from lockstep.apps.backtest.metrics import SUSPICIOUS, possible_leak
+    from lockstep.apps.backtest.plots import WORDS, draw, shown, write_page
+    from lockstep.io.rich_console import PrintableConsole
 
-    a_year = report.bars.a_year
+    a_year = report.bars.bars_per_year
     measures = {name: curve.measures(a_year) for name, curve in report.curves.items()}
     agent = measures["agent"]
     notes = [
@@ -75,7 +76,7 @@ def _present(report: "Report", out: Path) -> None:
         warnings.append(
             f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
         )
-    console, table = Console(), Table(box=None)
+    console, table = PrintableConsole(), Table(box=None)
     columns = {name: shown(part) for name, part in measures.items()}
     for heading in ("", *columns):
         table.add_column(heading, justify="right" if heading else "left")

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError, Recipe
-from lockstep.printable import write_text
-from lockstep.temporary_directory import temporary_directory
+from lockstep.io.printable import write_text
+from lockstep.io.temporary_directory import temporary_directory
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Bench:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe, parse_verb
+    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
 
-    command, rest = parse_verb(Bench, arguments, "bench")
+    command, rest = parse_command(Bench, arguments, "bench")
     sizes = _sizes(command)
 
-    from lockstep.cli.launching import started_processes
+    from lockstep.cli.workers import started_processes
 
-    start = Start(recipe=command.recipe, procs=max(sizes), smoke=command.smoke, preset=command.preset)
+    start = TrainOptions(recipe=command.recipe, procs=max(sizes), smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep bench {command.recipe}")
     if started_processes():
         return _measure_here(recipe, command)
 
-    from lockstep.runtime.place import require_gpus
+    from lockstep.launch.device import require_gpus
 
     require_gpus(recipe.run.device, max(sizes), recipe.run.share_gpu)
     reports = [_measure(command, rest, recipe, processes) for processes in sizes]
@@ -71,22 +71,22 @@ def _sizes(command: Bench) -> list[int]:
 
 def _measure_here(recipe: Recipe, command: Bench) -> int:
     """As one of the processes that are measured; the main one leaves the report."""
-    from lockstep.runtime import Runtime
-    from lockstep.speed.measure import measure
+    from lockstep.distributed import Runtime
+    from lockstep.tools.bench.measure import measure
 
     with Runtime.start(recipe.run) as runtime:
         report = measure(recipe, runtime, command.seconds)
-        if runtime.main and command.out is not None:
+        if runtime.is_main and command.out is not None:
             (command.out / "bench.json").write_text(json.dumps(report))
     return 0
 
 
 def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) -> dict[str, Any]:
     """The report for one number of processes, each of them started afresh."""
-    from lockstep.console import Console
-    from lockstep.runtime.launch import launch_quietly
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.launch.launcher import launch_captured
 
-    console = Console(stderr=True)
+    console = PrintableConsole(stderr=True)
     words = ["bench", command.recipe, *rest, "--seconds", str(command.seconds), f"run.lanes={recipe.run.lanes}"]
     words += ["--preset", command.preset] if command.preset else []
     words += ["--smoke"] if command.smoke else []
@@ -95,7 +95,7 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
         temporary_directory("bench") as directory,
         console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
     ):
-        cause = launch_quietly([*words, "--out", str(directory)], processes)
+        cause = launch_captured([*words, "--out", str(directory)], processes)
         if cause:
             raise ConfigError(f"{command.recipe} could not be measured on {count}: {cause}")
         report: dict[str, Any] = json.loads((directory / "bench.json").read_text())
@@ -103,8 +103,8 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
 
 
 def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
-    from lockstep.speed.measure import verdict
-    from lockstep.speed.picture import draw
+    from lockstep.tools.bench.measure import verdict
+    from lockstep.tools.bench.plots import draw
 
     first = reports[0]
     for report in reports:
@@ -124,10 +124,10 @@ def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
 def _print(name: str, reports: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from lockstep.console import Console
+    from lockstep.io.rich_console import PrintableConsole
 
     first = reports[0]
-    console = Console()
+    console = PrintableConsole()
     table = Table(title=f"{name}: {first['parameters']:,} parameters, {first['precision']}", title_justify="left")
     table.add_column("processes")
     for report in reports:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from lockstep.config import ConfigError
-from lockstep.doctor.gpu.steps import STEP
-from lockstep.printable import write_text
+from lockstep.io.printable import write_text
+from lockstep.tools.doctor.gpu.steps import STEP
 
 if TYPE_CHECKING:
-    from lockstep.console import Console
-    from lockstep.doctor.line import Line
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.tools.doctor.finding import CheckResult
 
 TRIAL = "--trial"
 """What the processes are started with that train the small agent; it is no flag of the user's."""
@@ -32,7 +32,7 @@ class Doctor:
     """Processes to train the small agent on."""
     dir: Path = Path("runs")
     """Where runs will be kept."""
-    bundle: bool = False
+    bug_report: bool = False
     """Print a block for a bug report instead: no names of yours, no addresses, no secrets."""
     gpu: bool = False
     """Try every recipe, precision, proof, drill and benchmark on the GPUs of this machine."""
@@ -44,12 +44,12 @@ class Doctor:
 
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] == [TRIAL]:
-        from lockstep.cli.launching import as_worker
-        from lockstep.doctor.trial import take_part
+        from lockstep.cli.workers import run_worker
+        from lockstep.tools.doctor.smoke_test import worker_main
 
-        return as_worker(lambda: take_part(Path(arguments[1])))
+        return run_worker(lambda: worker_main(Path(arguments[1])))
     if arguments[:1] == [STEP]:
-        from lockstep.doctor.gpu.worker import work
+        from lockstep.tools.doctor.gpu.worker import work
 
         return work(arguments[1:])
     command = tyro.cli(Doctor, args=list(arguments), prog="lockstep doctor")
@@ -60,19 +60,19 @@ def run(arguments: Sequence[str]) -> int:
     if command.out is not None or command.quick:
         raise ConfigError("--out and --quick belong to --gpu.", "Use: lockstep doctor --gpu --out report.json")
 
-    from lockstep.console import Console
+    from lockstep.io.rich_console import PrintableConsole
 
-    lines: list[Line] = []
-    console = Console(soft_wrap=True)
-    with Console(stderr=True).status("looking around") as status:
+    lines: list[CheckResult] = []
+    console = PrintableConsole(soft_wrap=True)
+    with PrintableConsole(stderr=True).status("looking around") as status:
         for line in _examine(command, status.update):
             lines.append(line)
-            if not command.bundle:
+            if not command.bug_report:
                 _print(console, line)
-    if command.bundle:
-        from lockstep.doctor.bundle import bundle
+    if command.bug_report:
+        from lockstep.tools.doctor.bug_report import write_bug_report
 
-        write_text(sys.stdout, bundle(lines, command.procs))
+        write_text(sys.stdout, write_bug_report(lines, command.procs))
         return int(any(line.level == "trouble" for line in lines))
     count = sum(line.level == "trouble" for line in lines)
     if count:
@@ -88,7 +88,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _first_contact(command: Doctor) -> int:
     """Run the first-contact kit. This process imports no torch and uses no GPU."""
-    from lockstep.doctor.gpu.runner import run_kit
+    from lockstep.tools.doctor.gpu.runner import run_kit
 
     path = command.out or Path("report.json")
     if path.is_dir() or not path.parent.is_dir():
@@ -114,13 +114,13 @@ def _first_contact(command: Doctor) -> int:
     return int(bool(report.failed))
 
 
-def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:
+def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckResult"]:
     """Everything that is looked at, quick things first; the trial only where nothing stands in its way."""
     import os
 
-    from lockstep.doctor import disk, machine, network, rendering, variables
-    from lockstep.runtime.hosts import interfaces
-    from lockstep.temporary_directory import temporary_directory
+    from lockstep.io.temporary_directory import temporary_directory
+    from lockstep.launch.rendezvous import interfaces
+    from lockstep.tools.doctor import disk, environment, machine, network, rendering
 
     quick = (
         machine.check_versions(),
@@ -128,7 +128,7 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:
         machine.check_memory(command.procs),
         disk.check_disk(command.dir),
         network.check_network(os.environ),
-        variables.check_variables(os.environ, interfaces(), command.procs),
+        environment.check_variables(os.environ, interfaces(), command.procs),
         rendering.check_rendering(),
     )
     sound = True
@@ -139,13 +139,13 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["Line"]:
     if not sound:
         return
     tell(f"training a small agent, {command.procs} processes")
-    from lockstep.doctor.trial import check_together
+    from lockstep.tools.doctor.smoke_test import check_distributed
 
     with temporary_directory("doctor") as directory:
-        yield from check_together(["doctor", TRIAL, str(directory)], command.procs, directory)
+        yield from check_distributed(["doctor", TRIAL, str(directory)], command.procs, directory)
 
 
-def _print(console: "Console", line: "Line") -> None:
+def _print(console: "PrintableConsole", line: "CheckResult") -> None:
     colour, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[line.level]
     console.print(f"[{colour}]{mark:7}[/{colour}]  ", end="", markup=True)
     console.print(f"{line.about:10}  {line.says}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from lockstep.cli.waking import wake
+from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,9 +27,9 @@ class Evaluate:
     """Play a team against these, and each against each: all, a level, a run directory, or RUN@SAMPLES of one."""
     games: int = 200
     """Games of each pair of teams, half of them on each side."""
-    pictures: Path | None = None
+    plots: Path | None = None
     """Also draw the predictions, or the ladder of teams, into this directory."""
-    at: int | None = None
+    checkpoint: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
     """Seed of the episodes; other than the run's own evaluations unless it happens to be the run's seed."""
@@ -41,13 +41,13 @@ class Evaluate:
 
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Evaluate, args=list(arguments), prog="lockstep eval")
-    wake()
+    import_torch_with_status()
 
     if command.opponents:
-        from lockstep.cli.standings import show_standings
+        from lockstep.apps.league.table import show_standings
 
         show_standings(
-            command.run, command.at, command.opponents, command.games, command.seed, command.pictures, command.json
+            command.run, command.checkpoint, command.opponents, command.games, command.seed, command.plots, command.json
         )
         return 0
 
@@ -56,19 +56,20 @@ def run(arguments: Sequence[str]) -> int:
     from contextlib import nullcontext
 
     from lockstep.config import ConfigError
-    from lockstep.console import Console
+    from lockstep.distributed import Runtime
     from lockstep.evaluate import evaluate, measure, predict
-    from lockstep.loading import load
+    from lockstep.inference import load
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.launch.device import choose_device
+    from lockstep.launch.world import WorldInfo
     from lockstep.protocols import TaskConfig
-    from lockstep.runtime import Runtime
-    from lockstep.runtime.place import Place, choose_device
 
-    device = str(choose_device(command.device, Place()))
-    loaded = load(command.run, command.at, device)
-    runtime = Runtime.alone(dataclasses.replace(loaded.recipe.run, seed=command.seed), device)
-    console = Console()
+    device = str(choose_device(command.device, WorldInfo()))
+    loaded = load(command.run, command.checkpoint, device)
+    runtime = Runtime.single_process(dataclasses.replace(loaded.recipe.run, seed=command.seed), device)
+    console = PrintableConsole()
     task, played = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
-    if played and command.pictures is not None:
+    if played and command.plots is not None:
         raise ConfigError(f"{command.run} plays, and pictures are of predictions.", f"Use lockstep play {command.run}")
     work = f"{command.episodes} episodes" if played else f"the {command.split} split"
     with console.status(f"{'playing' if played else 'predicting'} {work}") if not command.json else nullcontext():
@@ -84,8 +85,8 @@ def run(arguments: Sequence[str]) -> int:
     else:
         console.print(f"{command.run}: {work}", soft_wrap=True)
         console.print(_table(scores) if played else _table_of_parts(scores))
-    if command.pictures is not None:
-        for path in data.draw(command.split, predictions, command.pictures):
+    if command.plots is not None:
+        for path in data.plot(command.split, predictions, command.plots):
             console.print(f"drawn: {path}", soft_wrap=True)
     return 0
 
@@ -106,9 +107,9 @@ def _table_of_parts(scores: dict[str, float]) -> "Table":
     """A row for the whole and one for each part, a column for each measure."""
     from rich.table import Table
 
-    from lockstep.measures import of_the_whole
+    from lockstep.ops.prediction_metrics import overall_metrics
 
-    measures = list(of_the_whole(scores))
+    measures = list(overall_metrics(scores))
     parts = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
     table = Table(title=f"{scores['examples']:,.0f} examples", title_justify="left")
     table.add_column("")

@@ -24,7 +24,7 @@ class Export:
     """What to write."""
     out: Path | None = None
     """Where; beside the run's checkpoints under the run's name unless told, and for jidi in ./submission."""
-    at: int | None = None
+    checkpoint: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
 
 
@@ -38,12 +38,12 @@ def run(arguments: Sequence[str]) -> int:
     import warnings
 
     from lockstep.config import ConfigError
-    from lockstep.console import Console
-    from lockstep.export.formats import COUNT
-    from lockstep.loading import load_agent, recipe_of
+    from lockstep.inference import load_algorithm, load_recipe
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.tools.export.formats import COUNT
 
-    console = Console(soft_wrap=True)
-    recipe = recipe_of(command.run)
+    console = PrintableConsole(soft_wrap=True)
+    recipe = load_recipe(command.run)
     path = command.out or command.run / f"{command.run.resolve().name}{SUFFIXES[command.to]}"
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent}.", f"mkdir -p {path.parent}")
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with console.status(f"writing {path}, and trying it"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries talk about themselves
-            algorithm = load_agent(command.run, recipe, command.at)
+            algorithm = load_algorithm(command.run, recipe, command.checkpoint)
             apart = write(beside, algorithm, recipe)
         os.replace(beside, path)
     finally:
@@ -64,22 +64,22 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _hand_in(command: Export) -> int:
-    from lockstep.console import Console
-    from lockstep.jidi.submission import write_submission
-    from lockstep.loading import load
+    from lockstep.apps.jidi.submission import write_submission
+    from lockstep.inference import load
+    from lockstep.io.rich_console import PrintableConsole
 
     out = command.out or Path("submission")
-    write_submission(load(command.run, command.at), out)
-    Console(soft_wrap=True).print(f"{out}: hand in this directory; it needs numpy alone.")
+    write_submission(load(command.run, command.checkpoint), out)
+    PrintableConsole(soft_wrap=True).print(f"{out}: hand in this directory; it needs numpy alone.")
     return 0
 
 
 def _writer(to: str) -> Callable[..., Any]:
     """What writes a format; each of them returns how far the file's outputs are from the policy's."""
     if to == "sb3":
-        from lockstep.export.sb3 import write_sb3
+        from lockstep.tools.export.sb3 import write_sb3
 
         return write_sb3
-    from lockstep.export import formats
+    from lockstep.tools.export import formats
 
     return {"safetensors": formats.write_safetensors, "onnx": formats.write_onnx, "pt2": formats.write_pt2}[to]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tyro
 
-from lockstep.printable import printable, write_text
+from lockstep.io.printable import printable, write_text
 
 SHOWN = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
 """Logged quantities that are listed."""
@@ -16,8 +16,9 @@ HEADINGS = ("run", "recipe", "state", "steps", "of", "steps/s", "return", "eval"
 WORDS = HEADINGS[:3]
 MANY = 200
 """More runs than this are listed without a frame."""
+_FORMAT = re.compile(r"^format: (\d{1,9})$", re.ASCII | re.MULTILINE)
 _RECIPE = re.compile(r"^recipe: ([\w./-]{1,200})$", re.ASCII | re.MULTILINE)
-_BUDGET = re.compile(r"^run:\n(?:  .*\n)*?  samples: (\d{1,18})$", re.ASCII | re.MULTILINE)
+_BUDGET = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ def run(arguments: Sequence[str]) -> int:
 
     from rich.table import Table
 
-    from lockstep.console import Console
-    from lockstep.run.records import CONFIG
+    from lockstep.io.jsonl import CONFIG
+    from lockstep.io.rich_console import PrintableConsole
 
-    console = Console()
+    console = PrintableConsole()
     paths = sorted(path.parent for path in command.dir.glob(f"*/{CONFIG}"))
     if not paths:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
@@ -66,12 +67,15 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _cells(path: Path) -> tuple[str, ...]:
     """What is shown of a run beside its name."""
+    from lockstep.checkpoint.migrations import UnknownFormat
     from lockstep.config import ConfigError
-    from lockstep.run.records import METRICS, read_status
-    from lockstep.run.tail import newest_values
+    from lockstep.io.jsonl import METRICS, read_status
+    from lockstep.io.jsonl_tail import newest_values
 
     try:
         recipe, budget = _read_config(path)
+    except UnknownFormat as error:
+        return (f"format {error.version}, of another version of Lockstep",)
     except ConfigError:
         return ("config.yaml cannot be read",)
     values = newest_values(path / METRICS, SHOWN)
@@ -87,24 +91,25 @@ def _cells(path: Path) -> tuple[str, ...]:
 
 
 def _read_config(path: Path) -> tuple[object, object]:
-    """The recipe and the budget of a run.
+    """The recipe and the total samples of a run. ConfigError where they cannot be read.
 
     They are found by two searches where the file is as lockstep writes it: to parse yaml takes 7 ms for each run.
     """
+    from lockstep.checkpoint.migrations import FORMAT, migrate_config
     from lockstep.config import read_yaml
-    from lockstep.reading import YAML_BYTES, Unreadable, read_text
-    from lockstep.run.records import CONFIG
+    from lockstep.io.jsonl import CONFIG
+    from lockstep.io.safe_read import YAML_BYTES, UnreadableFileError, read_text
 
     try:
         text = read_text(path / CONFIG, YAML_BYTES)
-    except (OSError, Unreadable):
+    except (OSError, UnreadableFileError):
         text = ""
-    recipe, budget = _RECIPE.search(text), _BUDGET.search(text)
-    if recipe and budget:
+    version, recipe, budget = _FORMAT.search(text), _RECIPE.search(text), _BUDGET.search(text)
+    if version and int(version[1]) == FORMAT and recipe and budget:
         return recipe[1], int(budget[1])
-    config = read_yaml(path / CONFIG)
+    config = migrate_config(read_yaml(path / CONFIG), path / CONFIG)
     run = config.get("run")
-    return config.get("recipe"), run.get("samples") if isinstance(run, dict) else None
+    return config.get("recipe"), run.get("total_samples") if isinstance(run, dict) else None
 
 
 def _number(value: object, form: str) -> str:

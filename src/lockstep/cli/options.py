@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from lockstep.cli.words import translate
-from lockstep.config import ConfigError, Recipe, overlay, read_yaml, with_lanes
+from lockstep.cli.flag_aliases import normalize_args
+from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes
 
 if TYPE_CHECKING:
-    from lockstep.runtime.hosts import Fleet
+    from lockstep.launch.rendezvous import LaunchConfig
 
 Command = TypeVar("Command")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
+class LaunchOptions:
     """Where processes run, and what happens when one of them dies."""
 
     procs: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=["-n"])] = 1
@@ -35,9 +35,9 @@ class Machines:
     rdzv_id: str | None = None
     """What several hosts call this job; a run directory that it began is gone on with, not refused."""
 
-    def fleet(self, procs: int) -> "Fleet":
+    def fleet(self, procs: int) -> "LaunchConfig":
         """The same in the launcher's words."""
-        from lockstep.runtime.hosts import Fleet, parse_nodes
+        from lockstep.launch.rendezvous import LaunchConfig, parse_nodes
 
         nodes = parse_nodes(self.nnodes)
         if nodes[1] > 1 and (self.rdzv_endpoint is None or self.rdzv_id is None):
@@ -45,7 +45,7 @@ class Machines:
                 f"--nnodes {self.nnodes} needs a place to meet and a name for the job.",
                 "Add, the same on every host: --rdzv-endpoint FIRST_HOST:29500 --rdzv-id NAME",
             )
-        return Fleet(procs, self.max_restarts, nodes, self.rdzv_endpoint, self.rdzv_id)
+        return LaunchConfig(procs, self.max_restarts, nodes, self.rdzv_endpoint, self.rdzv_id)
 
 
 LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nnodes", "rdzv-endpoint", "rdzv-id")
@@ -53,7 +53,7 @@ LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start(Machines):
+class TrainOptions(LaunchOptions):
     """How to start a recipe; what to train is in the recipe's own settings, listed by `--help` after its name."""
 
     recipe: tyro.conf.Positional[str]
@@ -72,12 +72,14 @@ class Start(Machines):
     """Go on with this run instead (the same as `lockstep resume RUN`)."""
 
 
-def parse_recipe(start: Start, rest: Sequence[str], prog: str, brought: Mapping[str, Any] | None = None) -> Recipe:
+def parse_recipe(
+    start: TrainOptions, rest: Sequence[str], prog: str, brought: Mapping[str, Any] | None = None
+) -> Recipe:
     """The recipe a command line asks for; `brought` are settings that come with a model, which flags beat."""
-    from lockstep.recipes import find_recipe
+    from lockstep.registry import find_recipe
 
     kind = find_recipe(start.recipe)
-    words = translate(rest, kind.aliases, kind.episode_length)
+    words = normalize_args(rest, kind.aliases, kind.episode_length)
     recipe = kind()
     if start.preset is not None:
         if start.preset not in kind.presets:
@@ -85,39 +87,39 @@ def parse_recipe(start: Start, rest: Sequence[str], prog: str, brought: Mapping[
                 f"{start.recipe} has no preset '{start.preset}'.",
                 f"It has: {', '.join(kind.presets) or 'none'}.",
             )
-        recipe = overlay(recipe, kind.presets[start.preset])
+        recipe = apply_overrides(recipe, kind.presets[start.preset])
     if start.smoke:
-        recipe = overlay(recipe, kind.smoke)
-    recipe = overlay(recipe, brought or {})
+        recipe = apply_overrides(recipe, kind.smoke_overrides)
+    recipe = apply_overrides(recipe, brought or {})
     meant = recipe
     if start.config is not None:
-        recipe = overlay(recipe, read_yaml(start.config))
-    recipe = overlay(recipe, words.settings)
+        recipe = apply_overrides(recipe, read_yaml(start.config))
+    recipe = apply_overrides(recipe, words.settings)
     recipe = tyro.cli(type(recipe), default=recipe, args=words.flags, prog=prog)
-    return settle(_with_reference(recipe, meant), 1 if start.procs == "auto" else start.procs)
+    return resolve(_with_reference(recipe, meant), 1 if start.procs == "auto" else start.procs)
 
 
 def _with_reference(recipe: Recipe, meant: Recipe) -> Recipe:
     """The recipe, knowing for which batch its learning rate was meant, where it wants to know."""
-    if getattr(recipe.algo, "reference_batch", 0) is None:
-        return overlay(recipe, {"algo.reference_batch": meant.algo.batch_size})
+    if getattr(recipe.algo, "reference_batch_size", 0) is None:
+        return apply_overrides(recipe, {"algo.reference_batch_size": meant.algo.batch_size})
     return recipe
 
 
-def parse_verb(kind: type[Command], arguments: Sequence[str], verb: str) -> tuple[Command, list[str]]:
+def parse_command(kind: type[Command], arguments: Sequence[str], verb: str) -> tuple[Command, list[str]]:
     """A verb's own flags, and the words left for the recipe it is about."""
-    words = translate(arguments, {})
+    words = normalize_args(arguments, {})
     command, rest = tyro.cli(kind, args=words.flags, prog=f"lockstep {verb}", return_unknown_args=True)
     return command, rest + [f"{key}={value}" for key, value in words.settings.items()]
 
 
-def settle(recipe: Recipe, processes: int) -> Recipe:
+def resolve(recipe: Recipe, processes: int) -> Recipe:
     """The recipe with its lanes settled and its numbers checked, before any process starts."""
-    from lockstep.lanes import deal
+    from lockstep.lanes import partition_lanes
 
-    run = with_lanes(recipe.run, processes)
-    if run.samples < 1:
-        raise ConfigError(f"run.samples is {run.samples}.", "Train for at least one sample.")
+    run = resolve_lanes(recipe.run, processes)
+    if run.total_samples < 1:
+        raise ConfigError(f"run.total_samples is {run.total_samples}.", "Train for at least one sample.")
     if run.lanes is None or run.lanes < 1:
         raise ConfigError(f"run.lanes is {run.lanes}.", "A run has at least one lane.")
     if run.tf32 and run.reduction == "exact":
@@ -127,14 +129,14 @@ def settle(recipe: Recipe, processes: int) -> Recipe:
             f"run.compile is {run.compile}, and exact reduction runs lanes one after another as they are written.",
             "Use --run.reduction fast with it, or --run.compile off.",
         )
-    deal(run.lanes, processes)
-    recipe.algo.check(recipe.task, run)
+    partition_lanes(run.lanes, processes)
+    recipe.algo.validate(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
 
 
-def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[Start, list[str], list[str]]:
+def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[TrainOptions, list[str], list[str]]:
     """A verb's own flags, the flags left for the recipe, and sentences to print."""
-    from lockstep.recipes import RECIPES, find_recipe
+    from lockstep.registry import RECIPES, find_recipe
 
     arguments, name = _recipe_first(arguments, RECIPES)
     wants_help = any(word in ("-h", "--help") for word in arguments)
@@ -142,11 +144,11 @@ def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[
         recipe = find_recipe(name)
         tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep {verb} {name}")
     kind = find_recipe(name) if name is not None and not wants_help else Recipe
-    words = translate(arguments, kind.aliases, kind.episode_length)
+    words = normalize_args(arguments, kind.aliases, kind.episode_length)
     listing = "\n".join(f"  {recipe:12} {line}" for recipe, (_, line) in RECIPES.items())
     about = f"{description}\n\nRecipes:\n{listing}\n\nlockstep {verb} RECIPE --help lists its settings."
     start, rest = tyro.cli(
-        Start, args=words.flags, prog=f"lockstep {verb}", description=about, return_unknown_args=True
+        TrainOptions, args=words.flags, prog=f"lockstep {verb}", description=about, return_unknown_args=True
     )
     return start, rest + [f"{key}={value}" for key, value in words.settings.items()], words.notes
 
@@ -164,15 +166,15 @@ def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[lis
     return [name, *arguments[: guesses[0]], *arguments[guesses[0] + 1 :]], name
 
 
-def resolve_procs(machines: Machines) -> int:
+def resolve_procs(machines: LaunchOptions) -> int:
     """Make only the chosen GPUs visible; the number of processes to start."""
     gpus, procs = machines.gpus, machines.procs
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     if procs == "auto":
-        from lockstep.cli.waking import wake
+        from lockstep.cli.torch_import import import_torch_with_status
 
-        wake()
+        import_torch_with_status()
         import torch
 
         return max(1, torch.cuda.device_count())

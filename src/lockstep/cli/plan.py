@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError, Recipe
-from lockstep.printable import write_text
-from lockstep.reading import Unreadable, read_json
-from lockstep.temporary_directory import temporary_directory
+from lockstep.io.printable import write_text
+from lockstep.io.safe_read import UnreadableFileError, read_json
+from lockstep.io.temporary_directory import temporary_directory
 
 if TYPE_CHECKING:
-    from lockstep.speed.network import Network
-    from lockstep.speed.plan import Prediction, Shares
+    from lockstep.tools.bench.network_model import NetworkModel
+    from lockstep.tools.bench.scaling_model import CostProfile, Prediction
 
 ASSUMPTIONS = (
     "Work is as measured on one process of this machine (or in --measured); a process's share of it costs a fixed time "
@@ -62,20 +62,20 @@ class Plan:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe, parse_verb
+    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
 
-    command, rest = parse_verb(Plan, arguments, "plan")
+    command, rest = parse_command(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds count from 1.", "Give numbers such as --gpus 1 8 64 --rounds 3.")
-    start = Start(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
+    start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
     if command.time_network is not None:
         return _time_network(recipe, command.time_network, command.sizes)
 
+    from lockstep.launch.device import threads_per_process
     from lockstep.protocols import TaskConfig
-    from lockstep.runtime.place import cores_for
-    from lockstep.speed.network import find_network
-    from lockstep.speed.plan import as_json, predict
+    from lockstep.tools.bench.network_model import find_network
+    from lockstep.tools.bench.scaling_model import as_json, predict
 
     if not isinstance(recipe.task, TaskConfig):
         raise ConfigError(
@@ -93,8 +93,8 @@ def run(arguments: Sequence[str]) -> int:
     else:
         network = find_network(command.network)
     shares = _measured(command, recipe)
-    cores = cores_for(1) if here else None
-    budget = recipe.run.samples
+    cores = threads_per_process(1) if here else None
+    budget = recipe.run.total_samples
     fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
     growing = [predict(shares, count, network, budget, grow=True, cores=cores) for count in sorted(command.gpus)]
     if command.json:
@@ -104,11 +104,12 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _measured(command: Plan, recipe: Recipe) -> "Shares":
+def _measured(command: Plan, recipe: Recipe) -> "CostProfile":
     """The measurement in a file, or one made now; on one thread where processes are to share this machine."""
-    from lockstep.console import Console
-    from lockstep.runtime.place import Place, cores_for, set_arithmetic
-    from lockstep.speed.plan import measure_shares, shares_from
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.launch.device import configure_torch, threads_per_process
+    from lockstep.launch.world import WorldInfo
+    from lockstep.tools.bench.scaling_model import measure_shares, shares_from
 
     if command.measured is not None:
         try:
@@ -118,12 +119,12 @@ def _measured(command: Plan, recipe: Recipe) -> "Shares":
             return shares_from(found["shares"])
         except ConfigError:
             raise
-        except (OSError, Unreadable, ValueError, LookupError, TypeError) as error:
+        except (OSError, UnreadableFileError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
                 f"{command.measured} holds no measurement: {error}.", "Make one: lockstep plan RECIPE --save FILE."
             ) from None
-    set_arithmetic(recipe.run, Place(local_size=cores_for(1) if command.network == "here" else 1))
-    console = Console(stderr=True)
+    configure_torch(recipe.run, WorldInfo(local_size=threads_per_process(1) if command.network == "here" else 1))
+    console = PrintableConsole(stderr=True)
     with console.status("measuring") as status:
         shares = measure_shares(recipe, command.rounds, lambda words: status.update(words))
     if command.save is not None:
@@ -144,44 +145,44 @@ def _shares_of_kit(path: Path, shares: dict[str, Any], recipe: str) -> Any:
     return shares[recipe]
 
 
-def _network_of_kit(path: Path) -> "Network | None":
+def _network_of_kit(path: Path) -> "NetworkModel | None":
     """The network that `lockstep doctor --gpu` measured. None: another file, or a machine with one GPU."""
     try:
         found = read_json(path)
         if "steps" not in found or not found["network"]:
             return None
-    except (OSError, Unreadable, LookupError, TypeError):
+    except (OSError, UnreadableFileError, LookupError, TypeError):
         return None  # whoever reads the file next says what is wrong with it
     return _network_from(path, found["network"])
 
 
-def _measure_network(command: Plan, rest: list[str]) -> "Network":
+def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
     """This machine's loopback, by timing reductions of two processes."""
-    from lockstep.console import Console
-    from lockstep.runtime.launch import launch_quietly
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.launch.launcher import launch_captured
 
     words = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
     words += ["--smoke"] if command.smoke else []
-    with temporary_directory("plan") as directory, Console(stderr=True).status("the network"):
+    with temporary_directory("plan") as directory, PrintableConsole(stderr=True).status("the network"):
         path = directory / "here.json"
-        cause = launch_quietly([*words, "--time-network", str(path)], 2)
+        cause = launch_captured([*words, "--time-network", str(path)], 2)
         if cause:
             raise ConfigError(f"reductions could not be timed on two processes: {cause}")
         return _read_network(path)
 
 
-def _read_network(path: Path) -> "Network":
+def _read_network(path: Path) -> "NetworkModel":
     """A network of equal links that explains the times in a file."""
     try:
         timed = read_json(path)
-    except (OSError, Unreadable) as error:
+    except (OSError, UnreadableFileError) as error:
         raise _no_times(path, error) from None
     return _network_from(path, timed)
 
 
-def _network_from(path: Path, timed: Any) -> "Network":
+def _network_from(path: Path, timed: Any) -> "NetworkModel":
     """The same for times that were read from a file."""
-    from lockstep.speed.network import Network, fit_link
+    from lockstep.tools.bench.network_model import NetworkModel, fit_link
 
     try:
         link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
@@ -191,7 +192,7 @@ def _network_from(path: Path, timed: Any) -> "Network":
             raise ValueError("its times are no numbers")
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise _no_times(path, error) from None
-    return Network(path.stem, 2**20, link, link, launch=0.0, contention=contention, jitter=jitter)
+    return NetworkModel(path.stem, 2**20, link, link, launch=0.0, contention=contention, jitter=jitter)
 
 
 def _no_times(path: Path, error: Exception) -> ConfigError:
@@ -202,8 +203,14 @@ def _no_times(path: Path, error: Exception) -> ConfigError:
 
 
 def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
-    from lockstep.runtime import Runtime
-    from lockstep.speed.measure import REDUCTIONS, Meter, contention_and_jitter, time_crowding, time_reductions
+    from lockstep.distributed import Runtime
+    from lockstep.tools.bench.measure import (
+        REDUCTIONS,
+        IterationTimer,
+        contention_and_jitter,
+        time_contention,
+        time_reductions,
+    )
 
     if sizes and min(sizes) < 4:
         raise ConfigError("--sizes counts bytes of float32 numbers.", "Give numbers from 4, such as --sizes 64 65536.")
@@ -211,8 +218,8 @@ def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
         if runtime.size == 1:
             raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
         timed = time_reductions(runtime, sizes=sizes or REDUCTIONS)
-        crowding = time_crowding(Meter(recipe, runtime), times=24)
-        if runtime.main:
+        crowding = time_contention(IterationTimer(recipe, runtime), times=24)
+        if runtime.is_main:
             contention, jitter = contention_and_jitter(crowding)
             found = {"processes": runtime.size, "seconds": timed, "contention": contention, "jitter": jitter}
             path.write_text(json.dumps(found))
@@ -221,18 +228,18 @@ def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
 
 def _print(
     name: str,
-    shares: "Shares",
-    network: "Network",
+    shares: "CostProfile",
+    network: "NetworkModel",
     fixed: list["Prediction"],
     growing: list["Prediction"],
     cores: int | None,
 ) -> None:
-    from lockstep.console import Console
-    from lockstep.speed.plan import slowest_of, stops_paying, unevenness
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.tools.bench.scaling_model import imbalance, scaling_limit, slowest_of
 
-    console = Console()
+    console = PrintableConsole()
     console.print(_table(f"{name}: the same global batch", fixed))
-    console.print(stops_paying(shares, fixed, cores))
+    console.print(scaling_limit(shares, fixed, cores))
     console.print()
     console.print(_table(f"{name}: a batch that grows with the GPUs", growing))
     console.print(
@@ -242,7 +249,7 @@ def _print(
     console.print("\nAssumed:")
     slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all are busy"
     crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each{slower}.",)
-    jitter = unevenness(shares, network)
+    jitter = imbalance(shares, network)
     waits = f"All wait for the slowest process: of two of them it takes {slowest_of(2, jitter):.2f}x."
     for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
         console.print(f"  - {line}", soft_wrap=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from lockstep.cli.waking import wake
+from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
-    from lockstep.play.files import Written
+    from lockstep.tools.play.video_files import VideoInfo
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Play:
     """Open a window instead of playing in the terminal (extra `play`); Escape, q or closing it ends."""
     replay: Path | None = None
     """Write a game of team snakes to this file, for the viewer of the competition's platform."""
-    at: int | None = None
+    checkpoint: int | None = None
     """Use the checkpoint at this many samples instead of the best."""
     seed: int = 1
     """Seed of the episodes; of matches, 1 begins with the closest of the test split, 2 with the next."""
@@ -50,35 +50,36 @@ def run(arguments: Sequence[str]) -> int:
 
     if command.fps <= 0 or command.episodes < 1 or command.max_steps < 1:
         raise ConfigError("fps, episodes or max-steps is too small.", "Use numbers above 0.")
-    wake()
+    import_torch_with_status()
 
-    from lockstep.loading import load
-    from lockstep.play.files import write_gif, write_mp4
-    from lockstep.play.terminal import show_in_terminal
-    from lockstep.play.watch import watch
-    from lockstep.play.window import show_in_window
-    from lockstep.runtime.place import Place, choose_device
+    from lockstep.inference import load
+    from lockstep.launch.device import choose_device
+    from lockstep.launch.world import WorldInfo
+    from lockstep.tools.play.playback import play_episodes
+    from lockstep.tools.play.terminal import show_in_terminal
+    from lockstep.tools.play.video_files import write_gif, write_mp4
+    from lockstep.tools.play.window import show_in_window
 
-    policy = load(command.run, command.at, str(choose_device(command.device, Place())))
+    policy = load(command.run, command.checkpoint, str(choose_device(command.device, WorldInfo())))
     if command.replay is not None:
-        from lockstep.jidi.submission import write_replay
+        from lockstep.apps.jidi.submission import write_replay
 
         write_replay(policy, command.replay, command.seed)
         return 0
     show = command.episodes, command.seed, command.max_steps
     if command.gif is not None:
         limit = None if command.max_mb is None else 1e6 * command.max_mb
-        _say(command.gif, write_gif(watch(policy, *show), command.gif, command.fps, limit))
+        _say(command.gif, write_gif(play_episodes(policy, *show), command.gif, command.fps, limit))
     if command.mp4 is not None:
-        _say(command.mp4, write_mp4(watch(policy, *show), command.mp4, command.fps))
+        _say(command.mp4, write_mp4(play_episodes(policy, *show), command.mp4, command.fps))
     if command.gif is None and command.mp4 is None:
-        (show_in_window if command.window else show_in_terminal)(watch(policy, *show), command.fps)
+        (show_in_window if command.window else show_in_terminal)(play_episodes(policy, *show), command.fps)
     return 0
 
 
-def _say(path: Path, written: "Written") -> None:
-    from lockstep.console import Console
+def _say(path: Path, written: "VideoInfo") -> None:
+    from lockstep.io.rich_console import PrintableConsole
 
     thinned = f", one for every {written.every} steps" if written.every > 1 else ""
     words = f"{written.frames} frames{thinned}, {written.size / 1e6:.2f} MB: {path}"
-    Console(soft_wrap=True).print(words)
+    PrintableConsole(soft_wrap=True).print(words)

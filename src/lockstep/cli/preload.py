@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from lockstep.cli.waking import wake
-from lockstep.parent import started_by_a_launcher
+from lockstep.cli.torch_import import import_torch_with_status
+from lockstep.launch.process_lifetime import started_by_a_launcher
 
 _MODULES = (
     "lockstep.train",
     "lockstep.cli.train",
     "lockstep.cli.resume",
-    "lockstep.cli.launching",
-    "lockstep.runtime.launch",
-    "lockstep.runtime.fork_server",
-    "lockstep.compiled",
-    "lockstep.philox.cpu",
+    "lockstep.cli.workers",
+    "lockstep.launch.launcher",
+    "lockstep.launch.fork_server",
+    "lockstep.ops.cpu_kernels",
+    "lockstep.ops.philox.cpu",
     "torch.utils.tensorboard",
 )
 """Modules that every worker imports. The launcher needs most of them as well."""
@@ -40,8 +40,8 @@ def preload(words: Sequence[str]) -> list[str] | None:
     if started_by_a_launcher() or not asks_for_workers(words) or os.environ.get("LOCKSTEP_START") == "spawn":
         return None
     with _quiet_imports():
-        wake()
-        from lockstep.runtime.fork_server import fork_here
+        import_torch_with_status()
+        from lockstep.launch.fork_server import fork_here
 
         return fork_here(lambda: import_modules(words))
 
@@ -51,7 +51,7 @@ def serve(descriptor: int) -> list[str]:
     channel = socket.socket(fileno=descriptor)
     channel.set_inheritable(False)
     with _quiet_imports():
-        from lockstep.runtime import fork_server
+        from lockstep.launch import fork_server
 
         return fork_server.serve(channel, lambda: import_modules(()))
 
@@ -60,7 +60,7 @@ def import_modules(words: Sequence[str]) -> None:
     """Import what workers of a command need, without starting a thread."""
     for module in (*_MODULES, *_recipes(words)):
         importlib.import_module(module)
-    from lockstep.compiled import start_numba
+    from lockstep.ops.cpu_kernels import start_numba
 
     start_numba()
 
@@ -101,7 +101,7 @@ def asks_for_workers(words: Sequence[str]) -> bool:
 
 def _recipes(words: Sequence[str]) -> list[str]:
     """Modules of lockstep that the recipes named in a command line need."""
-    from lockstep.recipes import RECIPES
+    from lockstep.registry import RECIPES
 
     modules = []
     for word in [*words, *(["gym-ppo"] if words[:1] == ["doctor"] else [])]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.cli.worker_spec import write_spec
-from lockstep.config import ConfigError, overlay
-from lockstep.temporary_directory import temporary_directory
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.io.temporary_directory import temporary_directory
 
 if TYPE_CHECKING:
-    from lockstep.console import Console
+    from lockstep.io.rich_console import PrintableConsole
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Makes torch compare what every process is about to do at each collective: a branch that one takes alone is named."""
@@ -25,7 +25,7 @@ CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 class Prove:
     """Train a recipe in exact mode on several numbers of processes and compare all a checkpoint holds, bit by bit.
 
-    The recipe's smoke setting is used; give --full for its real one. Its own flags may follow, as with `train`.
+    The recipe's smoke setting is used; give --no-smoke for its real one. Its own flags may follow, as with `train`.
     """
 
     recipe: tyro.conf.Positional[str]
@@ -38,18 +38,18 @@ class Prove:
     """Iterations to train; the recipe's smoke setting decides when not given."""
     preset: str | None = None
     """One of the recipe's named variations."""
-    full: bool = False
-    """Use the recipe's real setting instead of its smoke setting."""
+    smoke: bool = True
+    """Use the recipe's smoke setting. --no-smoke: its real one."""
     seed: int = 0
     """Chooses who is killed, and when."""
-    keep: Path | None = None
+    output_dir: Path | None = None
     """Keep the runs in this directory."""
     json: Path | None = None
     """Also leave a record in this file: settings, versions, every run's hash and the verdict, for `lockstep report`."""
 
 
 @dataclass(frozen=True)
-class Row:
+class RunRecord:
     """One line of the proof."""
 
     processes: str
@@ -63,15 +63,15 @@ class Row:
 
 
 @dataclass
-class Proof:
+class Verification:
     """Runs one recipe again and again, and keeps what came of it."""
 
     recipe: str
     flags: list[str]
     directory: Path
     seed: int
-    console: "Console"
-    rows: list[Row] = field(default_factory=list)
+    console: "PrintableConsole"
+    rows: list[RunRecord] = field(default_factory=list)
     resolved: Any = None
     """The recipe that the flags make."""
 
@@ -84,10 +84,10 @@ class Proof:
 
     def killed(self, processes: int, resumed_on: int, phase: str) -> None:
         """A run that loses a process to SIGKILL in a phase, and goes on with another number of processes."""
-        from lockstep.runtime.strike import SWITCH, VARIABLE
-        from lockstep.streams import Stream
+        from lockstep.distributed.fault_injection import SWITCH, VARIABLE
+        from lockstep.rng import RandomStream
 
-        victim = Stream(self.seed, f"prove.victim.{phase}").number(0) % processes
+        victim = RandomStream(self.seed, f"prove.victim.{phase}").draw_seed(0) % processes
         count = self._moment(processes, phase)
         path, began = self.directory / f"killed-{phase}", time.perf_counter()
         where = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
@@ -101,71 +101,71 @@ class Proof:
         self._finish(f"{processes} → {resumed_on}", event, path, began, problem)
 
     def _train(self, path: Path, processes: int, environment: dict[str, str] | None = None) -> str:
-        recipe = overlay(self.resolved, {"run.dir": str(path.parent), "run.name": path.name})
+        recipe = apply_overrides(self.resolved, {"run.runs_dir": str(path.parent), "run.name": path.name})
         with temporary_directory("train") as directory:
             return self._launch(write_spec(directory / "spec.json", recipe), processes, environment)
 
     def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
-        from lockstep.runtime.launch import launch_quietly
+        from lockstep.launch.launcher import launch_captured
 
-        return launch_quietly(arguments, processes, CHECKED | (environment or {}))
+        return launch_captured(arguments, processes, CHECKED | (environment or {}))
 
     def _moment(self, processes: int, phase: str) -> int:
         """When to strike: the second save, or some reduction of an iteration in the middle of the undisturbed run."""
-        from lockstep.run.records import DIGESTS, read_lines
-        from lockstep.streams import Stream
+        from lockstep.io.jsonl import DIGESTS, read_jsonl
+        from lockstep.rng import RandomStream
 
         if phase == "save":
             return 2
-        lines = read_lines(self.directory / f"procs-{processes}" / DIGESTS)
+        lines = read_jsonl(self.directory / f"procs-{processes}" / DIGESTS)
         if len(lines) < 3:
             raise ConfigError("the run is too short to be killed in its middle.", "Use --iterations 4 or more.")
         middle = len(lines) // 2
         first, last = (lines[i]["passed"][phase] for i in (middle - 1, middle))
-        return first + 1 + Stream(self.seed, "prove.moment").number(0) % max(1, last - first)
+        return first + 1 + RandomStream(self.seed, "prove.moment").draw_seed(0) % max(1, last - first)
 
     def _finish(self, processes: str, event: str, path: Path, began: float, problem: str) -> None:
-        from lockstep.run.format import hash_checkpoint, read_manifest
-        from lockstep.run.lineage import find
-        from lockstep.run.records import CHECKPOINTS
+        from lockstep.checkpoint.format import hash_checkpoint, read_manifest
+        from lockstep.checkpoint.lineage import find
+        from lockstep.io.jsonl import CHECKPOINTS
 
         value, machine = "", {}
         if not problem:
             name, _ = find(path / CHECKPOINTS)
             value = hash_checkpoint(path / CHECKPOINTS / str(name))
             machine = read_manifest(path / CHECKPOINTS / str(name))["machine"]
-        self.rows.append(Row(processes, event, value, time.perf_counter() - began, path, problem, machine))
+        self.rows.append(RunRecord(processes, event, value, time.perf_counter() - began, path, problem, machine))
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import Start, parse_recipe, parse_verb, settle
+    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe, resolve
 
-    command, rest = parse_verb(Prove, arguments, "prove")
+    command, rest = parse_command(Prove, arguments, "prove")
     if command.json is not None and (command.json.is_dir() or not command.json.parent.is_dir()):
         raise ConfigError(f"{command.json} cannot be written.", "Name a file in a directory that is there.")
-    start = Start(recipe=command.recipe, procs=max(command.procs), smoke=not command.full, preset=command.preset)
+    start = TrainOptions(recipe=command.recipe, procs=max(command.procs), smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep prove {command.recipe}")
-    samples = recipe.run.samples
+    samples = recipe.run.total_samples
     if command.iterations is not None:
-        samples = command.iterations * recipe.algo.iteration_samples(recipe.task)
-    flags = [*rest, *([] if command.full else ["--smoke"])]
+        samples = command.iterations * recipe.algo.samples_per_iteration(recipe.task)
+    flags = [*rest, *(["--smoke"] if command.smoke else [])]
     flags += ["--preset", command.preset] if command.preset else []
-    flags += [f"run.samples={samples}", f"run.lanes={recipe.run.lanes}"]
-    settings = {"run.reduction": "exact", "run.digests": "true", "run.gif": "false"}
+    flags += [f"run.total_samples={samples}", f"run.lanes={recipe.run.lanes}"]
+    settings = {"run.reduction": "exact", "run.log_tensor_digests": "true", "run.record_video": "false"}
 
-    from lockstep.console import Console
-    from lockstep.runtime.place import gpu_sharing
+    from lockstep.io.rich_console import PrintableConsole
+    from lockstep.launch.device import gpu_sharing
 
-    console = Console()
+    console = PrintableConsole()
     if sharing := gpu_sharing(recipe.run.device, max(command.procs)):
         console.print(sharing)
         settings["run.share_gpu"] = "true"
     flags += [f"{name}={value}" for name, value in settings.items()]
-    resolved = settle(overlay(recipe, {"run.samples": samples, **settings}), max(command.procs))
+    resolved = resolve(apply_overrides(recipe, {"run.total_samples": samples, **settings}), max(command.procs))
     with temporary_directory("prove") as temporary:
-        directory = command.keep or temporary
+        directory = command.output_dir or temporary
         directory.mkdir(parents=True, exist_ok=True)
-        proof = Proof(command.recipe, flags, directory, command.seed, console, resolved=resolved)
+        proof = Verification(command.recipe, flags, directory, command.seed, console, resolved=resolved)
         for processes in command.procs:
             proof.undisturbed(processes)
         if command.kill:
@@ -179,11 +179,11 @@ def run(arguments: Sequence[str]) -> int:
         return code
 
 
-def record(proof: Proof) -> dict[str, Any]:
+def record(proof: Verification) -> dict[str, Any]:
     """What was compared, with what, and what came of it: all that somebody else needs to do it again."""
     import platform
 
-    from lockstep.run.machine import describe_machine
+    from lockstep.checkpoint.machine import describe_machine
 
     rows = [
         {
@@ -209,7 +209,7 @@ def record(proof: Proof) -> dict[str, Any]:
     }
 
 
-def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
+def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) -> int:
     """Print the table and what it means; 0 only if every row ended with the same hash."""
     from rich.table import Table
     from rich.text import Text
@@ -240,10 +240,10 @@ def _verdict(rows: list[Row], console: "Console", recipe: str) -> int:
 
 def first_difference(one: Path, other: Path) -> str:
     """The first iteration and tensors in which two runs go apart, in words."""
-    from lockstep.run.records import DIGESTS, read_lines
+    from lockstep.io.jsonl import DIGESTS, read_jsonl
 
-    theirs = {line["iteration"]: line["digests"] for line in read_lines(other / DIGESTS)}
-    for line in read_lines(one / DIGESTS):
+    theirs = {line["iteration"]: line["digests"] for line in read_jsonl(other / DIGESTS)}
+    for line in read_jsonl(one / DIGESTS):
         digests = theirs.get(line["iteration"], {})
         names = [name for name, digest in line["digests"].items() if digests.get(name) != digest]
         if names:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from lockstep.printable import write_text
+from lockstep.io.printable import write_text
 
 if TYPE_CHECKING:
-    from lockstep.report.panels import Reference
+    from lockstep.tools.report.charts import Reference
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Report:
     """The file to write."""
     reference: Path | None = None
     """Curves to lay behind the evaluations: a CSV file with the columns step, reward and seed."""
-    per_sample: float = 1.0
+    reference_steps_per_sample: float = 1.0
     """How many of the reference's steps are one sample of the run, such as 2 for the DeepMind control suite."""
     proof: Path | None = None
     """A record that `lockstep prove --json FILE` left."""
@@ -44,15 +44,15 @@ def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Report, args=list(arguments), prog="lockstep report")
 
     from lockstep.config import ConfigError
-    from lockstep.reading import Unreadable
-    from lockstep.report.page import Extras, write_page
-    from lockstep.report.reading import read_gif, read_record, read_runs
+    from lockstep.io.safe_read import UnreadableFileError
+    from lockstep.tools.report.page import Extras, write_page
+    from lockstep.tools.report.run_data import read_gif, read_record, read_runs
 
     if command.out.is_dir():
         raise ConfigError(f"{command.out} is a directory.", f"Name a file: --out {command.out / 'report.html'}")
     try:
         film = read_gif(command.gif) if command.gif else None
-    except Unreadable as error:
+    except UnreadableFileError as error:
         raise ConfigError(f"{error}.", "Give another with --gif.") from None
     try:
         runs = read_runs([command.run, *command.more])
@@ -77,11 +77,12 @@ def _reference(command: Report) -> "Reference | None":
     if command.reference is None:
         return None
     from lockstep.config import ConfigError
-    from lockstep.report.panels import Reference
-    from lockstep.run.curves import read_reference
+    from lockstep.tools.report.charts import Reference
+    from lockstep.tools.report.reference_curves import read_reference
 
-    if not 0 < command.per_sample < 1e9:
+    if not 0 < command.reference_steps_per_sample < 1e9:
         raise ConfigError(
-            f"--per-sample is {command.per_sample}.", "Give how many of its steps are a sample, such as 2."
+            f"--reference-steps-per-sample is {command.reference_steps_per_sample}.",
+            "Give how many of its steps are a sample, such as 2.",
         )
-    return Reference(command.reference.stem, read_reference(command.reference), command.per_sample)
+    return Reference(command.reference.stem, read_reference(command.reference), command.reference_steps_per_sample)

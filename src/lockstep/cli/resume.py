@@ -6,25 +6,25 @@ from pathlib import Path
 
 import tyro
 
-from lockstep.cli.options import Machines, resolve_procs, settle
-from lockstep.cli.waking import wake
-from lockstep.cli.words import translate
+from lockstep.cli.flag_aliases import normalize_args
+from lockstep.cli.options import LaunchOptions, resolve, resolve_procs
+from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import write_spec
-from lockstep.config import ConfigError, overlay
-from lockstep.temporary_directory import temporary_directory
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.io.temporary_directory import temporary_directory
 
 CHANGEABLE = (
-    "samples",
+    "total_samples",
     "device",
     "share_gpu",
     "log_every",
     "eval_every",
     "save_every",
-    "keep",
+    "keep_last",
     "keep_every",
     "replay_parity",
-    "check_every",
-    "timeout",
+    "replica_check_every",
+    "collective_timeout",
     "max_hours",
     "allow_other_machine",
 )
@@ -32,23 +32,24 @@ CHANGEABLE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(Machines):
+class Resume(LaunchOptions):
     """Go on with a run from its newest whole checkpoint, on the same or another number of processes."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
-    at: int | None = None
+    checkpoint: int | None = None
     """Go on from the checkpoint at this many samples instead of the newest."""
     without_replay: bool = False
     """Drop the replay buffer and start with an empty one, to rescue a run whose replay is damaged beyond repair. The
     run then differs from the uninterrupted one."""
-    samples: int | None = None
+    total_samples: int | None = None
     """A new, larger budget of global samples."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    words = translate(
-        arguments, {"run.samples": "samples", "total-timesteps": "samples", "steps": "samples", "samples": "samples"}
+    words = normalize_args(
+        arguments,
+        dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples"),
     )
     flags, settings = _part(words.flags)
     command = tyro.cli(Resume, args=flags, prog="lockstep resume")
@@ -61,26 +62,28 @@ def run(arguments: Sequence[str]) -> int:
                 f"'{key}' cannot change when a run goes on: it would be another run.",
                 f"These can: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
             )
-    wake()
+    import_torch_with_status()
 
-    from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
-    from lockstep.loading import recipe_of
-    from lockstep.runtime.place import require_gpus
+    from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
+    from lockstep.inference import load_recipe
+    from lockstep.launch.device import require_gpus
     from lockstep.train import train
 
-    recipe = overlay(recipe_of(command.run), {f"run.{key}": value for key, value in changes.items()})
-    if command.samples is not None:
-        recipe = overlay(recipe, {"run.samples": command.samples})
-    recipe = settle(recipe, procs)
+    recipe = apply_overrides(load_recipe(command.run), {f"run.{key}": value for key, value in changes.items()})
+    if command.total_samples is not None:
+        recipe = apply_overrides(recipe, {"run.total_samples": command.total_samples})
+    recipe = resolve(recipe, procs)
     say_notes(words.notes)
     fleet = command.fleet(procs)
     if not started_processes():
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
-        return run_worker(lambda: train(recipe, resume=True, at=command.at, without_replay=command.without_replay))
-    options = {"resume": True, "at": command.at, "without_replay": command.without_replay}
+        return run_training_worker(
+            lambda: train(recipe, resume=True, at=command.checkpoint, without_replay=command.without_replay)
+        )
+    options = {"resume": True, "at": command.checkpoint, "without_replay": command.without_replay}
     with temporary_directory("resume") as directory:
-        return launch_or_explain(write_spec(directory / "spec.json", recipe, **options), fleet)
+        return launch_and_report(write_spec(directory / "spec.json", recipe, **options), fleet)
 
 
 def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -10,14 +10,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.options import LAUNCHER_FLAGS, Machines, parse_recipe, parse_start, resolve_procs, settle
-from lockstep.cli.waking import wake
-from lockstep.cli.words import is_switch
+from lockstep.cli.flag_aliases import is_switch
+from lockstep.cli.options import LAUNCHER_FLAGS, LaunchOptions, parse_recipe, parse_start, resolve, resolve_procs
+from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
-from lockstep.config import ConfigError, Recipe, overlay
-from lockstep.parent import STARTER
-from lockstep.printable import write_text
-from lockstep.temporary_directory import temporary_directory
+from lockstep.config import ConfigError, Recipe, apply_overrides
+from lockstep.io.printable import write_text
+from lockstep.io.temporary_directory import temporary_directory
+from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
 PROBE = "--probe"
 """First argument of the process that probes this machine for --autoscale; it is no flag for users."""
@@ -34,15 +34,15 @@ def run(arguments: Sequence[str]) -> int:
     if start.resume is not None:
         from lockstep.cli.resume import run as resume
 
-        given = {field.name: getattr(start, field.name) for field in fields(Machines)}
-        changed = {name: value for name, value in given.items() if value != getattr(Machines(), name)}
+        given = {field.name: getattr(start, field.name) for field in fields(LaunchOptions)}
+        changed = {name: value for name, value in given.items() if value != getattr(LaunchOptions(), name)}
         flags = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
         return resume([start.resume, *flags, *rest])
-    wake()
+    import_torch_with_status()
 
-    from lockstep.cli.launching import launch_or_explain, run_worker, say_notes, started_processes
-    from lockstep.run.rundir import reserve
-    from lockstep.runtime.place import require_gpus
+    from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
+    from lockstep.launch.device import require_gpus
+    from lockstep.run_dir import reserve
     from lockstep.train import train
 
     started = started_processes()
@@ -54,24 +54,24 @@ def run(arguments: Sequence[str]) -> int:
     if not started:
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     settings = _autoscaled(arguments, started, procs) if start.autoscale else {}
-    recipe = settle(overlay(recipe, settings), started or procs)
+    recipe = resolve(apply_overrides(recipe, settings), started or procs)
     fleet = start.fleet(procs)
     # A job with a name goes on with the run it began: a scheduler that queues it again gives the very same command.
     alone = fleet.nodes[1] == 1 and fleet.job is None
     if started or (procs == 1 and alone):
-        return run_worker(lambda: train(recipe, init_from=start.init_from))
+        return run_training_worker(lambda: train(recipe, init_from=start.init_from))
     if not alone:
         # The number of processes, on which lanes depend, is known when the hosts have met: workers resolve the recipe.
         words = [*_without(arguments, *LAUNCHER_FLAGS)]
         words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
         words += [f"{name}={value}" for name, value in settings.items()]
-        return launch_or_explain(["train", *words], fleet)
+        return launch_and_report(["train", *words], fleet)
     path = reserve(recipe)  # here, so that a name already taken is refused before anything starts
-    recipe = overlay(recipe, {"run.name": path.name})
+    recipe = apply_overrides(recipe, {"run.name": path.name})
     try:
         with temporary_directory("train") as directory:
             words = write_spec(directory / "spec.json", recipe, init_from=start.init_from)
-            return launch_or_explain(words, fleet)
+            return launch_and_report(words, fleet)
     finally:
         with suppress(OSError):
             path.rmdir()  # only if nothing was written there
@@ -87,9 +87,9 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
             "--autoscale probes one machine before its processes start, and torchrun has started them already.",
             "Let `lockstep train --autoscale --procs N` choose, and give torchrun the numbers it prints.",
         )
-    from lockstep.console import Console
+    from lockstep.io.rich_console import PrintableConsole
 
-    console = Console()
+    console = PrintableConsole()
     with temporary_directory("probe") as directory:
         out = directory / "choice.json"
         with console.status("probing this machine") as status:
@@ -109,7 +109,7 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
 def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
     """Run `lockstep train WORDS` in a process of its own, with a call for every line it prints; its exit code."""
     command = [sys.executable, "-P", "-m", "lockstep", "train", *words]
-    environment = os.environ | {STARTER: str(os.getpid())}
+    environment = os.environ | {ENV_PARENT_PID: str(os.getpid())}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         for line in process.stdout or ():
             progress(line.strip())
@@ -118,12 +118,13 @@ def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
 
 def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
     """Probe this machine, print progress by line, and leave the choice in a file."""
-    from lockstep.runtime.place import Place, set_arithmetic
-    from lockstep.speed.autoscale import autoscale
+    from lockstep.launch.device import configure_torch
+    from lockstep.launch.world import WorldInfo
+    from lockstep.tools.bench.autoscale import autoscale
 
     start, rest, _ = parse_start(arguments, "train", "")
     recipe: Recipe = parse_recipe(replace(start, procs=procs), rest, f"lockstep train {start.recipe}")
-    set_arithmetic(recipe.run, Place(local_size=procs))
+    configure_torch(recipe.run, WorldInfo(local_size=procs))
 
     def say(sentence: str) -> None:
         write_text(sys.stdout, sentence + "\n")

@@ -24,14 +24,14 @@ def run(arguments: Sequence[str]) -> int:
 
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from lockstep.checkpoint.verification import count_bytes, scrub
     from lockstep.config import ConfigError
-    from lockstep.console import Console
-    from lockstep.run.records import CHECKPOINTS
-    from lockstep.run.scrub import count_bytes, scrub
+    from lockstep.io.jsonl import CHECKPOINTS
+    from lockstep.io.rich_console import PrintableConsole
 
     if not (command.run / CHECKPOINTS).is_dir():
         raise ConfigError(f"{command.run} has no checkpoints.", "Give a run directory; `lockstep ls` lists them.")
-    console = Console(soft_wrap=True)
+    console = PrintableConsole(soft_wrap=True)
     columns = TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     counts = {"whole": 0, "repaired": 0, "damaged": 0, "unreadable": 0}
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep.config import Recipe, as_dict, overlay
+from lockstep.config import Recipe, apply_overrides, as_dict
 
 WORKER = "--worker"
 """First argument of `train` in a worker, before the path of its spec. It is not a flag for users."""
@@ -23,10 +23,10 @@ def write_spec(path: Path, recipe: Recipe, **options: Any) -> list[str]:
 
 def run_spec(path: Path) -> int:
     """Train what a launcher has written, as one of its workers. Returns the exit code."""
-    from lockstep.cli.launching import run_worker
-    from lockstep.recipes import find_recipe
+    from lockstep.cli.workers import run_training_worker
+    from lockstep.registry import find_recipe
     from lockstep.train import train
 
     spec = json.loads(path.read_text(encoding="utf-8"))
-    recipe = overlay(find_recipe(spec["recipe"])(), spec["settings"])
-    return run_worker(lambda: train(recipe, **spec["options"]))
+    recipe = apply_overrides(find_recipe(spec["recipe"])(), spec["settings"])
+    return run_training_worker(lambda: train(recipe, **spec["options"]))

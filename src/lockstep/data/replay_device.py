@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-class Ring(NamedTuple):
+class RingBuffer(NamedTuple):
     """Where rows lie: numbers from `first` up to `stop`, each at its number modulo `rows`."""
 
     first: int
@@ -20,7 +20,7 @@ class Ring(NamedTuple):
     envs: int
 
 
-def places_of(starts: Tensor, ring: Ring, ahead: int = 0) -> Tensor:
+def places_of(starts: Tensor, ring: RingBuffer, ahead: int = 0) -> Tensor:
     """Where the steps that are `ahead` of some starts [L, ...] lie in the flattened rings of all lanes.
 
     A start counts the steps of a lane that are still there, oldest first, environment by environment.
@@ -44,7 +44,13 @@ class Targets(NamedTuple):
 
 
 def n_step_targets(
-    starts: Tensor, ring: Ring, steps: int, discount: float, terminated: Tensor, truncated: Tensor, rewards: Tensor
+    starts: Tensor,
+    ring: RingBuffer,
+    steps: int,
+    discount: float,
+    terminated: Tensor,
+    truncated: Tensor,
+    rewards: Tensor,
 ) -> Targets:
     """Follow each start [L, M] for up to `steps` steps, which end with the episode or with the newest row.
 
@@ -68,7 +74,9 @@ def n_step_targets(
     return Targets(total, first, last, weight.float())
 
 
-def stretches(tries: Tensor, ring: Ring, steps: int, terminated: Tensor, truncated: Tensor) -> tuple[Tensor, Tensor]:
+def stretches(
+    tries: Tensor, ring: RingBuffer, steps: int, terminated: Tensor, truncated: Tensor
+) -> tuple[Tensor, Tensor]:
     """Places [L x M, H] of the first of each sample's tries [L, M, tries] whose episode goes on for long enough.
 
     Where none does, it is the next start after them that does. Also [L x M]: False where a lane has no such start.

@@ -15,9 +15,9 @@ from numba import njit
 from torch import Tensor
 
 from lockstep.metrics import Metrics
-from lockstep.protocols import State
+from lockstep.protocols import StateDict
+from lockstep.pytree import Tree, leaves, tree_map
 from lockstep.transfer import has_float64
-from lockstep.trees import Tree, tensors, tree_map
 
 
 class Rollout:
@@ -32,20 +32,20 @@ class Rollout:
         """Store values [B, ...] of one time step; the same names, in the same order, every time."""
         if not self._slots:
             self.buffers = tree_map(lambda x: x.new_empty(self.horizon, *x.shape), values)
-            self._slots = [[buffer[t] for buffer in tensors(self.buffers)] for t in range(self.horizon)]
-        torch._foreach_copy_(self._slots[step], tensors(values))  # one call for all of them
+            self._slots = [[buffer[t] for buffer in leaves(self.buffers)] for t in range(self.horizon)]
+        torch._foreach_copy_(self._slots[step], leaves(values))  # one call for all of them
 
     def __getitem__(self, name: str) -> Any:
         """A buffer, [T, B, ...]."""
         return self.buffers[name]
 
 
-def samples(values: Tree, lanes: int) -> Any:
+def flatten_rollout(values: Tree, lanes: int) -> Any:
     """What a rollout holds, [T, B, ...], as samples lane after lane and by time within one, [L x T x E, ...]."""
     return tree_map(lambda x: x.unflatten(1, (lanes, -1)).transpose(0, 1).flatten(0, 2), values)
 
 
-def starts_of(ended: Tensor) -> Tensor:
+def episode_starts(ended: Tensor) -> Tensor:
     """Where a step is the first of an episode that starts within the rollout, from where one ended, [T, B]."""
     return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
 
@@ -71,7 +71,7 @@ def minibatches(batch: Tree, order: Tensor, size: int) -> Iterator[Any]:
         yield tree_map(lambda x, s=start: x[s : s + size * len(order)], ordered)
 
 
-class Episodes:
+class EpisodeStatistics:
     """Return and length of the episodes under way; a lane's belong to its state."""
 
     def __init__(self, lanes: range, envs: int, device: torch.device | None = None) -> None:
@@ -91,18 +91,18 @@ class Episodes:
         _tally(rewards.cpu().numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
         total, summed, length, episodes = torch.from_numpy(tally).unbind(1)
         metrics = Metrics()
-        metrics.add("ep_return_mean", total, summed)
-        metrics.add("ep_length_mean", length, episodes)
+        metrics.add_local("ep_return_mean", total, summed)
+        metrics.add_local("ep_length_mean", length, episodes)
         for name, values in extras.items():
             # Rows that did not end mean nothing; lane by lane, so that the bits do not depend on who else lives here.
             last = values.cpu().double()
             counted = ended & ~last.isnan()
             last = torch.where(counted, last, 0.0)
             sums, counts = (
-                torch.stack([lane.sum() for lane in samples(x, len(self.lanes)).chunk(len(self.lanes))])
+                torch.stack([lane.sum() for lane in flatten_rollout(x, len(self.lanes)).chunk(len(self.lanes))])
                 for x in (last, counted)
             )
-            metrics.add(f"ep_{name}_mean", sums, counts)
+            metrics.add_local(f"ep_{name}_mean", sums, counts)
         return metrics
 
     def _count_on_device(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
@@ -121,15 +121,15 @@ class Episodes:
         pairs = {"return": (along[:, 0], ended & along[:, 0].isfinite()), "length": (along[:, 1], ended)}
         pairs |= {name: (values.double(), ended & ~values.isnan()) for name, values in extras.items()}
         columns = [x for values, counted in pairs.values() for x in (torch.where(counted, values, 0.0), counted)]
-        table = samples(torch.stack(columns, dim=-1), lanes).chunk(lanes)  # [T x E, 2 x names] each
+        table = flatten_rollout(torch.stack(columns, dim=-1), lanes).chunk(lanes)  # [T x E, 2 x names] each
         # Summed per lane, so that results do not depend on which lanes share a process.
         sums = torch.stack([lane.sum(0) for lane in table]).unbind(1)
         metrics = Metrics()
         for number, name in enumerate(pairs):
-            metrics.add(f"ep_{name}_mean", sums[2 * number], sums[2 * number + 1])
+            metrics.add_local(f"ep_{name}_mean", sums[2 * number], sums[2 * number + 1])
         return metrics
 
-    def state(self, lane: int) -> State:
+    def state(self, lane: int) -> StateDict:
         row = self.lanes.index(lane)
         return {"episode_returns": self.returns[row], "episode_lengths": self.lengths[row]}
 

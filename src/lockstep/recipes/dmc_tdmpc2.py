@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lockstep.algorithms.tdmpc2 import TDMPC2Config
+from lockstep.algorithms.tdmpc2.agent import TDMPC2Config
 from lockstep.config import Recipe, RunConfig
-from lockstep.tasks.dmcontrol import DMControlConfig
+from lockstep.tasks.dm_control.env import DMControlConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,38 +14,44 @@ class DMCTDMPC2(Recipe):
 
     task: DMControlConfig = DMControlConfig()
     algo: TDMPC2Config = TDMPC2Config()
-    run: RunConfig = RunConfig(samples=500_000, log_every=1_000, eval_every=25_000, eval_episodes=16)
+    run: RunConfig = RunConfig(total_samples=500_000, log_every=1_000, eval_every=25_000, eval_episodes=16)
 
     name: ClassVar = "dmc-tdmpc2"
     presets: ClassVar = {
         # Learns the lightest tasks in minutes on one CPU core.
         "small": {
-            "algo": {"learning_rate": 1e-3, "batch_size": 128, "capacity": 100_000, "learn_from": 1_000, "tau": 0.03},
-            "algo.plan": {"samples": 64, "from_policy": 8, "elites": 8, "rounds": 4},
-            "algo.model": {"size": 1, "encoder": 64, "width": 64, "latent": 32, "critics": 2},
-            "run": {"samples": 20_000, "log_every": 500, "eval_every": 4_000, "eval_episodes": 8},
+            "algo": {
+                "learning_rate": 1e-3,
+                "batch_size": 128,
+                "buffer_size": 100_000,
+                "seed_samples": 1_000,
+                "tau": 0.03,
+            },
+            "algo.plan": {"num_samples": 64, "num_policy_samples": 8, "num_elites": 8, "iterations": 4},
+            "algo.model": {"size": 1, "encoder": 64, "width": 64, "latent": 32, "num_q": 2},
+            "run": {"total_samples": 20_000, "log_every": 500, "eval_every": 4_000, "eval_episodes": 8},
         }
     }
-    smoke: ClassVar = {
-        "task": {"names": ["pendulum-swingup"], "steps": 10},
+    smoke_overrides: ClassVar = {
+        "task": {"tasks": ["pendulum-swingup"], "episode_length": 10},
         "algo": {
             "batch_size": 32,
-            "learn_from": 24,
-            "capacity": 256,
-            "update_ratio": 0.0625,
-            "collect": 4,
-            "plan": {"samples": 8, "from_policy": 2, "elites": 4, "rounds": 1},
-            "model": {"size": 1, "encoder": 16, "width": 16, "latent": 16, "critics": 3, "bins": 11},
+            "seed_samples": 24,
+            "buffer_size": 256,
+            "updates_per_sample": 0.0625,
+            "rollout_steps": 4,
+            "plan": {"num_samples": 8, "num_policy_samples": 2, "num_elites": 4, "iterations": 1},
+            "model": {"size": 1, "encoder": 16, "width": 16, "latent": 16, "num_q": 3, "bins": 11},
         },
-        "run": {"samples": 256, "log_every": 64, "eval_every": 128, "eval_episodes": 8, "save_every": 64},
-        "run.gif": False,
+        "run": {"total_samples": 256, "log_every": 64, "eval_every": 128, "eval_episodes": 8, "save_every": 64},
+        "run.record_video": False,
     }
     episode_length: ClassVar = 500
     aliases: ClassVar = {
-        "task": "task.names",
+        "task": "task.tasks",
         "model-size": "algo.model.size",
-        "buffer-size": "algo.capacity",
-        "steps": "run.samples",
+        "buffer-size": "algo.buffer-size",
+        "steps": "run.total-samples",
         "episodic": "algo.episodic",
-        "mpc": "algo.planning",
+        "mpc": "algo.mpc",
     }

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.algorithms.ddpg.agent import DDPGConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.tasks.gym import GymConfig
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.tasks.gym.env import GymConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,25 +17,31 @@ class GymDDPG(Recipe):
     algo: DDPGConfig = DDPGConfig(
         gamma=0.98,
         batch_size=128,
-        learn_from=2_000,
+        learning_starts=2_000,
         epsilon=0.0,
-        encoder=EncoderConfig(width=(256,), depth=1, activation="relu"),
+        encoder=EncoderConfig(hidden_sizes=(256,), num_layers=1, activation="relu"),
     )
-    run: RunConfig = RunConfig(samples=20_000, log_every=1_000, eval_every=5_000)
+    run: RunConfig = RunConfig(total_samples=20_000, log_every=1_000, eval_every=5_000)
 
     name: ClassVar = "gym-ddpg"
-    presets: ClassVar = {"td3": {"algo": {"twin": True, "delay": 2, "smoothing": 0.2}}}
-    smoke: ClassVar = {
-        "algo": {"batch_size": 32, "horizon": 8, "learn_from": 32, "capacity": 256, "update_ratio": 0.25},
-        "algo.encoder.width": [16],
-        "run": {"samples": 512, "log_every": 128, "eval_every": 256, "eval_episodes": 8, "save_every": 128},
-        "run.gif": False,
+    presets: ClassVar = {"td3": {"algo": {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}}}
+    smoke_overrides: ClassVar = {
+        "algo": {
+            "batch_size": 32,
+            "rollout_steps": 8,
+            "learning_starts": 32,
+            "buffer_size": 256,
+            "updates_per_sample": 0.25,
+        },
+        "algo.encoder.hidden_sizes": [16],
+        "run": {"total_samples": 512, "log_every": 128, "eval_every": 256, "eval_episodes": 8, "save_every": 128},
+        "run.record_video": False,
     }
     aliases: ClassVar = {
         "env": "task.id",
         "env-id": "task.id",
         "task": "task.id",
-        "a-lr": "algo.actor-rate",
-        "c-lr": "algo.critic-rate",
-        "buffer-size": "algo.capacity",
+        "a-lr": "algo.actor-lr",
+        "c-lr": "algo.critic-lr",
+        "buffer-size": "algo.buffer-size",
     }

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.tasks.gym import GymConfig
+from lockstep.tasks.gym.env import GymConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,22 +16,22 @@ class GymPPO(Recipe):
     algo: PPOConfig = PPOConfig(
         learning_rate=1e-3,
         schedule="linear",
-        horizon=32,
+        rollout_steps=32,
         batch_size=256,
         epochs=20,
         gamma=0.98,
         gae_lambda=0.8,
-        clip_schedule="linear",
-        entropy_weight=0.0,
+        clip_coef_schedule="linear",
+        entropy_coef=0.0,
     )
-    run: RunConfig = RunConfig(samples=100_000, log_every=5_000, eval_every=25_000)
+    run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=25_000)
 
     name: ClassVar = "gym-ppo"
     presets: ClassVar = {
         "continuous": {
             "task.id": "Pendulum-v1",
             "algo": {
-                "horizon": 256,
+                "rollout_steps": 256,
                 "batch_size": 256,
                 "epochs": 10,
                 "gamma": 0.9,
@@ -41,9 +41,9 @@ class GymPPO(Recipe):
             },
         }
     }
-    smoke: ClassVar = {
-        "algo": {"epochs": 4, "horizon": 32, "batch_size": 64},
-        "run": {"samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
-        "run.gif": False,
+    smoke_overrides: ClassVar = {
+        "algo": {"epochs": 4, "rollout_steps": 32, "batch_size": 64},
+        "run": {"total_samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
+        "run.record_video": False,
     }
     aliases: ClassVar = {"env": "task.id", "env-id": "task.id", "task": "task.id"}

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.nets.memory import MemoryConfig
-from lockstep.tasks.gym import GymConfig
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.recurrent import RecurrentConfig
+from lockstep.tasks.gym.env import GymConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,22 +18,22 @@ class GymPPOLSTM(Recipe):
     algo: PPOConfig = PPOConfig(
         learning_rate=1e-3,
         schedule="linear",
-        horizon=128,
+        rollout_steps=128,
         batch_size=512,
-        sequence=64,
+        bptt_steps=64,
         epochs=10,
-        clip_schedule="linear",
-        entropy_weight=0.0,
+        clip_coef_schedule="linear",
+        entropy_coef=0.0,
         normalize_obs=True,
-        encoder=EncoderConfig(depth=1),
-        memory=MemoryConfig(kind="lstm"),
+        encoder=EncoderConfig(num_layers=1),
+        recurrent=RecurrentConfig(kind="lstm"),
     )
-    run: RunConfig = RunConfig(samples=100_000, log_every=5_000, eval_every=25_000)
+    run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=25_000)
 
     name: ClassVar = "gym-ppo-lstm"
-    smoke: ClassVar = {
-        "algo": {"epochs": 2, "horizon": 32, "batch_size": 64, "sequence": 8, "memory.units": 16},
-        "run": {"samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
-        "run.gif": False,
+    smoke_overrides: ClassVar = {
+        "algo": {"epochs": 2, "rollout_steps": 32, "batch_size": 64, "bptt_steps": 8, "recurrent.hidden_size": 16},
+        "run": {"total_samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
+        "run.record_video": False,
     }
     aliases: ClassVar = {"env": "task.id", "env-id": "task.id", "task": "task.id"}

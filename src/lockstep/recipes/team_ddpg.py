@@ -3,54 +3,70 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lockstep.algorithms.ddpg import DDPGConfig
+from lockstep.algorithms.ddpg.agent import DDPGConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.tasks.team_snakes import TeamSnakesConfig
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeamDDPG(Recipe):
     """DDPG learns to play team snakes."""
 
-    task: TeamSnakesConfig = TeamSnakesConfig(view="ahead", rise="gate", both=True, approach=0.05, death=-0.5)
-    algo: DDPGConfig = DDPGConfig(
-        actor_rate=3e-4,
-        critic_rate=3e-4,
-        batch_size=256,
-        capacity=200_000,
-        learn_from=10_000,
-        horizon=4,
-        update_ratio=1 / 32,
-        gamma=0.97,
-        steps=3,
-        twin=True,
-        epsilon_end=0.02,
-        past_selves=4,
-        self_every=50_000,
-        encoder=EncoderConfig(width=(256,), activation="relu"),
+    task: TeamSnakesConfig = TeamSnakesConfig(
+        observation="egocentric",
+        level_schedule="gate",
+        control_both_teams=True,
+        approach_reward=0.05,
+        death_penalty=-0.5,
     )
-    run: RunConfig = RunConfig(samples=1_000_000, log_every=20_480, eval_every=204_800, eval_episodes=64)
+    algo: DDPGConfig = DDPGConfig(
+        actor_lr=3e-4,
+        critic_lr=3e-4,
+        batch_size=256,
+        buffer_size=200_000,
+        learning_starts=10_000,
+        rollout_steps=4,
+        updates_per_sample=1 / 32,
+        gamma=0.97,
+        n_step=3,
+        twin_critics=True,
+        epsilon_end=0.02,
+        opponent_pool_size=4,
+        snapshot_every=50_000,
+        encoder=EncoderConfig(hidden_sizes=(256,), activation="relu"),
+    )
+    run: RunConfig = RunConfig(total_samples=1_000_000, log_every=20_480, eval_every=204_800, eval_episodes=64)
 
     name: ClassVar = "team-ddpg"
     presets: ClassVar = {
-        "central": {"algo.central": True},
-        "scripts": {"task.both": False, "task.rise": "curriculum", "algo.past_selves": 0},
+        "central": {"algo.centralized_critic": True},
+        "scripts": {
+            "task.control_both_teams": False,
+            "task.level_schedule": "curriculum",
+            "algo.opponent_pool_size": 0,
+        },
     }
-    smoke: ClassVar = {
-        "task": {"num_envs": 16, "steps": 40},
-        "algo": {"batch_size": 32, "horizon": 8, "learn_from": 64, "capacity": 512, "self_every": 256},
-        "algo.encoder.width": [16],
-        "run": {"samples": 1024, "log_every": 256, "eval_every": 512, "eval_episodes": 8, "save_every": 256},
-        "run.gif": False,
+    smoke_overrides: ClassVar = {
+        "task": {"num_envs": 16, "max_episode_steps": 40},
+        "algo": {
+            "batch_size": 32,
+            "rollout_steps": 8,
+            "learning_starts": 64,
+            "buffer_size": 512,
+            "snapshot_every": 256,
+        },
+        "algo.encoder.hidden_sizes": [16],
+        "run": {"total_samples": 1024, "log_every": 256, "eval_every": 512, "eval_episodes": 8, "save_every": 256},
+        "run.record_video": False,
     }
     episode_length: ClassVar = 200
     aliases: ClassVar = {
-        "a-lr": "algo.actor-rate",
-        "c-lr": "algo.critic-rate",
+        "a-lr": "algo.actor-lr",
+        "c-lr": "algo.critic-lr",
         "tau": "algo.tau",
         "epsilon": "algo.epsilon",
-        "epsilon-speed": "algo.epsilon-part",
-        "buffer-size": "algo.capacity",
-        "opponent-difficulty-strategy": "task.rise",
+        "epsilon-speed": "algo.epsilon-decay-fraction",
+        "buffer-size": "algo.buffer-size",
+        "opponent-difficulty-strategy": "task.level-schedule",
     }

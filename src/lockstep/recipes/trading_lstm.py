@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.nets.encoder import EncoderConfig
-from lockstep.nets.memory import MemoryConfig
-from lockstep.tasks.trading import TradingConfig
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.recurrent import RecurrentConfig
+from lockstep.tasks.trading.env import TradingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,29 +18,29 @@ class TradingLSTM(Recipe):
     algo: PPOConfig = PPOConfig(
         learning_rate=1e-3,
         schedule="linear",
-        horizon=64,
+        rollout_steps=64,
         batch_size=1024,
-        sequence=32,
+        bptt_steps=32,
         epochs=4,
         gamma=0.95,
         gae_lambda=0.9,
-        entropy_weight=0.003,
+        entropy_coef=0.003,
         normalize_rewards=True,
-        encoder=EncoderConfig(depth=1),
-        memory=MemoryConfig(kind="lstm"),
+        encoder=EncoderConfig(num_layers=1),
+        recurrent=RecurrentConfig(kind="lstm"),
     )
-    run: RunConfig = RunConfig(samples=500_000, log_every=16_384, eval_every=131_072, eval_episodes=64)
+    run: RunConfig = RunConfig(total_samples=500_000, log_every=16_384, eval_every=131_072, eval_episodes=64)
 
     name: ClassVar = "trading-lstm"
-    smoke: ClassVar = {
-        "task": {"num_envs": 16, "length": 48},
-        "algo": {"horizon": 16, "batch_size": 128, "sequence": 8, "epochs": 2, "memory.units": 16},
-        "run": {"samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
-        "run.gif": False,
+    smoke_overrides: ClassVar = {
+        "task": {"num_envs": 16, "episode_length": 48},
+        "algo": {"rollout_steps": 16, "batch_size": 128, "bptt_steps": 8, "epochs": 2, "recurrent.hidden_size": 16},
+        "run": {"total_samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
+        "run.record_video": False,
     }
     episode_length: ClassVar = 256
     aliases: ClassVar = {
         "data": "task.data",
-        "update-interval": "algo.horizon",
+        "update-interval": "algo.rollout-steps",
         "learning-rate-actor": "algo.learning-rate",
     }

@@ -14,7 +14,7 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from lockstep.philox.cpu import below, rounds
+from lockstep.ops.philox.cpu import below, rounds
 from lockstep.transfer import Uploader
 
 Integer: TypeAlias = "int | np.integer"
@@ -56,7 +56,7 @@ class Buffers:
         self.arrays: dict[str, np.ndarray] = {name: host.numpy() for name, host in self._host.items()}
         self.tensors: dict[str, Tensor] = self._upload(self._host)
 
-    def publish(self) -> dict[str, Tensor]:
+    def copy_to_device(self) -> dict[str, Tensor]:
         """Bring what the kernel wrote to the device."""
         self.tensors = self._upload(self._host)
         return self.tensors

@@ -11,9 +11,9 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lockstep.config import ConfigError
-from lockstep.streams import Stream
-from lockstep.tasks.observations import float_box
-from lockstep.trees import Tree
+from lockstep.pytree import Tree
+from lockstep.rng import RandomStream
+from lockstep.tasks.obs_encoding import float_box
 
 
 def allocate(stored: Space[Any], count: int) -> Tree:
@@ -48,7 +48,7 @@ def env_actions(space: Space[Any], actions: np.ndarray) -> np.ndarray:
     raise TypeError(f"{space} has no actions of a policy")
 
 
-def are_actions(space: Space[Any], actions: np.ndarray) -> bool:
+def actions_valid(space: Space[Any], actions: np.ndarray) -> bool:
     """Whether an environment can be given all of these [N, ...]: their kind is right, and all lie within bounds."""
     if actions.dtype != space.dtype or actions.shape[1:] != (space.shape or ()):
         return False
@@ -61,7 +61,7 @@ def are_actions(space: Space[Any], actions: np.ndarray) -> bool:
     return False
 
 
-def sample_action(space: Space[Any], stream: Stream, counter: int, count: int) -> torch.Tensor:
+def sample_action(space: Space[Any], stream: RandomStream, counter: int, count: int) -> torch.Tensor:
     """`count` random actions; a side on which a Box has no bound reaches to 1, or 2 beyond the other. [count, ...]"""
     draw = stream.generator(counter)
     match space:

@@ -1,0 +1,1 @@
+"""DDPG and TD3 for single agents and teams."""

@@ -1,0 +1,1 @@
+"""TD-MPC2: model-based reinforcement learning with planning."""

@@ -1,0 +1,285 @@
+"""A world model: observations become latents, in which the future, rewards, values and a policy are predicted.
+
+Latents are simplicial: every eight features are a point of a simplex. Rewards and values are logits of bins. With
+several tasks every network also sees a learned vector of the task.
+
+Shapes: any leading axes `...`; D observation features, Z of a latent, K of an action, C critics, Y bins, U units.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from gymnasium import Space
+from gymnasium.spaces import Box
+from torch import Tensor, nn
+
+from lockstep.config import ConfigError
+from lockstep.nn.activations import mish, simplicial
+from lockstep.ops.functional import two_hot_inverse
+
+GROUP = 8
+"""Features of a simplex."""
+EMBEDDING = 96
+"""Features of a task's vector."""
+LOWEST, HIGHEST = -10.0, 2.0
+"""Bounds of the policy's log deviation."""
+CHANNELS = 32
+"""Of each layer that reads pictures."""
+
+
+class Size(NamedTuple):
+    encoder: int
+    width: int
+    latent: int
+    depth: int
+    critics: int
+
+
+SIZES = {
+    1: Size(256, 384, 128, 2, 2),
+    5: Size(256, 512, 512, 2, 5),
+    19: Size(1024, 1024, 768, 3, 5),
+    48: Size(1792, 1792, 768, 4, 5),
+    317: Size(4096, 4096, 1376, 5, 8),
+}
+"""By millions of parameters, about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldModelConfig:
+    """Shape of a world model: one of five sizes, of which single numbers may be changed."""
+
+    size: Literal[1, 5, 19, 48, 317] = 5
+    """Millions of parameters, about."""
+    encoder: int | None = None
+    """Units of the encoder's layers; none: as the size has it. So with all below."""
+    width: int | None = None
+    """Units of all other layers."""
+    latent: int | None = None
+    """Features of a latent, a multiple of 8."""
+    depth: int | None = None
+    """Layers of the encoder, with the one that makes the latent."""
+    num_q: int | None = None
+    """How many networks judge, of which two are asked at a time."""
+    bins: int = 101
+    """Bins of rewards and values."""
+    vmax: float = 10.0
+    """The last bin, as a symlog."""
+    dropout: float = 0.01
+    """Part of the units that critics forget in their first layer while they learn."""
+
+    def shape(self) -> Size:
+        given = (self.encoder, self.width, self.latent, self.depth, self.num_q)
+        numbers = zip(given, SIZES[self.size], strict=True)
+        size = Size(*(usual if own is None else own for own, usual in numbers))
+        if size.latent % GROUP or min(size) < 1 or size.critics < 2 or self.bins < 2:
+            raise ConfigError(
+                f"a world model of {size} with {self.bins} bins cannot be.",
+                f"latent is a multiple of {GROUP}; there are two critics and two bins or more.",
+            )
+        return size
+
+
+class NormedLinear(nn.Linear):
+    """Linear, LayerNorm, and Mish or a simplex."""
+
+    def __init__(self, features: int, units: int, simplex: bool = False) -> None:
+        super().__init__(features, units)
+        self.ln = nn.LayerNorm(units)
+        self.simplex = simplex
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.ln(super().forward(x))
+        return simplicial(x, GROUP) if self.simplex else mish(x)
+
+
+def mlp(features: int, hidden: list[int], outputs: int, simplex: bool = False) -> nn.Sequential:
+    """Normed layers, and a plain one at the end unless it makes a latent."""
+    sizes = [features, *hidden]
+    layers: list[nn.Module] = [NormedLinear(before, after) for before, after in pairwise(sizes)]
+    return nn.Sequential(*layers, NormedLinear(sizes[-1], outputs, True) if simplex else nn.Linear(sizes[-1], outputs))
+
+
+class PixelEncoder(nn.Module):
+    """Pictures to a latent."""
+
+    def __init__(self, space: Box) -> None:
+        super().__init__()
+        channels, side, layers = int(space.shape[0]), int(space.shape[1]), list[nn.Module]()
+        for kernel, stride in ((7, 2), (5, 2), (3, 2), (3, 1)):
+            layers += [nn.Conv2d(channels, CHANNELS, kernel, stride), nn.ReLU()]
+            channels, side = CHANNELS, (side - kernel) // stride + 1
+        self.layers = nn.Sequential(*layers[:-1], nn.Flatten())
+        self.latent = CHANNELS * side**2
+
+    def forward(self, x: Tensor) -> Tensor:
+        pictures = x.flatten(0, -4).float() / 255.0 - 0.5
+        return simplicial(self.layers(pictures), GROUP).unflatten(0, x.shape[:-3])
+
+
+class BatchedLinear(nn.Module):
+    """The linear layers of C critics in one product, [C, N, features] to [C, N, units]."""
+
+    def __init__(self, critics: int, features: int, units: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(critics, units, features))
+        self.bias = nn.Parameter(torch.zeros(critics, units))
+
+    def forward(self, x: Tensor, who: Tensor | None) -> Tensor:
+        weight, bias = (self.weight, self.bias) if who is None else (self.weight[who], self.bias[who])
+        return torch.baddbmm(bias.unsqueeze(1), x.expand(len(weight), -1, -1), weight.transpose(1, 2))
+
+
+class Affine(nn.Module):
+    """What a LayerNorm learns, for C critics."""
+
+    def __init__(self, critics: int, units: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(critics, units))
+        self.bias = nn.Parameter(torch.zeros(critics, units))
+
+    def forward(self, x: Tensor, who: Tensor | None) -> Tensor:
+        weight, bias = (self.weight, self.bias) if who is None else (self.weight[who], self.bias[who])
+        return torch.addcmul(bias.unsqueeze(1), x, weight.unsqueeze(1))
+
+
+class EnsembleNormedLinear(BatchedLinear):
+    """Linear, LayerNorm and Mish of C critics."""
+
+    def __init__(self, critics: int, features: int, units: int) -> None:
+        super().__init__(critics, features, units)
+        self.ln = Affine(critics, units)
+
+    def forward(self, x: Tensor, who: Tensor | None, kept: Tensor | None = None) -> Tensor:
+        x = super().forward(x, who)
+        if kept is not None:
+            x = x * kept
+        return mish(self.ln(F.layer_norm(x, x.shape[-1:]), who))
+
+
+class QEnsemble(nn.ModuleList):
+    """C networks that judge latents and actions, evaluated together."""
+
+    def __init__(self, critics: int, features: int, width: int, bins: int) -> None:
+        layers = [EnsembleNormedLinear(critics, features, width), EnsembleNormedLinear(critics, width, width)]
+        super().__init__([*layers, BatchedLinear(critics, width, bins)])
+        self.count = critics
+
+    def forward(self, x: Tensor, who: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+        """Logits of bins [C, ..., Y] for [..., features]; of the critics `who` alone, if told."""
+        first, second, last = self
+        flat = x.reshape(1, -1, x.shape[-1])
+        hidden = second(first(flat, who, None if kept is None else kept.flatten(1, -2)), who)
+        return last(hidden, who).unflatten(1, x.shape[:-1])
+
+
+class PolicySample(NamedTuple):
+    """What a policy does."""
+
+    action: Tensor
+    """[..., K] between -1 and 1."""
+    entropy: Tensor
+    """[...] What its noise is worth, times the number of action features, before it is squashed."""
+
+
+class WorldModel(nn.Module):
+    """Encoder, dynamics, reward, termination, policy and critics. Targets of the critics are kept beside it."""
+
+    def __init__(
+        self, config: WorldModelConfig, space: Space, actions: tuple[int, ...], episodic: bool = False
+    ) -> None:
+        """`actions` are the features of each task's actions; one task needs no vector."""
+        super().__init__()
+        if not isinstance(space, Box) or len(space.shape) not in (1, 3):
+            raise ConfigError(f"a world model cannot see {space}.", "Observations are a vector, or pictures.")
+        size, several = config.shape(), len(actions) > 1
+        self.reach, self.dropout = config.vmax, config.dropout
+        self.actions, self.several = max(actions), several
+        extra = EMBEDDING if several else 0
+        width = [size.width] * 2
+        if len(space.shape) == 3:
+            self.encoder: PixelEncoder | nn.Sequential = PixelEncoder(space)
+            self.latent = self.encoder.latent
+        else:
+            hidden = [size.encoder] * max(size.depth - 1, 1)
+            self.encoder = mlp(int(space.shape[0]) + extra, hidden, size.latent, simplex=True)
+            self.latent = size.latent
+        seen, done = self.latent + extra, self.latent + self.actions + extra
+        self.dynamics = mlp(done, width, self.latent, simplex=True)
+        self.reward = mlp(done, width, config.bins)
+        self.termination = mlp(seen, width, 1) if episodic else None
+        self.policy = mlp(seen, width, 2 * self.actions)
+        self.critics = QEnsemble(size.critics, done, size.width, config.bins)
+        self.task = nn.Embedding(len(actions), EMBEDDING) if several else None
+        masks = torch.zeros(len(actions), self.actions)
+        for row, count in zip(masks, actions, strict=True):
+            row[:count] = 1.0
+        self.register_buffer("masks", masks, persistent=False)
+        self.pictures = len(space.shape) == 3
+        _initialise(self)
+
+    def encode(self, obs: Tensor, task: Tensor | None) -> Tensor:
+        """[..., Z] from observations [..., D]; tasks are numbers [...] wherever they are given."""
+        return self.encoder(obs if self.pictures else self._with_task(obs, task))
+
+    def termination_logit(self, z: Tensor, task: Tensor | None) -> Tensor:
+        """Logit that the episode has ended at a latent, [...]."""
+        assert self.termination is not None
+        return self.termination(self._with_task(z, task)).squeeze(-1).float()
+
+    def act(self, z: Tensor, noise: Tensor, task: Tensor | None) -> PolicySample:
+        """What the policy does with noise [..., K]."""
+        mean, log_std = self.policy(self._with_task(z, task)).float().chunk(2, dim=-1)
+        log_std = LOWEST + 0.5 * (HIGHEST - LOWEST) * (log_std.tanh() + 1.0)
+        features: Tensor | int = self.actions
+        if self.several:
+            mask = self.mask(task)
+            mean, log_std, noise, features = mean * mask, log_std * mask, noise * mask, mask.sum(-1)
+        log_prob = (-0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+        return PolicySample((mean + noise * log_std.exp()).tanh(), -log_prob * features)
+
+    def q_value(
+        self,
+        critics: QEnsemble,
+        z: Tensor,
+        action: Tensor,
+        task: Tensor | None,
+        who: Tensor | None,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """What two critics think of actions, [2, ...]."""
+        who = who if critics.count > 2 else None  # both are asked: no need to pick them
+        return two_hot_inverse(critics(self.joint(z, action, task), who, kept), self.reach)
+
+    def mask(self, task: Tensor | None) -> Tensor:
+        """1 for the action features that a task has, [..., K]."""
+        return self.masks[0] if task is None else self.masks[task]  # type: ignore[index]
+
+    @torch.no_grad()
+    def shorten_tasks(self) -> None:
+        """Bring vectors of tasks back to a length of 1 at most; all of them, so that it is the same everywhere."""
+        if self.task is not None:
+            self.task.weight.copy_(self.task.weight.renorm(2, 0, 1.0))
+
+    def joint(self, z: Tensor, action: Tensor, task: Tensor | None) -> Tensor:
+        """What dynamics, reward and critics see."""
+        return torch.cat([self._with_task(z, task), action.to(z.dtype)], dim=-1)
+
+    def _with_task(self, x: Tensor, task: Tensor | None) -> Tensor:
+        return x if self.task is None else torch.cat([x, self.task(task).to(x.dtype)], dim=-1)
+
+
+def _initialise(model: WorldModel) -> None:
+    """Truncated normal weights of deviation 0.02; no rewards and no values at first."""
+    for part in model.modules():
+        if isinstance(part, nn.Linear | BatchedLinear):
+            nn.init.trunc_normal_(part.weight, std=0.02)
+            nn.init.zeros_(part.bias)
+        elif isinstance(part, nn.Embedding):
+            nn.init.uniform_(part.weight, -0.02, 0.02)
+    for last in (model.reward[-1], model.critics[-1]):
+        nn.init.zeros_(last.get_parameter("weight"))

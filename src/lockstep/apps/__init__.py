@@ -1,0 +1,1 @@
+"""Applications on top of trained agents: backtests, leagues and Jidi submissions."""

@@ -1,0 +1,105 @@
+"""A stand-in for the platform: it asks controllers as the platform does, and keeps a game as its viewer wants it."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from lockstep.tasks.team_snakes.opponents import choose
+from lockstep.tasks.team_snakes.rules import (
+    BEAN,
+    CELLS,
+    COLUMN,
+    FIRST,
+    GAME,
+    HEIGHT,
+    ROW,
+    SNAKES,
+    START_LENGTH,
+    TEAM,
+    WIDTH,
+    Game,
+    cell_of,
+    start,
+    step,
+)
+
+Controller: TypeAlias = Callable[[dict[Any, Any], Any, bool], list[list[int]]]
+"""What a team submits: asked for one snake at a time."""
+
+NAMES = ("up", "down", "left", "right")
+
+
+def play_game(teams: Sequence[Controller | int], names: Sequence[str], key: int, steps: int = 200) -> dict[str, Any]:
+    """Play a game of two teams, each a controller or a script's level; the game as the platform's replays have it."""
+    game = np.zeros(1, GAME).view(np.recarray)[0]
+    game.key = key
+    start(game)
+    earned, died = np.zeros(SNAKES), np.zeros(SNAKES, np.bool_)
+    returns, told, before, over = np.zeros(SNAKES), [], None, False
+    replay: dict[str, Any] = {"game_name": "snakes_3v3", "n_player": SNAKES}
+    replay |= {"board_height": HEIGHT, "board_width": WIDTH, "start_time": _now(), "mode": "terminal", "seed": key}
+    replay["init_info"] = {**_places(game), "directions": _directions(game)}
+    while game.step < steps and not over:
+        moves = _ask(teams, game, before)
+        before = _directions(game)
+        over = bool(step(game, moves, earned, died))
+        returns += earned
+        after = {**_places(game), "hit": died.astype(int).tolist(), "score": _scores(game)}
+        told.append(
+            {"time": _now(), "info_before": {"directions": before}, "reward": _whole(earned), "info_after": after}
+        )
+    scores = _scores(game)
+    replay |= {"steps": told, "winner": scores.index(max(scores)) + FIRST, "winner_information": scores}
+    return replay | {"n_return": _whole(returns), "names": list(names), "end_time": _now()}
+
+
+def observation_of(game: Game, snake: int, before: list[str] | None) -> dict[Any, Any]:
+    """What the platform shows to the controller of one snake; `before` are the directions before the last step."""
+    places = _places(game)
+    shown: dict[Any, Any] = {BEAN: places["beans_position"]}
+    shown |= {FIRST + number: body for number, body in enumerate(places["snakes_position"])}
+    shown |= {"board_width": WIDTH, "board_height": HEIGHT, "last_direction": before}
+    return shown | {"controlled_snake_index": FIRST + snake}
+
+
+def _ask(teams: Sequence[Controller | int], game: Game, before: list[str] | None) -> np.ndarray:
+    """What all snakes do, [SNAKES]."""
+    moves = np.zeros(SNAKES, np.int64)
+    for number, team in enumerate(teams):
+        if isinstance(team, int):
+            choose(game, number * TEAM, team, False, np.zeros((2, CELLS + 1), np.int64), moves)
+            continue
+        for snake in range(number * TEAM, number * TEAM + TEAM):
+            answer = team(observation_of(game, snake, before), ["Discrete(4)"], False)
+            moves[snake] = answer[0].index(1)  # as the platform reads it
+    return moves
+
+
+def _places(game: Game) -> dict[str, list[Any]]:
+    bodies = [[cell_of(game, snake, behind) for behind in range(game.length[snake])] for snake in range(SNAKES)]
+    return {
+        "snakes_position": [[_place(cell) for cell in body] for body in bodies],
+        "beans_position": [_place(cell) for cell in game.beans[: game.served]],
+    }
+
+
+def _place(cell: int) -> list[int]:
+    return [int(ROW[cell]), int(COLUMN[cell])]
+
+
+def _directions(game: Game) -> list[str]:
+    return [NAMES[heading] for heading in game.heading]
+
+
+def _scores(game: Game) -> list[int]:
+    return [int(length) - START_LENGTH for length in game.length]
+
+
+def _whole(numbers: np.ndarray) -> list[int]:
+    return [int(number) for number in numbers]
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

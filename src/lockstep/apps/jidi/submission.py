@@ -1,0 +1,124 @@
+"""Write what one hands in: a directory with the controller, the files it needs, and the network as plain arrays."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from lockstep.algorithms.ddpg.networks import Actor
+from lockstep.apps.jidi.controller import NETWORK, ControllerNetwork, as_one_hot, choose_direction, read_network
+from lockstep.apps.jidi.platform import play_game
+from lockstep.config import ConfigError
+from lockstep.inference import LoadedPolicy
+from lockstep.nn.encoders import MLP
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
+from lockstep.tasks.team_snakes.opponents import name_of
+
+COPIED = (
+    "apps/jidi/controller",
+    "tasks/team_snakes/features",
+    "tasks/team_snakes/opponents",
+    "tasks/team_snakes/rules",
+)
+_PLAIN = '''"""What the files beside this one want of a compiler and of luck: nothing is compiled or drawn here."""
+
+Integer = int
+
+
+def njit(**settings):
+    return lambda function: function
+
+
+def random_below(*words):
+    raise NotImplementedError("a controller draws nothing")
+'''
+_ENTRY = '''"""A team trained with Lockstep. The platform calls my_controller; it needs numpy alone."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from PACKAGE.controller import my_controller
+
+__all__ = ["my_controller"]
+'''
+
+
+def write_submission(policy: LoadedPolicy, directory: Path) -> None:
+    """Write a submission and show that its network says what the policy does, or say in words why it cannot be."""
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty.", "Name a directory that does not exist yet.")
+    network = network_of(policy)
+    # A name of its own: two teams of ours may meet in one process, and each must find its own network.
+    package = directory / f"lockstep_team_{_digest(network)}"
+    package.mkdir(parents=True)
+    (directory / "submission.py").write_text(_ENTRY.replace("PACKAGE", package.name))
+    (package / "__init__.py").write_text("")
+    (package / "plain.py").write_text(_PLAIN)
+    source = Path(__file__).parents[2]
+    for name in COPIED:
+        (package / f"{Path(name).name}.py").write_text(_apart((source / f"{name}.py").read_text(), package.name))
+    arrays: dict[str, Any] = {f"weight{place}": weight for place, weight in enumerate(network.weights)}
+    arrays |= {f"bias{place}": bias for place, bias in enumerate(network.biases)}
+    np.savez(package / NETWORK, tanh=np.array(network.tanh), turned=np.array(network.turned), **arrays)
+    _verify(policy, read_network(package / NETWORK))
+
+
+def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
+    """Write a game of a team against the script it is evaluated against, as the platform's viewer plays it."""
+    network, level = network_of(policy), policy.recipe.task.opponent_level
+
+    def controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool) -> list[list[int]]:
+        return as_one_hot(choose_direction(network, observation))
+
+    game = play_game([controller, level], ["lockstep", name_of(level)], seed)
+    path.write_text(json.dumps(game))
+
+
+def network_of(policy: LoadedPolicy) -> ControllerNetwork:
+    """The network of a team, if it sees what a controller can work out."""
+    task, actor = policy.recipe.task, getattr(policy.policy, "actor", None)
+    if not isinstance(task, TeamSnakesConfig) or not isinstance(actor, Actor):
+        raise ConfigError("this run does not play team snakes.", "Hand in a run of team-ddpg.")
+    if task.observation == "grid" or not isinstance(actor.encoder, MLP):
+        raise ConfigError(
+            "this team sees a grid, and a submission has no convolutions.",
+            "Train with --task.observation egocentric or features.",
+        )
+    layers = [layer for layer in (*actor.encoder.layers, actor.head) if isinstance(layer, nn.Linear)]
+    weights = [layer.weight.detach().numpy() for layer in layers]
+    biases = [layer.bias.detach().numpy() for layer in layers]
+    tanh = any(isinstance(layer, nn.Tanh) for layer in actor.encoder.layers)
+    return ControllerNetwork(weights, biases, tanh, task.observation == "egocentric")
+
+
+def _digest(network: ControllerNetwork) -> str:
+    return hashlib.sha256(b"".join(part.tobytes() for part in (*network.weights, *network.biases))).hexdigest()[:12]
+
+
+def _apart(text: str, package: str) -> str:
+    """A module of ours as one of the submission, which has no compiler and none of our other modules."""
+    text = re.sub(r"from lockstep\.tasks\.kernels import", f"from {package}.plain import", text)
+    text = text.replace("from numba import njit", f"from {package}.plain import njit")
+    return re.sub(r"from lockstep\.(tasks\.team_snakes|apps\.jidi)\.", f"from {package}.", text)
+
+
+@torch.no_grad()
+def _verify(policy: Any, network: ControllerNetwork) -> None:
+    """Both say the same of whatever is seen, up to rounding."""
+    seen = torch.from_numpy(
+        np.random.default_rng(0).uniform(-1, 1, (256, network.weights[0].shape[1])).astype("float32")
+    )
+    ours = np.stack([network.outputs(row) for row in seen.numpy()])
+    apart = float(np.abs(ours - policy.policy.actor(seen).numpy()).max())
+    if not apart < 1e-3:
+        raise ConfigError(
+            f"the submission's network is {apart} apart from the policy's.",
+            "Please report this: it is a fault of ours.",
+        )

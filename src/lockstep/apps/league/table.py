@@ -1,0 +1,98 @@
+"""`lockstep eval RUN --opponents ...`: a team against scripts and other teams, as a table, a ladder and a picture."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.progress import track
+from rich.table import Table
+
+from lockstep.apps.league.matches import Player, play_match, script, trained
+from lockstep.apps.league.plots import draw
+from lockstep.apps.league.ratings import MatchRecord, elo, wilson
+from lockstep.config import ConfigError
+from lockstep.inference import load
+from lockstep.io.rich_console import PrintableConsole
+from lockstep.tasks.team_snakes.opponents import LEVELS
+
+
+def show_standings(
+    run: Path, at: int | None, opponents: Sequence[str], games: int, seed: int, pictures: Path | None, as_json: bool
+) -> None:
+    """Play all pairs, and say who won how often and where everybody stands."""
+    if games < 2 or games % 2:
+        raise ConfigError(f"games is {games}.", "Use an even number, because half of them are played on each side.")
+    team = trained(_name(run, at), load(run, at))
+    contestants = [team, *(find_opponent(word) for word in _spelled(opponents))]
+    names = [contestant.name for contestant in contestants]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"one of {', '.join(names)} is named twice.", "Name each opponent once.")
+    pairs = list(combinations(contestants, 2))
+    watched = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
+    records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in watched}
+    against = {other: record for (one, other), record in records.items() if one == team.name}
+    ratings = elo(names, records)
+    console = PrintableConsole()
+    if as_json:
+        console.print(json.dumps(_as_json(team.name, against, ratings)), soft_wrap=True)
+    else:
+        console.print(_table(team.name, against, ratings, games))
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        path = pictures / "ladder.svg"
+        path.write_text(draw(team.name, ratings, against))
+        if not as_json:
+            console.print(f"drawn: {path}", soft_wrap=True)
+
+
+def find_opponent(word: str) -> Player:
+    """The team a word names: a level, or a run directory, with @SAMPLES for one of its checkpoints."""
+    if word in LEVELS:
+        return script(LEVELS.index(word))
+    path, _, samples = word.partition("@")
+    if not Path(path).is_dir() or (samples and not samples.isdigit()):
+        raise ConfigError(
+            f"there is no opponent '{word}'.",
+            f"Use all, {', '.join(LEVELS)}, or a run directory, with @SAMPLES for one of its checkpoints.",
+        )
+    at = int(samples) if samples else None
+    return trained(_name(Path(path), at), load(path, at))
+
+
+def _spelled(opponents: Sequence[str]) -> list[str]:
+    """Words with `all` spelled out."""
+    return [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
+
+
+def _name(run: Path, at: int | None) -> str:
+    return run.resolve().name + ("" if at is None else f"@{at}")
+
+
+def _table(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, float], games: int) -> Table:
+    title = f"{team} (Elo {ratings[team]:,.0f}): {games:,} games each, half on each side"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    table.add_column("opponent", overflow="fold")
+    for heading in ("won", "95 % sure", "drawn", "score", "Elo"):
+        table.add_column(heading, justify="right")
+    for name in sorted(against, key=lambda name: ratings[name]):
+        record = against[name]
+        low, high = wilson(record.wins, record.games)
+        table.add_row(
+            name,
+            f"{record.win_rate:.1%}",
+            f"{low:.0%} - {high:.0%}",
+            f"{record.draws / record.games:.1%}",
+            f"{record.scored:.1f} : {record.conceded:.1f}",
+            f"{ratings[name]:,.0f}",
+        )
+    return table
+
+
+def _as_json(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, float]) -> dict[str, object]:
+    matches = {
+        name: record._asdict() | {"win_rate": record.win_rate, "interval": wilson(record.wins, record.games)}
+        for name, record in against.items()
+    }
+    return {"team": team, "matches": matches, "elo": dict(ratings)}

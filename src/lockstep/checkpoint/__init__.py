@@ -1,0 +1,1 @@
+"""Checkpoints: format, atomic publication, fencing, lineage and repair."""

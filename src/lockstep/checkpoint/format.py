@@ -1,0 +1,376 @@
+"""A checkpoint on disk: a directory of safetensors, a json of plain values, and a manifest with the hash of each file.
+
+Nothing here can run code: tensors are safetensors, the rest is json, and a file name that leads out of the directory is
+refused. Nor does anything here take memory because a file says so: small files have bounds, and tensors are mapped from
+their file, to be copied into those of a run that have the same shape and kind.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.checkpoint import migrations
+from lockstep.checkpoint.errors import READ_ERROR as READ_ERROR
+from lockstep.checkpoint.errors import CorruptCheckpointError as CorruptCheckpointError
+from lockstep.checkpoint.errors import user_facing_errors as user_facing_errors
+from lockstep.checkpoint.migrations import FORMAT as FORMAT
+from lockstep.checkpoint.migrations import UnknownFormat
+from lockstep.checkpoint.parity import repair
+from lockstep.checkpoint.tensorfile import bytes_of, check_file_size, read_tensor_file, write_bytes, write_tensor_file
+from lockstep.checkpoint.validation import check_values
+from lockstep.io import safe_read
+from lockstep.io.durable import fsync_dir
+from lockstep.protocols import AppendOnlyTensor, LaneState, StateDict
+
+MANIFEST, VALUES, SHARED = "manifest.json", "train_state.json", "shared.safetensors"
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_LANE_FILE = re.compile(r"lanes-(\d{1,9})-(\d{1,9})\.safetensors", re.ASCII)
+_ROWS_FILE = re.compile(r"replay-(\d{1,9})-(\d{1,9})-(\d{1,18})-(\d{1,18})\.safetensors", re.ASCII)
+_LOGGER = logging.getLogger("lockstep")
+
+
+def lane_file(lanes: range) -> str:
+    return f"lanes-{lanes.start:04d}-{lanes.stop - 1:04d}.safetensors"
+
+
+def rows_file(lanes: range, first: int, stop: int) -> str:
+    """A segment: rows `first` up to `stop` of everything that grows on some lanes. It is written once, then linked."""
+    return f"replay-{lanes.start:04d}-{lanes.stop - 1:04d}-{first:012d}-{stop:012d}.safetensors"
+
+
+def parity_file(segment: str) -> str:
+    """The parity of a segment, from which a damaged one is repaired."""
+    return segment.removesuffix(".safetensors") + ".parity"
+
+
+def lane_prefix(lane: int) -> str:
+    """How the names of a lane's tensors begin."""
+    return f"lane-{lane:04d}."
+
+
+def write_tensors(path: Path, tensors: StateDict) -> str:
+    """Write named tensors durably; return the SHA-256 of what was meant to be written."""
+    return write_tensor_file(path, tensors)[path.name]
+
+
+def write_json(path: Path, value: Any) -> str:
+    """Write plain values durably; return the SHA-256 of what was meant to be written."""
+    return write_bytes(path, [json.dumps(value, indent=1, sort_keys=True).encode()])
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a small file in one step: a reader sees the old text or the new one, never half of it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    beside.unlink(missing_ok=True)  # a kill may have left it, or a stranger a link to somewhere else
+    with beside.open("x") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    fsync_dir(path.parent)
+
+
+def verify(directory: Path, replay: bool = True) -> dict[str, Any]:
+    """Check every file of a checkpoint, or with `replay=False` all but its replay.
+
+    A damaged segment is repaired from its parity file where that is possible. Parity itself is not needed.
+
+    Returns:
+        The manifest, in the current format.
+
+    Raises:
+        Damaged: A file is not what was written.
+        UnknownFormat: Another version of Lockstep wrote it.
+        OSError: A file could not be read, which is not damage.
+    """
+    manifest = read_manifest(directory)
+    files = manifest["files"]
+    for name in files:
+        if segment_rows(name) is None or (replay and rows_of(name) is not None):
+            check_file(directory, files, name)
+    held = 0  # lanes from the first one on
+    for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
+        held = lanes.stop if lanes.start == held else held
+    values = read_values(directory)
+    if held < values["lanes"]:
+        raise CorruptCheckpointError(f"{directory / MANIFEST} lists no file for lane {held}")
+    for lane in range(values["lanes"]) if "rows" in values and replay else ():
+        segments(directory, files, lane, values["rows"])
+    return manifest
+
+
+def verify_weights(directory: Path) -> dict[str, Any]:
+    """Check what an agent without replay and environments needs: the shared tensors and the clock."""
+    manifest = read_manifest(directory)
+    for name in (SHARED, VALUES):
+        check_file(directory, manifest["files"], name)
+    read_values(directory)
+    return manifest
+
+
+def check_file(directory: Path, files: Mapping[str, str], name: str) -> int:
+    """Compare a file with its hash in the manifest; repair it where it has parity.
+
+    Returns:
+        How many blocks were repaired.
+
+    Raises:
+        Damaged: It is not what was written, and could not be repaired.
+        OSError: It could not be read, or the repair could not be written.
+    """
+    path, parity = resolve_member(directory, name), parity_file(name)
+    if not _is_file(path):
+        raise CorruptCheckpointError(f"{path} is missing")
+    check_file_size(path)
+    if digest_file(path) == files[name]:
+        return 0
+    if rows_of(name) is not None and parity in files and _is_file(resolve_member(directory, parity)):
+        check_file_size(directory / parity)
+        if blocks := repair(path, directory / parity, files[name]):
+            _LOGGER.warning("Repaired %d damaged blocks of %s from its parity file.", blocks, path)
+            return blocks
+    raise CorruptCheckpointError(f"{path} is not what was written (its SHA-256 differs)")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is a plain file; OSError where that cannot be known, such as EACCES."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint in the current format: `files` with their hashes, `keep`, `machine`."""
+    path = directory / MANIFEST
+    manifest = read_json(path)
+    # Before anything else: a damaged version, machine or file list must not be taken for what was written.
+    if isinstance(manifest, dict) and ("checksum" in manifest or manifest.get("format") == FORMAT):
+        checksum = manifest.pop("checksum", None)
+        if checksum != _checksum(manifest):
+            raise CorruptCheckpointError(f"{path} is not as it was written")
+    manifest = _migrated(migrations.MANIFEST, manifest, path) if isinstance(manifest, dict) else {}
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
+        raise CorruptCheckpointError(f"{path} does not list the files of a checkpoint")
+    if not isinstance(manifest.get("machine"), dict):
+        raise CorruptCheckpointError(f"{path} does not say which machine wrote the checkpoint")
+    return manifest
+
+
+def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: dict[str, str]) -> None:
+    """Write the manifest durably; it comes last, when every file it names is on disk."""
+    manifest = {"format": FORMAT, "files": files, "keep": keep, "machine": machine}
+    write_json(directory / MANIFEST, manifest | {"checksum": _checksum(manifest)})
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    """SHA-256 of plain values, whatever their order and layout in a file."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        return migrations.migrate(table, values, path)
+    except UnknownFormat:
+        raise
+    except ValueError as error:
+        raise CorruptCheckpointError(str(error)) from None
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file."""
+    try:
+        with safe_read.open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise CorruptCheckpointError(f"{path} is missing") from None
+    except safe_read.UnreadableFileError as error:
+        raise CorruptCheckpointError(str(error)) from None
+
+
+def is_permanent(directory: Path) -> bool:
+    """Whether a checkpoint is to be kept for good; one that a kill left half deleted is not.
+
+    A checkpoint that cannot be read, or that another Lockstep wrote, is kept: neither is a reason to delete it.
+    """
+    try:
+        return bool(read_manifest(directory).get("keep"))
+    except CorruptCheckpointError:
+        return False
+    except (OSError, UnknownFormat):
+        return True
+
+
+def resolve_member(directory: Path, name: str) -> Path:
+    """The path of a file a manifest names, which must be a plain file of its directory."""
+    path = directory / name
+    if not _FILE.fullmatch(name) or path.is_symlink():
+        raise CorruptCheckpointError(f"{directory / MANIFEST} names {name[:100]!r}, which leads out of the checkpoint")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    if path.is_symlink():
+        raise CorruptCheckpointError(f"{path} is a link, which leads out of the checkpoint")
+    try:
+        return safe_read.read_json(path)
+    except FileNotFoundError:
+        raise CorruptCheckpointError(f"{path} is missing") from None
+    except safe_read.ReadFailed as failed:
+        raise failed.error from None
+    except safe_read.UnreadableFileError as error:
+        raise CorruptCheckpointError(str(error)) from None
+
+
+def read_values(directory: Path) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes` and perhaps `rows`, of the right kinds."""
+    path = directory / VALUES
+    values = read_json(path)
+    return check_values(_migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}, path)
+
+
+def read_shared(directory: Path) -> StateDict:
+    """The tensors all lanes share."""
+    return read_tensor_file(directory / SHARED, None)
+
+
+def read_lane(
+    directory: Path,
+    lane: int,
+    files: Iterable[str],
+    rows: list[int] | None = None,
+    live: Mapping[str, AppendOnlyTensor] | None = None,
+) -> StateDict:
+    """The tensors of one lane, from whichever files hold them.
+
+    Args:
+        directory: The checkpoint.
+        lane: Global index of the lane.
+        files: Names of the checkpoint's files.
+        rows: As the checkpoint's values have them; None leaves replay out.
+        live: What grows on the lane of the run that loads it: other names, shapes or dtypes, or more rows than it can
+            hold, are refused before they take memory.
+    """
+    for name in files:
+        if lane in _lanes_in(name):
+            grown = _read_rows(directory, lane, files, rows, live)
+            return read_tensor_file(resolve_member(directory, name), lane_prefix(lane)) | grown
+    raise CorruptCheckpointError(f"{directory} has no file that holds lane {lane}")
+
+
+def _read_rows(
+    directory: Path,
+    lane: int,
+    files: Iterable[str],
+    rows: list[int] | None,
+    live: Mapping[str, AppendOnlyTensor] | None = None,
+) -> StateDict:
+    """What grows on a lane, each tensor put together from its segments and cut to the rows that are still there."""
+    pieces: dict[str, list[Tensor]] = {}
+    for name, start, stop in segments(directory, files, lane, rows) if rows else ():
+        tensors = read_tensor_file(resolve_member(directory, name), lane_prefix(lane))
+        if live is not None and rows:
+            _refuse_unfit(directory / name, tensors, live, rows)
+        for key, tensor in tensors.items():
+            if not tensor.dim() or len(tensor) != stop - start:
+                raise CorruptCheckpointError(f"{directory / name} does not hold {stop - start} rows of {key[:100]}")
+            pieces.setdefault(key, []).append(tensor[max(0, (rows or [0])[0] - start) :])
+    try:
+        return {key: torch.cat(parts) for key, parts in pieces.items()}
+    except (RuntimeError, TypeError) as error:
+        raise CorruptCheckpointError(
+            f"{directory}: rows of lane {lane} do not fit together: {str(error)[:300]}"
+        ) from None
+
+
+def _refuse_unfit(path: Path, tensors: StateDict, live: Mapping[str, AppendOnlyTensor], rows: list[int]) -> None:
+    """Compare the tensors of a segment, which are only mapped, with those of the run that is to load them."""
+    if tensors.keys() != live.keys():
+        raise ValueError(f"{path} has other parts than {', '.join(live)[:300]}.")
+    for key, grown in live.items():
+        tensor, empty = tensors[key], grown.read(grown.first, grown.first)
+        if tensor.dtype != empty.dtype or tensor.shape[1:] != empty.shape[1:]:
+            raise ValueError(
+                f"{path}: a row of {key} was saved as {tensor.dtype} {tuple(tensor.shape[1:])} and is {empty.dtype} "
+                f"{tuple(empty.shape[1:])} here.\nResume a run with the configuration it was started with."
+            )
+        if grown.capacity is not None and rows[1] - rows[0] > grown.capacity:
+            raise ValueError(f"{path}: {rows[1] - rows[0]:,} rows were saved, and {grown.capacity:,} can be held here.")
+
+
+def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) -> list[tuple[str, int, int]]:
+    """The files that hold a lane's rows, with the numbers they begin and end at, one following the other."""
+    first, stop = rows
+    matches = [match for match in map(_ROWS_FILE.fullmatch, files) if match]
+    spans = [(match[0], int(match[3]), int(match[4])) for match in matches if int(match[1]) <= lane <= int(match[2])]
+    spans = sorted((span for span in spans if span[2] > first or span[2] == stop), key=lambda span: span[1:])
+    starts, ends = [start for _, start, _ in spans], [end for _, _, end in spans]
+    if not spans or starts[0] > first or ends[-1] != stop or starts[1:] != ends[:-1]:
+        raise CorruptCheckpointError(f"{directory / MANIFEST} lists no files for rows {first} to {stop} of lane {lane}")
+    return spans
+
+
+def segment_rows(name: str) -> range | None:
+    """The rows of a segment or of its parity file; None for other files."""
+    return rows_of(name.removesuffix(".parity") + ".safetensors") if name.endswith(".parity") else rows_of(name)
+
+
+def rows_of(name: str) -> range | None:
+    """The rows that a segment of that name holds; none for other files."""
+    match = _ROWS_FILE.fullmatch(name)
+    return range(int(match[3]), int(match[4])) if match else None
+
+
+def _lanes_in(name: str) -> range:
+    """The lanes that a file of that name holds; none for other files."""
+    match = _LANE_FILE.fullmatch(name)
+    return range(int(match[1]), int(match[2]) + 1) if match else range(0)
+
+
+def strip_prefix(state: StateDict, owner: str) -> StateDict:
+    """The entries `owner.NAME` of a state, as NAME."""
+    return {name.removeprefix(f"{owner}."): tensor for name, tensor in state.items() if name.startswith(f"{owner}.")}
+
+
+def add_prefix(**owners: LaneState) -> StateDict:
+    """States of several owners in one, under `owner.NAME`, copied to host memory, with all rows of what grows."""
+    return {
+        f"{owner}.{name}": value.all() if isinstance(value, AppendOnlyTensor) else value.detach().to("cpu", copy=True)
+        for owner, state in owners.items()
+        for name, value in state.items()
+    }
+
+
+def digest_tensor(name: str, tensor: Tensor) -> str:
+    """SHA-256 of a name and a tensor's dtype, shape and logical bytes. Strides and files do not matter."""
+    whole = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    whole.update(bytes_of(tensor.to("cpu")))
+    return whole.hexdigest()
+
+
+def hash_checkpoint(directory: Path) -> str:
+    """The hash of a run: every tensor by sorted name, then the clock; never times, paths, generations or layout."""
+    files, values = verify(directory)["files"], read_values(directory)
+    digests: dict[str, str] = {}
+    for name in files:
+        if name.endswith(".safetensors") and not _ROWS_FILE.fullmatch(name):
+            tensors = read_tensor_file(directory / name, None)
+            digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
+    for lane in range(values["lanes"]) if "rows" in values else ():
+        grown = _read_rows(directory, lane, files, values["rows"])  # however saves have cut it into segments
+        digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}
+    whole = hashlib.sha256()
+    for name in sorted(digests):
+        whole.update(digests[name].encode())
+    whole.update(json.dumps(values["clock"], sort_keys=True).encode())
+    return whole.hexdigest()

@@ -1,0 +1,128 @@
+"""Generations and lineage: which checkpoints of a run directory belong to the run as it is now.
+
+Every start claims a generation: a file that only one process can create. The claim is pending until the start has
+loaded a checkpoint; then it names that checkpoint as its parent. Checkpoint names carry their generation. Readers
+follow the newest generation that has published a checkpoint, its parent, the parent's generation up to that parent, and
+so on. So a start that ended before its first checkpoint leaves the run as it was, and what an older start publishes
+late is on no such line.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint.disk import DISK, Disk
+from lockstep.checkpoint.format import READ_ERROR, CorruptCheckpointError
+from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
+from lockstep.config import ConfigError
+from lockstep.io.safe_read import ReadFailed, UnreadableFileError, read_text
+
+LIMIT = 10**6
+"""A run has fewer starts than this: a larger generation was not written by Lockstep."""
+
+
+def newest_generation(directory: Path, disk: Disk = DISK) -> int:
+    """The newest generation, claimed or published; 0 where there is none."""
+    names = disk.names(directory)
+    published = (name.generation for name in map(CheckpointName.parse, names) if name)
+    return max([*generations(names), *published], default=0)
+
+
+def read_claim(directory: Path, generation: int, disk: Disk = DISK) -> dict[str, Any]:
+    """Who claimed a generation: host, pid, job; nothing where it is not known."""
+    try:
+        claimed = disk.read_json(generation_file(directory, generation))
+    except (CorruptCheckpointError, OSError):
+        return {}
+    return claimed if isinstance(claimed, dict) else {}
+
+
+def parent_of(directory: Path, generation: int, disk: Disk = DISK) -> CheckpointName | None:
+    """The checkpoint a generation went on from, None for a fresh start; Damaged where the claim does not say."""
+    path = generation_file(directory, generation)
+    claimed = disk.read_json(path)
+    parent = claimed.get("parent", "") if isinstance(claimed, dict) else ""
+    name = CheckpointName.parse(str(parent))
+    if name is None and parent is not None:
+        raise CorruptCheckpointError(f"{path} does not name a checkpoint")
+    return name
+
+
+def list_checkpoints(directory: Path, disk: Disk = DISK) -> list[CheckpointName]:
+    """All checkpoints there are, newest first, whoever wrote them."""
+    names = filter(None, map(CheckpointName.parse, disk.names(directory)))
+    return sorted((name for name in names if disk.is_directory(directory / str(name))), reverse=True)
+
+
+def lineage(directory: Path, disk: Disk = DISK) -> list[CheckpointName]:
+    """The checkpoints of the run as it is now, newest first."""
+    line: list[CheckpointName] = []
+    limit: CheckpointName | None = None
+    everything = list_checkpoints(directory, disk)
+    generation = max((name.generation for name in everything), default=0)
+    while generation:
+        line += [n for n in everything if n.generation == generation and (limit is None or n.samples <= limit.samples)]
+        try:
+            limit = parent_of(directory, generation, disk)
+        except CorruptCheckpointError:
+            break
+        if limit is None or limit.generation >= generation:
+            break
+        generation = limit.generation
+    return line
+
+
+Check = Callable[[Path], object]
+"""Raises Damaged for a checkpoint that must not be used."""
+
+
+def find(
+    directory: Path, at: int | None = None, check: Check | None = None, disk: Disk = DISK
+) -> tuple[CheckpointName | None, list[str]]:
+    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one.
+
+    One that cannot be read is not skipped: ConfigError.
+    """
+    try:
+        return _find(directory, at, check or disk.verify, disk)
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be read: {error}.", READ_ERROR) from None
+
+
+def _find(directory: Path, at: int | None, check: Check, disk: Disk) -> tuple[CheckpointName | None, list[str]]:
+    notes: list[str] = []
+    line = lineage(directory, disk) if disk.is_directory(directory) else []
+    wanted = [name for name in line if at is None or name.samples == at]
+    if at is not None and not wanted:
+        there = ", ".join(str(name.samples) for name in sorted(line)) or "none"
+        raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
+    for name in wanted:
+        try:
+            check(directory / str(name))
+            return name, [f"{note} Using the one before it." for note in notes]
+        except (CorruptCheckpointError, OSError) as damage:
+            if not disk.exists(directory / str(name)):
+                continue  # the start that trains now has deleted it meanwhile
+            if isinstance(damage, OSError):
+                raise
+            notes.append(f"Checkpoint {name} is damaged: {damage}.")
+    if notes and at is not None:
+        raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
+    if notes:
+        raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
+    if wanted:
+        return _find(
+            directory, at, check, disk
+        )  # all of them were deleted while this looked, after newer ones had come
+    return None, notes
+
+
+def best_checkpoint(directory: Path, disk: Disk = DISK) -> CheckpointName | None:
+    """The checkpoint with the best evaluation, if the run as it is now has one."""
+    try:
+        name = CheckpointName.parse(read_text(directory / "best", 100).strip())
+    except ReadFailed as failed:
+        raise failed.error from None  # which one is the best is not known, so none may be deleted
+    except (FileNotFoundError, UnreadableFileError):
+        return None
+    return name if name in lineage(directory, disk) else None

@@ -1,0 +1,378 @@
+"""Checkpoints: the whole run, written in the background, published by one rename, restored on any world size."""
+
+import json
+import logging
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint import salvage
+from lockstep.checkpoint.fencing import GenerationFence, SupersededError
+from lockstep.checkpoint.format import CorruptCheckpointError
+from lockstep.checkpoint.incremental import IncrementalState
+from lockstep.checkpoint.lineage import find
+from lockstep.checkpoint.machine import Machine, compare_machines, describe_machine
+from lockstep.checkpoint.naming import CheckpointName
+from lockstep.checkpoint.publishing import clear_leftovers, prune, publish
+from lockstep.checkpoint.salvage import without_rows
+from lockstep.checkpoint.save_interval import SaveInterval
+from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, RunConfig
+from lockstep.distributed import Runtime
+from lockstep.distributed.kv_store import InMemoryStore, KeyValueStore, heartbeat, wait_with_heartbeat
+from lockstep.io.durable import fsync_dir
+from lockstep.io.jsonl import CHECKPOINTS, sync_lines
+from lockstep.lanes import partition_lanes
+from lockstep.protocols import Algorithm, AppendOnlyTensor, StateDict, VecEnv
+from lockstep.pytree import load_into
+
+SLOW_SECONDS = 1.0
+"""A wait for the save before that is worth a word."""
+_LOGGER = logging.getLogger("lockstep")
+
+
+class CheckpointManager:
+    """The checkpoints of one run directory, seen from a process that takes part in the run."""
+
+    def __init__(self, directory: Path, run: RunConfig, runtime: Runtime) -> None:
+        self.directory, self.run, self.runtime = directory, run, runtime
+        self.notes: list[str] = []
+        """What the user should know about the restore, in sentences."""
+        self._last: CheckpointName | None = None
+        self._last_complete: CheckpointName | None = None
+        """The newest checkpoint that is known to stand."""
+        self._thread: threading.Thread | None = None
+        self._problem = ""
+        """Why the last save was given up, the same words on every process; empty where it was published."""
+        self._error: BaseException | None = None
+        self._cadence = SaveInterval()
+        self._segments = IncrementalState(run.replay_parity)
+        self._machine = describe_machine(runtime.device)
+        self.fence = GenerationFence(directory, runtime.is_main)
+        # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
+        self._mailbox: KeyValueStore = runtime.kv_store()
+        self._pulse: KeyValueStore = runtime.kv_store()
+        """For the thread that saves, and for its heartbeat."""
+
+    # -- restoring -----------------------------------------------------------------------------------------------------
+
+    def restore(
+        self, algorithm: Algorithm, task: VecEnv, clock: TrainState, at: int | None = None, without_replay: bool = False
+    ) -> None:
+        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any.
+
+        `without_replay` uses one whose replay is damaged, too, and starts with an empty replay buffer.
+        """
+        machines = self.runtime.all_gather_json(self._machine)
+        # A job that was started again, and has published since, has replay of its own by now.
+        job = self.runtime.job_id
+        without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.came_further(job))
+        text, self.fence.generation, self.notes = self.runtime.run_on_main(lambda: self._begin(at, without_replay))
+        while True:
+            chosen = CheckpointName.parse(text or "")
+            problem = self._load(chosen, machines, algorithm, task, clock, without_replay) if chosen else ""
+            text, notes = self._confirm(
+                chosen, [problem for problem in self.runtime.all_gather_json(problem) if problem]
+            )
+            if text == (str(chosen) if chosen else None):
+                break
+            self.notes += notes
+        self._last_complete = chosen
+
+    def _load(
+        self,
+        name: CheckpointName,
+        machines: list[Machine],
+        algorithm: Algorithm,
+        task: VecEnv,
+        clock: TrainState,
+        without_replay: bool,
+    ) -> str:
+        """Put a checkpoint into agent, task and clock; or why that cannot be."""
+        path = self.directory / str(name)
+        try:
+            with form.user_facing_errors(path):
+                self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
+                self._restore(path, algorithm, task, clock, without_replay)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    def _restore(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: TrainState, without_replay: bool) -> None:
+        files = form.read_manifest(path)["files"]
+        values = form.read_values(path)
+        if values["lanes"] != self.runtime.lanes.num_lanes:
+            raise ConfigError(
+                f"{path} was written with {values['lanes']} lanes and the config says {self.runtime.lanes.num_lanes}.",
+                f"Lanes are fixed when a run starts: set run.lanes to {values['lanes']} in its config.yaml.",
+            )
+        shared = form.read_shared(path)
+        algorithm.load_shared_state(form.strip_prefix(shared, "algorithm"))
+        task.load_shared_state(form.strip_prefix(shared, "task"))
+        rows = values.get("rows")
+        if rows and not without_replay:
+            self._segments.resume(files, rows)
+        for lane in self.runtime.lanes.local:
+            live = algorithm.lane_state(lane)
+            grown = {f"algorithm.{name}": value for name, value in live.items() if isinstance(value, AppendOnlyTensor)}
+            state = form.read_lane(path, lane, files, None if without_replay else rows, grown)
+            owned = form.strip_prefix(state, "algorithm")
+            algorithm.load_lane_state(lane, without_rows(owned, live) if without_replay else owned)
+            task.load_lane_state(lane, form.strip_prefix(state, "task"))
+        budget, patience = clock.total_samples, clock.patience
+        for name, value in values["clock"].items():
+            setattr(clock, name, value)
+        clock.total_samples, clock.patience = budget, patience  # a resumed run may be given more of both
+        if without_replay and rows:
+            self.notes.append(salvage.warning(path.name, rows))
+        self.notes.append(_deal_sentence(self.runtime.lanes.num_lanes, self.runtime.size, values["processes"]))
+
+    def _begin(self, at: int | None, without_replay: bool) -> tuple[str | None, int, list[str]]:
+        """On the main process: the checkpoint to load, and the generation that was claimed."""
+        with self._said_in_words():
+            check = partial(form.verify, replay=not without_replay)
+            chosen, notes = self.fence.begin(at, self.runtime.job_id, self.runtime.size, check)
+        return (str(chosen) if chosen else None), self.fence.generation, notes
+
+    def _confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[str | None, list[str]]:
+        """Settle on a checkpoint that all processes have loaded; or the one to load instead, the same everywhere."""
+
+        def confirm() -> tuple[str | None, list[str]]:
+            with self._said_in_words():
+                following, notes = self.fence.confirm(chosen, problems)
+                if self.fence.settled:
+                    clear_leftovers(self.fence)
+            return (str(following) if following else None), notes
+
+        text, notes = self.runtime.run_on_main(confirm)
+        return text, notes
+
+    @contextmanager
+    def _said_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(
+                f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
+            ) from None
+
+    # -- saving --------------------------------------------------------------------------------------------------------
+
+    def due(self) -> bool:
+        """Whether the main process finds it time to save; others hear of it through the loop's agreement."""
+        automatic = self.run.save_every is None and self.runtime.is_main
+        return automatic and self._cadence.due
+
+    def save(self, algorithm: Algorithm, task: VecEnv, clock: TrainState, *, best: bool = False) -> None:
+        """Copy everything to host memory now; write and publish it in the background."""
+        began = time.perf_counter()
+        with self.runtime.phase("copy"):
+            waited = self.wait()
+            if waited > SLOW_SECONDS and self.runtime.is_main:
+                _LOGGER.warning(
+                    "Training waited %.0f s for the save before this one: the disk is slow. Save less often, with "
+                    "--run.save-every.",
+                    waited,
+                )
+            name = CheckpointName(clock.samples, self.fence.generation)
+            if name == self._last:
+                # Known here, not read from disk: processes may find the directory at different stages of its writing.
+                if best and self.runtime.is_main:
+                    self._update_pointers_and_prune(name, best)
+                return
+            self._last = name
+            lanes, grown = split_lane_state(algorithm, task, self.runtime.lanes.local)
+            self._segments.stage(grown, self.runtime.lanes.local)
+            shared = snapshot_shared(algorithm, task) if self.runtime.is_main else {}
+            values = {"clock": asdict(clock), "lanes": self.runtime.lanes.num_lanes, "processes": self.runtime.size}
+            values |= {"format": form.FORMAT} | ({"rows": self._segments.rows} if grown else {})
+            keep = clock.crossed(self.run.keep_every)
+        self._cadence.begin()
+        copying = time.perf_counter() - began
+        arguments = (name, lanes, shared, values, keep, best, copying)
+        self._thread = self.runtime.watchdog.saving = threading.Thread(target=self._write, args=arguments, daemon=True)
+        self._thread.start()
+
+    def wait(self) -> float:
+        """Until the save under way, if any, is published or given up, on every process alike; the seconds it took.
+
+        A save that a disk did not take is given up with a warning, and the next one tries again.
+        """
+        began = time.monotonic()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            if self._error is None:
+                self._finish_save()
+        if self._error is not None:
+            raise RuntimeError(f"the checkpoint could not be written: {self._error}") from self._error
+        return time.monotonic() - began
+
+    def finish(self) -> None:
+        """Wait for the last save of a run; without it, the run is not over."""
+        self.wait()
+        # Closed while the process is whole: what is left to the interpreter's end is torn down in no known order.
+        self._mailbox = self._pulse = InMemoryStore()
+        if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
+            raise SupersededError(self.fence.superseded_by or self._problem)
+        if self._problem:
+            raise ConfigError(
+                f"the last checkpoint could not be written: {self._problem}.",
+                f"{_stands(self._last_complete)}. Mend that, then go on: lockstep resume {self.directory.parent}",
+            )
+
+    def _finish_save(self) -> None:
+        """Take note of how the last save ended."""
+        # Nobody goes on, perhaps to leave and take the store along, before everybody has heard how it ended.
+        self.runtime.all_reduce_any(heard=True)
+        if self.runtime.is_main:
+            self._mailbox.delete([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
+        if not self._problem:
+            self._last_complete = self._last
+            self._segments.commit()
+            return
+        if self._segments.unlinked:
+            self._segments.reset()
+        if self.runtime.is_main:
+            _LOGGER.warning(
+                "The checkpoint %s could not be written: %s. %s; training goes on, and the next save tries again.",
+                self._last,
+                self._problem,
+                _stands(self._last_complete),
+            )
+        self._last = self._last_complete
+
+    def _write(
+        self,
+        name: CheckpointName,
+        lanes: StateDict,
+        shared: StateDict,
+        values: object,
+        keep: bool,
+        best: bool,
+        copying: float,
+    ) -> None:
+        began = time.monotonic()
+        try:
+            self._write_files(name, lanes, shared, values, keep, best)
+        except BaseException as error:
+            self._error = error
+        told = self._cadence.update(copying + time.thread_time())  # of this thread, which wrote this one checkpoint
+        if told and self.run.save_every is None and self.runtime.is_main:
+            self.runtime.pending_messages.append(told)
+        watchdog = self.runtime.watchdog
+        watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - began)
+
+    def _write_files(
+        self, name: CheckpointName, lanes: StateDict, shared: StateDict, values: object, keep: bool, best: bool
+    ) -> None:
+        partial, me = self.directory / f".{name}.partial", self.runtime.rank
+        mailbox, mine = self._mailbox, form.lane_file(self.runtime.lanes.local)
+        with heartbeat(self._pulse, f"save/{name}/{me}/beat", self.run.collective_timeout):
+            problem, files = "", {}
+            try:
+                partial.mkdir(exist_ok=True)
+                files[mine] = form.write_tensors(partial / mine, lanes)
+                files |= self._segments.write(partial)
+            except OSError as error:
+                problem = self._describe(error)
+            self.runtime.fault_point("save")
+            mailbox.set(f"save/{name}/{me}", json.dumps({"files": files, "problem": problem}))
+            if self.runtime.is_main:
+                self._problem = self._commit(name, partial, shared, values, keep)
+                mailbox.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
+        if self.runtime.is_main:
+            if not self._problem:
+                self._update_pointers_and_prune(name, best)
+            return
+        silence = f"the main process has said nothing for {self.run.collective_timeout:.0f} s"
+        patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
+        verdict = wait_with_heartbeat(
+            mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", patience, silence, on_beat
+        )
+        self._problem, self._segments.unlinked = json.loads(verdict)
+
+    def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: object, keep: bool) -> str:
+        """On the main process: write the rest, hear from everybody, and publish; or what kept it from being whole."""
+        files, problems = {}, []
+        try:
+            files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
+            files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+        except OSError as error:
+            problems.append(self._describe(error))
+        mailbox = self._mailbox
+        words = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
+        for rank, word in words.items():
+            # However long it takes, as long as that process is at work; no collective would tell of its end here.
+            silence = f"process {rank} has said nothing for {self.run.collective_timeout:.0f} s"
+            patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
+            answer = json.loads(wait_with_heartbeat(mailbox, word, f"{word}/beat", patience, silence, on_beat))
+            files |= answer["files"]
+            problems += [answer["problem"]] if answer["problem"] else []
+        mailbox.delete([*words.values(), *(f"{words[rank]}/beat" for rank in words if rank)])
+        if not problems:
+            try:
+                self._segments.link(
+                    self.directory / str(self._last_complete), partial, files, self.runtime.lanes.num_lanes
+                )
+                form.write_manifest(partial, files, keep, self._machine)
+                fsync_dir(partial)
+                sync_lines(self.directory.parent)
+                self.runtime.fault_point("publish")
+                publish(self.fence, partial, name)
+            except (OSError, CorruptCheckpointError) as error:
+                problems.append(self._describe(error))
+        if problems:
+            shutil.rmtree(partial, ignore_errors=True)  # nobody writes there any more: all have said so
+        return "; ".join(dict.fromkeys(problems))
+
+    def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
+        """Point to a new checkpoint and delete old ones; what fails here takes nothing from the run."""
+        try:
+            self._point("latest", name)
+            if best:
+                self._point("best", name)
+            prune(self.fence, self.run.keep_last)
+        except (OSError, CorruptCheckpointError) as error:
+            _LOGGER.warning("Checkpoint %s stands, but around it %s.", name, self._describe(error))
+
+    def _describe(self, error: Exception) -> str:
+        return f"process {self.runtime.rank} on {socket.gethostname()}: {error}"
+
+    def _point(self, pointer: str, name: CheckpointName) -> None:
+        form.replace_text(self.directory / pointer, str(name))
+
+
+def _stands(name: CheckpointName | None) -> str:
+    return f"The checkpoint at {name.samples:,} samples stands" if name else "There is no checkpoint yet"
+
+
+def _deal_sentence(lanes: int, now: int, before: int) -> str:
+    shares = [len(share) for share in partition_lanes(lanes, now)]
+    dealt = f"{shares[0]} each" if len(set(shares)) == 1 else ", ".join(map(str, shares))
+    hosts = f"1 process hosts all {lanes} lanes" if now == 1 else f"{now} processes host the {lanes} lanes ({dealt})"
+    return f"{hosts} of this run; the checkpoint was written by {before}."
+
+
+def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
+    """Start an agent from the weights of another run, `RUN` or `RUN@STEP`; everything else stays fresh."""
+    run, _, step = source.partition("@")
+    directory = Path(run) / CHECKPOINTS
+    if step and not step.isdecimal():
+        raise ConfigError(f"{source} asks for the checkpoint at {step!r}.", "Give RUN@STEP with a number of samples.")
+    at = int(step) if step else None
+    name = runtime.run_on_main(lambda: str(find(directory, at, form.verify_weights)[0] or ""))
+    if not name:
+        raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")
+    with form.user_facing_errors(directory / name):
+        saved = form.strip_prefix(form.read_shared(directory / name), "algorithm")
+        weights = algorithm.model_state_dict()
+        load_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")

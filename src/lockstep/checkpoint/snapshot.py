@@ -1,0 +1,30 @@
+"""Copies of the state of an algorithm and a task, to be written while training continues."""
+
+from lockstep.checkpoint import format as form
+from lockstep.protocols import Algorithm, AppendOnlyTensor, StateDict, VecEnv
+
+
+def snapshot_shared(algorithm: Algorithm, task: VecEnv) -> StateDict:
+    """Shared state, copied to host memory."""
+    return form.add_prefix(algorithm=algorithm.shared_state(), task=task.shared_state())
+
+
+def snapshot_lanes(algorithm: Algorithm, task: VecEnv, lanes: range) -> StateDict:
+    """State of some lanes, copied to host memory."""
+    state, grown = split_lane_state(algorithm, task, lanes)
+    return state | {name: rows.all() for name, rows in grown.items()}
+
+
+def split_lane_state(algorithm: Algorithm, task: VecEnv, lanes: range) -> tuple[StateDict, dict[str, AppendOnlyTensor]]:
+    """State of some lanes copied to host memory, and separately the append-only tensors, not copied yet."""
+    state: StateDict = {}
+    grown: dict[str, AppendOnlyTensor] = {}
+    for lane in lanes:
+        start, owned = form.lane_prefix(lane), algorithm.lane_state(lane)
+        grown |= {
+            f"{start}algorithm.{name}": value for name, value in owned.items() if isinstance(value, AppendOnlyTensor)
+        }
+        still = {name: value for name, value in owned.items() if not isinstance(value, AppendOnlyTensor)}
+        copied = form.add_prefix(algorithm=still, task=task.lane_state(lane))
+        state |= {start + name: tensor for name, tensor in copied.items()}
+    return state, grown

@@ -1,0 +1,126 @@
+"""Safetensors files: written in a stream, hashing the bytes that are meant to be written, and read within bounds.
+
+A checksum of the file as read back would also accept a byte that changed between memory and disk. Streaming keeps one
+tensor in memory at a time, whatever the size of the file, and files follow the umask.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import psutil
+import safetensors
+import torch
+from torch import Tensor
+
+from lockstep.checkpoint.errors import CorruptCheckpointError
+from lockstep.checkpoint.parity import Parity
+from lockstep.io.safe_read import UnreadableFileError, open_regular
+from lockstep.protocols import StateDict
+
+CHUNK = 4 * 2**20
+"""Bytes that are hashed and written at a time, so that they are still in the cache of the processor."""
+HEADER_BYTES = 16 * 2**20
+"""What a file of tensors may say about them: enough for 100,000. Nothing but empty ones takes under 512 MiB."""
+MEMORIES = 16
+"""How many times this machine's memory a file may hold: a larger machine may have written it for several of these."""
+# In the order in which the safetensors library sorts tensors: the largest alignment first, then by name.
+_DTYPES = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ORDER = {dtype: place for place, dtype in enumerate(_DTYPES)}
+
+
+def write_tensor_file(path: Path, tensors: StateDict, parity: Path | None = None) -> dict[str, str]:
+    """Write named tensors durably as a safetensors file.
+
+    Args:
+        path: The file; one that is there is replaced.
+        tensors: Tensors in host memory, with any strides.
+        parity: Also write a parity file there.
+
+    Returns:
+        The SHA-256 of what was meant to be written, by file name.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0]))
+    header, stop = {}, 0
+    for name, tensor in ordered:
+        start, stop = stop, stop + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    fold = Parity(len(head) + stop) if parity is not None else None
+    digests = {path.name: write_bytes(path, _parts(head, ordered), fold)}
+    if parity is not None and fold is not None:
+        digests[parity.name] = write_bytes(parity, fold.parts())
+    return digests
+
+
+def write_bytes(path: Path, parts: Iterable[bytes | memoryview], parity: Parity | None = None) -> str:
+    """Write a file durably; return the SHA-256 of what was meant to be written."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for part in parts:
+            digest.update(part)
+            if parity is not None:
+                parity.update(part)
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _parts(head: bytes, tensors: list[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:
+    yield head
+    for _, tensor in tensors:
+        content = bytes_of(tensor)
+        for start in range(0, len(content), CHUNK):
+            yield content[start : start + CHUNK]
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The logical bytes of a tensor in host memory, copied only where it is not contiguous."""
+    tensor = tensor.detach().contiguous()
+    # A single element counts as contiguous with any stride, and its bytes can then not be viewed.
+    flat = tensor.reshape(-1).as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
+
+
+def read_tensor_file(path: Path, prefix: str | None) -> StateDict:
+    """The tensors of a file, or those whose names begin with a prefix, without it; mapped, not copied."""
+    try:
+        check_file_size(path)
+        with open_regular(path) as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > HEADER_BYTES:
+            raise ValueError(f"it says {header:,} bytes about its tensors, more than the {HEADER_BYTES:,} it may")
+        with safetensors.safe_open(path, framework="pt") as tensors:
+            names = [name for name in tensors.keys() if prefix is None or name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix or ""): tensors.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        raise CorruptCheckpointError(f"{path} is missing") from None
+    except (UnreadableFileError, safetensors.SafetensorError, TypeError, ValueError, RuntimeError) as error:
+        raise CorruptCheckpointError(f"{path} cannot be read: {str(error).partition(chr(10))[0][:300]}") from None
+
+
+def check_file_size(path: Path) -> None:
+    """A checkpoint was memory once: a file far beyond what a host has is refused before a byte of it is read."""
+    size, memory = path.stat().st_size, psutil.virtual_memory().total
+    if size > MEMORIES * memory:
+        raise CorruptCheckpointError(f"{path} holds {size:,} bytes, and this machine has {memory:,} bytes of memory")

@@ -1,0 +1,154 @@
+"""Collectives under way: handles to wait for, and a log of which one each process waits in.
+
+Over gloo `wait()` blocks the host. Over NCCL it returns immediately and the device waits instead, so a hang shows as a
+stream that does not advance. The log therefore brackets every wait of the device with two CUDA events: the first has
+passed when the device arrives at the collective, the second when the collective is done.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from lockstep.launch.stack_traces import is_internal_frame
+
+T = TypeVar("T")
+
+
+class Handle(Protocol):
+    """A reduction under way; its tensor holds the sum after `wait`."""
+
+    def wait(self) -> Any: ...
+
+
+class CompletedHandle:
+    """A reduction over one process: there is nothing to wait for."""
+
+    def wait(self) -> None: ...
+
+
+class PendingCollective(NamedTuple):
+    """The collective that a process, or its device, waits in."""
+
+    number: int
+    name: str
+    since: float | None
+    """Time at which it arrived; None while the device still computes what comes before the collective."""
+    line: str = ""
+    """Line that launched the collective, where the host has moved on since."""
+
+
+class PeerLostError(RuntimeError):
+    """Another process went away during a collective. It knows why; this one only that."""
+
+
+class DeviceWait:
+    """A collective that the device waits for while the host goes on."""
+
+    __slots__ = ("_arrived", "_done", "line", "name", "number", "since")
+
+    def __init__(self, number: int, name: str, wait: Callable[[], Any]) -> None:
+        self.number, self.name, self.line = number, name, _calling_line()
+        self.since: float | None = None
+        self._arrived, self._done = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._arrived.record()
+        wait()  # orders the stream after the collective; the host does not block
+        self._done.record()
+
+    def seconds(self) -> float | None:
+        """How long the device waited; None while it still does."""
+        return self._arrived.elapsed_time(self._done) / 1e3 if self._done.query() else None
+
+    def look(self) -> PendingCollective:
+        """Where the device is now. It counts as arrived from the first look that finds it there."""
+        if self.since is None and self._arrived.query():
+            self.since = time.monotonic()
+        return PendingCollective(self.number, self.name, self.since, self.line)
+
+
+class CollectiveLog:
+    """The collectives of one process, counted, so that others can be told which of them it has come to."""
+
+    def __init__(self) -> None:
+        self.begun = self.completed = 0
+        self.last = ""
+        self.waited = 0.0
+        """Seconds in all that this process, or its device, waited."""
+        self._blocked: PendingCollective | None = None
+        self._queued: deque[DeviceWait] = deque()
+        self._lock = threading.Lock()  # the watchdog looks while the main thread queues
+
+    def begin(self, name: str) -> int:
+        self.begun += 1
+        self.last = name
+        return self.begun
+
+    def wait(self, number: int, name: str, action: Callable[[], T]) -> T:
+        """Do what waits for the others, and let it be known meanwhile."""
+        wait = self._blocked = PendingCollective(number, name, time.monotonic())
+        try:
+            return action()
+        except RuntimeError as error:
+            if any(words in str(error) for words in _BROKEN):
+                raise PeerLostError(f"another process went away in collective {number} ('{name}'): {error}") from error
+            raise
+        finally:
+            self.waited += time.monotonic() - (wait.since or 0.0)
+            self._blocked = None
+            self.completed += 1
+
+    def queue(self, number: int, name: str, wait: Callable[[], Any]) -> None:
+        """The same for a wait of the device, which does not block the host."""
+        self._queued.append(DeviceWait(number, name, wait))
+        if len(self._queued) > _BACKLOG:
+            self._settle()
+
+    def now(self) -> PendingCollective | None:
+        """The collective that this process waits in: the host's, else the oldest that the device has not passed."""
+        self._settle()
+        if self._blocked is not None:
+            return self._blocked
+        with self._lock:
+            return self._queued[0].look() if self._queued else None
+
+    def _settle(self) -> None:
+        """Forget the waits that the device has passed, and add up how long they took."""
+        with self._lock:
+            while self._queued and (seconds := self._queued[0].seconds()) is not None:
+                self.waited += seconds
+                self.completed += 1
+                self._queued.popleft()
+
+
+_BACKLOG = 64
+"""Waits of the device that are kept before the main thread looks which are over."""
+
+
+class TrackedHandle:
+    """A collective under way whose wait is written down."""
+
+    __slots__ = ("_ledger", "_name", "_number", "_wait", "_work")
+
+    def __init__(self, ledger: CollectiveLog, name: str, work: Handle, on_device: bool = False) -> None:
+        self._ledger, self._name, self._work = ledger, name, work
+        self._number = ledger.begin(name)
+        self._wait = ledger.queue if on_device else ledger.wait
+
+    def wait(self) -> None:
+        self._wait(self._number, self._name, self._work.wait)
+
+
+def _calling_line() -> str:
+    """The line outside of this package and torch that a collective was called from."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and is_internal_frame(frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+_BROKEN = ("onnection closed", "onnection reset", "onnection refused", "roken pipe", "imed out", "emote process exited")
+"""How gloo and NCCL say that the other end is gone."""

@@ -1,0 +1,52 @@
+"""Fault injection: a process signals itself, or its launcher, at a moment set beforehand. For `prove` and tests."""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from lockstep.config import ConfigError
+from lockstep.launch.process_lifetime import launcher_pid
+from lockstep.launch.world import WorldInfo
+
+SWITCH = "LOCKSTEP_FAULT_INJECTION"
+"""Must be 1, or VARIABLE has no effect: a variable left over in a shell must not end a run."""
+VARIABLE = "LOCKSTEP_INJECT_FAULT"
+"""`PROCESS:PHASE:COUNT[:SIGNAL[:launcher]]`: on entering that phase for the COUNT-th time, that process sends SIGNAL
+(SIGKILL unless another is named) to itself, or to the launcher that started it. It strikes once, not after a restart.
+"""
+
+
+@dataclass(frozen=True)
+class FaultInjector:
+    """One signal at one moment."""
+
+    phase: str
+    count: int
+    number: int
+    launcher: bool
+
+    def at(self, phase: str, count: int) -> None:
+        if (phase, count) == (self.phase, self.count):
+            os.kill(launcher_pid() if self.launcher else os.getpid(), self.number)
+            if self.launcher:
+                time.sleep(2.0)  # the launcher passes it on, or a short run would be over before that
+
+
+def read(place: WorldInfo) -> FaultInjector | None:
+    """What the environment says about the process at this place."""
+    script = os.environ.get(VARIABLE)
+    if not script or os.environ.get(SWITCH) != "1" or place.restarts:
+        return None
+    try:
+        process, phase, count, *rest = script.split(":")
+        number = signal.Signals[rest[0]] if rest else signal.SIGKILL
+        if len(rest) > 2 or rest[1:] not in ([], ["launcher"]):
+            raise ValueError(script)
+        strike = FaultInjector(phase, int(count), number, "launcher" in rest)
+        meant = int(process) == place.rank
+    except (ValueError, KeyError):
+        raise ConfigError(
+            f"{VARIABLE} is {script!r}.", f"Use PROCESS:PHASE:COUNT[:SIGNAL[:launcher]], or unset {SWITCH}."
+        ) from None
+    return strike if meant else None

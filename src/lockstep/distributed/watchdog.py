@@ -1,0 +1,370 @@
+"""Background threads: handle signals, hold progress deadlines, write heartbeats and detect missing processes.
+
+They run while the main thread is deep in a kernel or waits in a collective that never ends, when no Python handler of
+the main thread would. One thread handles signals and deadlines and never touches the run's disk; the other one writes
+and reads heartbeats there, and may be stuck with the disk.
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lockstep.distributed import heartbeat
+from lockstep.distributed.heartbeat import Heartbeat, UtilizationReport
+from lockstep.distributed.process_status import ProcessStatus
+from lockstep.distributed.resource_usage import ResourceMonitor
+from lockstep.launch.failures import record_failure
+from lockstep.launch.hang_report import CollectiveTimeoutError, in_time, write_report, written_since
+from lockstep.launch.process_lifetime import EXIT_PEER_FAILED, PEER_FAILED, launch_directory
+from lockstep.launch.progress import IdleTime, ProgressPipe, written_bytes
+from lockstep.launch.stack_traces import format_stack
+from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
+from lockstep.ops.compilation import COMPILE
+
+PATIENCE = 5.0
+"""Seconds after which somebody who has not arrived is named."""
+COMPILE_TIMEOUT = 1800.0
+"""Seconds that a process may take to compile, to record, or to get from its start to its first phase."""
+SAVE_FACTOR = 3.0
+"""Timeouts that a save may take without writing anything: the disk may be busy with what was written before."""
+LATER = 5.0
+"""Seconds after its deadline that a process of several reports itself: those that wait for it know more."""
+TICK = 1.0
+"""Seconds between two looks; more where there are many processes to write down."""
+
+
+class Watchdog:
+    """Watches one process from inside."""
+
+    def __init__(self, status: ProcessStatus, timeout: float, max_hours: float | None) -> None:
+        self.status, self.timeout = status, timeout
+        self.saving: threading.Thread | None = None
+        """A save under way, which whoever leaves at once lets finish."""
+        self.longest_save = 0.0
+        self._longest_iteration, self._agreed_at = 0.0, time.monotonic()
+        self._deadline = time.monotonic() + max_hours * 3600 if max_hours is not None else None
+        self._directory: Path | None = None
+        self._asked: float | None = None
+        self._told = False
+        self._beat = 0
+        self._thread = threading.get_ident()
+        self._read = self._write = -1
+        self._tick = max(TICK, status.size / 256)
+        self._reported = -1
+        self._earlier: dict[int, Heartbeat] = {}
+        self._asked_before: dict[int, Heartbeat] = {}
+        self._slow: int | None = None
+        self._resources = ResourceMonitor(status.rank, status.device)
+        self._earlier_at = 0.0
+        self._idle, self._pipe = IdleTime(), ProgressPipe()
+        self._leave_after: float | None = None
+        """Seconds after a request to stop when this process ends without a checkpoint."""
+        self._over = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the block runs."""
+        before, wakeup, blocked = {}, -1, set()
+        self._read, self._write = os.pipe()
+        if threading.current_thread() is threading.main_thread():
+            os.set_blocking(self._write, False)
+            wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            before = {number: signal.signal(number, _hear) for number in STOP_SIGNALS}
+            for number in STOP_SIGNALS:
+                signal.siginterrupt(number, False)
+            # A process of a run has these blocked from its start, so that none is lost or deadly before this moment.
+            blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        heartbeats = threading.Thread(target=self._beat_and_look, name="heartbeats", daemon=True)
+        thread.start()
+        heartbeats.start()
+        try:
+            yield
+        finally:
+            if before:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # nor deadly when the run is over
+                for number, handler in before.items():
+                    # Where they were blocked they stay unheard: one may reach a thread that was started meanwhile.
+                    if number not in blocked:
+                        signal.signal(number, handler)
+                signal.set_wakeup_fd(wakeup)
+            self._over.set()
+            os.write(self._write, b"\0")
+            thread.join()
+            heartbeats.join(1.0)  # it may wait for the disk
+            os.close(self._write)
+            os.close(self._read)
+
+    def set_status_dir(self, directory: Path) -> None:
+        """From now on write where this process is into a directory that all processes of the run see."""
+        self._directory = directory
+        if self.status.size > 1:
+            heartbeat.write(directory, self._sample())  # at once, so that one that stops soon after is known, too
+
+    def end_deadlines(self) -> None:
+        """Stop holding this process to deadlines: what is left has limits of its own."""
+        self._directory = None
+
+    def utilization_report(self) -> UtilizationReport:
+        """What the processes of the run did since this was last asked."""
+        if self._directory is None or self.status.size == 1:
+            return UtilizationReport(resources=self._resources.read())
+        before, now = self._asked_before, heartbeat.read(self._directory)
+        slow = heartbeat.find_straggler(before, now)
+        steady = slow is not None and slow[0].process == self._slow
+        self._asked_before, self._slow = now, slow[0].process if slow else None
+        words = f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
+        use = {name: value for p in now.values() for name, value in p.resources.items()}
+        return UtilizationReport(heartbeat.utilization(before, now), use, words)
+
+    @property
+    def outer_phase(self) -> str:
+        """The whole of which that is a part."""
+        return next(iter(self.status.phases[:]), "")
+
+    def note_progress(self) -> None:
+        """Count a part of a long phase as done, such as a step of an evaluation."""
+        self.status.progress += 1
+
+    def mark_iteration_end(self) -> None:
+        """The processes agree now, which is where a run may stop: remember how long that took of late."""
+        now = time.monotonic()
+        self._longest_iteration = max(0.8 * self._longest_iteration, now - self._agreed_at)
+        self._agreed_at = now
+        self._check_time_limit()  # also here, because iterations may be shorter than a tick
+
+    def _check_time_limit(self) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
+            self._ask_to_stop("run.max_hours is over")
+
+    def _ask_to_stop(self, reason: str | None) -> None:
+        """Have the loop stop at the end of this iteration, with a checkpoint."""
+        self._asked = time.monotonic()
+        self.status.stop_requested = True
+        if reason is not None:
+            warn_user(f"{reason}: saving at the end of this iteration{self._bound()}.")
+
+    def _bound(self) -> str:
+        """Set the time limit of a request to stop, once an iteration and a save have been timed. Returns a phrase."""
+        if not self._longest_iteration or not self.longest_save:
+            return ""
+        iteration = max(self._longest_iteration, time.monotonic() - self._agreed_at)
+        self._leave_after = 10.0 + 3.0 * (iteration + self.longest_save)
+        return f", within {self._leave_after:.0f} s or not at all"
+
+    def _run(self) -> None:
+        door = select.poll()
+        door.register(self._read, select.POLLIN)
+        while True:
+            for number in os.read(self._read, 64) if door.poll(self._tick * 1000) else b"":
+                if number == 0:
+                    return
+                self._on_signal(number)
+            self._poll()
+
+    def _on_signal(self, number: int) -> None:
+        name, shared = signal.Signals(number).name, launch_directory()
+        if number == signal.SIGTERM and shared is not None and (shared / PEER_FAILED).exists():
+            self._leave(EXIT_PEER_FAILED)  # our launcher says that another process has failed
+        elif self._asked is None:
+            # Our launcher passes one request on to every process: one of them is enough to tell of it.
+            passed_on = number == signal.SIGUSR1 and shared is not None and not self.status.is_main
+            who = f"process {self.status.rank} on {socket.gethostname()}"
+            self._ask_to_stop(None if passed_on else f"{name} came to {who}")
+        elif time.monotonic() - self._asked > SIGNAL_DEBOUNCE_SECONDS:
+            self._leave(128 + number)
+
+    def join_pending_save(self) -> None:
+        """On the way out after a failure: wait a moment for a save, which may have all it needs."""
+        if self.saving is not None:
+            self.saving.join(3.0)
+
+    def _leave(self, code: int) -> None:
+        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+        self.join_pending_save()
+        os._exit(code)
+
+    def _poll(self) -> None:
+        self._check_time_limit()
+        limit = self._leave_after
+        if limit is not None and self._asked is not None and time.monotonic() - self._asked > limit:
+            warn_user(f"not saved within {limit:.0f} s of the request to stop: leaving; what was saved before stands.")
+            self._leave(EXIT_PREEMPTED if launch_directory() is None else EXIT_PEER_FAILED)
+        idle, allowed = self.send_progress()
+        # Others report a process that they wait for; one that waits for others is not to blame.
+        late = LATER if self.status.size > 1 else 0.0
+        if allowed is not None and self.status.collective_log.now() is None and idle > allowed + late:
+            self._report_standstill(allowed, idle)
+
+    def send_progress(self) -> tuple[float, float | None]:
+        """Tell the launcher how far this process is. Returns its seconds without progress, and how many are allowed."""
+        status, save = self.status, self.saving
+        saving = save is not None and save.is_alive()
+        written = written_bytes(save.native_id) if save is not None and saving else 0
+        done = status.progress, status.collective_log.completed, written
+        idle, allowed = self._idle.look(done), self._allowed(saving)
+        waiting = status.collective_log.now()
+        compiling = waiting is None and self.status.phase == COMPILE
+        directory = "" if self._directory is None else str(self._directory.parent.parent)
+        self._pipe.send(
+            progress=done,
+            allowed=allowed,
+            rank=status.rank,
+            phase=self.status.phase,
+            update=status.update,
+            waits_in="" if waiting is None else waiting.name,
+            compiling=compiling,
+            run=directory,
+        )
+        return idle, allowed
+
+    def _allowed(self, saving: bool) -> float | None:
+        """Seconds without progress that are allowed now; None before the run directory is open and after its end."""
+        if self._directory is None:
+            return None
+        starting = not {"collect", "evaluate"} & self.status.phase_counts.keys()
+        if starting or self.status.phase == COMPILE:
+            return max(COMPILE_TIMEOUT, self.timeout)
+        return SAVE_FACTOR * self.timeout if saving else self.timeout
+
+    def _report_standstill(self, allowed: float, idle: float) -> None:
+        """End this process with the stacks of all its threads."""
+        frames, me = sys._current_frames(), threading.get_ident()
+        stacks = [
+            f"thread {thread.name}:\n" + "\n".join(f"      {line}" for line in format_stack(frames[thread.ident]))
+            for thread in threading.enumerate()
+            if thread.ident in frames and thread.ident != me
+        ]
+        who = f"process {self.status.rank} on {socket.gethostname()} (pid {os.getpid()})"
+        words = (
+            f"{who} made no progress for {idle:.0f} s in phase {self.status.phase} "
+            f"(update {self.status.update}), at:\n  "
+            + "\n  ".join(stacks)
+            + f"\nThe limit is {allowed:.0f} s (run.collective_timeout is {self.timeout:.0f}), so the run ends here. "
+            "Raise --run.collective-timeout if that was work."
+        )
+        record_failure(CollectiveTimeoutError(words))
+        if launch_directory() is None:
+            in_time(lambda: warn_user(words))
+        if (directory := self._directory) is not None:
+            in_time(lambda: write_report(directory.parent.parent, words))
+        self._leave(1)
+
+    def _beat_and_look(self) -> None:
+        """Write where this process is into the run's directory, and look there for processes that are missing."""
+        while not self._over.wait(self._tick):
+            directory = self._directory
+            if directory is None or self.status.size == 1:
+                continue
+            me = self._sample()
+            heartbeat.write(directory, me)
+            self._share_request(directory)
+            if me.wait_seconds is not None and me.wait_seconds > PATIENCE / 2:
+                self._report_hang(directory, me)
+
+    def _share_request(self, directory: Path) -> None:
+        """Let a request that one process heard be known to all before they meet: an evaluation may take minutes."""
+        word = directory / "stop"
+        try:
+            if self._asked is not None and not self._told:
+                self._told = True
+                word.touch()
+            elif self._asked is None and word.exists():
+                self._told = True
+                self._ask_to_stop(None)
+        except OSError:
+            return
+
+    def _sample(self) -> Heartbeat:
+        self._beat += 1
+        status, log = self.status, self.status.collective_log
+        waiting = log.now()
+        frame = sys._current_frames().get(self._thread)
+        now = time.monotonic()
+        waits = None if waiting is None or waiting.since is None else now - waiting.since
+        return Heartbeat(
+            process=status.rank,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            sequence=self._beat,
+            phase=self.status.phase,
+            update=status.update,
+            collective=log.begun if waiting is None else waiting.number,
+            name=log.last if waiting is None else waiting.name,
+            wait_seconds=waits,
+            busy=now - status.started - log.waited - (waits or 0.0),
+            age=now - status.started,
+            resources=self._resources.read(),
+            stack=format_stack(frame),
+            launched_at="" if waiting is None else waiting.line,
+            device_behind=waiting is not None and waiting.since is None,
+        )
+
+    def _report_hang(self, directory: Path, me: Heartbeat) -> None:
+        """Somebody is missing: name them once; at the timeout, end with what is known."""
+        now = heartbeat.read(directory)
+        if not self._earlier:
+            self._earlier, self._earlier_at = now, time.monotonic()
+        waits = me.wait_seconds or 0.0
+        # A process that compiles while the others wait is slow once, and not stuck.
+        compiling = any(p.phase == COMPILE and p.wait_seconds is None for p in now.values())
+        over = waits > (COMPILE_TIMEOUT if compiling else self.timeout)
+        if waits < PATIENCE or (time.monotonic() - self._earlier_at < 2.0 * self._tick and not over):
+            return  # too soon to tell who is silent
+        if me.collective != self._reported or over:
+            report = heartbeat.describe_hang(self._earlier, now, self.status.size, me)
+            silent = heartbeat.stale_processes(self._earlier, now)
+            waiting = (p.process for p in now.values() if p.wait_seconds is not None and p.process not in silent)
+            first = min(waiting, default=me.process)
+            if first == me.process and me.collective != self._reported:
+                warn_user(report)
+            self._reported = me.collective
+            if over:
+                self._end(directory, report, first == me.process)
+        self._earlier, self._earlier_at = now, time.monotonic()
+
+    def _end(self, directory: Path, report: str, writes: bool) -> None:
+        words = f"{report}\nNobody came within {self.timeout:.0f} s (run.collective_timeout), so the run ends here."
+        path = directory.parent.parent / "hang.txt"
+        # One process writes the report. The others leave after it, because the first to leave has the launcher end all.
+        now = time.time()
+        while not writes and not written_since(path, now - self.timeout):
+            time.sleep(0.1)
+            writes = time.time() > now + 3.0
+        if writes:
+            try:
+                path.write_text(f"{words}\n\n{_flight_records()}\n")
+                words += f"\nThis report is in {path}."
+            except OSError as error:
+                words += f"\n(The report could not be written: {error}.)"
+            warn_user(words)
+        record_failure(CollectiveTimeoutError(words))
+        self._leave(1)
+
+
+def _hear(*_: object) -> None:
+    """Nothing: the watchdog reads the signal's number from a pipe, even while this thread cannot run Python."""
+
+
+def _flight_records() -> str:
+    """What torch recorded of its latest collectives: those over gloo, and those over NCCL where torch has it."""
+    import torch._C._distributed_c10d as c10d
+
+    records = []
+    for backend, name in (("gloo", "_dump_fr_trace_json"), ("NCCL", "_dump_nccl_trace_json")):
+        if not hasattr(c10d, name):
+            continue
+        try:
+            record = getattr(c10d, name)()
+            text = record.decode() if isinstance(record, bytes) else str(record)
+            records.append(f"torch's flight recorder of {backend}:\n{text[:100_000]}")
+        except Exception as error:
+            records.append(f"torch's flight recorder of {backend} cannot be read: {error}.")
+    return "\n\n".join(records)

@@ -1,0 +1,115 @@
+"""Load a trained policy in plain Python: no launcher, no process group."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import best_checkpoint, find
+from lockstep.checkpoint.naming import CheckpointName
+from lockstep.config import ConfigError, Recipe, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.io.jsonl import CHECKPOINTS, CONFIG
+from lockstep.protocols import Algorithm, Policy, VecEnv
+from lockstep.pytree import Tree, first_leaf, tree_where
+from lockstep.run_dir import read_config
+
+
+class LoadedPolicy:
+    """A policy that remembers: `act` on observations, `reset` where an episode ended."""
+
+    def __init__(self, policy: Policy, recipe: Recipe, device: torch.device) -> None:
+        self.policy, self.recipe, self.device = policy, recipe, device
+        self._memory: Tree | None = None
+
+    def act(self, obs: Any) -> np.ndarray:
+        """Actions for a batch of observations [N, ...]: arrays, tensors, or dicts of them."""
+        batch = _as_tree(obs, self.device)
+        if self._memory is None:
+            self._memory = self.policy.initial_state(len(first_leaf(batch)))
+        action, self._memory = self.policy.act(batch, self._memory)
+        return action.cpu().numpy()
+
+    def reset(self, mask: Any = None) -> None:
+        """Forget everything, or only the rows where the mask is true."""
+        if mask is None or self._memory is None or self._memory == {}:
+            self._memory = None
+            return
+        rows = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
+        fresh = self.policy.initial_state(len(rows))
+        self._memory = tree_where(rows, fresh, self._memory)
+
+
+def load(run: str | Path, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
+    """The best policy of a run (the newest if none was evaluated), or with `at` the one at so many samples."""
+    recipe = load_recipe(Path(run))
+    return LoadedPolicy(load_algorithm(Path(run), recipe, at, device).policy(), recipe, torch.device(device))
+
+
+def load_recipe(run: Path) -> Recipe:
+    """The recipe of a run directory, with the settings it was started with."""
+    from lockstep.registry import find_recipe
+
+    name, values = read_config(run)
+    if name.endswith(".py") and Path(name).resolve().is_relative_to(run.resolve()):
+        # A run directory from a stranger must not be able to bring code along.
+        raise ConfigError(
+            f"the recipe of {run} is a file inside it, {name}.", "Move the file to where you keep your code."
+        )
+    if name.endswith(".py") and Path(name) != Path(name).resolve():
+        # As we write it, it says where the file is; what depends on the current directory may find another one.
+        raise ConfigError(
+            f"the recipe of {run} is {name}, which is not the whole path of a file.",
+            f"If you know the file, write its whole path into {run / CONFIG}.",
+        )
+    return apply_overrides(find_recipe(name)(), values)
+
+
+def load_algorithm(run: Path, recipe: Recipe, at: int | None = None, device: str = "cpu") -> Algorithm:
+    """The whole agent of a run at its best (or at so many samples), on a task that is closed again."""
+    directory = run / CHECKPOINTS
+    # Weights are usable where replay or the state of environments is damaged.
+    name = _best_or_newest(directory) if at is None else find(directory, at, form.verify_weights)[0]
+    if name is None:
+        raise ConfigError(
+            f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
+        )
+    algorithm = build_algorithm(recipe, device)
+    with form.user_facing_errors(directory / str(name)):
+        algorithm.load_shared_state(form.strip_prefix(form.read_shared(directory / str(name)), "algorithm"))
+    return algorithm
+
+
+def build_algorithm(recipe: Recipe, device: str = "cpu") -> Algorithm:
+    """An agent that has learned nothing yet."""
+    runtime = Runtime.single_process(
+        recipe.run, device, hosting=range(1)
+    )  # one lane is enough to build an agent around
+    task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+    try:
+        algorithm: Algorithm = recipe.algo.build(task, runtime)
+    finally:
+        task.close()
+    return algorithm
+
+
+def _best_or_newest(directory: Path) -> CheckpointName | None:
+    best = best_checkpoint(directory) if directory.is_dir() else None
+    if best is not None:
+        try:
+            form.verify_weights(directory / str(best))
+            return best
+        except form.CorruptCheckpointError as damage:
+            warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest whole one.", stacklevel=3)
+    return find(directory, None, form.verify_weights)[0]
+
+
+def _as_tree(obs: Any, device: torch.device) -> Tree:
+    if isinstance(obs, dict):
+        return {name: _as_tree(part, device) for name, part in obs.items()}
+    tensor = obs if isinstance(obs, Tensor) else torch.from_numpy(np.asarray(obs))
+    return (tensor.float() if tensor.dtype == torch.float64 else tensor).to(device)

@@ -1,0 +1,1 @@
+"""Start worker processes and watch over them."""

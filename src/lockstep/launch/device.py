@@ -1,0 +1,181 @@
+"""Device, backend, threads and memory of a process."""
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import socket
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lockstep.config import ConfigError, RunConfig
+from lockstep.launch.world import WorldInfo
+from lockstep.protocols import Algorithm
+
+
+def device_type(wanted: str) -> str:
+    """The type of device that a setting stands for on this machine. Looks for GPUs without taking one into use."""
+    if wanted != "auto":
+        return wanted
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
+    """Refuse more processes than this machine has GPUs, before any of them starts."""
+    if device_type(wanted) != "cuda":
+        return
+    visible = torch.cuda.device_count()
+    if not visible:
+        raise _no_gpu()
+    if processes > visible and not share_gpu:
+        raise ConfigError(
+            f"{processes} processes need a GPU each, and {_gpus(visible)} visible on this machine.",
+            f"Use --procs {visible} (or --procs auto), make more GPUs visible with --gpus, train on the CPU with "
+            "--run.device cpu, or allow several processes on one GPU with --run.share-gpu.",
+        )
+
+
+def gpu_sharing(wanted: str, processes: int) -> str:
+    """A sentence for the user where processes have to share GPUs; empty where each has its own, or none uses one."""
+    if device_type(wanted) != "cuda" or processes <= (visible := torch.cuda.device_count()):
+        return ""
+    return f"{processes} processes share {visible} visible GPU{'s' * (visible > 1)}: reductions go over gloo, not NCCL."
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU is" if count == 1 else f"{count} GPUs are"
+
+
+def _no_gpu() -> ConfigError:
+    """The error for `--run.device cuda` where torch sees no GPU, with the cause as far as it can be told."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        fix = "This torch is built without CUDA: install a build with it (https://pytorch.org/get-started)"
+    elif os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        fix = "CUDA_VISIBLE_DEVICES hides all GPUs: unset it"
+    else:
+        fix = "Check that nvidia-smi lists a GPU on this machine"
+    problem = f"--run.device is cuda, and torch {torch.__version__} sees no CUDA device."
+    return ConfigError(problem, f"{fix}, or use --run.device cpu (with eval and play, --device cpu).")
+
+
+def choose_device(wanted: str, place: WorldInfo, share_gpu: bool = False) -> torch.device:
+    """The device of this process: its own GPU where there are GPUs, else what the machine has."""
+    wanted = device_type(wanted)
+    if wanted == "cuda":
+        if not torch.cuda.is_available():
+            raise _no_gpu()
+        # A scheduler may show each process one GPU of its own, as `srun --gpus-per-task=1` does. Whether two processes
+        # see the same one is found out when they have met: see `shared_gpus`.
+        if torch.cuda.device_count() > 1:
+            require_gpus(wanted, place.local_size, share_gpu)
+        index = place.local_rank % torch.cuda.device_count()
+        torch.cuda.set_device(index)
+        return torch.device("cuda", index)
+    if wanted == "mps" and place.size > 1:
+        logging.getLogger("lockstep").warning(
+            "%d processes share one MPS device: nothing is gained over --procs 1.", place.size
+        )
+    if wanted not in ("cpu", "mps"):
+        raise ConfigError(f"--run.device is {wanted!r}.", "Use auto, cpu, cuda or mps.")
+    return torch.device(wanted)
+
+
+def device_notes(device: torch.device, algorithm: Algorithm, config: Any) -> list[str]:
+    """Sentences for the log about the device that an algorithm with these settings runs on."""
+    if device.type == "cpu":
+        return []
+    parameters = sum(tensor.numel() for tensor in algorithm.model_state_dict().values() if tensor.requires_grad)
+    sentence = small_network_note(device, parameters, getattr(config, "batch_size", None))
+    return [sentence] if sentence else []
+
+
+def small_network_note(device: torch.device, parameters: int, batch_size: int | None) -> str:
+    """A sentence where an update is so small that a CPU core may finish it before a GPU has launched its kernels.
+
+    An update of PPO takes about 100 launches of 5 to 7 us, and a core does about 2e10 operations a second.
+    """
+    if device.type == "cpu" or batch_size is None:
+        return ""
+    launching, computing = 100 * 6e-6, 6 * parameters * batch_size / 2e10
+    if computing > launching:
+        return ""
+    return (
+        f"The network is small ({parameters:,} parameters, batches of {batch_size:,}): the CPU may be faster than "
+        f"{device.type}. Compare with --run.device cpu (`lockstep bench` measures both)."
+    )
+
+
+def choose_backend(device: torch.device, shared: bool) -> str:
+    """NCCL for CUDA tensors where it exists (Linux), and gloo for everything on the host.
+
+    NCCL refuses two processes on one GPU: there, CUDA tensors are reduced over gloo, by way of the host.
+    """
+    return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() and not shared else "gloo"
+
+
+def shared_gpus(store: dist.Store, place: WorldInfo, device: torch.device) -> list[list[int]]:
+    """Ranks that are on the same GPU as another rank, by GPU; the same list on every process.
+
+    The main process compares all of them, so that the number of requests grows with the processes, not faster.
+    """
+    uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
+    identity = f"{socket.gethostname()} {uuid}" if uuid else ""
+    store.set(f"device/{place.rank}", identity)
+    if place.rank == 0:
+        ranks: dict[str, list[int]] = {}
+        for rank in range(place.size):
+            ranks.setdefault(store.get(f"device/{rank}").decode(), []).append(rank)
+        store.set("devices", json.dumps([found for gpu, found in ranks.items() if gpu and len(found) > 1]))
+    shared: list[list[int]] = json.loads(store.get("devices"))
+    return shared
+
+
+def refuse_shared(shared: list[list[int]]) -> None:
+    """Refuse processes that share a GPU."""
+    raise ConfigError(
+        f"processes {', '.join(map(str, shared[0]))} are on the same GPU.",
+        "Give each process a GPU of its own, or allow several on one with --run.share-gpu.",
+    )
+
+
+def configure_torch(run: RunConfig, place: WorldInfo) -> None:
+    """Threads, memory and determinism. One and two threads sum in different orders, so exact always takes one."""
+    disable_malloc_trim()
+    if run.reduction == "exact":
+        torch.set_num_threads(1)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler to tell it, too
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+        return
+    # torch allows TF32 in convolutions and not in matrix products unless told; here both follow one setting.
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_per_process(place.local_size))
+
+
+def disable_malloc_trim() -> None:
+    """Make glibc keep what is freed for the next use, where there is glibc.
+
+    It gives large buffers back to the system at once, and an update of a CNN then spends a quarter of its time on
+    having the same pages handed out and cleared again. The most a process ever held is unchanged.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_TOP_PAD, 2**26)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+
+
+def threads_per_process(processes: int) -> int:
+    """Threads for each of some processes on this machine."""
+    return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)

@@ -1,0 +1,385 @@
+"""Fork server: one process that has torch and lockstep imported, from which a launcher forks its workers.
+
+The server has one thread and no CUDA context, so forking it is safe. A forked worker gets its own environment, working
+directory, output and arguments, and then continues in `lockstep.cli.main` like a fresh interpreter.
+
+The launcher and the server exchange JSON messages over a socket pair. A process that has ended stays a zombie until the
+launcher has seen its exit status, so that the launcher never signals a process number that was reused.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, ENV_PROGRESS_FD, die_with_parent
+from lockstep.launch.world import STOP_SIGNALS
+
+START = "LOCKSTEP_START"
+"""`spawn` in this environment variable starts every worker as a fresh interpreter."""
+KILLED = "the fork server was killed"
+_HEADER = struct.Struct("!I")
+_AT_IMPORT = (
+    "PYTHON",
+    "LD_",
+    "NUMBA_",
+    "MKL_",
+    "OPENBLAS_",
+    "GOMP_",
+    "KMP_",
+    "ATEN_",
+    "EMULATED_",
+    "MUJOCO_",
+    "PYOPENGL",
+)
+"""Prefixes of variables that are read while modules are imported. A server serves workers with equal values only."""
+WORKER_VARIABLES = (ENV_LAUNCH_DIR, ENV_PROGRESS_FD, "RANK", "TORCHELASTIC_RUN_ID")
+"""Variables that would make the server itself one of the workers."""
+_server: "ForkServer | None" = None
+
+
+@dataclass
+class ForkedProcess:
+    """A worker forked by the server, with the methods of `subprocess.Popen` that torch's agent uses."""
+
+    server: "ForkServer"
+    pid: int
+    """0 if the server was killed before it could fork the worker."""
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.server.read_exits()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.poll() is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+            time.sleep(0.01)
+        assert self.returncode is not None
+        return self.returncode
+
+
+@dataclass
+class ForkServer:
+    """The launcher's end of a server."""
+
+    channel: socket.socket
+    pid: int
+    environment: dict[str, str]
+    """Variables that were read at import, with their values then."""
+    problem: str | None = None
+    """Why forking is not safe; None before the server has answered, empty if it is safe."""
+    _processes: dict[int, ForkedProcess] = field(default_factory=dict)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def wait_until_ready(self) -> str:
+        """Wait until the server has imported everything. Returns why forking is not safe, or an empty string."""
+        with self._lock:
+            if self.problem is None:
+                message, _ = _receive(self.channel)
+                self.problem = "the fork server ended while it started" if message is None else str(message["problem"])
+            return self.problem
+
+    def start(
+        self, words: Sequence[str], environment: Mapping[str, str], output: Sequence[int], progress: int
+    ) -> ForkedProcess:
+        """Fork a worker that runs `lockstep WORDS`.
+
+        `output` are descriptors for its standard output and error, or none to share the launcher's; `progress` is the
+        descriptor that it writes its progress to.
+        """
+        request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
+        with self._lock:
+            message = self._ask(request, [progress, *output])
+            if message is None:
+                # The server was killed. The launcher sees a worker that was killed too, and starts all of them again.
+                self._note_killed()
+                return ForkedProcess(self, 0, -signal.SIGKILL)
+            process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
+            return process
+
+    def read_exits(self) -> None:
+        """Take in which workers have ended."""
+        with self._lock:
+            while self._processes and select.select([self.channel], [], [], 0)[0]:
+                message, _ = _receive(self.channel)
+                if message is None:
+                    self._note_killed()
+                else:
+                    self._note_exit(message)
+
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any] | None:
+        """The server's answer to a request for a worker; None if the server was killed."""
+        with suppress(ConnectionError):
+            _send(self.channel, request, descriptors)
+            while (message := _receive(self.channel)[0]) is not None:
+                if "pid" in message:
+                    return message
+                self._note_exit(message)
+        return None
+
+    def _note_killed(self) -> None:
+        """The server was killed, and its workers with it."""
+        for process in self._processes.values():
+            process.returncode = -signal.SIGKILL
+        self._processes.clear()
+        self.problem = KILLED
+
+    def _note_exit(self, message: dict[str, Any]) -> None:
+        process = self._processes.pop(message["ended"], None)
+        if process is not None:
+            process.returncode = message["code"]
+            with suppress(ConnectionError):  # a server that was killed needs no word of it
+                _send(self.channel, {"reap": process.pid})
+
+    def close(self) -> None:
+        """End the server, and with it every worker that is left."""
+        self.channel.close()
+
+
+# -- the launcher ------------------------------------------------------------------------------------------------------
+
+
+def fork_here(imports: Callable[[], None]) -> list[str] | None:
+    """Fork a server from this process, which has imported torch and has done nothing else.
+
+    The server calls `imports` for the rest of what workers need, while the launcher goes on.
+
+    Returns:
+        None in the launcher. In a worker that the server forks later, the arguments that it was started with.
+    """
+    global _server
+    if why_unsafe():
+        return None  # `obtain` starts a server of its own, which reports the reason if it has the same one
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    launcher, pid = os.getpid(), os.fork()
+    if pid:
+        theirs.close()
+        _server = ForkServer(ours, pid, read_at_import(os.environ))
+        return None
+    ours.close()
+    die_with_parent()
+    if os.getppid() != launcher:
+        os._exit(0)
+    return serve(theirs, imports)
+
+
+def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
+    """The server of this process, started if there is none; or the reason why workers must start without one.
+
+    An empty reason means that the user asked for that.
+    """
+    global _server
+    if os.environ.get(START) == "spawn":
+        return ""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return "this system is not Linux 5.3 or newer"
+    wanted = read_at_import(environment)
+    if _server is not None:
+        _server.read_exits()
+    if _server is None or _server.environment != wanted or _server.problem == KILLED:
+        if _server is not None:
+            _server.close()
+        _server = _spawn(environment, wanted)
+    problem = _server.wait_until_ready()
+    return problem or _server
+
+
+def _spawn(environment: Mapping[str, str], wanted: dict[str, str]) -> ForkServer:
+    """Start a server as a process of its own, for a launcher that has threads or other state of its user."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "lockstep", "--fork-server", str(theirs.fileno())],
+            env={name: value for name, value in environment.items() if name not in WORKER_VARIABLES},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    process.returncode = 0  # it ends with the launcher's end of the socket; nobody waits for it
+    return ForkServer(ours, process.pid, wanted)
+
+
+def why_unsafe() -> str:
+    """Why this process cannot be forked safely; empty if it can."""
+    import torch
+
+    if torch.cuda.is_initialized() or getattr(torch.cuda, "_is_in_bad_fork", bool)():
+        return "CUDA was used before the workers were started"
+    deadline = time.monotonic() + 0.5  # a progress display's thread may be about to end
+    while len(os.listdir("/proc/self/task")) > 1:
+        if time.monotonic() > deadline:
+            return "importing what workers need has started threads"
+        time.sleep(0.01)
+    return ""
+
+
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that take effect when modules are imported, and not later."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_AT_IMPORT) and name not in ("OPENBLAS_NUM_THREADS", "PYTHONFAULTHANDLER")
+    }
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def serve(channel: socket.socket, imports: Callable[[], None]) -> list[str]:
+    """Fork workers on request until the launcher closes the channel. Returns only in a worker, with its arguments."""
+    with suppress(PermissionError):  # a server that was started in a session of its own has one
+        os.setsid()  # out of reach of the terminal's signals, and so are the workers
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # workers are born with these blocked
+    try:
+        imports()
+        problem = why_unsafe()
+    except Exception as error:
+        problem = f"importing what workers need failed: {type(error).__name__}: {error}"
+    gc.freeze()  # the collector would write to every page that workers share
+    _answer(channel, {"problem": problem})
+    server = os.getpid()
+    children: dict[int, int] = {}  # process numbers by the descriptors that tell of their ends
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in children:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                _report_exit(channel, children.pop(descriptor))
+                continue
+            request, descriptors = _receive(channel)
+            if request is None:
+                os._exit(0)  # the launcher is gone; the kernel kills the workers
+            if "reap" in request:
+                os.waitpid(request["reap"], 0)
+                continue
+            born, bearing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()  # a process group, and a share of the processor, of its own
+                for inherited in (*children, channel.detach(), born, bearing):
+                    os.close(inherited)
+                return _become_worker(request, descriptors, server)
+            for passed in (bearing, *descriptors):
+                os.close(passed)
+            os.read(born, 1)  # ends when the worker has its session, so that the launcher can signal its group
+            os.close(born)
+            child = os.pidfd_open(pid)
+            children[child] = pid
+            poll.register(child, select.POLLIN)
+            _answer(channel, {"pid": pid})
+
+
+def _report_exit(channel: socket.socket, pid: int) -> None:
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    _answer(channel, {"ended": pid, "code": code})
+
+
+def _answer(channel: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        _send(channel, message)
+    except OSError:
+        os._exit(0)
+
+
+def _become_worker(request: dict[str, Any], descriptors: list[int], server: int) -> list[str]:
+    """Make this fork of the server what a fresh interpreter with the given settings would be."""
+    die_with_parent()
+    if os.getppid() != server:
+        os._exit(0)
+    progress, *output = descriptors
+    threads_at_import = os.environ.get("OMP_NUM_THREADS")
+    for target, given in zip((1, 2), output, strict=False):
+        os.dup2(given, target)
+        os.close(given)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.environ[ENV_PROGRESS_FD] = str(progress)
+    os.chdir(request["directory"])
+    sys.argv = [str(Path(__file__).parents[1] / "__main__.py"), *request["words"]]
+    _apply_import_settings(threads_at_import)
+    return list(request["words"])
+
+
+def _apply_import_settings(threads_at_import: str | None) -> None:
+    """Apply variables that torch and OpenBLAS have read when they were imported, which was in the server."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) and threads != threads_at_import:
+        torch.set_num_threads(
+            min(int(threads), torch.get_num_threads())
+        )  # torch takes at most one thread for each core
+    blas = os.environ.get("OPENBLAS_NUM_THREADS", threads)
+    if blas.isdigit() and (count := min(int(blas), len(os.sched_getaffinity(0)))) > 1:
+        set_openblas_threads(count)
+    dist.set_debug_level_from_env()
+    np.random.seed()  # from the system: environments of users may draw from it, and must not all draw the same
+
+
+def set_openblas_threads(count: int) -> None:
+    """Set the number of threads of the OpenBLAS that NumPy brings."""
+    maps = Path("/proc/self/maps").read_text()
+    for path in {line.split()[-1] for line in maps.splitlines() if "openblas" in line and line.endswith(".so")}:
+        library = ctypes.CDLL(path)
+        for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads"):
+            if hasattr(library, name):
+                getattr(library, name)(ctypes.c_int(count))
+                break
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def _send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    text = json.dumps(message).encode()
+    header = _HEADER.pack(len(text))
+    if descriptors:
+        socket.send_fds(channel, [header], list(descriptors))
+    else:
+        channel.sendall(header)
+    channel.sendall(text)
+
+
+def _receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """The next message and the descriptors that came with it; None when the other end is closed."""
+    try:
+        header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 3)
+        while header and len(header) < _HEADER.size:
+            header += channel.recv(_HEADER.size - len(header))
+        if not header:
+            return None, []
+        (size,) = _HEADER.unpack(header)
+        text = bytearray()
+        while len(text) < size:
+            part = channel.recv(size - len(text))
+            if not part:
+                return None, []
+            text += part
+    except ConnectionError:
+        return None, []
+    return json.loads(text), list(descriptors)

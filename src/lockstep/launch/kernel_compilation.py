@@ -1,0 +1,73 @@
+"""Numba kernels are compiled once for all workers of a host: the first worker compiles, the others load the result.
+
+Numba keeps compiled kernels in a cache on disk. Without a lock, workers that start together with an empty cache would
+each compile every kernel.
+"""
+
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lockstep.launch.process_lifetime import launch_directory
+
+_depth = 0
+"""How many compilations this process is in: a kernel that calls another one compiles both."""
+
+
+def share_compilation() -> None:
+    """Take a lock that all workers of our launcher share around each first compilation of a cached kernel."""
+    if launch_directory() is None or "numba" not in sys.modules:
+        return
+    from numba.core import dispatcher
+    from numba.core.compiler_lock import global_compiler_lock
+
+    kind: Any = dispatcher.Dispatcher
+    compile_alone = kind.compile
+    if hasattr(compile_alone, "shared"):
+        return
+
+    def compile_once(self: Any, signature: Any) -> Any:
+        # Numba's own lock comes first, as it does where a kernel is compiled for another one.
+        with global_compiler_lock, _lock(not _is_cached(self)):
+            return compile_alone(self, signature)
+
+    compile_once.shared = True  # type: ignore[attr-defined]
+    kind.compile = compile_once
+
+
+def is_compiling_kernel() -> bool:
+    """Whether another thread of this process compiles a numba kernel, which may take minutes on a busy machine."""
+    module = sys.modules.get("numba.core.compiler_lock")
+    if module is None:
+        return False
+    lock = module.global_compiler_lock._lock  # its own is_locked() asks about the calling thread only
+    if lock.acquire(blocking=False):
+        lock.release()
+        return False
+    return True
+
+
+def _is_cached(kernel: Any) -> bool:
+    """Whether a kernel was compiled before, or is not kept in a cache."""
+    path = getattr(getattr(kernel._cache, "_cache_file", None), "_index_path", None)
+    return path is None or os.path.exists(path)
+
+
+@contextmanager
+def _lock(wanted: bool) -> Iterator[None]:
+    global _depth
+    shared = launch_directory()
+    if not wanted or _depth or shared is None:
+        yield
+        return
+    descriptor = os.open(shared / "compiling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _depth += 1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        _depth -= 1
+        os.close(descriptor)

@@ -1,0 +1,341 @@
+"""Starting processes on this machine, alone or as one host of several: torch's own elastic agent, with our manners.
+
+The agent restarts all processes when one dies. What it does not do by itself is here: passing a signal on as a request
+to save and stop, saying who failed first and why, not waiting half a minute for processes that are beyond help, not
+retrying what would fail the same way again, and telling that apart from a run that was asked to stop.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from lockstep.config import ConfigError
+from lockstep.io.temporary_directory import temporary_directory
+from lockstep.launch import fork_server
+from lockstep.launch.device import threads_per_process
+from lockstep.launch.failures import summarize_failures
+from lockstep.launch.hang_report import in_time, kill_group, report, write_report
+from lockstep.launch.local_rendezvous import LocalRendezvous
+from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
+from lockstep.launch.progress import Deadlines
+from lockstep.launch.rendezvous import HostConfig, LaunchConfig, multi_host, single_host
+from lockstep.launch.worker_processes import UNKILLABLE, start_workers
+from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
+
+INTERRUPTED = 130
+"""The exit code of a run that was ended at once, as a shell has it for an interrupt."""
+_GRACE = 8.0
+"""Seconds that processes get to leave when another one has failed."""
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """How a launch ended."""
+
+    code: int
+    cause: str = ""
+    """Why, where that is to be told."""
+
+
+def launch(
+    arguments: Sequence[str],
+    fleet: LaunchConfig,
+    environment: Mapping[str, str] | None = None,
+    quiet: bool = False,
+) -> LaunchResult:
+    """Run `lockstep ARGUMENTS` on several processes until they end; signals meanwhile are passed on to them."""
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    with temporary_directory() as shared:
+        (shared / LAUNCHER).write_text(str(os.getpid()))
+        host = single_host(shared) if fleet.endpoint is None else multi_host(fleet.endpoint)
+        for warning in host.warnings:
+            warn_user(warning)
+        settings = {
+            # Restarted workers read stale addresses from a store that is shared with the rendezvous.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            # What every collective was, for the report about one that hangs.
+            "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "200"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(fleet.processes))),
+            ENV_LAUNCH_DIR: str(shared),
+            **host.environment,
+            **(environment or {}),
+        }
+        with _Environment(settings):
+            return _Launch(arguments, fleet, host, shared, quiet).run()
+
+
+def launch_captured(arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None) -> str:
+    """The same for a verb that reads what comes of it from a file: why it failed, or nothing.
+
+    Such processes have nothing to save: an interrupt ends them at once, and the verb with them.
+    """
+    outcome = launch(arguments, LaunchConfig(processes), environment, quiet=True)
+    if outcome.code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return outcome.cause
+
+
+class _Launch:
+    """One launch: the agent in a thread of its own, so that this one is free to hear signals."""
+
+    def __init__(
+        self, arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig, shared: Path, quiet: bool
+    ) -> None:
+        self.shared, self.patient = shared, not quiet
+        self.agent = _make_agent(arguments, fleet, host, shared, quiet)
+        self._result: RunResult | None = None
+        self._error: BaseException | None = None
+        self._asked: float | None = None
+        self._at_once = self._unborn = False
+
+    def run(self) -> LaunchResult:
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {number: signal.signal(number, self._hear) for number in STOP_SIGNALS}
+        # A daemon, because it may be waiting for other hosts when it is told to leave.
+        thread = threading.Thread(target=self._work, name="agent", daemon=True)
+        try:
+            thread.start()
+            while thread.is_alive() and not self._unborn:
+                thread.join(0.5)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._outcome()
+
+    def _hear(self, number: int, _: object) -> None:
+        """Pass a request to stop on to the processes; the second one, after a while, ends them."""
+        now = time.monotonic()
+        if self._asked is None and self.patient:
+            self._asked = now
+            self._unborn = not self.agent.ask_to_stop()
+        elif not self._at_once and (self._asked is None or now - self._asked > SIGNAL_DEBOUNCE_SECONDS):
+            self._at_once = True
+            if self.patient:
+                warn_user(f"{signal.Signals(number).name} again: leaving at once; what was saved before stands.")
+            self.agent.kill()
+
+    def _work(self) -> None:
+        # Processes are born with these blocked, and open their ears when they can act on what they hear.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            self._result = self.agent.run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.agent.close_rendezvous()
+
+    def _outcome(self) -> LaunchResult:
+        if self._unborn:
+            return LaunchResult(EXIT_PREEMPTED, "asked to stop while no process was training.")
+        if self._at_once:
+            return LaunchResult(INTERRUPTED, "ended at once, as asked; what was saved before stands.")
+        if self._error is not None and self.agent.cause:
+            return LaunchResult(1, self.agent.cause)
+        if self._error is not None:
+            return LaunchResult(1, f"the processes could not be started or brought together: {self._error}")
+        if self._result is None or self._result.is_failed():
+            lost = self._asked is not None and self.agent.machine  # it can go on later, which is all that was asked
+            return LaunchResult(EXIT_PREEMPTED if lost else 1, self.agent.cause or "the processes failed.")
+        word = self.shared / OUTCOME
+        kind, _, sentence = word.read_text().partition("\n") if word.exists() else ("", "", "")
+        if kind == "superseded":
+            return LaunchResult(1, sentence)
+        return LaunchResult(EXIT_PREEMPTED if kind == "preempted" else 0)
+
+
+class _Agent(LocalElasticAgent):
+    """torch's agent, which tells processes why they must leave, and the user why they left."""
+
+    def __init__(self, shared: Path, fleet: LaunchConfig, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._shared, self._mark, self._fleet = shared, shared / PEER_FAILED, fleet
+        self.cause, self.machine = "", False
+        self._stopping = False
+        self._dismissed: set[int] = set()
+        """Processes that did not leave by themselves when another had failed, and were killed."""
+        self._told = False
+        self._deadlines, self._hang = Deadlines(), ""
+
+    def ask_to_stop(self) -> bool:
+        """Ask every process to save and leave at the end of its iteration; whether there was any to ask."""
+        self._stopping = True
+        alive = [process for process in self._processes() if process.poll() is None]
+        for process in alive:
+            with suppress(ProcessLookupError):  # its server was killed since, and it with it
+                os.kill(process.pid, signal.SIGUSR1)
+        return bool(alive)
+
+    def kill(self) -> None:
+        self._remaining_restarts = 0
+        for process in self._processes():
+            if process.poll() is None:
+                kill_group(process.pid)
+
+    def close_rendezvous(self) -> None:
+        self._worker_group.spec.rdzv_handler.shutdown()
+
+    def _processes(self) -> list[Any]:
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        return [handler.proc for handler in handlers.values()]
+
+    def _start_workers(self, worker_group: WorkerGroup) -> Any:
+        self._mark.unlink(missing_ok=True)
+        self._deadlines, self._hang = Deadlines(), ""
+        starter = local_elastic_agent.start_processes
+        local_elastic_agent.start_processes = partial(start_workers, self._fork_server())
+        try:
+            started = super()._start_workers(worker_group)
+        finally:
+            local_elastic_agent.start_processes = starter
+        if self._stopping:  # the request came while nobody was there to hear it
+            self.ask_to_stop()
+        return started
+
+    def _fork_server(self) -> fork_server.ForkServer | None:
+        """The server to fork workers from; None, with one line that says why, where that is not safe."""
+        server = fork_server.obtain(os.environ)
+        if isinstance(server, str):
+            if server and not self._told:
+                self._told = True
+                warn_user(f"each process imports torch itself, which takes longer: {server}.")
+            return None
+        (self._shared / SERVER).write_text(str(server.pid))
+        return server
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._terminate_workers()
+        super()._stop_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._hold_deadlines()
+        if any(process.poll() for process in self._processes()):
+            self._terminate_workers()  # before torch does so, which would give a stopped process half a minute
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            self._explain(result.failures, worker_group)
+        return result
+
+    def _hold_deadlines(self) -> None:
+        """Report and kill all workers if one of them made no progress for longer than it may."""
+        workers = getattr(self._pcontext, "workers", {})
+        alive = {rank: worker for rank, worker in workers.items() if worker.proc.poll() is None}
+        overdue = self._deadlines.look({rank: worker.progress for rank, worker in alive.items()})
+        if not overdue or self._hang:
+            return
+        pids = {rank: worker.proc.pid for rank, worker in alive.items()}
+        self._hang = report(self._deadlines.workers, pids, overdue, self._shared)
+        run = next((watched.told.get("run") for watched in self._deadlines.workers.values()), None)
+        if run:
+            in_time(lambda: write_report(Path(run), self._hang))
+        for pid in pids.values():
+            kill_group(pid)
+        deadline = time.monotonic() + UNKILLABLE
+        while (left := [w for w in alive.values() if w.proc.poll() is None]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if left:
+            self._remaining_restarts = 0
+            numbers = ", ".join(str(worker.proc.pid) for worker in left)
+            self._hang += f"\nSIGKILL does not end {numbers}: they wait for a disk or a device that does not answer."
+        if len(left) == len(alive):  # torch's agent would wait for them
+            self.cause, self.machine = self._hang, True
+            raise RuntimeError(self._hang)
+
+    def _terminate_workers(self) -> None:
+        """Have all processes leave: those that can, by themselves."""
+        self._mark.touch()
+        alive = [process for process in self._processes() if process.poll() is None]
+        for process in alive:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE
+        while any(process.poll() is None for process in alive) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for process in alive:
+            if process.poll() is None:
+                self._dismissed.add(process.pid)
+                kill_group(process.pid)
+
+    def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
+        """Say who failed first and why, and whether all start again."""
+        size = worker_group.workers[0].world_size
+        self.cause, self.machine = summarize_failures(failures, size, self._shared, self._dismissed)
+        if self._hang:
+            self.cause, self.machine = self._hang, True
+        if not self.machine or self._stopping:
+            self._remaining_restarts = 0  # it would fail in the same way again; or nobody wants it to go on
+        if self._remaining_restarts:
+            left = f"{self._remaining_restarts} of {self._fleet.max_restarts} restarts left"
+            warn_user(f"{self.cause}\nStarting again from the last checkpoint ({left}).")
+
+
+def _make_agent(arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig, shared: Path, quiet: bool) -> _Agent:
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+    job = fleet.job or uuid.uuid4().hex
+    handler = LocalRendezvous(job) if fleet.endpoint is None else _meet(fleet, host, job)
+    spec = WorkerSpec(
+        role="lockstep",
+        local_world_size=fleet.processes,
+        entrypoint=sys.executable,
+        args=tuple(arguments),
+        rdzv_handler=handler,
+        max_restarts=fleet.max_restarts,
+        monitor_interval=0.1,
+        local_addr=host.address,
+    )
+    logs = shared / "logs"
+    logs.mkdir()
+    output = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL if quiet else Std.NONE)
+    return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
+
+
+def _meet(fleet: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
+    """The rendezvous of several hosts."""
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    few, many = fleet.nodes
+    meeting = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    try:
+        return get_rendezvous_handler(meeting)
+    except RendezvousConnectionError:
+        raise ConfigError(
+            f"hosts cannot meet at {host.endpoint}: another program holds that port, or nobody listens there.",
+            "Choose another port in --rdzv-endpoint, the same on every host, and start the first host's command, too.",
+        ) from None
+
+
+class _Environment:
+    """Settings that stand while processes are started from here, and not afterwards."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        self._before = {name: os.environ.get(name) for name in self._settings}
+        os.environ.update(self._settings)
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

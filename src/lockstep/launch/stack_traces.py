@@ -1,0 +1,24 @@
+"""Stack traces of threads, without the frames of lockstep's own runtime and of torch."""
+
+import os
+from types import FrameType
+
+
+def is_internal_frame(place: str) -> bool:
+    """Whether a line of code is ours or torch's own, which is not what anybody looks for."""
+    return any(
+        f"{os.sep}{part}{os.sep}" in place
+        for part in (f"lockstep{os.sep}launch", f"lockstep{os.sep}distributed", "torch")
+    )
+
+
+def format_stack(frame: FrameType | None) -> list[str]:
+    """The lines a thread is at, outermost first, without the plumbing at the end."""
+    lines: list[tuple[bool, str]] = []
+    while frame is not None and len(lines) < 40:
+        code = frame.f_code
+        lines.append((is_internal_frame(code.co_filename), f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"))
+        frame = frame.f_back
+    while len(lines) > 1 and lines[0][0]:
+        lines.pop(0)
+    return [line for _, line in reversed(lines[:12])]

@@ -1,0 +1,1 @@
+"""Console output, metric logs, videos and Weights & Biases."""

@@ -1,0 +1,200 @@
+"""What a person watches while a run trains: a live screen in a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.clock import TrainState
+from lockstep.config import Recipe
+from lockstep.distributed import Runtime
+from lockstep.distributed.heartbeat import UtilizationReport
+from lockstep.io.rich_console import PrintableConsole
+from lockstep.loggers.formatting import (
+    format_duration,
+    format_evaluation,
+    format_losses,
+    format_replica_check,
+    format_resources,
+    format_results,
+    format_speed,
+    format_utilization,
+    sparkline,
+)
+
+RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
+_COLOURS = {
+    "env": "blue",
+    "act": "cyan",
+    "load": "yellow",
+    "learn": "green",
+    "reduce": "magenta",
+    "other": "bright_black",
+}
+_DOING = {"evaluate": " · evaluating", "copy": " · saving"}
+"""What is told beside training, where a person might wonder."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One log entry, as the screen needs it."""
+
+    metrics: dict[str, float]
+    speed: float
+    split: dict[str, float]
+    checked: int
+    """The update at which the processes were last compared."""
+    work: UtilizationReport = field(default_factory=UtilizationReport)
+
+
+class Console(Protocol):
+    """Something to look at."""
+
+    def start(self, clock: TrainState) -> None: ...
+    def show(self, clock: TrainState, snapshot: Snapshot) -> None: ...
+    def evaluation(self, clock: TrainState) -> None: ...
+    def message(self, sentence: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> Console:
+    processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
+    heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
+    if sys.stdout.isatty():
+        return LiveConsole(heading, str(path), runtime.size, lambda: runtime.watchdog.outer_phase)
+    return PlainConsole(f"{heading} · {path}", runtime.size)
+
+
+class PlainConsole:
+    """A line for each log entry, for files and pipes."""
+
+    def __init__(self, heading: str, processes: int) -> None:
+        self.processes = processes
+        self.console = PrintableConsole(soft_wrap=True)
+        self.heading = heading
+
+    def start(self, clock: TrainState) -> None:
+        self._say(self.heading)
+
+    def show(self, clock: TrainState, snapshot: Snapshot) -> None:
+        value, loss = snapshot.metrics.get(RETURN), snapshot.metrics.get(LOSS)
+        reward = "return   -  " if value is None else f"return {value:8.2f}"
+        reward = reward if loss is None else f"loss {loss:8.4f}"
+        split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
+        eta = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        steps = f"{clock.samples:>12,} of {clock.total_samples:,} steps"
+        line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
+        told = format_results({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
+        told += format_losses(snapshot.metrics)
+        sync = format_replica_check(self.processes, snapshot.checked)
+        more = {"": ", ".join(told), "load ": format_utilization(snapshot.work.utilization)}
+        more |= {"one agent: ": sync, "slow: ": snapshot.work.slow}
+        self._say(line + "".join(f"  {name}{words}" for name, words in more.items() if words))
+
+    def evaluation(self, clock: TrainState) -> None:
+        self._say(f"{clock.samples:>12,} {format_evaluation(clock)}")
+
+    def message(self, sentence: str) -> None:
+        self._say(sentence)
+
+    def stop(self) -> None: ...
+
+    def _say(self, line: str) -> None:
+        with suppress(OSError):  # they may go to a file on a disk that is full, which must not end a run
+            self.console.print(line)
+
+
+class LiveConsole:
+    """A panel that stays in place: how far, how fast, how good, where the time goes, and that it is one agent.
+
+    It is drawn by a thread of its own, twice a second, so that it lives while an iteration or an evaluation is long.
+    """
+
+    def __init__(self, heading: str, path: str, processes: int, phase: Callable[[], str] = str) -> None:
+        self.heading, self.path, self.processes, self.phase = heading, path, processes, phase
+        self.console = PrintableConsole()
+        self.returns: deque[float] = deque(maxlen=40)
+        self.snapshot: Snapshot | None = None
+        self.loads: dict[int, float] = {}
+        self.clock: TrainState | None = None
+        self._since = time.monotonic()
+        self.live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=2)
+
+    def start(self, clock: TrainState) -> None:
+        self.clock = clock
+        self.live.start(refresh=True)
+
+    def show(self, clock: TrainState, snapshot: Snapshot) -> None:
+        self.snapshot = snapshot
+        self.loads = snapshot.work.utilization or self.loads  # entries may be closer together than words of processes
+        if RETURN in snapshot.metrics:
+            self.returns.append(snapshot.metrics[RETURN])
+
+    def evaluation(self, clock: TrainState) -> None: ...
+
+    def message(self, sentence: str) -> None:
+        self.console.print(sentence)
+
+    def stop(self) -> None:
+        self.phase = str
+        if self.live.is_started:
+            self.live.stop()
+
+    def _panel(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bright_black", no_wrap=True, min_width=9)
+        table.add_column(overflow="fold")
+        for name, told in self._rows().items():
+            table.add_row(name, told)
+        return Panel(table, title=Text(self.heading), title_align="left", expand=True)
+
+    def _rows(self) -> dict[str, RenderableType]:
+        clock, snapshot = self.clock, self.snapshot
+        rows: dict[str, RenderableType] = {"run": Text(self.path)}
+        if clock is None:
+            return rows
+        bar = ProgressBar(total=clock.total_samples, completed=min(clock.samples, clock.total_samples))
+        rows["steps"] = Group(
+            Text(f"{clock.samples:,} of {clock.total_samples:,} (global) · {clock.progress:.0%}"), bar
+        )
+        spent = format_duration(time.monotonic() - self._since)
+        if snapshot is None:
+            rows["now"] = Text(f"the first iteration is under way, since {spent}", style="italic")
+            return rows
+        rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
+        left = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        rows["clock"] = Text(f"{spent} so far · {left} to go{_DOING.get(self.phase(), '')}")
+        if self.returns:
+            rows["return"] = Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}")
+        if LOSS in snapshot.metrics:
+            rows["loss"] = Text(f"{snapshot.metrics[LOSS]:.4f}")
+        means = {name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()}
+        rows["episodes"] = Text(", ".join(format_results(means)))
+        rows["losses"] = Text(", ".join(format_losses(snapshot.metrics)))
+        rows["eval"] = Text(format_evaluation(clock).removeprefix("evaluation: ") if clock.evaluation else "")
+        rows["time"] = _split_bar(snapshot.split)
+        rows["load"] = Text(format_utilization(self.loads))
+        rows |= {name: Text(words) for name, words in format_resources(snapshot.work.resources).items()}
+        rows["one agent"] = Text(format_replica_check(self.processes, snapshot.checked), style="green")
+        rows["slow"] = Text(snapshot.work.slow, style="yellow")
+        return {name: told for name, told in rows.items() if not isinstance(told, Text) or told.plain}
+
+
+def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
+    """Where the time goes, as a bar, with what its colours mean below it."""
+    bar, legend = Text(), Text()
+    for name, share in split.items():
+        bar.append("█" * round(share * width), style=_COLOURS[name])
+        legend.append(f"{name} {share:.0%}  ", style=_COLOURS[name])
+    return Group(bar, legend)

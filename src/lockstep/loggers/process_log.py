@@ -1,0 +1,79 @@
+"""What one process tells of itself, in a file of its own: logs/process-0.log and so on in the run directory."""
+
+import os
+import platform
+import socket
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from lockstep import __version__
+from lockstep.clock import TrainState
+from lockstep.distributed import Runtime
+from lockstep.io.jsonl import LOGS
+from lockstep.io.printable import printable
+
+
+class ProcessLog:
+    """The log of a process that is not the main one; the main process has one beside the log of the run.
+
+    Somebody who looks for what went wrong on one host of many finds it here. A disk that takes no line ends no run.
+    """
+
+    def __init__(self, run: Path, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.path = run / LOGS / f"process-{runtime.rank}.log"
+        self._since = time.perf_counter()
+
+    def begin(self, clock: TrainState, notes: list[str]) -> None:
+        runtime, lanes = self.runtime, self.runtime.lanes.local
+        self.message(
+            f"process {runtime.rank} of {runtime.size} on {socket.gethostname()} (pid {os.getpid()}), {runtime.device},"
+            f" lanes {lanes.start} to {lanes.stop - 1} of {runtime.lanes.num_lanes}, from {clock.samples:,} samples;"
+            f" lockstep {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
+        )
+        for sentence in notes:
+            self.message(sentence)
+        self.spend()
+
+    def on_iteration_end(self, clock: TrainState, updates: int) -> None:
+        while self.runtime.pending_messages:
+            self.message(self.runtime.pending_messages.pop(0))
+
+    def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
+        seconds, shares = self.spend()
+        self.tell(clock, seconds, shares)
+
+    def tell(self, clock: TrainState, seconds: float, shares: dict[str, float]) -> None:
+        """Where this process is, and what it did with its time since it last said so."""
+        split = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+        self.message(f"{clock.samples:,} samples, iteration {clock.iteration:,}; of {seconds:.1f} s: {split}")
+
+    def evaluation(self, clock: TrainState) -> None: ...
+
+    def digests(self, clock: TrainState, digests: dict[str, str]) -> None: ...
+
+    def message(self, sentence: str) -> None:
+        """Write a sentence, with the time."""
+        with suppress(OSError):
+            self.path.parent.mkdir(exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(sentence)}\n")
+
+    def failed(self, error: BaseException) -> None:
+        self.message("".join(traceback.format_exception(error)).rstrip())
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None:
+        self.message("left")
+
+    def spend(self) -> tuple[float, dict[str, float]]:
+        """Seconds since this was last asked, and the part of them that went into each phase."""
+        now = time.perf_counter()
+        elapsed, self._since = now - self._since, now
+        shares = {name: seconds / elapsed for name, seconds in self.runtime.timer.take().items()}
+        return elapsed, shares

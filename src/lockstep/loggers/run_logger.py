@@ -1,0 +1,146 @@
+"""The log of a run: metrics.jsonl and TensorBoard on disk, W&B on request, and a screen to watch.
+
+Only the main process has one, pooled over all of them; every process writes a small log of its own beside it.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, Recipe
+from lockstep.distributed import Runtime
+from lockstep.distributed.resource_usage import MAX_REPORTED_PROCESSES
+from lockstep.io.jsonl import DIGESTS, METRICS, append_jsonl, truncate_after
+from lockstep.loggers.console import Console, Snapshot, open_screen
+from lockstep.loggers.process_log import ProcessLog
+from lockstep.loggers.video import VideoRecorder
+from lockstep.loggers.wandb_logger import WandbLog
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+SPLIT = ("env", "act", "load", "learn", "reduce")
+"""Phases that the time split names, where a run has them; the rest is `other`."""
+
+
+class RunLogger:
+    """Writes what happened, pooled over the whole run."""
+
+    def __init__(
+        self, path: Path, recipe: Recipe, runtime: Runtime, screen: Console, wandb: WandbLog | None = None
+    ) -> None:
+        self.path, self.runtime, self.screen = path, runtime, screen
+        self._own = ProcessLog(path, runtime)
+        self._board: SummaryWriter | None = None
+        self._wandb = wandb
+        self._checked, self._check_every = 0, recipe.run.replica_check_every
+        self._samples = 0
+        self.film = VideoRecorder(path, recipe.run.record_video, self.message, lambda: self._board)
+
+    def begin(self, clock: TrainState, notes: list[str]) -> None:
+        """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
+        from torch.utils.tensorboard import SummaryWriter  # a second of import that only the main process pays
+
+        try:
+            for name in (METRICS, DIGESTS):
+                truncate_after(self.path / name, clock.samples)
+            # TensorBoard drops everything from this step on when it reads the new file.
+            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error}.", "Make room there, then go on.") from None
+        self._samples = clock.samples
+        self._own.begin(clock, [])
+        self.screen.start(clock)
+        for sentence in [*notes, *(self._wandb.notes if self._wandb else ())]:
+            self.message(sentence)
+
+    def on_iteration_end(self, clock: TrainState, updates: int) -> None:
+        """An iteration is over."""
+        self._checked = updates - updates % self._check_every
+        self.film.poll()
+        while self.runtime.pending_messages:
+            self.message(self.runtime.pending_messages.pop(0))
+
+    def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
+        """Write pooled metrics, with the speed and the time split since the last ones."""
+        elapsed, shares = self._own.spend()
+        speed, self._samples = (clock.samples - self._samples) / elapsed, clock.samples
+        split = {name: shares[name] for name in SPLIT if name in shares}
+        split["other"] = max(0.0, 1.0 - sum(split.values()))
+        times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
+        work = self.runtime.watchdog.utilization_report()
+        use = work.resources | {
+            f"process{p}_load_percent": 100 * load for p, load in work.utilization.items() if p < MAX_REPORTED_PROCESSES
+        }
+        checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # a report says how far
+        self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in use.items()})
+        self._own.tell(clock, elapsed, shares)
+        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, work))
+
+    def evaluation(self, clock: TrainState) -> None:
+        self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})
+        self.screen.evaluation(clock)
+        self.film.evaluation(clock)
+
+    def digests(self, clock: TrainState, digests: dict[str, str]) -> None:
+        self._append(
+            DIGESTS,
+            {
+                "samples": clock.samples,
+                "iteration": clock.iteration,
+                "digests": digests,
+                "passed": self.runtime.status.phase_counts,
+            },
+        )
+
+    def message(self, sentence: str) -> None:
+        self.screen.message(sentence)
+        self._own.message(sentence)
+
+    def failed(self, error: BaseException) -> None:
+        self._own.failed(error)
+
+    def finish(self) -> None:
+        """The run came to its end, not to a request to stop: there is a moment for its last film."""
+        self.film.finish(lambda: self.runtime.status.stop_requested)
+
+    def close(self) -> None:
+        self.film.close()
+        self.screen.stop()
+        self._own.close()
+        if self._wandb is not None:
+            self._wandb.close()
+        if self._board is not None:
+            with contextlib.suppress(OSError):  # a disk that is full now; whoever trains has been told
+                self._board.close()
+
+    def _put(self, clock: TrainState, values: dict[str, float]) -> None:
+        self._append(METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
+        if self._wandb is not None:
+            self._wandb.put(clock.samples, values)
+        if self._board is None:
+            return
+        try:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, clock.samples)
+        except OSError as error:  # its thread has ended
+            self._board = None
+            self.message(f"TensorBoard's file ends here: {error}. {METRICS} goes on.")
+
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        """A log that misses a line is no reason to end a run."""
+        try:
+            append_jsonl(self.path / name, line)
+        except OSError as error:
+            self.message(f"{name} misses the line of {line['samples']:,} samples: {error}.")
+
+
+def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> RunLogger | ProcessLog:
+    """The log of the run on the main process, a process's own on the others."""
+    opened: list[WandbLog] = []
+    if recipe.run.wandb:  # it may take its time: the others wait at the store, not in a collective
+        runtime.run_on_main(lambda: opened.append(WandbLog(path, recipe)))
+    if not runtime.is_main:
+        return ProcessLog(path, runtime)
+    return RunLogger(path, recipe, runtime, open_screen(path, recipe, runtime), *opened)

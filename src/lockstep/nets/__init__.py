@@ -1,1 +1,0 @@
-"""Networks and the small modules they are made of."""

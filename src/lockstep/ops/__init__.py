@@ -1,0 +1,1 @@
+"""Numerical functions: pure arithmetic, kernels and random numbers."""

@@ -1,0 +1,193 @@
+"""What torch does in many small steps, compiled into one: for CPUs, where a step of a small tensor is all overhead.
+
+Each function here has a textbook form beside its caller, which other devices and precisions use, and tests hold the two
+equal. Gradients are written out.
+
+Shapes: N samples, K choices, T time, B environments.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def start_numba() -> None:
+    """Run a small kernel. Numba takes about a second before its first one, which forked processes then do not need."""
+    row, column = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
+    _judge(column, column, np.zeros(1, np.int64), row, row.copy())
+
+
+def is_supported(*tensors: Tensor) -> bool:
+    """Whether tensors are what the kernels are compiled for."""
+    if torch.compiler.is_compiling():
+        return False  # torch fuses the textbook form by itself, and would stop at a kernel it does not know
+    return all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
+
+
+# -- choices -----------------------------------------------------------------------------------------------------------
+
+
+def categorical_log_prob_entropy(outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probability and entropy, [N] each, of actions [N] chosen by logits [N, K]."""
+    log_prob, entropy = _Choices.apply(outputs, action)  # type: ignore[no-untyped-call]
+    return log_prob, entropy
+
+
+class _Choices(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        # Softmax and exponentials are torch's, which takes sixteen at a time; along the short axis it would take one.
+        logs = outputs.t().contiguous().log_softmax(0)  # [K, N]
+        shares = logs.exp()
+        log_prob, entropy = torch.empty(2, len(outputs)).unbind()
+        _judge(logs.numpy(), shares.numpy(), action.numpy(), log_prob.numpy(), entropy.numpy())
+        context.kept = logs, shares, entropy, action
+        return log_prob, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Tensor, None]:
+        logs, shares, entropy, action = context.kept
+        gradient = torch.empty(logs.shape[::-1])  # [N, K]
+        tensors = (logs, shares, entropy, action, by_log_prob, by_entropy, gradient)
+        _judge_gradient(*(x.numpy() for x in tensors))
+        return gradient, None
+
+
+@njit(cache=True, nogil=True)
+def _judge(logs: Any, shares: Any, action: Any, log_prob: Any, entropy: Any) -> None:
+    for n in range(len(action)):
+        log_prob[n], entropy[n] = logs[action[n], n], 0
+    for k in range(len(logs)):
+        for n in range(len(action)):
+            if shares[k, n] != 0:  # a choice that is ruled out adds nothing; one that is no number spoils it all
+                entropy[n] -= shares[k, n] * logs[k, n]
+
+
+@njit(cache=True, nogil=True)
+def _judge_gradient(
+    logs: Any, shares: Any, entropy: Any, action: Any, by_log_prob: Any, by_entropy: Any, gradient: Any
+) -> None:
+    """Of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
+    for n in range(len(action)):
+        for k in range(len(logs)):
+            pull = by_log_prob[n] + by_entropy[n] * (logs[k, n] + entropy[n])
+            gradient[n, k] = 0 if shares[k, n] == 0 else -shares[k, n] * pull
+        gradient[n, action[n]] += by_log_prob[n]
+
+
+# -- PPO's loss --------------------------------------------------------------------------------------------------------
+
+
+def fused_ppo_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    values: Tensor,
+    data: tuple[Tensor, Tensor, Tensor, Tensor],
+    clip: float,
+    value_clip: float | None,
+    value_weight: float,
+    entropy_weight: float,
+) -> tuple[Tensor, Tensor]:
+    """The total of PPO's loss, and the sums [5] that `functional.ppo_loss` names; `data` are its other tensors."""
+    weights = (clip, math.inf if value_clip is None else value_clip, value_weight, entropy_weight)
+    total, sums = _PPOLossCPU.apply(log_prob, entropy, values, data, weights)  # type: ignore[no-untyped-call]
+    return total, sums
+
+
+class _PPOLossCPU(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        log_prob: Tensor,
+        entropy: Tensor,
+        values: Tensor,
+        data: tuple[Tensor, Tensor, Tensor, Tensor],
+        weights: tuple[float, float, float, float],
+    ) -> tuple[Tensor, Tensor]:
+        clip, value_clip, value_weight, entropy_weight = weights
+        by_log_prob, by_value = torch.empty(2, len(values)).unbind()
+        sums = torch.zeros(5, dtype=torch.float64)
+        old_log_prob, *rest = data
+        log_ratio = log_prob - old_log_prob
+        tensors = (log_ratio, log_ratio.expm1(), entropy, values, *rest, by_log_prob, by_value, sums)
+        arrays: tuple[Any, ...] = tuple(x.numpy() for x in tensors)
+        _ppo(*arrays, clip, value_clip)  # type: ignore[call-arg]
+        context.kept = by_log_prob, by_value, value_weight, entropy_weight
+        policy, value, spread, *_ = sums.tolist()
+        sums = sums.float()
+        context.mark_non_differentiable(sums)
+        return torch.tensor(policy + value_weight * value - entropy_weight * spread), sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, by_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        by_log_prob, by_value, value_weight, entropy_weight = context.kept
+        scale = float(by_total)
+        by_entropy = torch.full_like(by_log_prob, -entropy_weight * scale)
+        return by_log_prob * scale, by_entropy, by_value * (value_weight * scale), None, None
+
+
+@njit(cache=True, nogil=True)
+def _ppo(
+    log_ratio: Any,
+    excess: Any,
+    entropy: Any,
+    values: Any,
+    advantages: Any,
+    old_values: Any,
+    returns: Any,
+    by_log_prob: Any,
+    by_value: Any,
+    sums: Any,
+    clip: float,
+    value_clip: float,
+) -> None:
+    """`excess` is the ratio of probabilities, less one."""
+    policy, value, spread, divergence, clipped = 0.0, 0.0, 0.0, 0.0, 0.0
+    for n in range(len(values)):
+        moved = -advantages[n] * (excess[n] + 1.0)
+        bound = -advantages[n] * (1.0 + clip * np.sign(advantages[n]))
+        # Bad numbers must come through: NaN is not less than anything.
+        policy += bound if moved < bound else moved
+        by_log_prob[n] = 0.0 if moved < bound else moved
+        divergence += excess[n] - log_ratio[n]
+        clipped += abs(excess[n]) > clip
+        spread += entropy[n]
+
+        guess = np.float64(values[n])  # all of it in double, or rounding would part what is equal
+        miss, move = guess - returns[n], guess - old_values[n]
+        near = miss
+        if not abs(move) <= value_clip and value_clip < np.inf:
+            near = old_values[n] + math.copysign(value_clip, move) - returns[n]
+        worse = near * near
+        if np.isnan(worse):  # an old value that is no number comes through
+            miss = worse
+        value += 0.5 * max(miss * miss, worse)
+        by_value[n] = 0.0 if miss * miss < worse else miss
+    sums[0], sums[1], sums[2], sums[3], sums[4] = policy, value, spread, divergence, clipped
+
+
+# -- advantages --------------------------------------------------------------------------------------------------------
+
+
+def discounted_reverse_cumsum(deltas: Tensor, decay: Tensor) -> Tensor:
+    """x[t] = delta[t] + decay[t] x[t + 1] over time, from the end; [T, B]."""
+    result = torch.empty(deltas.shape)
+    _accumulate(deltas.numpy(), decay.numpy(), result.numpy())
+    return result
+
+
+@njit(cache=True, nogil=True)
+def _accumulate(deltas: Any, decay: Any, result: Any) -> None:
+    last = len(deltas) - 1
+    for b in range(deltas.shape[1]):
+        result[last, b] = deltas[last, b]
+    for t in range(last - 1, -1, -1):
+        for b in range(deltas.shape[1]):
+            result[t, b] = deltas[t, b] + decay[t, b] * result[t + 1, b]

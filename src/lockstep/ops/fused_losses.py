@@ -1,0 +1,163 @@
+"""PPO's loss and action log-probabilities in few tensor operations, with their gradients written out.
+
+On a GPU every operation is a launch, and those of a small loss take longer to launch than to compute. The textbook
+forms are next to their callers in `functional.py` and `nn/distributions.py`, and tests hold the two equal.
+`cpu_kernels.py` does the same for CPUs.
+
+Shapes: N samples, K choices, D action features.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def is_supported(*tensors: Tensor) -> bool:
+    """Whether tensors are on a device where launches count. Compiled code fuses the textbook forms by itself."""
+    return (
+        all(x.device.type != "cpu" and x.dtype == torch.float32 for x in tensors) and not torch.compiler.is_compiling()
+    )
+
+
+# -- discrete actions --------------------------------------------------------------------------------------------------
+
+
+def categorical(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probability and entropy, [N] each, of actions [N] drawn by logits [N, K]."""
+    log_prob, entropy = _Categorical.apply(logits, action)  # type: ignore[no-untyped-call]
+    return log_prob, entropy
+
+
+class _Categorical(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        logs = logits.log_softmax(-1)
+        shares, index = logs.exp(), action.unsqueeze(-1)
+        entropy = torch.special.entr(shares).sum(-1)  # a choice that is ruled out adds nothing
+        context.save_for_backward(logs, shares, entropy, index)
+        return logs.gather(-1, index).squeeze(-1), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Tensor, None]:
+        """Of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
+        logs, shares, entropy, index = context.saved_tensors
+        # The log of a choice that is ruled out is -inf, and 0 x -inf is not 0.
+        pull = logs.clamp(min=_LOWEST_LOG).add_(entropy.unsqueeze(-1))
+        pull = torch.addcmul(by_log_prob.unsqueeze(-1), pull, by_entropy.unsqueeze(-1))
+        gradient = torch.mul(shares, pull).neg_()
+        return gradient.scatter_add_(-1, index, by_log_prob.unsqueeze(-1)), None
+
+
+_LOWEST_LOG = -1e4
+"""Far below the log of the smallest probability that is not zero."""
+
+
+# -- continuous actions ------------------------------------------------------------------------------------------------
+
+
+def gaussian(outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    """Log probability and entropy, [N] each, of actions [N, D] by means and log standard deviations [N, 2 D]."""
+    log_prob, entropy = _Gaussian.apply(outputs, action)  # type: ignore[no-untyped-call]
+    return log_prob, entropy
+
+
+class _Gaussian(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = outputs.chunk(2, -1)
+        inverse = log_std.neg().exp_()
+        distance = torch.mul(action - mean, inverse)
+        context.save_for_backward(inverse, distance)
+        features = mean.shape[-1]
+        spread = log_std.sum(-1)
+        # Sum over features of -d^2 / 2 - log_std - log(2 pi) / 2.
+        log_prob = distance.square().sum(-1).mul_(-0.5).sub_(spread).sub_(0.5 * features * math.log(2 * math.pi))
+        return log_prob, spread + 0.5 * features * math.log(2 * math.pi * math.e)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Tensor, None]:
+        """Of the log probability: d / std by the mean, and d^2 - 1 by the log standard deviation; of the entropy 1."""
+        inverse, distance = context.saved_tensors
+        pull = distance * by_log_prob.unsqueeze(-1)
+        by_log_std = torch.addcmul((by_entropy - by_log_prob).unsqueeze(-1), pull, distance)
+        return torch.cat([pull.mul_(inverse), by_log_std], dim=-1), None
+
+
+# -- PPO's loss --------------------------------------------------------------------------------------------------------
+
+
+def fused_ppo_loss(
+    log_prob: Tensor,
+    entropy: Tensor,
+    values: Tensor,
+    data: tuple[Tensor, Tensor, Tensor, Tensor],
+    clip: float | Tensor,
+    value_clip: float | None,
+    value_weight: float,
+    entropy_weight: float,
+) -> tuple[Tensor, Tensor]:
+    """The total of PPO's loss, and the sums [5] that `functional.ppo_loss` names; `data` are its other tensors."""
+    weights = (clip, value_clip, value_weight, entropy_weight)
+    total, sums = _PPOLoss.apply(log_prob, entropy, values, data, weights)  # type: ignore[no-untyped-call]
+    return total, sums
+
+
+class _PPOLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any,
+        log_prob: Tensor,
+        entropy: Tensor,
+        values: Tensor,
+        data: tuple[Tensor, Tensor, Tensor, Tensor],
+        weights: tuple[float | Tensor, float | None, float, float],
+    ) -> tuple[Tensor, Tensor]:
+        old_log_prob, advantages, old_values, returns = data
+        clip, value_clip, value_weight, entropy_weight = weights
+        log_ratio = log_prob - old_log_prob
+        excess = log_ratio.expm1()
+        # The surrogate, and where it stops paying: advantage x (1 +- clip).
+        moved = torch.addcmul(advantages, advantages, excess)
+        if isinstance(clip, float):
+            bound = torch.add(advantages, advantages.abs(), alpha=clip)
+        else:
+            bound = torch.addcmul(advantages, advantages.abs(), clip)
+        # Half the squared error of values; beyond `value_clip` from the old value, the worse of two.
+        error = values - returns
+        squared, by_value = error.square(), error
+        if value_clip is not None:
+            move = values - old_values
+            near = torch.clamp(move, -value_clip, value_clip).add_(old_values).sub_(returns)
+            # Within reach the two are equal but for rounding, and the gradient is the error's.
+            beyond = (move.abs() > value_clip) & (near.square() > squared)
+            squared, by_value = torch.maximum(squared, near.square()), torch.where(beyond, 0.0, error)
+        columns = [torch.minimum(moved, bound), squared, entropy, excess - log_ratio, excess.abs() > clip]
+        sums = _mixture(values.device, value_weight, entropy_weight) @ torch.stack(columns).sum(1)  # [6]
+        context.save_for_backward(torch.where(moved > bound, 0.0, moved), by_value)
+        context.weights = value_weight, entropy_weight
+        total, rest = sums[0], sums[1:]
+        context.mark_non_differentiable(rest)
+        return total.clone(), rest
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, by_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        by_log_prob, by_value = context.saved_tensors
+        value_weight, entropy_weight = context.weights
+        by_entropy = (by_total * -entropy_weight).expand_as(by_log_prob)
+        return by_log_prob * -by_total, by_entropy, by_value * (by_total * value_weight), None, None
+
+
+@cache
+def _mixture(device: torch.device, value_weight: float, entropy_weight: float) -> Tensor:
+    """What makes the total and the named sums [6] of the sums of columns [5]; kept on the device."""
+    rows = torch.zeros(6, 5)
+    rows[0, :3] = torch.tensor([-1.0, 0.5 * value_weight, -entropy_weight])
+    rows[1, 0], rows[2, 1], rows[3, 2], rows[4, 3], rows[5, 4] = -1.0, 0.5, 1.0, 1.0, 1.0
+    return rows.to(device)

@@ -1,0 +1,247 @@
+"""Draws on the CPU, as numba kernels.
+
+Words are written into the memory of the result and converted in place: two loops that LLVM vectorizes. numba keeps IEEE
+rounding, because without fast-math flags LLVM fuses no multiply and add.
+
+numba's cache notices changes in the file of a compiled kernel only, not in the files it imports. Delete the
+`__pycache__` of this folder after a change of the constants, and that of `tasks` after a change of this file.
+
+Shapes: L lanes, N elements and W words per lane.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from lockstep.ops.philox import constants
+from lockstep.ops.philox.constants import ROUNDS, Kind
+
+# numba makes a float of uint64 with int64, so words and their shifts are uint64.
+_MULTIPLY_0, _MULTIPLY_2 = np.uint64(constants.MULTIPLY_0), np.uint64(constants.MULTIPLY_2)
+_WEYL_0, _WEYL_1 = np.uint64(constants.WEYL_0), np.uint64(constants.WEYL_1)
+_LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+_BIT, _BYTE, _MANTISSA = np.uint32(1), np.uint32(8), np.int32(23)
+
+_R0, _R1, _R2, _R3, _R4, _R5, _R6 = (np.float32(x) for x in constants.LOG)
+_P0, _P1, _P2, _P3, _P4, _P5 = (np.float32(x) for x in constants.NORMAL_P)
+_Q0, _Q1, _Q2, _Q3, _Q4, _Q5 = (np.float32(x) for x in constants.NORMAL_Q)
+_LOG_2, _ROOT_HALF = np.float32(constants.LOG_2), np.int32(constants.ROOT_HALF_BITS)
+_ZERO, _HALF, _ONE, _TWO = np.float32(0), np.float32(0.5), np.float32(1), np.float32(2)
+_STEP_24, _STEP_31, _LAST_31 = np.float32(2.0**-24), np.float32(2.0**-31), np.int32(2**31 - 1)
+
+
+_DIGIT = 10
+"""Most bits that one pass of a sort looks at: more than 1,024 buckets are slower for long rows."""
+
+
+def draw(kind: Kind, keys: np.ndarray, counter: int, count: int, bound: int) -> Tensor:
+    """Draw [L, count] for keys [L] uint64; `bound` is that of integers, or the threshold of events."""
+    dtype, words, kernel = _KERNELS[kind]
+    result = np.empty((len(keys), count), dtype)
+    kernel(keys, np.uint64(counter), np.uint64(bound), result.view(words))
+    return torch.from_numpy(result)
+
+
+@njit(cache=True, nogil=True, inline="always")  # without the option it is called, and no loop around it is vectorized
+def rounds(key_0: Any, key_1: Any, word_0: Any, word_1: Any, word_2: Any, word_3: Any) -> tuple[Any, Any, Any, Any]:
+    """Encrypt a counter of four words with a key of two. All are 32-bit numbers held as uint64."""
+    for _ in range(ROUNDS):
+        product_0, product_2 = _MULTIPLY_0 * word_0, _MULTIPLY_2 * word_2
+        word_0, word_1 = (product_2 >> _WORD) ^ word_1 ^ key_0, product_2 & _LOW
+        word_2, word_3 = (product_0 >> _WORD) ^ word_3 ^ key_1, product_0 & _LOW
+        key_0, key_1 = (key_0 + _WEYL_0) & _LOW, (key_1 + _WEYL_1) & _LOW
+    return word_0, word_1, word_2, word_3
+
+
+@njit(cache=True, nogil=True)
+def below(bits: Any, bound: Any) -> Any:
+    """Map 64 random bits to [0, bound), for a bound up to 2**32: the upper half of their product, computed by halves.
+
+    Nothing is rejected, so the probabilities of two numbers differ by up to 2**-64.
+    """
+    return ((bits >> _WORD) * bound + ((bits & _LOW) * bound >> _WORD)) >> _WORD
+
+
+# -- one element -------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def _split(x: Any) -> tuple[Any, Any]:
+    """Exponent and f of x = 2**exponent (1 + f), with 1 + f between sqrt(1/2) and sqrt(2)."""
+    bits = np.float32(x).view(np.int32)
+    exponent = np.int32(np.int32(bits - _ROOT_HALF) >> _MANTISSA)
+    return exponent, np.int32(bits - np.int32(exponent << _MANTISSA)).view(np.float32) - _ONE
+
+
+@njit(cache=True, nogil=True)
+def _log(exponent: Any, f: Any) -> Any:
+    """Logarithm of 2**exponent (1 + f)."""
+    series = (((((_R6 * f + _R5) * f + _R4) * f + _R3) * f + _R2) * f + _R1) * f + _R0
+    return np.float32(exponent) * _LOG_2 + ((series * f - _HALF) * (f * f) + f)
+
+
+@njit(cache=True, nogil=True)
+def _ends(word: Any) -> tuple[Any, Any]:
+    """A uniform number between 0 and 1 from the upper 31 bits, and 1 minus it: each is exact near its own zero."""
+    place = np.int32(word >> _BIT)
+    return (np.float32(place) + _HALF) * _STEP_31, (np.float32(np.int32(_LAST_31 - place)) + _HALF) * _STEP_31
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _as_normal(word: Any) -> Any:
+    tail, x = _ends(word)
+    exponent, f = _split(tail * (_TWO - tail))
+    w = _ZERO - _log(exponent, f)
+    p = ((((_P5 * w + _P4) * w + _P3) * w + _P2) * w + _P1) * w + _P0
+    q = ((((_Q5 * w + _Q4) * w + _Q3) * w + _Q2) * w + _Q1) * w + _Q0
+    z = x * (p / q)
+    return z if word & _BIT else -z
+
+
+@njit(cache=True, nogil=True)
+def _as_gumbel(word: Any) -> Any:
+    tail, u = _ends(word)
+    exponent, f = _split(u)
+    exponent, f = _split(_ZERO - _log(exponent, f if exponent else -tail))  # near 1, u is known better by its tail
+    return _ZERO - _log(exponent, f)
+
+
+# -- all elements ------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True, nogil=True)
+def _fill(key: Any, counter: Any, words: Any) -> None:
+    """Write the first words of a draw, [W] uint32."""
+    key_0, key_1, word_2, word_3 = key & _LOW, key >> _WORD, counter & _LOW, counter >> _WORD
+    blocks = len(words) // 4
+    for block in range(blocks):
+        low, high, place = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
+        a, b, c, d = rounds(key_0, key_1, low, high, word_2, word_3)
+        words[place], words[place + 1], words[place + 2], words[place + 3] = a, b, c, d
+    rest = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
+    for place in range(len(words) % 4):
+        words[4 * blocks + place] = rest[place]
+
+
+@njit(cache=True, nogil=True)
+def _uniform(keys: Any, counter: Any, bound: Any, result: Any) -> None:
+    for lane in range(len(keys)):
+        words = result[lane]
+        _fill(keys[lane], counter, words)
+        for place in range(len(words)):
+            words[place] = np.float32(np.float32(np.int32(words[place] >> _BYTE)) * _STEP_24).view(np.uint32)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _normal(keys: Any, counter: Any, bound: Any, result: Any) -> None:
+    for lane in range(len(keys)):
+        words = result[lane]
+        _fill(keys[lane], counter, words)
+        for place in range(len(words)):
+            words[place] = np.float32(_as_normal(words[place])).view(np.uint32)
+
+
+@njit(cache=True, nogil=True)
+def _gumbel(keys: Any, counter: Any, bound: Any, result: Any) -> None:
+    for lane in range(len(keys)):
+        words = result[lane]
+        _fill(keys[lane], counter, words)
+        for place in range(len(words)):
+            words[place] = np.float32(_as_gumbel(words[place])).view(np.uint32)
+
+
+@njit(cache=True, nogil=True)
+def _integers(keys: Any, counter: Any, bound: Any, result: Any) -> None:
+    for lane in range(len(keys)):
+        _fill(keys[lane], counter, result[lane])
+        bits = result[lane].view(np.uint64)
+        for place in range(len(bits)):
+            bits[place] = below(bits[place], bound)
+
+
+@njit(cache=True, nogil=True)
+def _orders(keys: Any, counter: Any, bound: Any, result: Any) -> None:
+    for lane in range(len(keys)):
+        _fill(keys[lane], counter, result[lane])
+        bits = result[lane].view(np.uint64)
+        for place in range(len(bits)):
+            bits[place] >>= np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def _event(keys: Any, counter: Any, bound: Any, result: Any) -> None:
+    """The result has a byte for each word, so words are made and compared block by block."""
+    word_2, word_3 = counter & _LOW, counter >> _WORD
+    blocks = result.shape[1] // 4
+    for lane in range(len(keys)):
+        key_0, key_1, row = keys[lane] & _LOW, keys[lane] >> _WORD, result[lane]
+        for block in range(blocks):
+            low, high, place = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
+            a, b, c, d = rounds(key_0, key_1, low, high, word_2, word_3)
+            row[place], row[place + 1], row[place + 2], row[place + 3] = a < bound, b < bound, c < bound, d < bound
+        rest = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
+        for place in range(len(row) % 4):
+            row[4 * blocks + place] = rest[place] < bound
+
+
+_KERNELS: dict[Kind, tuple[Any, Any, Any]] = {
+    "uniform": (np.float32, np.uint32, _uniform),
+    "event": (np.bool_, np.bool_, _event),
+    "normal": (np.float32, np.uint32, _normal),
+    "gumbel": (np.float32, np.uint32, _gumbel),
+    "integers": (np.int64, np.uint32, _integers),
+    "orders": (np.int64, np.uint32, _orders),
+}
+"""For each kind of draw: dtype of the result, form in which a kernel writes it, and the kernel."""
+
+
+# -- sorting -----------------------------------------------------------------------------------------------------------
+
+
+def order(keys: Tensor) -> Tensor:
+    """Order of rows of random keys [R, N] int64, uniform in [0, 2**63); see `constants`."""
+    result = torch.empty_like(keys)
+    _sort(keys.numpy(), result.numpy())
+    return result
+
+
+@njit(cache=True, nogil=True)
+def _sort(keys: Any, result: Any) -> None:
+    """Radix sort by as many leading bits as tell most keys apart, then insertion: linear time for uniform keys."""
+    count, bits = keys.shape[1], 1
+    while 1 << bits < count:
+        bits += 1
+    passes = (bits + _DIGIT - 1) // _DIGIT
+    width = (bits + passes - 1) // passes
+    low, mask = (1 << bits) - 1, (1 << width) - 1
+    near, after = np.empty(count, np.int64), np.empty(count, np.int64)
+    places = np.empty(1 << width, np.int64)
+    for row in range(len(keys)):
+        own, chosen = keys[row], result[row]
+        for place in range(count):
+            near[place] = own[place] & ~low | place
+        for digit in range(passes):  # from the lowest of the leading digits; each pass keeps the order of the last
+            shift = 63 - width * (passes - digit)
+            places[:] = 0
+            for place in range(count):
+                places[near[place] >> shift & mask] += 1
+            total = 0
+            for bucket in range(len(places)):
+                size, places[bucket] = places[bucket], total
+                total += size
+            for place in range(count):
+                bucket = near[place] >> shift & mask
+                after[places[bucket]] = near[place]
+                places[bucket] += 1
+            near, after = after, near
+        for place in range(1, count):
+            key, to = near[place], place
+            while to > 0 and near[to - 1] > key:
+                near[to] = near[to - 1]
+                to -= 1
+            near[to] = key
+        for place in range(count):
+            chosen[place] = near[place] & low

@@ -1,0 +1,1 @@
+"""Cricket data, ball by ball."""

@@ -1,0 +1,360 @@
+"""Cricsheet matches, read once and kept as plain arrays that every process maps into memory.
+
+What is kept of a delivery is what was known before it was bowled (who faces whom, `features`), and what came of it
+(`balls`). An example at delivery t reads the features of t and the outcomes of the deliveries before t, nothing else.
+
+Shapes: D deliveries of all innings, one after another; I innings; M matches.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.progress import track
+
+from lockstep.config import ConfigError
+from lockstep.io.rich_console import PrintableConsole
+from lockstep.io.safe_read import JSON_BYTES, parse_json
+
+VERSION = 1
+"""Of what is kept; another one is read anew."""
+LARGE = 1e6
+"""No number of an innings is as large."""
+MATCHES, TEXTS = 100_000, 2**32
+"""What an archive may hold: so many matches, of so many bytes in all, five times what Cricsheet has of all cricket."""
+BALL = ("bat", "extras", "illegal", "wicket", "over", "batter", "partner", "bowler", "stand", "batters", "bowlers")
+"""Columns of `balls`. batter, partner and bowler are slots in order of appearance; the last two are how many of them
+have appeared by now; stand counts the wickets that fell before."""
+FEATURES = (
+    *("second", "over", "legal", "left", "to_mark", "runs", "wickets", "rate", "runs_6", "runs_12", "runs_30"),
+    *("wickets_12", "wickets_30", "dots_12", "fours_12", "extras", "striker_runs", "striker_balls", "partner_runs"),
+    *("partner_balls", "stand_runs", "stand_balls", "bowler_balls", "bowler_runs", "bowler_wickets"),
+    *("target", "needed", "needed_rate", "pressure"),
+)
+"""Columns of `features`: the state of the innings before a delivery."""
+BATTERS, BOWLERS = 12, 11
+"""Slots of an innings; whoever comes later shares the last one."""
+
+
+class Match(NamedTuple):
+    """What is kept of a match."""
+
+    date: int
+    """As in 20170217."""
+    chased: int
+    """1 if the side batting second won, 0 if it lost, -1 if that was not decided on the field in full."""
+
+
+@dataclass(frozen=True)
+class MatchArchive:
+    """All matches, as arrays."""
+
+    balls: np.ndarray
+    """[D, BALL] uint8."""
+    features: np.ndarray
+    """[D, FEATURES] float32."""
+    ahead: np.ndarray
+    """[D] float32: runs from this delivery to the next mark."""
+    innings_of: np.ndarray
+    """[D] int32."""
+    innings: np.ndarray
+    """[I, 7] int64: first delivery, deliveries, match, which of the two, venue, batting side, bowling side."""
+    players: np.ndarray
+    """[I, BATTERS + BOWLERS] int32: who is in each slot, 0 for nobody."""
+    matches: np.ndarray
+    """[M, 2] int64: date and chased, by date and id."""
+    ids: tuple[str, ...]
+    """[M] as Cricsheet numbers them."""
+    digest: str
+    """Of the data, so that a run goes on with the data it began with."""
+
+
+def mark_of(over: int) -> int:
+    """The over (from zero) that a score is predicted up to: five overs on, but not across the start or the end."""
+    return 5 if over < 5 else 20 if over >= 15 else over + 5
+
+
+def open_archive(source: Path, cache: Path) -> MatchArchive:
+    """The arrays of a Cricsheet zip or directory, made when nobody has made them before."""
+    digest = _digest(source)
+    place = cache / f"cricket-{digest[:16]}"
+    if not place.is_dir():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with _alone(cache / f".{place.name}.lock"):  # others wait here, and find it made
+                if not place.is_dir():
+                    _make(source, place, digest)
+        except OSError as error:
+            raise ConfigError(f"{cache} cannot be written: {error}.", "Choose another --task.cache-dir.") from None
+    arrays = {field.name: np.load(place / f"{field.name}.npy", mmap_mode="r") for field in _arrays()}
+    return MatchArchive(**arrays, ids=tuple(json.loads((place / "ids.json").read_text())), digest=digest)
+
+
+def _arrays() -> list[Any]:
+    return [field for field in fields(MatchArchive) if field.name not in ("ids", "digest")]
+
+
+def _digest(source: Path) -> str:
+    """Of a file's bytes, or of a directory's names and the bytes of its files."""
+    if not source.exists():
+        raise ConfigError(
+            f"there is no cricket data at {source}.",
+            "Download t20s_male_json.zip from cricsheet.org, or leave --task.data out to train on made-up matches.",
+        )
+    whole = hashlib.sha256(f"lockstep cricket {VERSION}".encode())
+    for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
+        whole.update(path.name.encode() if source.is_dir() else b"")
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold a lock that a process cannot leave behind when it dies; where there is none, all do the work."""
+    with lock.open("w") as file:
+        with suppress(ImportError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(source: Path, place: Path, digest: str) -> None:
+    """Read all matches and publish their arrays by one rename."""
+    beside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    try:
+        archive = _read(source, digest)
+        for field in _arrays():
+            np.save(beside / f"{field.name}.npy", getattr(archive, field.name), allow_pickle=False)
+        (beside / "ids.json").write_text(json.dumps(archive.ids))
+        with suppress(OSError):  # somebody was faster, with the same
+            os.rename(beside, place)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+class _Innings(NamedTuple):
+    """An innings as it was read, everybody by name."""
+
+    which: int
+    balls: list[list[int]]
+    features: np.ndarray
+    ahead: np.ndarray
+    venue: str
+    sides: list[str]
+    """Batting, bowling."""
+    batters: list[str]
+    bowlers: list[str]
+
+
+def _read(source: Path, digest: str) -> MatchArchive:
+    console, size = PrintableConsole(stderr=True), 0
+    read: list[tuple[str, Match, list[_Innings]]] = []
+    with _texts(source) as texts:
+        for name, text in track(texts, "reading cricket matches", console=console, transient=True):
+            found = text()
+            read.append((name, *_parse(name, found)))
+            size += len(found)
+            if size > TEXTS:
+                raise ConfigError(f"{source} holds more than {TEXTS:,} bytes of matches.", "Give a smaller archive.")
+    read.sort(key=lambda entry: (entry[1].date, entry[0]))
+    played = [(number, innings) for number, (_, _, both) in enumerate(read) for innings in both]
+    if not played:
+        raise ConfigError(f"{source} holds no match with deliveries.", "Give a Cricsheet archive in JSON form.")
+    names: dict[str, dict[str, int]] = {"player": {"": 0}, "venue": {"": 0}, "team": {"": 0}}
+    rows, players, start = [], [], 0
+    for number, innings in played:
+        places = [_number(names["venue"], innings.venue), *(_number(names["team"], side) for side in innings.sides)]
+        rows.append([start, len(innings.balls), number, innings.which, *places])
+        players.append(_seats(innings.batters, BATTERS, names) + _seats(innings.bowlers, BOWLERS, names))
+        start += len(innings.balls)
+    return MatchArchive(
+        balls=np.array([ball for _, innings in played for ball in innings.balls], np.uint8),
+        features=np.concatenate([innings.features for _, innings in played]),
+        ahead=np.concatenate([innings.ahead for _, innings in played]),
+        innings_of=np.repeat(np.arange(len(rows)), [row[1] for row in rows]).astype(np.int32),
+        innings=np.array(rows, np.int64),
+        players=np.array(players, np.int32),
+        matches=np.array([match for _, match, _ in read], np.int64),
+        ids=tuple(name for name, _, _ in read),
+        digest=digest,
+    )
+
+
+@contextmanager
+def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
+    """Names of all matches, and what reads the text of each; of one that is too long, only the beginning."""
+    if source.is_dir():
+        yield [(path.stem, partial(_beginning, partial(path.open, "rb"))) for path in sorted(source.glob("*.json"))]
+        return
+    try:
+        with zipfile.ZipFile(source) as archive:
+            entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
+            entries = [entry for entry in entries if entry.filename.endswith(".json")]
+            if len(entries) > MATCHES:
+                raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MATCHES:,} at most.")
+            # A name in an archive is only a name: nothing is ever written under it.
+            yield [(Path(entry.filename).stem, partial(_beginning, partial(archive.open, entry))) for entry in entries]
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ConfigError(f"{source} is no zip that can be read: {error}.", "Download it anew.") from None
+
+
+def _beginning(opened: Callable[[], Any]) -> bytes:
+    with opened() as file:
+        return bytes(file.read(JSON_BYTES + 1))
+
+
+def _parse(name: str, text: bytes) -> tuple[Match, list[_Innings]]:
+    """A match; whatever is wrong with it is said."""
+    try:
+        if len(text) > JSON_BYTES:
+            raise ValueError(f"it holds more than {JSON_BYTES:,} bytes")
+        match = parse_json(text.decode())
+        if not str(match["meta"]["data_version"]).startswith("1."):
+            raise ValueError(f"its data_version is {match['meta']['data_version']!r}, and 1.x is what is read")
+        info = {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}
+        innings = [innings for innings in match.get("innings", []) if not innings.get("super_over")]
+        return _match(info, innings), _enter(info, innings)
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"match {name} is not in Cricsheet's JSON form: {type(error).__name__}: {str(error)[:200]}.",
+            "Remove it, or download the archive anew.",
+        ) from None
+
+
+def _enter(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings]:
+    entered = []
+    for which, (played, target) in enumerate(_first_two(innings)):
+        deliveries = [(int(over["over"]), ball) for over in played.get("overs", []) for ball in over["deliveries"]]
+        if not deliveries:
+            continue
+        book = InningsBuilder(which, target)
+        rows = [book.add(over, ball) for over, ball in deliveries]
+        features, ahead = book.finish([features for _, features in rows]), book.ahead()
+        if not (np.abs(features).max() < LARGE and np.abs(ahead).max() < LARGE):
+            raise ValueError("it has numbers that no innings has")
+        sides = [str(played["team"]), *(str(team) for team in info["teams"] if team != played["team"])][:2]
+        if len(sides) < 2:
+            raise ValueError(f"its teams are {info['teams']}")
+        people = ([str(name) for name in names] for names in (book.batters, book.bowlers))
+        balls = [ball for ball, _ in rows]
+        arrays = features.astype(np.float32), ahead.astype(np.float32)
+        entered.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *people))
+    return entered
+
+
+def _first_two(innings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
+    """The innings that count, with the runs that win: zero in the first, one more than the first made in the second."""
+    if not innings:
+        return []
+    made = sum(ball["runs"]["total"] for over in innings[0].get("overs", []) for ball in over["deliveries"])
+    targets = [0, *(int(second.get("target", {}).get("runs") or made + 1) for second in innings[1:2])]
+    return list(zip(innings[:2], targets, strict=True))
+
+
+def _match(info: dict[str, Any], innings: list[dict[str, Any]]) -> Match:
+    date, outcome = int(info["dates"][0].replace("-", "")), info.get("outcome", {})
+    decided = "winner" in outcome and "method" not in outcome and len(innings) >= 2
+    return Match(date, int(outcome["winner"] == innings[1]["team"]) if decided else -1)
+
+
+def _number(names: dict[str, int], name: str) -> int:
+    return names.setdefault(name, len(names))
+
+
+def _seats(found: Sequence[str], slots: int, names: dict[str, dict[str, int]]) -> list[int]:
+    people = [_number(names["player"], name) for name in found][:slots]
+    return people + [0] * (slots - len(people))
+
+
+class InningsBuilder:
+    """The scorer's book of one innings: before each delivery it knows what a spectator knows."""
+
+    def __init__(self, which: int, target: int) -> None:
+        self.which, self.target = which, target
+        self.batters: dict[str, int] = {}
+        self.bowlers: dict[str, int] = {}
+        self.made: Counter[tuple[str, str]] = Counter()
+        self.runs = self.wickets = self.legal = self.extras = self.stand_runs = self.stand_balls = 0
+        self.past: list[tuple[int, int, int, int]] = []  # total runs, wicket, nothing scored, a boundary
+        self.overs: list[int] = []
+
+    def add(self, over: int, ball: dict[str, Any]) -> tuple[list[int], list[float]]:
+        """The columns of a delivery, and the features before it; then enter it."""
+        batter, partner, bowler = ball["batter"], ball["non_striker"], ball["bowler"]
+        seats = [_seat(self.batters, batter, BATTERS), _seat(self.batters, partner, BATTERS)]
+        seats.append(_seat(self.bowlers, bowler, BOWLERS))
+        counts = [min(len(self.batters), BATTERS), min(len(self.bowlers), BOWLERS)]
+        before = self._state(over, batter, partner, bowler)
+        extras, bat, total = ball.get("extras", {}), ball["runs"]["batter"], ball["runs"]["total"]
+        illegal = int("wides" in extras or "noballs" in extras)
+        # Whoever retires hurt or not out may come back: no wicket.
+        fallen = sum(w["kind"] not in ("retired hurt", "retired not out") for w in ball.get("wickets", []))
+        columns = [bat, total - bat, illegal, fallen, over, *seats, min(self.wickets, BATTERS - 1), *counts]
+        made = self.made
+        made["runs", batter] += bat
+        made["balls", batter] += "wides" not in extras
+        made["bowled", bowler] += 1 - illegal
+        made["given", bowler] += total - extras.get("byes", 0) - extras.get("legbyes", 0)
+        made["taken", bowler] += sum(w["kind"] not in ("run out", "retired out") for w in ball.get("wickets", []))
+        self.runs, self.legal, self.extras = self.runs + total, self.legal + 1 - illegal, self.extras + total - bat
+        self.stand_runs, self.stand_balls = (0, 0) if fallen else (self.stand_runs + total, self.stand_balls + 1)
+        self.wickets += fallen
+        self.past.append((total, fallen, int(total == 0), int(bat >= 4)))
+        self.overs.append(over)
+        return [min(255, max(0, int(column))) for column in columns], before
+
+    def _state(self, over: int, batter: str, partner: str, bowler: str) -> list[float]:
+        made, left = self.made, max(1, 120 - self.legal)
+        to_mark = max(1, mark_of(over) * 6 - self.legal)
+        needed = max(0, self.target - self.runs) if self.which else 0
+        needed_rate = min(36.0, needed * 6 / left)
+        return [
+            *(self.which, over, self.legal, left, to_mark, self.runs, self.wickets),
+            *(self.runs * 6 / max(1, self.legal), 0, 0, 0, 0, 0, 0, 0, self.extras),
+            *(made["runs", batter], made["balls", batter], made["runs", partner], made["balls", partner]),
+            *(self.stand_runs, self.stand_balls),
+            *(made["bowled", bowler], made["given", bowler], made["taken", bowler]),
+            *(self.target, needed, needed_rate, needed_rate * (1 + self.wickets) / 10),
+        ]
+
+    def finish(self, rows: Sequence[Sequence[float]]) -> np.ndarray:
+        """The features of all deliveries, with what the last few of them came to."""
+        table = np.array(rows, np.float64)
+        sums = np.concatenate([np.zeros((1, 4)), np.cumsum(np.array(self.past), axis=0)])
+        now = np.arange(len(rows))
+        for name, column, window in _WINDOWS:
+            table[:, FEATURES.index(name)] = sums[now, column] - sums[np.maximum(0, now - window), column]
+        return table
+
+    def ahead(self) -> np.ndarray:
+        """Runs from each delivery to its mark."""
+        overs, total = np.array(self.overs), np.array(self.past)[:, 0]
+        sums = np.concatenate([[0], np.cumsum(total)])
+        marks = np.array([mark_of(over) for over in self.overs])
+        ends = np.searchsorted(np.maximum.accumulate(overs), marks, side="left")
+        return sums[np.maximum(ends, np.arange(len(ends)))] - sums[:-1]
+
+
+_WINDOWS = (
+    *(("runs_6", 0, 6), ("runs_12", 0, 12), ("runs_30", 0, 30), ("wickets_12", 1, 12), ("wickets_30", 1, 30)),
+    *(("dots_12", 2, 12), ("fours_12", 3, 12)),
+)
+"""Features that look back: name, column of the book's past, deliveries."""
+
+
+def _seat(seats: dict[str, int], name: str, slots: int) -> int:
+    return min(seats.setdefault(name, len(seats)), slots - 1)

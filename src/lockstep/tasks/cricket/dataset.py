@@ -1,0 +1,292 @@
+"""Cricket, ball by ball: graphs of the innings so far, and what came of it.
+
+Before a delivery the graph has the deliveries before it, whoever has batted and bowled by now, partnerships, phases,
+both sides and the venue; the node `now` has the state of the innings. Nothing of it depends on what is bowled later.
+
+Shapes: N examples, P = 144 deliveries an innings at most; D deliveries of all innings.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.nn.gnn import PADDING_ID
+from lockstep.ops import prediction_metrics
+from lockstep.protocols import Renderable, Split, StateDict
+from lockstep.pytree import Tree, load_into, tree_map
+from lockstep.rng import RandomStream
+from lockstep.tasks.cricket.cricsheet import BALL, BATTERS, MatchArchive, open_archive
+from lockstep.tasks.cricket.playback import scenes
+from lockstep.tasks.cricket.plots import plot_all
+from lockstep.tasks.cricket.synthetic import write_matches
+
+P = 144
+"""Deliveries that a graph holds at most; of a longer innings, the last ones."""
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+PHASES = ("powerplay", "middle", "death")
+"""Overs 1-6, 7-15 and 16-20."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CricketConfig:
+    """Cricket data, and what is to be predicted of it."""
+
+    data: str = ""
+    """A Cricsheet zip or directory of JSON files (t20s_male_json.zip from cricsheet.org); empty makes matches up."""
+    target: Literal["score", "win"] = "score"
+    """score: runs from a delivery to the next mark, five overs on. win: whether the chase succeeds."""
+    split: Literal["random", "time"] = "random"
+    """How matches are parted. random: 80/10/10. time: the last fifth is the test, a tenth before it validation."""
+    train_stride: int = 1
+    """Train on every so many-th delivery of an innings; validation and test always use all."""
+    min_name_count: int = 3
+    """A name is known to the network if so many training innings have it."""
+    num_synthetic_matches: int = 64
+    """How many matches are made up where there is no data."""
+    cache_dir: str = ""
+    """Where the data is kept in the form it is trained on, made once for all; empty is the user's cache directory."""
+
+    def build(self, lanes: Lanes, device: torch.device) -> "Cricket":
+        return Cricket(self)
+
+
+class Cricket:
+    """Deliveries as examples. Every process maps the same arrays."""
+
+    def __init__(self, config: CricketConfig) -> None:
+        if config.train_stride < 1:
+            raise ConfigError(
+                f"train_stride is {config.train_stride}.", "Use 1 for every delivery, 4 for every fourth."
+            )
+        self.config, self.archive = config, open_archive(_source(config), _cache(config))
+        self.target_type: Literal["regression", "classification"] = (
+            "regression" if config.target == "score" else "classification"
+        )
+        self.matches = split_matches(self.archive, config)
+        self.examples = {split: self._examples(split) for split in SPLITS}
+        trained = np.isin(self.archive.innings[:, 2], self.matches["train"])
+        self._names = {
+            "player": _known(self.archive.players[trained], int(self.archive.players.max()), config.min_name_count),
+            "venue": _known(
+                self.archive.innings[trained, 4:5], int(self.archive.innings[:, 4].max()), config.min_name_count
+            ),
+            "team": _known(
+                self.archive.innings[trained, 5:7], int(self.archive.innings[:, 5:7].max()), config.min_name_count
+            ),
+        }
+        players, venues, teams = (int(table.max()) + 1 for table in self._names.values())
+        self.vocabularies = {"batter": players, "bowler": players, "venue": venues, "team": teams}
+        known = self.archive.features[self.examples["train"]].astype(np.float64)
+        self._mean, self._deviation = known.mean(0), np.maximum(known.std(0), 1e-6)
+        targets = self.targets("train").astype(np.float64)
+        self.target_mean_std = (
+            (float(targets.mean()), float(targets.std()) or 1.0) if self.target_type == "regression" else (0.0, 1.0)
+        )
+
+    def _examples(self, split: Split) -> np.ndarray:
+        """The deliveries of a split's matches that are examples, in order of date."""
+        archive, config = self.archive, self.config
+        first, _, match, which = archive.innings[archive.innings_of, :4].T  # [D] each
+        place = np.arange(len(match)) - first
+        fits = np.isin(match, self.matches[split])
+        # A score is predicted from the second delivery on, as those before us did; a chase from its first.
+        fits &= place >= 1 if config.target == "score" else which == 1
+        if split == "train":
+            fits &= (place + match) % config.train_stride == 0
+        found = np.flatnonzero(fits)
+        if not len(found):
+            raise ConfigError(
+                f"no delivery is left for the {split} split.", "Use more matches, or lower --task.train-stride."
+            )
+        return found
+
+    def targets(self, split: Split) -> np.ndarray:
+        """[N] float32."""
+        return self.outcomes(self.examples[split])
+
+    def outcomes(self, deliveries: np.ndarray) -> np.ndarray:
+        """[N] float32: what came of some deliveries."""
+        if self.config.target == "score":
+            return np.asarray(self.archive.ahead[deliveries])
+        match = self.archive.innings[self.archive.innings_of[deliveries], 2]
+        return self.archive.matches[match, 1].astype(np.float32)
+
+    def count(self, split: Split) -> int:
+        return len(self.examples[split])
+
+    def read(self, split: Split, rows: np.ndarray) -> dict[str, Tree]:
+        deliveries = self.examples[split][rows]
+        inputs: dict[str, Tree] = tree_map(torch.from_numpy, self._graphs(deliveries))
+        return {"inputs": inputs, "target": torch.from_numpy(np.ascontiguousarray(self.outcomes(deliveries)))}
+
+    def _graphs(self, deliveries: np.ndarray) -> dict[str, Any]:
+        """The graphs before some deliveries [N], as `nets.graph` takes them."""
+        archive, count = self.archive, len(deliveries)
+        of = archive.innings_of[deliveries]
+        innings, players = archive.innings[of], archive.players[of]
+        start = np.maximum(innings[:, 0], deliveries - P)
+        seen = (deliveries - start)[:, None]  # [N, 1] deliveries before this one
+        slots = np.arange(P)[None, :]
+        # Beyond `seen` the last delivery before stands again and again: what is bowled later is not even looked at.
+        past = archive.balls[np.clip(start[:, None] + slots, 0, np.maximum(deliveries - 1, 0)[:, None])]  # [N, P, BALL]
+        now = dict(zip(BALL, archive.balls[deliveries].T, strict=True))  # who faces whom is known before
+        ball = {name: past[:, :, place] for place, name in enumerate(BALL)}
+        phase, phase_now = _phase(ball["over"]), _phase(now["over"])
+        x = [ball["bat"] / 6, ball["bat"] == 4, ball["bat"] == 6, ball["extras"] / 2, ball["illegal"], ball["wicket"]]
+        x += [(ball["bat"] + ball["extras"]) == 0, ball["over"] / 20, (seen - slots) / 60, np.exp(-(seen - slots) / 12)]
+        before = np.where(slots > 0, slots - 1, PADDING_ID).astype(np.uint8)
+        features = (archive.features[deliveries] - self._mean) / self._deviation
+        names, one = self._names, np.ones((count, 1))
+        nodes = {
+            "ball": {"x": np.stack(x, axis=-1).astype(np.float32), "count": seen[:, 0]},
+            "batter": _people(players[:, :BATTERS], now["batters"], names, now["batter"], now["partner"]),
+            "bowler": _people(players[:, BATTERS:], now["bowlers"], names, now["bowler"]),
+            "stand": {"x": _marked(BATTERS, now["stand"]), "count": now["stand"].astype(np.int64) + 1},
+            "phase": {"x": _marked(len(PHASES), phase_now), "count": phase_now.astype(np.int64) + 1},
+            "team": {"x": np.tile(np.eye(2, dtype=np.float32), (count, 1, 1)), "id": names["team"][innings[:, 5:7]]},
+            "venue": {"x": one[:, :, None].astype(np.float32), "id": names["venue"][innings[:, 4:5]]},
+            "now": {"x": features[:, None, :].astype(np.float32)},
+        }
+        edges = {
+            "ball>batter": ball["batter"],
+            "ball>batter:partner": ball["partner"],
+            "ball>bowler": ball["bowler"],
+            "ball>stand": ball["stand"],
+            "ball>phase": phase,
+            "ball>ball": np.broadcast_to(before, (count, P)),
+            "now>batter:striker": now["batter"][:, None],
+            "now>batter:partner": now["partner"][:, None],
+            "now>bowler": now["bowler"][:, None],
+            "now>stand": now["stand"][:, None],
+            "now>phase": phase_now[:, None],
+            "now>team:batting": np.zeros((count, 1), np.uint8),
+            "now>team:bowling": np.ones((count, 1), np.uint8),
+            "now>venue": np.zeros((count, 1), np.uint8),
+        }
+        return {"nodes": nodes, "edges": {name: np.array(slot) for name, slot in edges.items()}}
+
+    def compute_metrics(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
+        """All measures over the split, and over each phase of the innings."""
+        targets = self.targets(split)
+        of = (
+            prediction_metrics.regression_metrics
+            if self.target_type == "regression"
+            else prediction_metrics.classification_metrics
+        )
+        result = of(predictions, targets)
+        result["score"] = -result["mae" if self.target_type == "regression" else "log_loss"]
+        phases = _phase(self.archive.balls[self.examples[split], BALL.index("over")])
+        for number, phase in enumerate(PHASES):
+            if (phases == number).any():
+                part = of(predictions[phases == number], targets[phases == number])
+                result |= {f"{name}/{phase}": value for name, value in part.items()}
+        return {name: value for name, value in result.items() if np.isfinite(value)}
+
+    def plot(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
+        classify = self.target_type == "classification"
+        return plot_all(self.archive, self.examples[split], self.targets(split), predictions, classify, directory)
+
+    def playback(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Renderable]:
+        classify = self.target_type == "classification"
+        return scenes(self.archive, self.matches[split], self.examples[split], number, predict, classify)
+
+    def on_iteration_start(self, clock: TrainState) -> None: ...
+
+    def close(self) -> None: ...
+
+    # -- state: none but which data it is ------------------------------------------------------------------------------
+
+    def shared_state(self) -> StateDict:
+        return {"digest": torch.frombuffer(bytearray(bytes.fromhex(self.archive.digest)), dtype=torch.uint8)}
+
+    def load_shared_state(self, state: StateDict) -> None:
+        mine, saved = self.shared_state(), {"digest": torch.empty(32, dtype=torch.uint8)}
+        load_into(saved, state, "the data")
+        if not torch.equal(mine["digest"], saved["digest"]):
+            raise ConfigError(
+                f"the cricket data at {self.config.data or 'hand'} is not the data that this run began with.",
+                "Give it the same archive with --task.data, or train anew.",
+            )
+
+    def lane_state(self, lane: int) -> StateDict:
+        return {}
+
+    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
+
+
+def split_matches(archive: MatchArchive, config: CricketConfig) -> dict[Split, np.ndarray]:
+    """The matches of each split; a match is in one of them, or in none if its end says nothing."""
+    matches = np.arange(len(archive.matches))  # by date and id
+    if config.target == "win":
+        matches = matches[archive.matches[:, 1] >= 0]
+    if config.split == "random":
+        matches = matches[RandomStream(0, "cricket.split").permutation(0, len(matches)).numpy()]
+        shares = (0.8, 0.9)
+    else:
+        shares = (0.72, 0.8)
+    first, second = (round(len(matches) * share) for share in shares)
+    parts = (matches[:first], matches[first:second], matches[second:])
+    return {split: np.sort(part) for split, part in zip(SPLITS, parts, strict=True)}
+
+
+def _source(config: CricketConfig) -> Path:
+    """The data, or made-up matches: written once, and the same on every machine."""
+    if config.data:
+        return Path(config.data).expanduser()
+    if config.num_synthetic_matches < 20:
+        raise ConfigError(
+            f"num_synthetic_matches is {config.num_synthetic_matches}, too few to part.", "Make up at least 20."
+        )
+    cache = _cache(config)
+    path = cache / f"cricket-made-up-{config.num_synthetic_matches}.zip"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as beside:
+            write_matches(Path(beside) / path.name, config.num_synthetic_matches)
+            (Path(beside) / path.name).replace(path)  # in one step: another process may be about to read it
+    return path
+
+
+def _cache(config: CricketConfig) -> Path:
+    return Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lockstep").expanduser()
+
+
+def _known(used: np.ndarray, largest: int, rare: int) -> np.ndarray:
+    """A number for each name that enough training innings have, and zero for all others."""
+    often = np.zeros(largest + 1, np.int64)
+    for row in used:
+        often[np.unique(row)] += 1
+    table = np.zeros(largest + 1, np.int32)
+    kept = np.flatnonzero(often >= rare)
+    kept = kept[kept > 0]
+    table[kept] = np.arange(1, len(kept) + 1)
+    return table
+
+
+def _phase(over: np.ndarray) -> np.ndarray:
+    return (over >= 6).astype(np.uint8) + (over >= 15).astype(np.uint8)
+
+
+def _people(players: np.ndarray, seen: np.ndarray, names: dict[str, np.ndarray], *here: np.ndarray) -> dict[str, Any]:
+    """Whoever has appeared by now, by order of appearance; marked are those who are in the middle."""
+    slots = np.arange(players.shape[1])[None, :]
+    marks = [slots == who[:, None] for who in here]
+    x = np.stack([*marks, np.broadcast_to(slots / 10, players.shape)], axis=-1).astype(np.float32)
+    count = seen.astype(np.int64)
+    # Who is yet to come is not known: their slots hold nobody.
+    return {"x": x, "count": count, "id": names["player"][np.where(slots < count[:, None], players, 0)]}
+
+
+def _marked(slots: int, here: np.ndarray) -> np.ndarray:
+    """[N, slots, 2] the one where the innings is, and their numbers."""
+    place = np.broadcast_to(np.arange(slots)[None, :], (len(here), slots))
+    return np.stack([place == here[:, None], place / 10], axis=-1).astype(np.float32)

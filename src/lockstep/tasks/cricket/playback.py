@@ -1,0 +1,257 @@
+"""One chase, delivery by delivery: the chances as they swing, or the score that is to come.
+
+Shapes: T deliveries of the chase.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.config import ConfigError
+from lockstep.ops import prediction_metrics
+from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, MatchArchive, mark_of
+from lockstep.tasks.rendering.line_chart import (
+    BLUE,
+    DIM,
+    GREEN,
+    INK,
+    ORANGE,
+    RED,
+    Axes,
+    Canvas,
+    Colour,
+    add_axes,
+    braille_chart,
+)
+
+WIDTH, HEIGHT = 640, 360
+LINGER = 12
+"""How often the end is shown, so that it can be read."""
+
+
+@dataclass(frozen=True)
+class InningsReplay:
+    """What is known of a chase when it is over, and what was said while it went on."""
+
+    title: str
+    target: int
+    """Runs that win."""
+    runs: np.ndarray
+    """[T + 1] before each delivery, and in the end."""
+    wickets: np.ndarray
+    """[T + 1] the same."""
+    legal: np.ndarray
+    """[T + 1] balls that count, the same."""
+    over: np.ndarray
+    """[T] from zero."""
+    scored: np.ndarray
+    """[T] runs of each delivery."""
+    six: np.ndarray
+    """[T] bool."""
+    said: np.ndarray
+    """[T] the chance to win before each delivery, or the score at the mark."""
+    mark: np.ndarray
+    """[T] the delivery at which that score will be known."""
+    chances: bool
+    """Which of the two it is."""
+    won: bool
+
+    @property
+    def width(self) -> int:
+        """Deliveries that a picture has room for."""
+        return max(120, len(self.over)) + 3
+
+
+@dataclass(frozen=True)
+class ReplayFrame:
+    """A chase before one of its deliveries, or in the end."""
+
+    chase: InningsReplay
+    now: int
+    """From 0 to T."""
+
+    @property
+    def ended(self) -> bool:
+        return self.now == len(self.chase.over)
+
+    def said(self) -> np.ndarray:
+        """What was said by now; in the end, what came true stands last."""
+        chase = self.chase
+        if not self.ended:
+            return chase.said[: self.now + 1]
+        return np.append(chase.said, float(chase.won) if chase.chances else chase.runs[-1])
+
+    def words(self) -> str:
+        """The score line, as it is read out."""
+        chase, now = self.chase, self.now
+        score = f"over {chase.legal[now] // 6}.{chase.legal[now] % 6}   {chase.runs[now]}/{chase.wickets[now]}"
+        if self.ended:
+            return f"{score}   the chase {'succeeded' if chase.won else 'failed'}"
+        needs = chase.target - chase.runs[now]
+        last = f"   last ball: {_ball(chase, now - 1)}" if now else ""
+        return f"{score}   needs {needs} from {max(0, 120 - chase.legal[now])}{last}"
+
+    def forecast(self) -> str:
+        """What is said now."""
+        chase = self.chase
+        if self.ended:
+            return ("won" if chase.won else "lost") if chase.chances else f"{chase.runs[-1]}"
+        if chase.chances:
+            return f"{chase.said[self.now]:.0%}"
+        return f"{chase.said[self.now]:.0f} after {mark_of(int(chase.over[self.now]))} overs"
+
+    def render_text(self) -> str:
+        chase = self.chase
+        if chase.chances:
+            lines, labels = braille_chart(self.said(), 64, 8, chase.width, (0.0, 1.0)), ("100%", "0%")
+        else:
+            curve = np.full(chase.width, np.nan)
+            curve[: self.now + 1] = chase.runs[: self.now + 1]
+            if not self.ended:
+                curve[max(chase.mark[self.now], self.now + 2)] = chase.said[self.now]
+            lines = braille_chart(curve, 64, 8, chase.width, (0.0, _most(chase)))
+            labels = (f"{_most(chase):.0f}", "0")
+        kind = "chance to win" if chase.chances else "predicted"
+        said = [] if self.ended else [f"{kind}: {self.forecast()}"]
+        return "\n".join([chase.title, add_axes(lines, labels), self.words(), *said])
+
+    def render(self) -> np.ndarray:
+        chase, page = self.chase, Canvas(WIDTH, HEIGHT)
+        up = (0.0, 100.0) if chase.chances else (0.0, _most(chase))
+        axes = Axes(page, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), up)
+        page.write(16, 28, chase.title, 16)
+        page.write(16, 54, self.words(), 14, DIM)
+        starts = np.flatnonzero(np.diff(chase.over, prepend=-1))  # where overs begin
+        for start in starts[chase.over[starts] % 5 == 0]:
+            axes.tick(start, f"{chase.over[start]}")
+        axes.tick(chase.width - 3, "overs")
+        (self._draw_chances if chase.chances else self._draw_score)(axes)
+        return page.picture()
+
+    def _draw_chances(self, axes: Axes) -> None:
+        chase, line = self.chase, 100 * self.said()
+        for level in (0, 50, 100):
+            axes.level(level, f"{level}%")
+        axes.curve(np.arange(len(line)), line, BLUE, 2.5)
+        for ball in np.flatnonzero(chase.six[: self.now]):
+            axes.page.dot(*axes.place(int(ball), line[ball]), 3.5, ORANGE)
+        for ball in self._fallen():
+            axes.page.dot(*axes.place(int(ball), line[ball]), 4.5, RED)
+        axes.page.dot(*axes.place(len(line) - 1, line[-1]), 5, INK)
+        _legend(axes.page, ("wicket", RED), ("six", ORANGE))
+        colour = GREEN if line[-1] >= 50 else RED
+        axes.page.write(WIDTH - 20, 44, self.forecast(), 34, colour, "rm")
+
+    def _draw_score(self, axes: Axes) -> None:
+        chase, now = self.chase, self.now
+        for level in range(0, int(axes.up[1]) + 1, 50):
+            axes.level(level, f"{level}")
+        axes.page.dash(axes.place(0, chase.target), axes.place(chase.width, chase.target), DIM)
+        axes.page.write(axes.left + 4, axes.place(0, chase.target)[1] + 14, f"target {chase.target}", 12, DIM)
+        for ball in range(min(now + 1, len(chase.over))):
+            axes.page.dot(*axes.place(chase.mark[ball], chase.said[ball]), 2.5, ORANGE)
+        axes.curve(np.arange(now + 1), chase.runs[: now + 1], BLUE, 2.5)
+        for ball in self._fallen():
+            axes.page.dot(*axes.place(ball, chase.runs[ball]), 4.5, RED)
+        here = axes.place(now, chase.runs[now])
+        if not self.ended:
+            there = axes.place(chase.mark[now], chase.said[now])
+            axes.page.dash(here, there, ORANGE, 1.5)
+            axes.page.dot(*there, 5, ORANGE)
+        axes.page.dot(*here, 5, INK)
+        _legend(axes.page, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
+        axes.page.write(WIDTH - 20, 50, self.forecast(), 26, INK if self.ended else ORANGE, "rm")
+
+    def _fallen(self) -> np.ndarray:
+        """The deliveries so far that took a wicket."""
+        return np.flatnonzero(np.diff(self.chase.wickets[: self.now + 1]))
+
+
+def scenes(
+    archive: MatchArchive,
+    matches: np.ndarray,
+    examples: np.ndarray,
+    number: int,
+    predict: Callable[[np.ndarray], np.ndarray],
+    classify: bool,
+) -> Iterator[ReplayFrame]:
+    """Frames of one chase: number 0 is the closest, number 1 the next closest.
+
+    Args:
+        archive: All matches.
+        matches: Numbers of the matches to choose from.
+        examples: Deliveries of these matches that can be predicted, as rows of `archive.balls`.
+        number: Which chase.
+        predict: Predictions for positions in `examples`.
+        classify: Whether predictions are logits of winning, not runs.
+    """
+    chases = closest_matches(archive, matches)
+    chase = _chase(archive, examples, int(chases[number % len(chases)]), predict, classify)
+    for now in range(len(chase.over)):
+        yield ReplayFrame(chase, now)
+    for _ in range(LINGER):
+        yield ReplayFrame(chase, len(chase.over))
+
+
+def closest_matches(archive: MatchArchive, matches: np.ndarray) -> np.ndarray:
+    """The chases of some matches, as numbers of innings: those first that were decided late and by little."""
+    chases = np.flatnonzero((archive.innings[:, 3] == 1) & np.isin(archive.innings[:, 2], matches))
+    chases = chases[archive.innings[chases, 1] > 1]
+    if not len(chases):
+        raise ConfigError("no match of this split has a chase to watch.", "Use more matches.")
+    last = archive.innings[chases, 0] + archive.innings[chases, 1] - 1
+    left, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
+    # Before the last ball: how far the runs that were needed are from what one ball may bring, and the balls unused.
+    return chases[np.argsort(np.abs(needed - 3) + left, kind="stable")]
+
+
+def _chase(
+    archive: MatchArchive,
+    examples: np.ndarray,
+    innings: int,
+    predict: Callable[[np.ndarray], np.ndarray],
+    classify: bool,
+) -> InningsReplay:
+    rows = np.flatnonzero(archive.innings_of[examples] == innings)
+    deliveries = examples[rows]
+    balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
+    state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
+    scored = balls["bat"] + balls["extras"]
+    ends = {"runs": scored, "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
+    book = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
+    said = predict(rows)
+    marks = np.array([mark_of(over) for over in balls["over"]])
+    match = archive.innings[innings, 2]
+    date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
+    return InningsReplay(
+        title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
+        target=target,
+        **book,
+        over=balls["over"],
+        scored=scored,
+        six=balls["bat"] == 6,
+        said=prediction_metrics.sigmoid(said) if classify else book["runs"][:-1] + said,
+        mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
+        chances=classify,
+        won=bool(book["runs"][-1] >= target),
+    )
+
+
+def _legend(page: Canvas, *names: tuple[str, Colour]) -> None:
+    """What the colours mean, beside the title."""
+    for place, (name, colour) in enumerate(names):
+        page.dot(360 + 80 * place, 22, 4, colour)
+        page.write(370 + 80 * place, 22, name, 12, DIM, "lm")
+
+
+def _most(chase: InningsReplay) -> float:
+    """A round number above all scores that are drawn."""
+    return float(np.ceil(max(chase.target, chase.runs.max(), chase.said.max()) * 1.05 / 10) * 10)
+
+
+def _ball(chase: InningsReplay, ball: int) -> str:
+    """What a delivery brought, in a word."""
+    if chase.wickets[ball + 1] > chase.wickets[ball]:
+        return "OUT"
+    return "no run" if chase.scored[ball] == 0 else str(chase.scored[ball])

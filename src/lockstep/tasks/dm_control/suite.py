@@ -1,0 +1,230 @@
+"""Worlds of the DeepMind control suite by name: how they are loaded, stepped, saved whole and drawn.
+
+What an episode starts with, targets in the model included, is a function of its seed alone. So a world is restored by
+beginning its episode again, and putting the simulation's own state on top.
+"""
+
+import copy
+import ctypes.util
+import difflib
+import os
+import sys
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lockstep.config import ConfigError
+from lockstep.tasks.rendering.opengl import prepare_opengl
+
+SHORT = {"ball_in_cup": "cup", "point_mass": "pointmass"}
+"""Domains that go by a shorter name."""
+SUITE_PART = (
+    *("walker-stand", "walker-walk", "walker-run", "cheetah-run", "reacher-easy", "reacher-hard", "acrobot-swingup"),
+    *("pendulum-swingup", "cartpole-balance", "cartpole-balance-sparse", "cartpole-swingup"),
+    *("cartpole-swingup-sparse", "cup-catch", "finger-spin", "finger-turn-easy", "finger-turn-hard", "fish-swim"),
+    *("hopper-stand", "hopper-hop"),
+)
+VARIANTS = (
+    *("walker-walk-backwards", "walker-run-backwards", "cheetah-run-backwards", "cheetah-run-front"),
+    *("cheetah-run-back", "cheetah-jump", "hopper-hop-backwards", "reacher-three-easy", "reacher-three-hard"),
+    *("cup-spin", "pendulum-spin"),
+)
+"""Tasks that TD-MPC2's authors added to the suite, as `tasks/dm_control/extra_tasks.py` rebuilds them."""
+SETS = {"mt30": SUITE_PART + VARIANTS}
+PIXELS, FRAMES = 64, 3
+"""Side of a picture that is an observation, and how many of them follow each other in one."""
+
+
+class TimeStep(NamedTuple):
+    """What a decision led to."""
+
+    obs: np.ndarray
+    reward: float
+    terminated: bool
+    ended: bool
+
+
+class SimulatedTask:
+    """One environment. Actions lie between -1 and 1, and each is taken `repeat` times."""
+
+    def __init__(self, name: str, repeat: int, steps: int | None, pixels: bool) -> None:
+        self.name, self._repeat, self._pixels = name, repeat, pixels
+        self._env = _load(name)
+        spec = self._env.action_spec()
+        if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
+            raise ConfigError(f"{name} has actions without bounds.", "Choose another task of the suite.")
+        self.actions = int(spec.shape[0])
+        self._low, self._high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
+        self._camera = 2 if name.startswith("quadruped") else 0
+        if steps is None and not np.isfinite(self._env._step_limit):
+            raise ConfigError(f"{name} has episodes without an end.", "Give one: --task.episode-length 500.")
+        self.length = steps or round(self._env._step_limit / repeat)
+        self.taken = 0
+        """Decisions of the current episode."""
+        self._frames = np.zeros((0, 3, PIXELS, PIXELS), np.uint8)
+
+    def begin(self, seed: int) -> np.ndarray:
+        """Begin the episode of a seed; its first observation."""
+        self._env.task.random.seed(seed)
+        self.taken = 0
+        obs = self._env.reset().observation
+        if self._pixels:
+            self._frames = np.repeat(self.draw(PIXELS, PIXELS).transpose(2, 0, 1)[None], FRAMES, axis=0)
+        return self._observe(obs)
+
+    def act(self, action: np.ndarray) -> TimeStep:
+        """Take a decision; the episode may be over before it was taken as often as it should."""
+        chosen = self._low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
+        reward = 0.0
+        for _ in range(self._repeat):
+            step = self._env.step(chosen)
+            reward += step.reward
+            if step.last():
+                break
+        self.taken += 1
+        if self._pixels:
+            self._frames = np.concatenate([self._frames[1:], self.draw(PIXELS, PIXELS).transpose(2, 0, 1)[None]])
+        terminated = step.last() and step.discount == 0.0
+        return TimeStep(self._observe(step.observation), reward, terminated, step.last() or self.taken >= self.length)
+
+    # What it is made of, as arrays
+
+    def state_size(self) -> int:
+        import mujoco
+
+        return int(mujoco.mj_stateSize(self._env.physics.model.ptr, mujoco.mjtState.mjSTATE_INTEGRATION))
+
+    def physics(self) -> np.ndarray:
+        """All that the simulation goes on from, float64; `physics.get_state` would leave out its warm start."""
+        import mujoco
+
+        model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
+        state = np.empty(self.state_size())
+        mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
+        return state
+
+    def chance(self) -> tuple[np.ndarray, float]:
+        """The state of the task's own generator: int64 [626], and a number that it keeps for later."""
+        _, keys, place, kept, number = self._env.task.random.get_state()
+        return np.concatenate([keys.astype(np.int64), [place, kept]]), float(number)
+
+    def restore(
+        self, seed: int, taken: int, physics: np.ndarray, chance: np.ndarray, number: float, obs: np.ndarray
+    ) -> None:
+        """Stand again where these were taken, in the episode of the seed."""
+        import mujoco
+
+        self.begin(seed)
+        model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
+        mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
+        mujoco.mj_forward(model, data)  # positions and velocities of bodies, which the next step begins with
+        keys, place, kept = chance[:624].astype(np.uint32), int(chance[624]), int(chance[625])
+        self._env.task.random.set_state(("MT19937", keys, place, kept, number))
+        self.taken = taken
+        self._env._step_count = taken * self._repeat
+        if self._pixels:
+            self._frames = obs.reshape(self._frames.shape).copy()
+
+    def draw(self, height: int, width: int) -> np.ndarray:
+        """A picture, uint8 [height, width, 3]."""
+        try:
+            return np.asarray(self._env.physics.render(height, width, camera_id=self._camera))
+        except Exception as error:  # each backend has its own, down to an AttributeError
+            backend = os.environ.get("MUJOCO_GL", "")
+            raise ConfigError(
+                f"{self.name} cannot be drawn here (MUJOCO_GL={backend}): {error}",
+                "Install libegl1 and libgl1-mesa-dri (EGL), or libosmesa6 (OSMesa), and leave MUJOCO_GL unset.",
+            ) from error
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _observe(self, obs: Any) -> np.ndarray:
+        if self._pixels:
+            return self._frames.reshape(FRAMES * 3, PIXELS, PIXELS)
+        return np.concatenate([np.ravel(part) for part in obs.values()]).astype(np.float32)
+
+
+def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of tasks, with sets such as mt30 in full; a name that is none is an error with a suggestion."""
+    known, found = _known(), list[str]()
+    for name in names:
+        plain = name.strip().lower().replace("_", "-").replace("ball-in-cup", "cup").replace("point-mass", "pointmass")
+        if plain == "mt80":
+            raise ConfigError(
+                "mt80 needs the 50 tasks of Meta-World, which Lockstep does not have.",
+                "Use task=mt30, the 30 tasks of the control suite, or name tasks: task=walker-run,cheetah-run.",
+            )
+        if plain not in known and plain not in SETS:
+            near = difflib.get_close_matches(plain, [*known, *SETS], n=1)
+            hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(known)}, and the set mt30."
+            raise ConfigError(f"the control suite has no task '{name}'.", hint)
+        found += SETS.get(plain, (plain,))
+    if len(set(found)) != len(found) or not found:
+        raise ConfigError(f"{', '.join(names) or 'nothing'} is not a list of different tasks.", "Name each task once.")
+    return tuple(found)
+
+
+def _load(name: str) -> Any:
+    """A copy of the environment that was loaded first: much sooner made than its model is read again."""
+    first = _first(name)
+    physics = first.physics.copy(share_model=False)  # episodes write their targets into the model
+    env = type(first)(physics, copy.deepcopy(first.task), n_sub_steps=first._n_sub_steps)
+    env._step_limit = first._step_limit
+    return env
+
+
+@cache
+def _first(name: str) -> Any:
+    if name in VARIANTS:
+        suite()
+        from lockstep.tasks.dm_control.extra_tasks import load_variant
+
+        return load_variant(name)
+    domain, task = _known()[name]
+    return suite().load(domain, task, task_kwargs={"random": 0})  # of no meaning: every episode brings its own seed
+
+
+@cache
+def _known() -> dict[str, tuple[str, str]]:
+    """Domain and task of the suite by name."""
+    pairs = {f"{SHORT.get(domain, domain)}-{task}": (domain, task) for domain, task in suite().ALL_TASKS}
+    named = {name.lower().replace("_", "-"): pair for name, pair in pairs.items()}
+    return named | {name: ("", name) for name in VARIANTS}
+
+
+@cache
+def suite() -> Any:
+    """The suite, imported with a way to draw that works without a screen; a MUJOCO_GL of the user's wins."""
+    if "MUJOCO_GL" not in os.environ:
+        os.environ["MUJOCO_GL"] = _backend()
+    prepare_opengl()  # importing the suite loads it
+    try:
+        return _import_suite()
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the control suite needs {error.name}.", "pip install 'lockstep-rl[dmc]'") from error
+    except Exception:
+        if os.environ["MUJOCO_GL"] == "disabled":
+            raise
+        # A library that is there but finds no device: the physics needs none.
+        for module in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
+            del sys.modules[module]
+        os.environ["MUJOCO_GL"] = "disabled"
+        return _import_suite()
+
+
+def _backend() -> str:
+    """EGL where there is one, with or without a GPU, then OSMesa; without either nothing can be drawn."""
+    if os.name != "posix" or sys.platform == "darwin":
+        return "glfw"
+    found = [
+        backend for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")) if ctypes.util.find_library(library)
+    ]
+    return found[0] if found else "disabled"
+
+
+def _import_suite() -> Any:
+    from dm_control import suite as dm_suite
+
+    return dm_suite

@@ -1,0 +1,134 @@
+"""Gymnasium environments in a plain loop; what passes to and from them lies in a table, which processes may share.
+
+Shapes: B environments.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Discrete
+
+from lockstep.config import ConfigError
+from lockstep.tasks.obs_encoding import encode_obs
+from lockstep.tasks.rendering.opengl import prepare_opengl
+
+
+class SharedArrays(NamedTuple):
+    """Arrays, or trees of arrays by name, with a row for each environment."""
+
+    action: Any
+    """[B, ...] What to do next, in the environment's own form."""
+    seed: Any
+    """[B] int64: of the next episode, which begins as soon as the current one ends."""
+    obs: Any
+    """[B, ...] The current observation, in the form of `stored_space`."""
+    reward: Any
+    """[B] float32."""
+    terminated: Any
+    """[B] bool."""
+    truncated: Any
+    """[B] bool."""
+    final_obs: Any
+    """[B, ...] The last observation of the episodes that ended in the last step."""
+    total: Any
+    """[B] float64: the rewards of the current episode, for whoever watches."""
+
+
+def make(id: str, options: Mapping[str, Any]) -> Any:
+    """An environment by its id; the option `hidden` names features of its observations that are shown as zero."""
+    hidden = list(options.get("hidden", ()))
+    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
+    if not hidden:
+        return env
+
+    def hide(obs: np.ndarray) -> np.ndarray:
+        obs = obs.copy()  # it may be the environment's own
+        obs[hidden] = 0
+        return obs
+
+    return gymnasium.wrappers.TransformObservation(env, hide, env.observation_space)
+
+
+class SyncEnvs:
+    """The environments of a table's rows, one after another."""
+
+    def __init__(self, id: str, options: Mapping[str, Any], table: SharedArrays) -> None:
+        self._id, self.table = id, table
+        self.envs = [make(id, options) for _ in table.seed]
+        self._obs_space, self._act_space = self.envs[0].observation_space, self.envs[0].action_space
+        self._ends = list(zip(_arrays(table.final_obs), _arrays(table.obs), strict=True))
+
+    def begin(self, seeds: Mapping[int, int]) -> None:
+        """Begin an episode in some rows, each with its seed."""
+        for row, seed in seeds.items():
+            obs, _ = self.envs[row].reset(seed=seed)
+            encode_obs(self._obs_space, obs, self.table.obs, row)
+            self.table.total[row] = 0.0
+
+    def step(self) -> None:
+        """Take the actions in the table; an environment that ends begins its next episode at once."""
+        now, total, ended = self.table, self.table.total, []
+        for row, (env, move) in enumerate(zip(self.envs, _moves(self._act_space, now.action), strict=True)):
+            obs, now.reward[row], terminated, truncated, _ = env.step(move)
+            now.terminated[row], now.truncated[row] = terminated, truncated
+            encode_obs(self._obs_space, obs, now.obs, row)
+            if terminated or truncated:
+                ended.append(row)
+        total += now.reward
+        for row in ended:
+            for last, obs in self._ends:
+                last[row] = obs[row]
+            self.begin({row: int(now.seed[row])})
+
+    def replay(self, episodes: Mapping[int, np.ndarray]) -> set[int]:
+        """Take actions again in some rows that have just begun; the rows whose episode did not end on the way."""
+        return {row for row, actions in episodes.items() if self._replay(row, actions)}
+
+    def _replay(self, row: int, actions: np.ndarray) -> bool:
+        for move in _moves(self._act_space, actions):
+            obs, reward, terminated, truncated, _ = self.envs[row].step(move)
+            encode_obs(self._obs_space, obs, self.table.obs, row)
+            self.table.total[row] += np.float32(reward)
+            if terminated or truncated:
+                return False
+        return True
+
+    def render_text(self, row: int) -> str:
+        """What an environment draws as text; only for those that can."""
+        # The mode was fixed when the environment was made, but those that draw text look at it here and only here.
+        drawn = self.envs[row].unwrapped
+        before, drawn.render_mode = drawn.render_mode, "ansi"
+        try:
+            return str(drawn.render())
+        finally:
+            drawn.render_mode = before
+
+    def render(self, row: int) -> np.ndarray:
+        """What an environment draws as a picture, uint8 [height, width, 3]; only for those that can."""
+        prepare_opengl()
+        try:
+            return np.asarray(self.envs[row].render(), np.uint8)
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ConfigError(f"{self._id} needs a package to draw pictures.", str(error)) from error
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def _arrays(tree: Any) -> Iterator[np.ndarray]:
+    """The arrays of a tree, in its own order."""
+    if isinstance(tree, dict):
+        for part in tree.values():
+            yield from _arrays(part)
+    else:
+        yield tree
+
+
+def _moves(space: Space[Any], actions: np.ndarray) -> list[Any]:
+    """Actions one by one, as an environment takes them: a choice is a plain int, for some look it up in a dict."""
+    # A copy, because an environment may scale its action in place, or keep it while the table moves on.
+    return actions.tolist() if isinstance(space, Discrete) else list(actions.copy())

@@ -1,0 +1,1 @@
+"""Recall: remember a cue for a fixed delay."""

@@ -1,0 +1,1 @@
+"""Snake on a square board."""

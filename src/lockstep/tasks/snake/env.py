@@ -1,0 +1,296 @@
+"""Snake: many boards of the game, stepped together by one compiled kernel.
+
+A board's food is a pure function of its key, its episode's number and its snake's length, so an episode plays the same
+in whatever batch, on whatever process and after whatever resume it is played.
+
+Shapes: E boards a lane, B local boards, G size, C = G x G cells; a cell's number is row x G + column.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+from numba import njit
+from torch import Tensor
+
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.protocols import StateDict, Step, VecEnv
+from lockstep.pytree import load_into
+from lockstep.tasks.kernels import Buffers, random_below
+from lockstep.tasks.snake.board import (
+    BODY,
+    COLUMN_STEP,
+    FIELDS,
+    FOOD,
+    HEAD,
+    RIGHT,
+    ROW_STEP,
+    START_LENGTH,
+    Picture,
+    SnakeRules,
+    actions_error,
+    board_keys,
+    is_valid,
+)
+from lockstep.tasks.snake.torch_backend import TorchSnake
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnakeConfig:
+    """Settings of Snake. Every number is for the whole run, not for one process."""
+
+    size: int = 12
+    """Cells along each side of the board."""
+    num_envs: int = 64
+    """Boards played side by side."""
+    max_steps_without_food: int | None = None
+    """Steps without food before an episode is cut off; none is generous: twice the cells of the board."""
+    food_reward: float = 1.0
+    """Reward for eating, on top of that for the step."""
+    death_reward: float = -1.0
+    """Reward for running into a wall or into oneself, on top of that for the step."""
+    step_reward: float = -0.01
+    """Reward for every step."""
+    backend: Literal["numba", "torch"] = "numba"
+    """Implementation; both play the same games. numba: compiled, on the CPU. torch: on the device, without waiting."""
+
+    def __post_init__(self) -> None:
+        if self.size < 4:
+            raise ConfigError(f"size is {self.size}, too small for a snake of {START_LENGTH}.", "Use 4 or more.")
+        if self.max_steps_without_food is not None and self.max_steps_without_food < 1:
+            raise ConfigError(
+                f"max_steps_without_food is {self.max_steps_without_food}, which leaves no step to play.",
+                "Use 1 or more, or none.",
+            )
+
+    @property
+    def rules(self) -> SnakeRules:
+        hunger = 2 * self.size * self.size if self.max_steps_without_food is None else self.max_steps_without_food
+        return SnakeRules(self.size, hunger, self.food_reward, self.death_reward, self.step_reward)
+
+    def build(self, lanes: Lanes, device: torch.device) -> VecEnv:
+        if self.backend == "torch":
+            return TorchSnake(self.rules, lanes, lanes.per_lane(self.num_envs, "num_envs"), device)
+        return Snake(self, lanes, device)
+
+
+BOARD = np.dtype([(name, np.int64) for name in FIELDS])
+"""The numbers of one board. A record, because numba hands it on as a bare pointer: no counting of references."""
+
+Board: TypeAlias = Any
+"""A record of BOARD: numba knows its fields, mypy cannot."""
+
+
+class SnakeBoards(NamedTuple):
+    """The whole state of the boards."""
+
+    state: np.recarray
+    """[B] BOARD."""
+    body: np.ndarray
+    """[B, C] int32: a ring of the cells the snake lies on."""
+    planes: np.ndarray
+    """[B, 3, C] uint8: the observation, kept up to date cell by cell."""
+
+
+class SnakeResults(NamedTuple):
+    """What a step leaves besides the next observation; the last three only where an episode ended."""
+
+    reward: np.ndarray
+    """[B] float32."""
+    terminated: np.ndarray
+    """[B] bool."""
+    truncated: np.ndarray
+    """[B] bool."""
+    final_planes: np.ndarray
+    """[B, 3, C] uint8."""
+    apples: np.ndarray
+    """[B] float32: food eaten in the episode."""
+    full: np.ndarray
+    """[B] float32: 1 where the snake filled the board."""
+
+
+@njit(cache=True, nogil=True)
+def _drop_food(board: Board, planes: np.ndarray) -> None:
+    """Put food on one of the free cells, each as likely as the others."""
+    free = planes.shape[1] - board.length
+    skip = random_below(free, board.key, board.episode, board.length)
+    cell = 0
+    while planes[BODY, cell] or skip:
+        skip -= 1 - planes[BODY, cell]
+        cell += 1
+    board.food = cell
+    planes[FOOD, cell] = 1
+
+
+@njit(cache=True, nogil=True)
+def _start(board: Board, body: np.ndarray, planes: np.ndarray, size: int) -> None:
+    """Lay out a new episode: a short snake in the middle, heading right."""
+    planes[:] = 0
+    middle = size // 2 * size + size // 2
+    for slot in range(START_LENGTH):
+        body[slot] = middle - (START_LENGTH - 1) + slot
+        planes[BODY, body[slot]] = 1
+    planes[HEAD, middle] = 1
+    board.length, board.front, board.heading, board.hungry = START_LENGTH, START_LENGTH - 1, RIGHT, 0
+    _drop_food(board, planes)
+
+
+@njit(cache=True, nogil=True)
+def _move(board: Board, body: np.ndarray, planes: np.ndarray, action: int, size: int) -> tuple[bool, bool]:
+    """The rules, for one step of one board: did the snake eat, did it die? A dead snake lies where it was."""
+    if action != board.heading ^ 1:  # a reverse is ignored: the snake goes straight on
+        board.heading = action
+    head, tail = body[board.front], body[(board.front - board.length + 1) % body.size]
+    row, column = head // size + ROW_STEP[board.heading], head % size + COLUMN_STEP[board.heading]
+    if not (0 <= row < size and 0 <= column < size):
+        return False, True
+    cell = row * size + column
+    if planes[BODY, cell] and cell != tail:  # the tail leaves its cell as the head arrives
+        return False, True
+
+    ate = cell == board.food
+    if not ate:
+        planes[BODY, tail] = 0  # first, because the head may come to lie here
+    planes[HEAD, head] = 0
+    planes[HEAD, cell] = planes[BODY, cell] = 1
+    board.front = (board.front + 1) % body.size
+    body[board.front] = cell
+    board.hungry += 1
+    if ate:
+        board.hungry = 0
+        board.length += 1
+        planes[FOOD, cell] = 0
+        if board.length < body.size:
+            _drop_food(board, planes)
+    return ate, False
+
+
+@njit(cache=True, nogil=True)
+def _start_all(boards: SnakeBoards, size: int) -> None:
+    """Start the first episode of every board."""
+    for b in range(boards.state.size):
+        boards.state[b].episode = 0
+        _start(boards.state[b], boards.body[b], boards.planes[b], size)
+
+
+@njit(cache=True, nogil=True)
+def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, rules: SnakeRules) -> int:
+    """Step every board, and start the next episode where one ended; how many were cut off, or -1 for a bad action."""
+    for b in range(actions.size):
+        if not 0 <= actions[b] <= 3:
+            return -1
+    cut = 0
+    for b in range(actions.size):
+        board, body, planes = boards.state[b], boards.body[b], boards.planes[b]
+        ate, died = _move(board, body, planes, actions[b], rules.size)
+        full = board.length == body.size
+        terminated = died or full
+        truncated = not terminated and board.hungry >= rules.hunger
+        results.reward[b] = rules.step + ate * rules.food + died * rules.death
+        results.terminated[b] = terminated
+        results.truncated[b] = truncated
+        if terminated or truncated:
+            results.final_planes[b] = planes
+            results.apples[b] = board.length - START_LENGTH
+            results.full[b] = full
+            board.episode += 1
+            _start(board, body, planes, rules.size)
+            cut += truncated
+    return cut
+
+
+class Snake:
+    """The boards of the local lanes. Actions are left, right, up, down; filling the board wins."""
+
+    def __init__(self, config: SnakeConfig, lanes: Lanes, device: torch.device) -> None:
+        size, share = config.size, lanes.per_lane(config.num_envs, "num_envs")
+        self.num_envs = count = len(lanes) * share
+        self.observation_space: Space[Any] = Box(0, 1, (3, size, size), np.uint8)
+        self.action_space: Space[Any] = Discrete(4)
+        self._rules, self._lanes, self._share = config.rules, lanes, share
+
+        self._buffers = Buffers(
+            device,
+            obs=(torch.uint8, (count, 3, size, size)),
+            reward=(torch.float32, (count,)),
+            terminated=(torch.bool, (count,)),
+            truncated=(torch.bool, (count,)),
+            final_obs=(torch.uint8, (count, 3, size, size)),
+            apples=(torch.float32, (count,)),
+            full=(torch.float32, (count,)),
+        )
+        obs, reward, terminated, truncated, final_obs, apples, full = self._buffers.arrays.values()
+        self._results = SnakeResults(reward, terminated, truncated, final_obs.reshape(count, 3, -1), apples, full)
+        self._boards = SnakeBoards(
+            state=np.zeros(count, BOARD).view(np.recarray),
+            body=np.zeros((count, size * size), np.int32),
+            planes=obs.reshape(count, 3, -1),
+        )
+        self._boards.state.key = board_keys(lanes, share)
+        self.reset()
+
+    def reset(self) -> Tensor:
+        _start_all(self._boards, self._rules.size)
+        return self._buffers.copy_to_device()["obs"]
+
+    def observations(self) -> Tensor:
+        return self._buffers.tensors["obs"]
+
+    def step(self, action: Tensor) -> Step:
+        actions = action.to("cpu", torch.int64).contiguous().numpy()
+        cut = self.step_numpy(actions) if actions.shape == (self.num_envs,) else -1
+        if cut < 0:
+            problem = f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}"
+            raise actions_error(problem, self.num_envs)
+        out = self._buffers.copy_to_device()
+        episode = {"apples": out["apples"], "full": out["full"]}
+        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
+
+    def step_numpy(self, actions: np.ndarray) -> int:
+        """The game alone, with nothing around it."""
+        return _step_all(self._boards, actions, self._results, self._rules)
+
+    def on_iteration_start(self, clock: TrainState) -> None:
+        """The game is the same throughout the run."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def shared_state(self) -> StateDict:
+        return {}
+
+    def load_shared_state(self, state: StateDict) -> None:
+        load_into({}, state, "Snake")
+
+    def lane_state(self, lane: int) -> StateDict:
+        return {name: tensor.clone() for name, tensor in self._live(lane).items()}
+
+    def load_lane_state(self, lane: int, state: StateDict) -> None:
+        live = self._live(lane)
+        before = {name: tensor.clone() for name, tensor in live.items()}
+        load_into(live, state, f"Snake, lane {lane}")
+        if not is_valid({name: tensor.numpy() for name, tensor in live.items()}):
+            load_into(live, before, f"Snake, lane {lane}")
+            raise ValueError(f"Snake, lane {lane}: the saved boards hold what no game can come to.")
+        self._buffers.copy_to_device()
+
+    def _live(self, lane: int) -> StateDict:
+        """[E, ...] each: one lane's boards, in the memory the kernel works on."""
+        rows = self._lanes.lane_slice(lane, self._share)
+        state, body, planes = (array[rows] for array in self._boards)
+        fields = {name: state[name] for name in FIELDS} | {"body": body, "planes": planes}
+        return {name: torch.from_numpy(array) for name, array in fields.items()}
+
+    def render_text(self, env: int) -> str:
+        return self._picture(env).render_text()
+
+    def render(self, env: int) -> np.ndarray:
+        return self._picture(env).render()
+
+    def _picture(self, env: int) -> Picture:
+        board = {name: int(self._boards.state[name][env]) for name in FIELDS}
+        return Picture.of(self._rules.size, board, self._boards.body[env])

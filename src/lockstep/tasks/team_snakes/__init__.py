@@ -1,0 +1,1 @@
+"""Three snakes against three on one board."""

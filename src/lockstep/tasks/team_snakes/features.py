@@ -1,0 +1,240 @@
+"""What a snake of a team sees, compiled: as a vector of features, or as a grid with its head in the middle.
+
+Both are the same wherever on the torus a snake is: places are offsets from its head, the short way round. Directions
+are those of the board, or those of the snake itself: then its heading is up, and actions are meant as it sees them.
+"""
+
+import numpy as np
+from numba import njit
+
+from lockstep.tasks.team_snakes.opponents import distance, is_threatened, room
+from lockstep.tasks.team_snakes.rules import (
+    AROUND,
+    BEAN,
+    BEANS,
+    CELLS,
+    COLUMN,
+    DOWN,
+    FIRST,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    ROW,
+    SNAKES,
+    TEAM,
+    UP,
+    WIDTH,
+    Game,
+    cell_of,
+)
+
+BY_DIRECTION, BY_BEAN, BY_SNAKE, OWN = 6, 4, 7, 9
+FEATURES = 4 * BY_DIRECTION + BEANS * BY_BEAN + (SNAKES - 1) * BY_SNAKE + OWN
+"""For each direction: is it free, how far, may another come there, how near is a bean then, and a bean that none of the
+team is nearer to, how much room is there. For each bean, nearest first: where is it, how near, is nobody else as near.
+For each other snake, those of the team first, the nearest of each first: where is it, how long, its heading. Its own
+heading on the board, length, and place in the order."""
+PLANES = 7
+OWN_BODY, TEAM_BODIES, OTHER_BODIES, BEAN_PLACES, TEAM_HEADS, OTHER_HEADS, TAILS = range(PLANES)
+ON_BOARD = np.array(
+    [[UP, DOWN, LEFT, RIGHT], [DOWN, UP, RIGHT, LEFT], [LEFT, RIGHT, DOWN, UP], [RIGHT, LEFT, UP, DOWN]]
+)
+"""[4, 4] the board's direction for each a snake sees, by the one it faces: up, if it sees the board as it lies."""
+AS_SEEN = np.argsort(ON_BOARD, axis=1)
+"""[4, 4] the same backwards."""
+_FARTHEST, _LONG, _ROOM = HEIGHT // 2 + WIDTH // 2, 20, 32
+
+
+@njit(cache=True, nogil=True)
+def show_legal(game: Game, snake: int, facing: int, legal: np.ndarray) -> None:
+    """Which actions are no reverse, [4]."""
+    legal[:] = 1
+    legal[AS_SEEN[facing, game.heading[snake] ^ 1]] = 0
+
+
+@njit(cache=True, nogil=True)
+def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
+    """The vector, [FEATURES] from -1 to 1, all 0 for a snake that has no place; `marks` are as `room` wants them."""
+    out[:] = 0.0
+    if game.length[snake] == 0:
+        return
+    head, place = cell_of(game, snake, 0), 0
+    claimed = _claimed_beans(game, snake)
+    for direction in ON_BOARD[facing]:
+        cell = AROUND[head, direction]
+        out[place] = game.owner[cell] < FIRST
+        out[place + 1] = _open(game, head, direction)
+        out[place + 2] = is_threatened(game, snake, cell)
+        out[place + 3] = 1.0 - nearest_bean(game, cell, 0) / _FARTHEST
+        out[place + 4] = 1.0 - nearest_bean(game, cell, claimed) / _FARTHEST
+        place += BY_DIRECTION
+    _measure_rooms(game, head, facing, marks, out)
+    used = 0
+    for _ in range(game.served):
+        bean = _next_bean(game, head, used)
+        used |= 1 << bean
+        cell = game.beans[bean]
+        steps = distance(head, cell, True)
+        _offset(head, cell, facing, out[place:])
+        out[place + 2] = 1.0 - steps / _FARTHEST
+        out[place + 3] = _is_nearest(game, snake, cell, steps)
+        place += BY_BEAN
+    place = 4 * BY_DIRECTION + BEANS * BY_BEAN
+    used = 1 << snake
+    for rank in range(SNAKES - 1):
+        team = snake // TEAM if rank < TEAM - 1 else 1 - snake // TEAM
+        other = _next_snake(game, head, team, used)
+        used |= 1 << other
+        if game.length[other]:
+            _offset(head, cell_of(game, other, 0), facing, out[place:])
+            out[place + 2] = min(game.length[other] / _LONG, 1.0)
+            out[place + 3 + AS_SEEN[facing, game.heading[other]]] = 1.0
+        place += BY_SNAKE
+    out[place + game.heading[snake]] = 1.0
+    out[place + 4] = min(game.length[snake] / _LONG, 1.0)
+    out[place + 5 + snake % TEAM] = 1.0
+    out[place + 8] = snake // TEAM
+
+
+@njit(cache=True, nogil=True)
+def show_grid(game: Game, snake: int, out: np.ndarray) -> None:
+    """The grid, [PLANES, rows, columns] of 0 and 1: the part of the board around the head, which is in the middle."""
+    out[:] = 0
+    if game.length[snake] == 0:
+        return
+    rows, columns = out.shape[1], out.shape[2]
+    head = cell_of(game, snake, 0)
+    top, left = ROW[head] - rows // 2 + HEIGHT, COLUMN[head] - columns // 2 + WIDTH
+    for row in range(rows):
+        line = (top + row) % HEIGHT * WIDTH
+        for column in range(columns):
+            owner = game.owner[line + (left + column) % WIDTH]
+            if owner == BEAN:
+                out[BEAN_PLACES, row, column] = 1
+            elif owner >= FIRST:
+                out[_plane(snake, owner - FIRST), row, column] = 1
+    for other in range(SNAKES):
+        if game.length[other]:
+            heads = TEAM_HEADS if other // TEAM == snake // TEAM else OTHER_HEADS
+            if other != snake:  # its own is in the middle
+                _mark(out[heads], head, cell_of(game, other, 0))
+            _mark(out[TAILS], head, cell_of(game, other, game.length[other] - 1))
+
+
+@njit(cache=True, nogil=True)
+def _plane(snake: int, other: int) -> int:
+    if other == snake:
+        return OWN_BODY
+    return TEAM_BODIES if other // TEAM == snake // TEAM else OTHER_BODIES
+
+
+@njit(cache=True, nogil=True)
+def _mark(plane: np.ndarray, head: int, cell: int) -> None:
+    """Mark a cell in a plane [rows, columns], where it is in sight."""
+    row = _short_way(ROW[cell] - ROW[head], HEIGHT) + plane.shape[0] // 2
+    column = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) + plane.shape[1] // 2
+    if 0 <= row < plane.shape[0] and 0 <= column < plane.shape[1]:
+        plane[row, column] = 1
+
+
+@njit(cache=True, nogil=True)
+def _short_way(offset: int, size: int) -> int:
+    """An offset round the torus, from -size / 2 up to size / 2 - 1."""
+    return (offset + size + size // 2) % size - size // 2
+
+
+@njit(cache=True, nogil=True)
+def _offset(head: int, cell: int, facing: int, out: np.ndarray) -> None:
+    """How far below and to the right of the head a cell is, as parts of half the way round."""
+    below = _short_way(ROW[cell] - ROW[head], HEIGHT) / (HEIGHT // 2)
+    right = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) / (WIDTH // 2)
+    if facing == UP:
+        out[0], out[1] = below, right
+    elif facing == DOWN:
+        out[0], out[1] = -below, -right
+    elif facing == LEFT:
+        out[0], out[1] = right, -below
+    else:
+        out[0], out[1] = -right, below
+
+
+@njit(cache=True, nogil=True)
+def _open(game: Game, head: int, direction: int) -> float:
+    """How far a direction is free of bodies, as a part of the way round."""
+    way = HEIGHT if direction < 2 else WIDTH
+    cell, steps = AROUND[head, direction], 0
+    while steps < way - 1 and game.owner[cell] < FIRST:
+        cell = AROUND[cell, direction]
+        steps += 1
+    return steps / (way - 1)
+
+
+@njit(cache=True, nogil=True)
+def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
+    """How much room each direction leads to. What one search has come by needs none of its own: it hangs together."""
+    before, searches, searched = marks[0, CELLS], 0, 0  # `searched` are their directions, two bits each
+    for direction in range(4):
+        cell, place = AROUND[head, ON_BOARD[facing, direction]], direction * BY_DIRECTION + 5
+        number = marks[0, cell] - before
+        if number > 0:
+            out[place] = out[(searched >> 2 * (number - 1) & 3) * BY_DIRECTION + 5]
+            continue
+        out[place] = room(game, cell, _ROOM, marks) / _ROOM
+        if out[place] > 0:
+            searched |= direction << 2 * searches
+            searches += 1
+
+
+@njit(cache=True, nogil=True)
+def nearest_bean(game: Game, cell: int, used: int) -> int:
+    """Steps from a cell to the nearest bean that is not among those used; as many as can be where there is none."""
+    nearest = _FARTHEST
+    for bean in range(game.served):
+        if not used >> bean & 1:
+            nearest = min(nearest, distance(cell, game.beans[bean], True))
+    return nearest
+
+
+@njit(cache=True, nogil=True)
+def _claimed_beans(game: Game, snake: int) -> int:
+    """The beans, bit by bit, that another of the team is nearer to; of two as near, the one that moves first."""
+    claimed, first = 0, snake // TEAM * TEAM
+    for bean in range(game.served):
+        own = distance(cell_of(game, snake, 0), game.beans[bean], True)
+        for other in range(first, first + TEAM):
+            if other != snake and game.length[other]:
+                steps = distance(cell_of(game, other, 0), game.beans[bean], True)
+                if steps < own or (steps == own and other < snake):
+                    claimed |= 1 << bean
+    return claimed
+
+
+@njit(cache=True, nogil=True)
+def _next_bean(game: Game, head: int, used: int) -> int:
+    """The nearest bean that is not among those used, bit by bit."""
+    found, nearest = 0, _FARTHEST + 1
+    for bean in range(game.served):
+        steps = distance(head, game.beans[bean], True)
+        if not used >> bean & 1 and steps < nearest:
+            found, nearest = bean, steps
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _next_snake(game: Game, head: int, team: int, used: int) -> int:
+    """The nearest snake of a team that is not among those used, bit by bit; those without a place come last."""
+    found, nearest = 0, _FARTHEST + 2
+    for other in range(team * TEAM, team * TEAM + TEAM):
+        steps = distance(head, cell_of(game, other, 0), True) if game.length[other] else _FARTHEST + 1
+        if not used >> other & 1 and steps < nearest:
+            found, nearest = other, steps
+    return found
+
+
+@njit(cache=True, nogil=True)
+def _is_nearest(game: Game, snake: int, bean: int, steps: int) -> bool:
+    """Whether a snake is nearer to a bean than all others: two that come at once both die."""
+    for other in range(SNAKES):
+        if other != snake and game.length[other] and distance(cell_of(game, other, 0), bean, True) <= steps:
+            return False
+    return True

@@ -1,0 +1,190 @@
+"""A batch of team games stepped together: scripts, rules, rewards and views in one compiled call.
+
+Shapes: B games, A agents of a game (3, or 6 where the other team is acted for, too), F features, P planes.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from lockstep.tasks.team_snakes.features import AS_SEEN, ON_BOARD, show_features, show_grid, show_legal
+from lockstep.tasks.team_snakes.opponents import choose, distance
+from lockstep.tasks.team_snakes.rules import BEANS, CELLS, SNAKES, START_LENGTH, TEAM, UP, Game, cell_of, start, step
+
+SCRIPTED = 4
+"""The action that leaves a snake of the other team to the script."""
+RESULTS = ("score", "conceded", "won", "drawn", "level", "scripted", "beaten")
+"""What is told of a game: what our snakes gained, what the others did, whether we won, or nobody, the script's level;
+where the other team may be acted for, whether it was left to the script, and whether we beat it then."""
+
+
+class RewardTerms(NamedTuple):
+    """The settings a kernel needs."""
+
+    steps: int
+    turned: bool
+    wrapped: bool
+    approach: float
+    death: float
+    shared: float
+    against: float
+
+
+class TeamResults(NamedTuple):
+    """What a step leaves; the last three only where a game ended."""
+
+    seen: np.ndarray
+    """[B, A, F] float32 or [B, A, P, rows, columns] uint8."""
+    legal: np.ndarray
+    """[B, A, 4] uint8: 0 for the reverse."""
+    reward: np.ndarray
+    """[B] float32."""
+    agent_reward: np.ndarray
+    """[B, A] float32."""
+    terminated: np.ndarray
+    """[B] bool."""
+    truncated: np.ndarray
+    """[B] bool."""
+    final_seen: np.ndarray
+    final_legal: np.ndarray
+    outcome: np.ndarray
+    """[7, B] float32, in the order of RESULTS."""
+
+
+@njit(cache=True, nogil=True)
+def side_of(game: Game) -> int:
+    """Which team is ours, 0 or 1: neighbouring environments begin on different sides, and each changes every game."""
+    return (game.place + game.episode) & 1
+
+
+@njit(cache=True, nogil=True)
+def _facing(game: Game, snake: int, turned: bool) -> int:
+    """The direction that is up in what a snake sees and does."""
+    return game.heading[snake] if turned else UP
+
+
+@njit(cache=True, nogil=True)
+def _look(game: Game, turned: bool, seen: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
+    """What the agents of a game see, ours first."""
+    for agent in range(len(seen)):
+        snake = (side_of(game) * TEAM + agent) % SNAKES
+        facing = _facing(game, snake, turned)
+        show_legal(game, snake, facing, legal[agent])
+        if seen.ndim == 2:
+            show_features(game, snake, facing, marks, seen[agent])
+        else:
+            show_grid(game, snake, seen[agent])
+
+
+@njit(cache=True, nogil=True)
+def look_all(games: np.recarray, turned: bool, results: TeamResults, marks: np.ndarray) -> None:
+    for b in range(games.size):
+        _look(games[b], turned, results.seen[b], results.legal[b], marks)
+
+
+@njit(cache=True, nogil=True)
+def start_all(games: np.recarray) -> None:
+    for b in range(games.size):
+        games[b].episode = 0
+        start(games[b])
+
+
+@njit(cache=True, nogil=True)
+def advise_all(
+    games: np.recarray, level: int, wrapped: bool, turned: bool, marks: np.ndarray, advice: np.ndarray
+) -> None:
+    """What a script would do in our place, [B, TEAM]."""
+    moves = np.zeros(SNAKES, np.int64)
+    for b in range(games.size):
+        first = side_of(games[b]) * TEAM
+        choose(games[b], first, level, wrapped, marks, moves)
+        for agent in range(TEAM):
+            facing = _facing(games[b], first + agent, turned)
+            advice[b, agent] = AS_SEEN[facing, moves[first + agent]]
+
+
+@njit(cache=True, nogil=True)
+def _are_actions(actions: np.ndarray) -> bool:
+    for b in range(actions.shape[0]):
+        for agent in range(actions.shape[1]):
+            if not 0 <= actions[b, agent] < SCRIPTED + (agent >= TEAM):
+                return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def _shape(
+    game: Game, terms: RewardTerms, before: np.ndarray, beans: np.ndarray, died: np.ndarray, own: np.ndarray
+) -> None:
+    """Turn what snakes earned, [SNAKES], into what they learn from, seen by each alone.
+
+    `before` are their heads before the step. Only beans that lay there before it count, and circling gains nothing:
+    where a step leads away from them, it costs what the step towards them got.
+    """
+    for snake in range(SNAKES):
+        if died[snake]:
+            own[snake] += terms.death
+        elif terms.approach:
+            was = now = CELLS
+            for bean in beans:
+                was = min(was, distance(before[snake], bean, True))
+                now = min(now, distance(cell_of(game, snake, 0), bean, True))
+            own[snake] += terms.approach * (was - now)
+
+
+@njit(cache=True, nogil=True)
+def _settle(game: Game, side: int, level: int, scripted: bool, outcome: np.ndarray) -> None:
+    """What a game came to, [7]. A snake that found no place to return to has gained nothing."""
+    gained = np.zeros(2, np.int64)
+    for snake in range(SNAKES):
+        gained[snake // TEAM] += max(game.length[snake] - START_LENGTH, 0)
+    ours, theirs = gained[side], gained[1 - side]
+    outcome[0], outcome[1], outcome[2], outcome[3] = ours, theirs, ours > theirs, ours == theirs
+    outcome[4], outcome[5], outcome[6] = level, scripted, scripted and ours > theirs
+
+
+@njit(cache=True, nogil=True)
+def step_all(
+    games: np.recarray, actions: np.ndarray, level: int, terms: RewardTerms, results: TeamResults, marks: np.ndarray
+) -> int:
+    """Step every game, and start the next one where one ended; how many were cut off, or -1 for a bad action."""
+    if not _are_actions(actions):
+        return -1
+    agents, cut = actions.shape[1], 0
+    moves, before, died = np.zeros(SNAKES, np.int64), np.zeros(SNAKES, np.int64), np.zeros(SNAKES, np.bool_)
+    beans, earned, own = np.zeros(BEANS, np.int64), np.zeros(SNAKES), np.zeros(SNAKES)
+    for b in range(games.size):
+        game, side = games[b], side_of(games[b])
+        first, others = side * TEAM, TEAM - side * TEAM
+        scripted = agents == TEAM or (actions[b, TEAM:] == SCRIPTED).any()
+        if scripted:
+            choose(game, others, level, terms.wrapped, marks, moves)
+        for agent in range(agents):
+            if actions[b, agent] != SCRIPTED:
+                snake = (first + agent) % SNAKES
+                moves[snake] = ON_BOARD[_facing(game, snake, terms.turned), actions[b, agent]]
+        beans[:] = game.beans
+        for snake in range(SNAKES):
+            before[snake] = cell_of(game, snake, 0)
+
+        over = step(game, moves, earned, died)
+        own[:] = earned
+        _shape(game, terms, before, beans, died, own)
+        results.reward[b] = earned[first : first + TEAM].sum() - earned[others : others + TEAM].sum()
+        for agent in range(agents):
+            snake = (first + agent) % SNAKES
+            mine, theirs = snake // TEAM * TEAM, TEAM - snake // TEAM * TEAM
+            mean, rival = own[mine : mine + TEAM].sum() / TEAM, earned[theirs : theirs + TEAM].sum() / TEAM
+            results.agent_reward[b, agent] = own[snake] + terms.shared * (mean - own[snake]) - terms.against * rival
+
+        results.terminated[b] = over
+        results.truncated[b] = not over and game.step >= terms.steps
+        if over or results.truncated[b]:
+            _look(game, terms.turned, results.final_seen[b], results.final_legal[b], marks)
+            _settle(game, side, level, scripted, results.outcome[:, b])
+            cut += results.truncated[b]
+            game.episode += 1
+            start(game)
+        _look(game, terms.turned, results.seen[b], results.legal[b], marks)
+    return cut

@@ -1,0 +1,168 @@
+"""The scripted teams, compiled: from random to cautious, the one that evades, and how their level follows a run.
+
+A level is a cost for each of the three moves a snake has: its distance to a bean of its own, and what it fears.
+Distances are measured on the flat board, as the well-known players do, or round the torus (`wrapped`), which is better.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numba import njit
+
+from lockstep.tasks.kernels import random_below
+from lockstep.tasks.team_snakes.rules import (
+    AROUND,
+    CELLS,
+    COLUMN,
+    DRAWS,
+    FIRST,
+    HEIGHT,
+    MOVE,
+    ROW,
+    SNAKES,
+    TEAM,
+    WIDTH,
+    Game,
+    cell_of,
+)
+
+RANDOM, BLIND, GREEDY, WARY, CAUTIOUS, EVADER = range(6)
+"""Levels: any move; to the nearest bean, whatever lies between; round what is occupied, and to a bean each; away from
+blocked sides; the more so the longer it is, and not into pockets; and only where two steps are safe."""
+LEVELS = ("random", "1", "2", "3", "4", "evader")
+
+LevelSchedule = Literal["fixed", "linear", "exponential", "curriculum", "gate"]
+CURRICULUM = (0.10, 0.30, 0.60, 0.85)
+"""The parts of a run after which the curriculum's level rises by one."""
+
+_STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs: a step, into less room than it needs or into danger, into a body
+
+
+def name_of(level: int) -> str:
+    """A level as people say it."""
+    return f"level {LEVELS[level]}" if LEVELS[level].isdigit() else LEVELS[level]
+
+
+def level_at(rise: LevelSchedule, fixed: int, progress: float) -> int | None:
+    """The level of the scripted team at some progress of a run, from 0 to 1; None if it follows from results."""
+    match rise:
+        case "linear":
+            return int(CAUTIOUS * progress)
+        case "exponential":
+            return int(CAUTIOUS * progress**1.5)
+        case "curriculum":
+            return sum(progress >= point for point in CURRICULUM)
+        case "gate":
+            return None
+    return fixed
+
+
+@njit(cache=True, nogil=True)
+def distance(one: int, other: int, wrapped: bool) -> int:
+    """Steps between two cells of an empty board."""
+    rows, columns = abs(ROW[one] - ROW[other]), abs(COLUMN[one] - COLUMN[other])
+    if wrapped:
+        rows, columns = min(rows, HEIGHT - rows), min(columns, WIDTH - columns)
+    return rows + columns
+
+
+@njit(cache=True, nogil=True)
+def choose(game: Game, first: int, level: int, wrapped: bool, marks: np.ndarray, actions: np.ndarray) -> None:
+    """What a scripted team of the snakes from `first` on does, into actions [SNAKES].
+
+    `marks` [2, CELLS + 1] int64 are for the search for room alone, and zeros at first.
+    """
+    taken = 0  # bit by bit, the beans that others of the team go for
+    for snake in range(first, first + TEAM):
+        if level == RANDOM:
+            actions[snake] = random_below(4, game.key, game.episode, game.step * DRAWS + MOVE + snake)
+            continue
+        head, back = cell_of(game, snake, 0), game.heading[snake] ^ 1
+        target, nearest = -1, 0
+        for bean in range(game.served):
+            steps = distance(head, game.beans[bean], wrapped)
+            if not taken >> bean & 1 and (target < 0 or steps < nearest):
+                target, nearest = bean, steps
+        if level >= GREEDY and target >= 0:
+            taken |= 1 << target
+        best, least = game.heading[snake], -1
+        for action in range(4):
+            if action == back:
+                continue
+            cell = AROUND[head, action]
+            cost = distance(cell, game.beans[target], wrapped) if target >= 0 else 0
+            cost = _STEP * cost + _risk(game, snake, cell, level, marks)
+            if least < 0 or cost < least:
+                best, least = action, cost
+        actions[snake] = best
+
+
+@njit(cache=True, nogil=True)
+def _risk(game: Game, snake: int, cell: int, level: int, marks: np.ndarray) -> int:
+    """What keeps a snake from a cell."""
+    if level < GREEDY:
+        return 0
+    cost = _BODY if game.owner[cell] >= FIRST else 0
+    if level == WARY:
+        cost += 5 * blocked_sides(game, snake, cell)
+    elif level == CAUTIOUS:
+        length = game.length[snake]
+        cost += (5 + length) * blocked_sides(game, snake, cell)
+        cost += 3 * length * is_threatened(game, snake, cell)
+        if room(game, cell, length + 1, marks) <= length:
+            cost += _POCKET
+    elif level == EVADER and not _is_safe(game, snake, cell):
+        cost += _POCKET
+    return cost
+
+
+@njit(cache=True, nogil=True)
+def blocked_sides(game: Game, snake: int, cell: int) -> int:
+    """Sides of a cell on which a body lies, the side that the snake would come from left out."""
+    sides, head = 0, cell_of(game, snake, 0)
+    for direction in range(4):
+        beside = AROUND[cell, direction]
+        sides += beside != head and game.owner[beside] >= FIRST
+    return sides
+
+
+@njit(cache=True, nogil=True)
+def is_threatened(game: Game, snake: int, cell: int) -> bool:
+    """Whether another snake's head can be on a cell after one step."""
+    for other in range(SNAKES):
+        if other != snake and game.length[other] and distance(cell_of(game, other, 0), cell, True) == 1:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _is_safe(game: Game, snake: int, cell: int) -> bool:
+    """Whether a cell is free whatever the others do, and one beside it is free to go on to."""
+    if game.owner[cell] >= FIRST or is_threatened(game, snake, cell):
+        return False
+    for direction in range(4):
+        beside = AROUND[cell, direction]
+        if game.owner[beside] < FIRST and not is_threatened(game, snake, beside):
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def room(game: Game, cell: int, enough: int, marks: np.ndarray) -> int:
+    """How many free cells hang together with a cell, itself included, counted up to `enough`."""
+    if game.owner[cell] >= FIRST:
+        return 0
+    # A cell is seen where it bears this search's number, so that nothing has to be cleared for the next one.
+    seen, queue = marks[0], marks[1]
+    seen[CELLS] += 1
+    number = seen[CELLS]
+    seen[cell], queue[0] = number, cell
+    found, done = 1, 0
+    while done < found and found < enough:
+        for direction in range(4):
+            beside = AROUND[queue[done], direction]
+            if seen[beside] != number and game.owner[beside] < FIRST:
+                seen[beside], queue[found] = number, beside
+                found += 1
+        done += 1
+    return min(found, enough)

@@ -1,0 +1,1 @@
+"""Trading on price data or a simulated market."""

@@ -1,0 +1,385 @@
+"""Trading: hold a part of your equity in a symbol, bar by bar, over history or over computed markets.
+
+At the close of bar t the policy sees bars up to t and chooses a target; the order is filled at the open of t + 1, and
+the reward is the change of log equity, after all costs, from that open to the next. What an episode trades is a pure
+function of its environment's key and its number. Several symbols: every episode is on one of them.
+
+Shapes: E environments a lane, B local environments, W window, F indicators, N bars of an episode.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+from numba import njit
+from torch import Tensor
+
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError
+from lockstep.lanes import Lanes
+from lockstep.protocols import StateDict, Step
+from lockstep.pytree import load_into
+from lockstep.rng import RandomStream
+from lockstep.tasks.kernels import Buffers, random_below
+from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_account, rebalance
+from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
+from lockstep.tasks.trading.price_data import CLOSE, OPEN, PriceSeries, read_bars
+from lockstep.tasks.trading.rendering import EpisodeTrace, as_frame, as_text
+from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, SIMULATED, indicate, simulate
+
+PORTFOLIO = 4
+"""Numbers of a portfolio in an observation: part held, last target, result of the trade under way, log equity."""
+RESULTS = ("growth", "trades", "wins", "open", "turnover", "fees", "exposure")
+"""What is told of an episode. The win rate is wins over trades, both summed over all episodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TradingConfig:
+    """Settings of trading. Every number is for the whole run, not for one process."""
+
+    num_envs: int = 64
+    """Accounts traded side by side."""
+    data: tuple[str, ...] = ()
+    """CSV or Parquet files of bars, a symbol each; without any, all episodes are on the computed market."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """What the files call time, open, high, low, close and adjusted, where that is not plain."""
+    market: Literal["gbm", "regime_switching", "mean_reverting"] = "regime_switching"
+    """The computed market: geometric Brownian without drift, switching between rise and fall, or mean reverting."""
+    volatility: float = 0.01
+    """Deviation of the computed market's return in one bar."""
+    simulated_fraction: float = 0.0
+    """Part of the episodes that are on the computed market even where there are files; the same on every lane."""
+    data_range: tuple[float, float] = (0.0, 0.8)
+    """Where in the files, from 0 to 1, episodes are taken from; indicators are scaled by this part alone."""
+    embargo: int = 0
+    """Bars left out at the end of that part, so that what follows it shares none with it."""
+    episode_length: int = 256
+    """Steps of an episode."""
+    start_at_first_bar: bool = False
+    """Begin each episode at the first bar of the part, as a test does, and not anywhere in it."""
+    lookback: int = 8
+    """Bars that an observation shows."""
+    position_levels: int = 1
+    """Sizes of a position: 1 is short, flat and long; 2 has halves between them."""
+    fee_rate: float = 0.001
+    """Part of what is bought or sold that is paid as a fee."""
+    slippage: float = 0.0
+    """Part by which a fill's price is worse than the open."""
+    borrow_rate: float = 0.0
+    """Part of a short position's value that is paid in each bar."""
+    leak_future: bool = False
+    """For tests of the pipeline alone: the observation holds the return that is about to be earned."""
+
+    def __post_init__(self) -> None:
+        low, high = self.data_range
+        if not 0 <= low < high <= 1 or not 0 <= self.simulated_fraction <= 1:
+            raise ConfigError(
+                f"data_range is {self.data_range} and simulated_fraction {self.simulated_fraction}.",
+                "Use numbers from 0 to 1, in order.",
+            )
+        if min(self.episode_length, self.lookback, self.position_levels) < 1 or self.embargo < 0:
+            raise ConfigError("length, window, sizes and embargo have a number that is too small.", "Use 1 or more.")
+        if min(self.fee_rate, self.slippage, self.borrow_rate) < 0 or self.volatility <= 0:
+            raise ConfigError("fee, slippage, borrow or volatility is below what it can be.", "Use 0 or more.")
+
+    @property
+    def bars(self) -> int:
+        """N: bars that an episode reads; those before its first step, and two that follow its last one."""
+        return LOOKBACK + self.lookback + self.episode_length + 2
+
+    def build(self, lanes: Lanes, device: torch.device) -> "Trading":
+        return Trading(self, lanes, device)
+
+
+class History(NamedTuple):
+    """The bars that episodes may be taken from, all symbols end to end."""
+
+    prices: np.ndarray
+    """[bars, 4] float64."""
+    first: np.ndarray
+    """[symbols] int64: the first bar with which an episode of a symbol may begin."""
+    choices: np.ndarray
+    """[symbols] int64: how many bars there are to begin with."""
+
+
+class TradingRules(NamedTuple):
+    """The settings a kernel needs."""
+
+    length: int
+    window: int
+    sizes: int
+    market: int
+    volatility: float
+    simulated: float
+    leak: bool
+    costs: Costs
+
+
+class MarketTable(NamedTuple):
+    """The whole state of the environments; prices and indicators follow from key and episode."""
+
+    key: np.ndarray
+    episode: np.ndarray
+    age: np.ndarray
+    account: np.recarray
+    prices: np.ndarray
+    """[B, N, 4] float64."""
+    seen: np.ndarray
+    """[B, N, F] float32: indicators, scaled."""
+
+
+@njit(cache=True, nogil=True)
+def _begin(b: int, table: MarketTable, history: History, scale: Any, rules: TradingRules) -> None:
+    """Lay out the market of an environment's current episode."""
+    prices, seen = table.prices[b], table.seen[b]
+    key, episode = table.key[b], table.episode[b]
+    symbols = len(history.first)
+    if symbols == 0 or random_below(1 << 30, key, episode, 0) < rules.simulated * (1 << 30):
+        simulate(prices, rules.market, key, episode, rules.volatility)
+    else:
+        # Every place to begin is as likely as any other, whatever the symbol.
+        place = random_below(history.choices.sum(), key, episode, 1 << 40)
+        symbol = 0
+        while place >= history.choices[symbol]:
+            place -= history.choices[symbol]
+            symbol += 1
+        start = history.first[symbol] + place
+        prices[:] = history.prices[start : start + len(prices)]
+    indicate(prices, seen)
+    for n in range(LOOKBACK, len(seen)):
+        for f in range(seen.shape[1]):
+            seen[n, f] = min(max((seen[n, f] - scale[0, f]) / scale[1, f], -5.0), 5.0)
+
+
+@njit(cache=True, nogil=True)
+def _show(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> None:
+    """What is known at the close of the current bar."""
+    now = LOOKBACK + rules.window - 1 + table.age[b]
+    place = 0
+    for n in range(now - rules.window + 1, now + 1):
+        for f in range(table.seen.shape[2]):
+            obs[place] = table.seen[b, n, f]
+            place += 1
+    account, close = table.account[b], table.prices[b, now, CLOSE]
+    equity = max(account.cash + account.units * close, BANKRUPTCY)
+    obs[place] = min(max(account.units * close / equity, -5.0), 5.0)
+    obs[place + 1] = account.target
+    obs[place + 2] = min(max(10.0 * (account.flow + account.units * close) / equity, -5.0), 5.0)
+    obs[place + 3] = min(max(math.log(equity), -5.0), 5.0)
+    if rules.leak:
+        obs[place + 4] = 100.0 * math.log(table.prices[b, now + 2, OPEN] / table.prices[b, now + 1, OPEN])
+
+
+@njit(cache=True, nogil=True)
+def _step_all(
+    actions: Any, table: MarketTable, history: History, scale: Any, rules: TradingRules, out: Any, results: Any
+) -> int:
+    """Step every account, and start the next episode where one ended; how many were cut off, or -1 for a bad action."""
+    obs, reward, terminated, truncated, final_obs = out
+    for b in range(len(actions)):
+        if not 0 <= actions[b] <= 2 * rules.sizes:
+            return -1
+    cut = 0
+    for b in range(len(actions)):
+        account, now = table.account[b], LOOKBACK + rules.window - 1 + table.age[b]
+        price, following = table.prices[b, now + 1, OPEN], table.prices[b, now + 2, OPEN]
+        change = rebalance(account, actions[b] / rules.sizes - 1.0, price, following, rules.costs)
+        terminated[b] = change == -math.inf
+        reward[b] = math.log(BANKRUPTCY) if terminated[b] else change
+        table.age[b] += 1
+        truncated[b] = not terminated[b] and table.age[b] == rules.length
+        if terminated[b] or truncated[b]:
+            _show(b, table, rules, final_obs[b])
+            results[0, b] = max(account.cash + account.units * following, 0.0) - 1.0
+            results[1, b], results[2, b] = account.trades, account.wins
+            results[3, b] = account.units != 0.0
+            results[4, b], results[5, b] = account.turnover, account.fees
+            results[6, b] = account.exposed / table.age[b]
+            table.age[b] = 0
+            table.episode[b] += 1
+            open_account(account)
+            _begin(b, table, history, scale, rules)
+            cut += truncated[b]
+        _show(b, table, rules, obs[b])
+    return cut
+
+
+class Trading:
+    """The accounts of the local lanes. Action k of 2 x sizes + 1 is the target k / sizes - 1."""
+
+    def __init__(self, config: TradingConfig, lanes: Lanes, device: torch.device) -> None:
+        self.config, self._lanes = config, lanes
+        self._share = lanes.per_lane(config.num_envs, "num_envs")
+        self.num_envs = count = len(lanes) * self._share
+        self.symbols = [read_bars(path, config.columns) for path in config.data]
+        self.notes = [note for bars in self.symbols for note in bars.notes]
+        features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
+        self.observation_space: Space[Any] = Box(-np.inf, np.inf, (features,), np.float32)
+        self.action_space: Space[Any] = Discrete(2 * config.position_levels + 1)
+        self._rules = TradingRules(
+            config.episode_length,
+            config.lookback,
+            config.position_levels,
+            SIMULATED[config.market],
+            config.volatility,
+            config.simulated_fraction if config.data else 1.0,
+            config.leak_future,
+            Costs(config.fee_rate, config.slippage, config.borrow_rate),
+        )
+        self._history = _history(config, self.symbols)
+        self._scale = torch.from_numpy(_fit(config, self.symbols, lanes.shared_stream("trading.scale")))  # [2, F]
+        vector, matrix = (count,), (count, features)
+        self._buffers = Buffers(
+            device,
+            obs=(torch.float32, matrix),
+            reward=(torch.float32, vector),
+            terminated=(torch.bool, vector),
+            truncated=(torch.bool, vector),
+            final_obs=(torch.float32, matrix),
+            results=(torch.float32, (len(RESULTS), count)),
+        )
+        places = [lane * self._share + env for lane in lanes.local for env in range(self._share)]
+        self._table = MarketTable(
+            key=np.array([RandomStream(lanes.seed, "trading", place).draw_seed(0) for place in places], np.int64),
+            episode=np.zeros(count, np.int64),
+            age=np.zeros(count, np.int64),
+            account=np.zeros(count, ACCOUNT).view(np.recarray),
+            prices=np.zeros((count, config.bars, 4)),
+            seen=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
+        )
+        self._watched: dict[int, EpisodeTrace] = {}
+        self.reset()
+
+    def reset(self) -> Tensor:
+        self._table.episode[:] = self._table.age[:] = 0
+        for account in self._table.account:
+            open_account(account)
+        return self._laid_out(range(self.num_envs))
+
+    def observations(self) -> Tensor:
+        return self._buffers.tensors["obs"]
+
+    def step(self, action: Tensor) -> Step:
+        actions = action.to("cpu", torch.int64).contiguous().numpy()
+        cut = self.step_numpy(actions) if actions.shape == (self.num_envs,) else -1
+        if cut < 0:
+            raise ValueError(
+                f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
+                f"Give each of the {self.num_envs} accounts one from 0 to {2 * self._rules.sizes}."
+            )
+        out = self._buffers.copy_to_device()
+        for env in self._watched:
+            self._note(env)
+        episode = dict(zip(RESULTS, out["results"], strict=True))
+        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
+
+    def step_numpy(self, actions: np.ndarray) -> int:
+        """The market and the accounts alone, with nothing around them."""
+        *out, results = self._buffers.arrays.values()
+        return int(
+            _step_all(actions, self._table, self._history, self._scale.numpy(), self._rules, tuple(out), results)
+        )
+
+    def on_iteration_start(self, clock: TrainState) -> None:
+        """The market knows nothing of the run's time."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    # What is saved with the run: how indicators are scaled, and of each account what does not follow from its key.
+
+    def shared_state(self) -> StateDict:
+        return {"scale": self._scale}
+
+    def load_shared_state(self, state: StateDict) -> None:
+        load_into(self.shared_state(), state, "trading")
+        self._laid_out(range(self.num_envs))
+
+    def lane_state(self, lane: int) -> StateDict:
+        return {name: tensor.clone() for name, tensor in self._live(lane).items()}
+
+    def load_lane_state(self, lane: int, state: StateDict) -> None:
+        age, live = state.get("age"), self._live(lane)
+        if age is not None and not ((age >= 0) & (age < self.config.episode_length)).all():
+            raise ValueError(
+                f"trading, lane {lane}: the saved steps are none of an episode of {self.config.episode_length}."
+            )
+        load_into(live, state, f"trading, lane {lane}")
+        self._laid_out(range(self.num_envs)[self._lanes.lane_slice(lane, self._share)])
+
+    def _live(self, lane: int) -> StateDict:
+        rows, table = self._lanes.lane_slice(lane, self._share), self._table
+        account = {name: torch.from_numpy(table.account[name][rows]) for name in ACCOUNT_FIELDS}
+        return {"episode": torch.from_numpy(table.episode[rows]), "age": torch.from_numpy(table.age[rows]), **account}
+
+    def _laid_out(self, rows: range) -> Tensor:
+        for row in rows:
+            _begin(row, self._table, self._history, self._scale.numpy(), self._rules)
+            _show(row, self._table, self._rules, self._buffers.arrays["obs"][row])
+        return self._buffers.copy_to_device()["obs"]
+
+    # What is shown
+
+    def render_text(self, env: int) -> str:
+        return as_text(self._trail(env))
+
+    def render(self, env: int) -> np.ndarray:
+        return as_frame(self._trail(env))
+
+    def _trail(self, env: int) -> EpisodeTrace:
+        """What is kept of an account from when it is first looked at; of all others, nothing is."""
+        trail = self._watched.setdefault(env, EpisodeTrace(self.config.episode_length))
+        if not trail.age or trail.age[-1] != self._table.age[env]:  # at first, and after a restore
+            self._note(env)
+        return trail
+
+    def _note(self, env: int) -> None:
+        account, prices, age = self._table.account[env], self._table.prices[env], int(self._table.age[env])
+        first = LOOKBACK + self._rules.window
+        close = prices[first - 1 + age, CLOSE]
+        equity = max(account.cash + account.units * close, BANKRUPTCY)
+        costs = 1.0 + self._rules.costs.fee + self._rules.costs.slippage
+        bought = close / (prices[first, OPEN] * costs) if age else 1.0
+        held = account.units * close / equity
+        self._watched[env].note(age, close, equity, bought, held, account.trades, account.fees)
+
+
+def _history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
+    first, choices, before = [], [], 0
+    for bars in symbols:
+        low, high = (round(place * len(bars.time)) for place in config.data_range)
+        # Its first step is at the close of the bar `low`, where there are bars enough before that.
+        start = max(0, low - LOOKBACK - config.lookback + 1)
+        room = high - config.embargo - start - config.bars + 1
+        if room < 1:
+            raise ConfigError(
+                f"{bars.name} has {high - low} bars in data_range {config.data_range} of its {len(bars.time)}, and "
+                "an episode of "
+                f"{config.episode_length} steps reads {config.bars}, with an embargo of {config.embargo}.",
+                f"Use --task.episode-length {max(1, config.episode_length + room - 1)}, or a larger part.",
+            )
+        first.append(before + start)
+        choices.append(1 if config.start_at_first_bar else room)
+        before += len(bars.time)
+    prices = np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4))
+    return History(prices, np.array(first, np.int64), np.array(choices, np.int64))
+
+
+def _fit(config: TradingConfig, symbols: list[PriceSeries], stream: RandomStream) -> np.ndarray:
+    """Means and deviations [2, F] of the indicators, over the bars of the part that is traded and over no others."""
+    rows = []
+    for bars in symbols:
+        low, high = (round(place * len(bars.time)) for place in config.data_range)
+        rows.append(bars.prices[low : high - config.embargo])
+    if not symbols or config.simulated_fraction > 0:
+        path = np.zeros((4096, 4))
+        simulate(path, SIMULATED[config.market], stream.draw_seed(0), 0, config.volatility)
+        rows.append(path)
+    seen = [np.zeros((len(prices), len(INDICATORS))) for prices in rows]
+    for prices, indicators in zip(rows, seen, strict=True):
+        indicate(prices, indicators)
+    table = np.concatenate([indicators[LOOKBACK:] for indicators in seen])
+    return np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)

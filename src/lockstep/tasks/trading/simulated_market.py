@@ -1,0 +1,86 @@
+"""Markets that are computed, and what a trader sees of any: indicators, each of the past alone.
+
+Shapes: N bars of an episode, F indicators.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from lockstep.tasks.kernels import philox
+from lockstep.tasks.trading.price_data import CLOSE, HIGH, LOW, OPEN
+
+WALK, REGIMES, REVERTING = range(3)
+SIMULATED = {"gbm": WALK, "regime_switching": REGIMES, "mean_reverting": REVERTING}
+LOOKBACK = 20
+"""Bars before its own that an indicator may need."""
+INDICATORS = (
+    "return",  # from close to close
+    "gap",  # from close to open
+    "range",  # from low to high
+    "body",  # from open to close
+    "momentum",  # over 10 bars
+    "trend",  # above the mean of 20 closes
+    "strength",  # RSI over 14 bars, from -1 to 1
+    "volatility",  # deviation of 20 returns, as a logarithm
+)
+
+
+@njit(cache=True, nogil=True)
+def _normals(key: Any, episode: Any, draw: Any) -> tuple[float, float]:
+    """Two numbers from the standard normal distribution (Box and Muller)."""
+    first, second = philox(key, episode, draw)
+    radius = math.sqrt(-2.0 * math.log((np.float64(first >> np.uint64(11)) + 1.0) / 2.0**53))
+    angle = 2.0 * math.pi * np.float64(second >> np.uint64(11)) / 2.0**53
+    return radius * math.cos(angle), radius * math.sin(angle)
+
+
+@njit(cache=True, nogil=True)
+def simulate(prices: Any, kind: int, key: Any, episode: Any, volatility: float) -> None:
+    """Fill [N, 4] with a path of its own for each key and episode; in a walk there is nothing to be earned."""
+    last, regime = 0.0, 1.0
+    for n in range(len(prices)):
+        move, gap = _normals(key, episode, 3 * n + 1)
+        up, down = _normals(key, episode, 3 * n + 2)
+        switch, _ = _normals(key, episode, 3 * n + 3)
+        # A walk, gaps included: its price stays the same on average.
+        drift, scale = -0.52 * volatility * volatility, volatility
+        if kind == REGIMES:
+            if abs(switch) > 2.33:  # about one bar in fifty
+                regime = -regime
+            drift, scale = 0.2 * regime * volatility, volatility * (1.0 if regime > 0 else 1.5)
+        elif kind == REVERTING:
+            drift = -0.1 * last
+        opened = last + 0.2 * scale * gap
+        closed = opened + drift + scale * move
+        prices[n, OPEN], prices[n, CLOSE] = 100.0 * math.exp(opened), 100.0 * math.exp(closed)
+        prices[n, HIGH] = 100.0 * math.exp(max(opened, closed) + 0.3 * scale * abs(up))
+        prices[n, LOW] = 100.0 * math.exp(min(opened, closed) - 0.3 * scale * abs(down))
+        last = closed
+
+
+@njit(cache=True, nogil=True)
+def indicate(prices: Any, seen: Any) -> None:
+    """Indicators [N, F] of prices [N, 4]; the first LOOKBACK rows have too short a past, and are zero."""
+    seen[:LOOKBACK] = 0.0
+    for n in range(LOOKBACK, len(prices)):
+        close, before = prices[n, CLOSE], prices[n - 1, CLOSE]
+        mean, squares, rises, moves, level = 0.0, 0.0, 0.0, 0.0, 0.0
+        for k in range(n - LOOKBACK + 1, n + 1):
+            move = math.log(prices[k, CLOSE] / prices[k - 1, CLOSE])
+            mean += move / LOOKBACK
+            squares += move * move / LOOKBACK
+            level += prices[k, CLOSE] / LOOKBACK
+            if k > n - 14:
+                rises += max(move, 0.0)
+                moves += abs(move)
+        seen[n, 0] = math.log(close / before)
+        seen[n, 1] = math.log(prices[n, OPEN] / before)
+        seen[n, 2] = math.log(prices[n, HIGH] / prices[n, LOW])
+        seen[n, 3] = math.log(close / prices[n, OPEN])
+        seen[n, 4] = math.log(close / prices[n - 10, CLOSE])
+        seen[n, 5] = math.log(close / level)
+        seen[n, 6] = 2.0 * rises / moves - 1.0 if moves > 0.0 else 0.0
+        seen[n, 7] = 0.5 * math.log(max(squares - mean * mean, 1e-12))

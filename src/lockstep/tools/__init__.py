@@ -1,0 +1,1 @@
+"""Commands beyond training: audit, bench, doctor, export, play and report."""

@@ -1,0 +1,125 @@
+"""Starts the processes of an audit, waits until all have taken their steps or somebody never will, and reads on."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from lockstep.launch.failures import crash_stack
+from lockstep.launch.process_lifetime import crash_file
+from lockstep.tools.audit.recorder import END, STEPS, STOP
+
+_LEAVING = 5.0
+"""Seconds that processes get to say where they are when the audit is over."""
+_FIRST = 10
+"""How many times longer a first step may take than those after it: scripts load data and models before it."""
+
+
+def run(
+    words: Sequence[str], directory: Path, processes: int, steps: int, patience: float, tell: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Run a script on several processes for some optimizer steps; what each of them wrote down."""
+    started = [_start(words, directory, rank, processes, steps) for rank in _ranks(processes)]
+    try:
+        _wait(started, directory, patience, tell)
+        (directory / STOP).touch()
+        deadline = time.monotonic() + _LEAVING
+        while time.monotonic() < deadline and any(process.poll() is None for process in started):
+            time.sleep(0.05)
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return [_read(directory, rank, process.returncode) for rank, process in enumerate(started)]
+
+
+def _ranks(processes: int) -> list[dict[str, str]]:
+    """The environment of each process, as torchrun on one host sets it."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = f"audit-{os.getpid()}"
+    return [
+        {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "GROUP_RANK": "0",
+            "ROLE_RANK": str(rank),
+            "ROLE_NAME": "default",
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "GROUP_WORLD_SIZE": "1",
+            "ROLE_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": job,
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        for rank in range(processes)
+    ]
+
+
+def _start(
+    words: Sequence[str], directory: Path, place: dict[str, str], processes: int, steps: int
+) -> subprocess.Popen[bytes]:
+    settings = {
+        "TORCH_FR_BUFFER_SIZE": "20000",  # every collective is remembered
+        "TORCHDYNAMO_DISABLE": "1",  # compiled code calls no module, and would be compiled for a few steps only
+        "PYTHONUNBUFFERED": "1",
+    }
+    with (directory / f"output-{place['RANK']}.txt").open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "lockstep.tools.audit.worker", str(directory), str(steps), *words],
+            env=os.environ | place | settings,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # whatever it starts ends with it
+        )
+
+
+def _wait(
+    started: Sequence[subprocess.Popen[bytes]], directory: Path, patience: float, tell: Callable[[str], None]
+) -> None:
+    """Until every process has said how it ended or is gone, or none has taken a step for too long."""
+    seen, since = -1, time.monotonic()
+    while True:
+        taken = [_count_lines(directory / STEPS.format(rank)) for rank in range(len(started))]
+        if sum(taken) != seen:
+            seen, since = sum(taken), time.monotonic()
+            tell(f"optimizer steps by process: {', '.join(map(str, taken))}")
+        if all((directory / END.format(rank)).exists() or p.poll() is not None for rank, p in enumerate(started)):
+            return
+        if time.monotonic() - since > patience * (1 if seen else _FIRST):
+            return
+        time.sleep(0.1)
+
+
+def _count_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _read(directory: Path, rank: int, code: int) -> dict[str, Any]:
+    steps, end = directory / STEPS.format(rank), directory / END.format(rank)
+    lines = steps.read_text().split("\n")[:-1] if steps.exists() else []  # what follows the last newline is torn
+    record: dict[str, Any] = {"how": "gone", "error": "", "stack": [], "collectives": []}
+    if end.exists():
+        record = json.loads(end.read_text())
+    elif code < 0:
+        stack = crash_stack(directory / crash_file(rank))
+        record |= {"error": f"it was ended by {signal.Signals(-code).name}", "stack": stack[::-1]}
+    else:
+        record |= {"error": f"it left with exit code {code}"}
+    output = directory / f"output-{rank}.txt"
+    record["output"] = output.read_text(errors="replace")[-4000:]
+    return record | {"process": rank, "steps": [json.loads(line) for line in lines]}

@@ -1,0 +1,206 @@
+"""What a process writes down of the script it runs: every optimizer step, in fingerprints, and how it ended.
+
+The instrumentation is torch's own hooks around `Optimizer.step`, a hook on the gradient of each parameter, and a
+wrapper around `Module.__call__`. They read, and change nothing; they talk to no other process, so that the script's
+own collectives stay the only ones.
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from lockstep.distributed.consistency import fingerprints
+from lockstep.launch.stack_traces import format_stack
+from lockstep.tools.audit.tensor_names import ModuleNames, name_parameters
+
+STEPS, END, STOP = "steps-{}.jsonl", "end-{}.json", "stop"
+"""Files in the directory of an audit: a process's steps, how it ended, and that all are to end now."""
+
+
+class StepRecorder:
+    """Stands beside a script in one process and writes down what it does to its tensors."""
+
+    def __init__(self, directory: Path, rank: int, steps: int) -> None:
+        self._directory, self._rank, self._limit = directory, rank, steps
+        self._file = (directory / STEPS.format(rank)).open("w", buffering=1)
+        self._roots = ModuleNames()
+        self._optimizers: dict[int, int] = {}
+        self._hooked: set[int] = set()
+        self._step: dict[str, Any] = {}
+        self._steps = self._depth = 0
+        self._inputs: list[int] = []
+        self._local: dict[str, int] = {}
+        """A number of all gradients that backward brought to a parameter since the last step, before any reduction."""
+        self._wrapped_calls: Counter[int] = Counter()
+        self._ending = threading.Lock()
+
+    def install(self) -> None:
+        """Before the script runs: have every optimizer, every module and a thread of our own report here."""
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        call = nn.Module.__call__
+
+        def watched(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return call(module, *arguments, **named)
+            self._note_call(module, arguments, named)
+            self._depth += 1
+            try:
+                return call(module, *arguments, **named)
+            finally:
+                self._depth -= 1
+
+        nn.Module.__call__ = watched  # type: ignore[method-assign]
+        threading.Thread(target=self._await_stop, name="audit", daemon=True).start()
+
+    # -- what the script does ------------------------------------------------------------------------------------------
+
+    def _note_call(self, module: nn.Module, arguments: Any, named: Any) -> None:
+        if isinstance(module, DistributedDataParallel):
+            self._wrapped_calls[id(module)] += 1
+        if self._depth == 0 and torch.is_grad_enabled():  # what is learned from, not what is acted on
+            tensors = [leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, Tensor)]
+            self._inputs += [_fingerprint(tensor) or 0 for tensor in tensors]
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._roots.look(sys._getframe(1))
+        number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
+        parameters = name_parameters(optimizer, number, self._roots)
+        self._step = {
+            "step": self._steps + 1,
+            "optimizer": number,
+            "time": time.time_ns(),
+            "gradients": {name: _fingerprint(tensor.grad) for name, tensor in parameters.items()},
+            "local": {name: self._local.pop(name) for name in parameters if name in self._local},
+            "before": _fingerprints(parameters),
+            "inputs": self._inputs,
+            "random": random_states(),
+            "wrappers": [
+                {"name": name, "calls": self._wrapped_calls[id(wrapper)], "buffers": wrapper.will_sync_module_buffers()}
+                for name, wrapper in self._roots.wrappers()
+            ],
+            "sharded": [name for name, tensor in parameters.items() if _is_sharded(tensor)],
+        }
+        self._inputs = []
+        self._wrapped_calls.clear()
+        for name, tensor in parameters.items():
+            if id(tensor) not in self._hooked and tensor.requires_grad:
+                self._hooked.add(id(tensor))
+                tensor.register_hook(partial(self._note_gradient, name))
+
+    def _note_gradient(self, name: str, gradient: Tensor) -> None:
+        mixed = self._local.get(name, 0) * 0x100000001B3 + (_fingerprint(gradient) or 0)
+        self._local[name] = mixed % 2**64
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        parameters = name_parameters(optimizer, self._step["optimizer"], self._roots)
+        state = {
+            f"{name}.{key}": value
+            for name, tensor in parameters.items()
+            for key, value in optimizer.state.get(tensor, {}).items()
+            if isinstance(value, Tensor)
+        }
+        self._step |= {
+            "after": _fingerprints(parameters),
+            "state": _fingerprints(state),
+            "buffers": _fingerprints(self._roots.buffers()),
+        }
+        self._file.write(json.dumps(self._step) + "\n")
+        self._steps += 1
+        if self._steps >= self._limit:
+            self.end("reached", sys._getframe(1))
+            threading.Event().wait()  # for the word that everybody is here; the thread takes it from there
+
+    # -- how it ends ---------------------------------------------------------------------------------------------------
+
+    def _await_stop(self) -> None:
+        """When the audit is over, say where the main thread is and leave: it may be waiting for somebody for good."""
+        while not (self._directory / STOP).exists():
+            time.sleep(0.05)
+        self.end("stood", sys._current_frames().get(threading.main_thread().ident or 0))
+        os._exit(0)
+
+    def end(self, how: str, frame: FrameType | None = None, error: str = "", stack: list[str] | None = None) -> None:
+        """Leave word of how this process ended; only the first word counts."""
+        path = self._directory / END.format(self._rank)
+        with self._ending:
+            if path.exists():
+                return
+            record = {
+                "how": how,
+                "error": error,
+                "steps": self._steps,
+                "stack": stack if stack is not None else format_stack(frame),
+                "collectives": collectives(),
+            }
+            beside = path.with_suffix(".partial")
+            beside.write_text(json.dumps(record))
+            beside.rename(path)
+
+
+def collectives() -> list[dict[str, Any]]:
+    """Every collective of this process, as torch's flight recorder has it: DDP's own are among them."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+    return [
+        {
+            "group": entry["process_group"][0],
+            "name": entry["profiling_name"].partition(":")[2] or entry["profiling_name"],
+            "sizes": entry["input_sizes"],
+            "time": entry["time_created_ns"],
+        }
+        for entry in json.loads(_dump_fr_trace_json()).get("entries", [])
+        if not entry["is_p2p"]
+    ]
+
+
+def random_states() -> dict[str, str]:
+    """Where the global generators stand that a script may draw from."""
+    kind, keys, place, *_ = np.random.get_state()
+    states = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": f"{kind} {place}".encode() + np.asarray(keys).tobytes(),
+        "random": repr(random.getstate()).encode(),
+    }
+    return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}
+
+
+def _fingerprints(tensors: dict[str, Tensor]) -> dict[str, int | None]:
+    return {name: _fingerprint(tensor) for name, tensor in tensors.items()}
+
+
+def _fingerprint(tensor: Tensor | None) -> int | None:
+    """A number of a tensor's bits; None for what is not there, or of which every process holds another part."""
+    if tensor is None or _is_sharded(tensor) or tensor.is_meta:
+        return None
+    tensor = tensor.detach()
+    if tensor.is_sparse:
+        whole = tensor.coalesce()
+        return hash((_fingerprint(whole.indices()), _fingerprint(whole.values())))
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    with torch.no_grad():
+        return int(fingerprints({"": tensor}).item())
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether every process holds another part of it by design: FSDP and other parallelism of models."""
+    return isinstance(tensor, DTensor) or type(tensor).__name__ == "FlatParameter"

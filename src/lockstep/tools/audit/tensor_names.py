@@ -1,0 +1,87 @@
+"""What a script calls its tensors: the variable that holds a module, then the path inside it."""
+
+import gc
+from collections.abc import Iterator
+from types import FrameType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class ModuleNames:
+    """The outermost modules of a script and their names; they are looked for again at every step."""
+
+    def __init__(self) -> None:
+        # Held on to, so that a number that identifies one is not given to another; an audit is short.
+        self._known: dict[int, tuple[str, nn.Module]] = {}
+
+    def look(self, frame: FrameType | None) -> None:
+        """Find modules that were not there before; variables of the frame and of its callers name them."""
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        inner = {id(child) for module in modules for child in module._modules.values()}
+        roots = [module for module in modules if id(module) not in inner and id(module) not in self._known]
+        if not roots:
+            return
+        variables = _variables(frame)
+        taken = {name for name, _ in self._known.values()}
+        for root in roots:
+            called = variables.get(id(root)) or variables.get(id(unwrap(root))) or type(unwrap(root)).__name__
+            name, number = called, 2
+            while name in taken:
+                name, number = f"{called}#{number}", number + 1
+            taken.add(name)
+            self._known[id(root)] = name, root
+
+    def wrappers(self) -> Iterator[tuple[str, DistributedDataParallel]]:
+        """The modules that are wrapped by DDP."""
+        for name, root in self._known.values():
+            for path, module in root.named_modules():
+                if isinstance(module, DistributedDataParallel):
+                    yield ".".join(filter(None, (name, path))), module
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{path}": tensor
+            for name, root in self._known.values()
+            for path, tensor in unwrap(root).named_parameters()
+        }
+
+    def buffers(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{path}": tensor
+            for name, root in self._known.values()
+            for path, tensor in unwrap(root).named_buffers()
+        }
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """What a DDP wrapper wraps: its name needs no `module.` in it."""
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def name_parameters(optimizer: torch.optim.Optimizer, number: int, roots: ModuleNames) -> dict[str, Tensor]:
+    """The parameters of an optimizer by name; those in no module by their place in it."""
+    known = {id(tensor): name for name, tensor in roots.parameters().items()}
+    named: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        given = group.get("param_names") or [None] * len(group["params"])
+        for tensor, word in zip(group["params"], given, strict=True):
+            named[known.get(id(tensor)) or word or f"optimizer{number}.parameter{len(named)}"] = tensor
+    return named
+
+
+def _variables(frame: FrameType | None) -> dict[int, str]:
+    """Names by what they hold: variables of a frame and its callers, and one step into the objects they hold."""
+    names: dict[int, str] = {}
+    while frame is not None:
+        for name, value in frame.f_locals.items():
+            names.setdefault(id(value), name)
+            inside = getattr(value, "__dict__", None)
+            if name == "__builtins__" or not isinstance(inside, dict) or issubclass(type(value), nn.Module | type(gc)):
+                continue
+            for part, held in list(inside.items()):
+                if issubclass(type(held), nn.Module):
+                    names.setdefault(id(held), part if name == "self" else f"{name}.{part}")
+        frame = frame.f_back
+    return names

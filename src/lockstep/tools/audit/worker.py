@@ -1,0 +1,57 @@
+"""One process of an audit: `python -m lockstep.tools.audit.worker DIRECTORY STEPS [-m] SCRIPT [ARGUMENTS]`."""
+
+import faulthandler
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from lockstep.launch.process_lifetime import crash_file, die_with_parent
+from lockstep.launch.stack_traces import is_internal_frame
+from lockstep.launch.world import WorldInfo
+from lockstep.tools.audit.recorder import StepRecorder
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the script with a witness beside it, as Python would run it without one."""
+    die_with_parent()
+    directory, steps, *rest = words
+    rank = WorldInfo.from_environment().rank
+    faulthandler.enable((Path(directory) / crash_file(rank)).open("w"))
+    witness = StepRecorder(Path(directory), rank, int(steps))
+    witness.install()
+    try:
+        _run(rest)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            witness.end("failed", error=f"SystemExit: {leaving.code}", stack=_lines(leaving))
+            raise
+    except BaseException as error:
+        witness.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
+        raise
+    witness.end("ended")
+    return 0
+
+
+def _run(words: Sequence[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _lines(error: BaseException) -> list[str]:
+    """Where an error came from, outermost first, without the plumbing at the end."""
+    frames = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    while len(frames) > 1 and is_internal_frame(frames[-1]):
+        frames.pop()
+    return frames[-12:]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""Choose environments, horizon and batch by short measured probes: as much as pays here, and no more.
+
+Each number is doubled as long as a sample becomes cheaper by a tenth and memory allows it. A larger batch is another
+experiment, so this is something a user asks for; what was chosen, and why, is printed and kept in the run's config.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import torch
+
+from lockstep.config import Recipe, apply_overrides
+from lockstep.pytree import leaves
+from lockstep.tools.bench.measure import IterationTimer, alone, saved_bytes
+
+WORTH = 0.9
+"""A doubling pays when a sample then costs less than this part of what it cost."""
+MOST = 64
+"""How many times the recipe's own number a probe may go."""
+MEMORY = 0.6
+"""Part of the free memory that a run may plan to fill."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AutoscaleResult:
+    """Settings that were chosen, and a sentence for each."""
+
+    settings: dict[str, Any]
+    reasons: list[str]
+
+
+def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambda _: None) -> AutoscaleResult:
+    """The settings that make good use of this machine, for a run of so many processes on it."""
+    if (why_not := refusal(recipe)) is not None:
+        return AutoscaleResult({}, [why_not])
+    fields = {field.name for field in dataclasses.fields(recipe.algo)}
+    envs, minibatches = recipe.task.num_envs, recipe.algo.samples_per_iteration(recipe.task) // recipe.algo.batch_size
+
+    def acting(count: int) -> tuple[float, float]:
+        say(f"probing {count:,} environments")
+        meter = _meter(recipe, count, horizon=4)
+        held = sum(tensor.nbytes for tensor in leaves(meter.algorithm.sample_buffers())) / 4 * recipe.algo.rollout_steps
+        return _seconds(meter, ("env", "act")) / count, held / count
+
+    chosen_envs, why_envs = _double(envs, acting, processes)
+
+    def learning(batch: int) -> tuple[float, float]:
+        say(f"probing batches of {batch:,}")
+        meter = _meter(recipe, chosen_envs, horizon=-(-batch // chosen_envs))
+        (work,) = (work for work in meter.algorithm.benchmark_ops() if work.kind == "learning")
+        return _seconds(meter, ("learn",)) / work.samples, saved_bytes(work.run) / work.samples
+
+    chosen_batch, why_batch = _double(max(recipe.algo.batch_size, chosen_envs), learning, processes)
+    step = chosen_batch // math.gcd(chosen_batch, chosen_envs)  # fewer would cut a minibatch
+    horizon = max(step, minibatches * chosen_batch // chosen_envs // step * step)
+    minibatches = horizon * chosen_envs // chosen_batch
+    settings = {
+        "task.num_envs": chosen_envs * processes,
+        "algo.batch_size": chosen_batch * processes,
+        "algo.rollout_steps": horizon,
+    }
+    reasons = [
+        f"{settings['task.num_envs']:,} environments: {why_envs}",
+        f"batches of {settings['algo.batch_size']:,}: {why_batch}",
+        f"{horizon} steps between updates: {minibatches} minibatches a rollout",
+    ]
+    if processes > 1:
+        reasons.append(f"measured on one process, and multiplied by {processes}")
+    grown = settings["algo.batch_size"] / recipe.algo.batch_size
+    if grown > 1 and "lr_scaling" in fields and recipe.algo.lr_scaling == "none":
+        settings["algo.lr_scaling"] = "sqrt"
+        reasons.append(f"learning rate times {grown**0.5:.3g}: the square root of the batch's growth, after a warm-up")
+    return AutoscaleResult(settings, reasons)
+
+
+def refusal(recipe: Recipe) -> str | None:
+    """Why nothing of a recipe is scaled, where that is so."""
+    if not {"rollout_steps", "batch_size", "epochs"} <= {field.name for field in dataclasses.fields(recipe.algo)}:
+        return f"{recipe.name} collects no rollouts: there is nothing to scale."
+    if getattr(recipe.algo, "length", 1) > 1:
+        return f"{recipe.name} learns from sequences, which the probes do not know: nothing is scaled."
+    return None
+
+
+def _double(start: int, cost: Callable[[int], tuple[float, float]], processes: int) -> tuple[int, str]:
+    """The number, doubled as long as that pays, and why no further; `cost` gives seconds and bytes for each."""
+    count, (seconds, size) = start, cost(start)
+    free = _free_memory(processes)
+    while count < start * MOST:
+        if 2 * count * size > free:
+            return count, f"twice as many would need {2 * count * size / 2**30:.3g} GiB of {free / 2**30:.3g} free"
+        faster, size = cost(2 * count)
+        if faster > WORTH * seconds:
+            gain = max(0.0, 1 - faster / seconds)
+            return count, f"with {2 * count:,} on a process a sample would cost {gain:.0%} less, not worth it"
+        count, seconds = 2 * count, faster
+    return count, f"{MOST} times the recipe's own number, the most that is tried"
+
+
+def _meter(recipe: Recipe, envs: int, horizon: int) -> IterationTimer:
+    """One process with so many environments, and one update an iteration."""
+    small = {"task.num_envs": envs, "algo.rollout_steps": horizon, "algo.batch_size": envs * horizon, "algo.epochs": 1}
+    return IterationTimer(apply_overrides(recipe, small), alone(recipe.run))
+
+
+def _seconds(meter: IterationTimer, phases: tuple[str, ...]) -> float:
+    """The least that some phases took, of three iterations."""
+    times = []
+    for _ in range(3):
+        meter.runtime.timer.take()
+        meter.seconds(meter.iterate)
+        spent = meter.runtime.timer.take()
+        times.append(sum(spent[name] for name in phases))
+    return min(times)
+
+
+def _free_memory(processes: int) -> float:
+    if torch.cuda.is_available():
+        return MEMORY * torch.cuda.mem_get_info()[0]
+    return MEMORY * psutil.virtual_memory().available / processes

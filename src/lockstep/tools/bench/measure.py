@@ -1,0 +1,258 @@
+"""Measure a recipe's iterations beside their bare work: environments and networks with nothing around them.
+
+The two are taken in turns, so that a machine that slows down slows both. On a CPU with one thread, seconds are CPU
+seconds: a busy neighbour takes wall time, and says nothing about our overhead.
+"""
+
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lockstep import __version__
+from lockstep.clock import TrainState
+from lockstep.config import Recipe, RunConfig, as_dict
+from lockstep.distributed import Runtime
+from lockstep.launch.device import choose_device
+from lockstep.launch.world import WorldInfo
+from lockstep.protocols import Algorithm, BenchmarkOp, VecEnv
+from lockstep.train import iterate
+
+PARTS = {"env": "env", "act": "inference", "learn": "learning", "reduce": "reduction"}
+"""Phases of the loop, and what the split calls them; whatever else there is, is the rest."""
+DATA_PARTS = {"load": "loading", "learn": "learning", "reduce": "reduction"}
+"""The same of a run that learns from data: it waits for batches, and neither acts nor steps an environment."""
+BATCH_DIVISOR = 4
+"""Learning is also timed on a batch this many times smaller, to part fixed time from work."""
+
+
+def alone(run: RunConfig, hosting: range | None = None) -> Runtime:
+    """One process that nobody else is with, on the device that a run would take here."""
+    return Runtime.single_process(run, str(choose_device(run.device, WorldInfo())), hosting)
+
+
+class IterationTimer:
+    """One process's share of a run, ready to be timed."""
+
+    def __init__(self, recipe: Recipe, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+        self.algorithm: Algorithm = recipe.algo.build(self.task, runtime)
+        self.clock = TrainState(total_samples=2**62)
+        self.check_every = recipe.run.replica_check_every
+        self.iterate()  # compiles kernels, makes buffers
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.numel() for tensor in self.algorithm.model_state_dict().values() if tensor.requires_grad)
+
+    def iterate(self) -> None:
+        """What the loop does in an iteration, but for logs, evaluations and checkpoints."""
+        iterate(self.task, self.algorithm, self.clock, self.runtime, self.check_every)
+        self.clock.flush_metrics()
+        self.runtime.all_reduce_any(stop=False, save=False)
+
+    def seconds(self, work: Callable[[], object], times: int = 1) -> tuple[float, float]:
+        """Seconds to do something some times: as they count here, and on the wall."""
+        self._finish()
+        cpu, wall = time.process_time(), time.perf_counter()
+        for _ in range(times):
+            work()
+        self._finish()
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        alone = self.runtime.size == 1 and torch.get_num_threads() == 1 and self.runtime.device.type == "cpu"
+        return (cpu if alone else wall), wall
+
+    def seconds_in_half(self, work: Callable[[], object]) -> float:
+        """The same, once and as they count here, as if the run were in bf16."""
+        before, self.runtime.autocast_dtype = self.runtime.autocast_dtype, torch.bfloat16
+        try:
+            return self.seconds(work)[0]
+        finally:
+            self.runtime.autocast_dtype = before
+
+    def _finish(self) -> None:
+        if self.runtime.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int = 5) -> dict[str, Any]:
+    """Time iterations and their bare work in turns, at least `rounds` times and for about so many seconds."""
+    meter = IterationTimer(recipe, runtime)
+    works = [*meter.algorithm.benchmark_ops(), *meter.algorithm.benchmark_ops(BATCH_DIVISOR)]
+    (learning,) = (work for work in works if work.kind == "learning" and work.batch_divisor == 1)
+    for work in works:
+        work.run()
+    meter.seconds_in_half(learning.run)
+    halved: list[float] = []
+    ours: list[tuple[float, float]] = []
+    bare: list[list[float]] = [[] for _ in works]
+    phases: dict[str, float] = {}
+    began, more = time.perf_counter(), True
+    while more:
+        runtime.timer.take()
+        ours.append(meter.seconds(meter.iterate))
+        for name, spent in runtime.timer.take().items():
+            phases[name] = phases.get(name, 0.0) + spent
+        for times, work in zip(bare, works, strict=True):
+            times.append(meter.seconds(work.run, work.calls_per_iteration)[0])
+        if runtime.autocast_dtype is None:
+            halved.append(meter.seconds_in_half(learning.run))
+        unfinished = len(ours) < rounds or time.perf_counter() - began < seconds
+        more = runtime.all_reduce_any(more=unfinished)["more"]
+    pairs = list(zip(works, (statistics.median(times) for times in bare), strict=True))
+    report = _report(meter, recipe, ours, phases, [pair for pair in pairs if pair[0].batch_divisor == 1], pairs)
+    plain = next(seconds for work, seconds in pairs if work is learning) / learning.calls_per_iteration
+    return report | {"bf16_gain": plain / statistics.median(halved) if halved else 1.0}
+
+
+REDUCTIONS = (2**6, 2**16, 2**20, 2**22)
+"""Bytes of the reductions that are timed."""
+
+
+def time_reductions(runtime: Runtime, times: int = 20, sizes: Sequence[int] = REDUCTIONS) -> dict[str, float]:
+    """Median seconds of a sum over processes, by its bytes."""
+    seconds: dict[str, float] = {}
+    for size in sizes:
+        tensor = torch.zeros(size // 4, device=runtime.device)
+        took = []
+        for _ in range(times):
+            began = time.perf_counter()
+            runtime.all_reduce_sum(tensor)
+            if runtime.device.type == "cuda":
+                torch.cuda.synchronize()
+            took.append(time.perf_counter() - began)
+        seconds[str(tensor.nbytes)] = statistics.median(took)
+    return seconds
+
+
+def time_contention(meter: IterationTimer, busy: bool = True, times: int = 8) -> list[tuple[float, float]]:
+    """Seconds of an update's bare work on the main process, while it is alone and while all busy ones are at it."""
+    (work,) = (work for work in meter.algorithm.benchmark_ops() if work.kind == "learning")
+    work.run()  # the first finds its data gone from the cache
+    took: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * times):
+        alone = number % 2 == 0
+        meter.runtime.all_reduce_any(ready=True)  # nobody begins before everybody is here
+        if meter.runtime.is_main or (busy and not alone):
+            took[alone].append(meter.seconds(work.run)[1])
+    return list(zip(took[True], took[False], strict=False))
+
+
+def contention_and_jitter(crowding: list[tuple[float, float]]) -> tuple[float, list[float]]:
+    """How many times slower work is beside others, by means, because what counts in the end is the sum; how uneven."""
+    alone, crowded = zip(*crowding, strict=True)
+    return max(1.0, statistics.fmean(crowded) / statistics.fmean(alone)), parts_of_mean(crowded)
+
+
+def parts_of_mean(seconds: Sequence[float]) -> list[float]:
+    """What should always take the same time, in order, as parts of its mean."""
+    mean = statistics.fmean(seconds)
+    return sorted(time / mean for time in seconds)
+
+
+def saved_bytes(work: Callable[[], object]) -> int:
+    """Bytes that autograd keeps between a forward and its backward."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
+            return tensor  # a weight, kept anyway
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        work()
+    return sum(kept.values())
+
+
+def _report(
+    meter: IterationTimer,
+    recipe: Recipe,
+    ours: list[tuple[float, float]],
+    phases: dict[str, float],
+    bare: list[tuple[BenchmarkOp, float]],
+    everything: list[tuple[BenchmarkOp, float]],
+) -> dict[str, Any]:
+    runtime, samples = meter.runtime, meter.algorithm.samples
+    iteration = statistics.median(counted for counted, _ in ours)
+    wall = statistics.median(wall for _, wall in ours)
+    total = sum(wall for _, wall in ours)
+    parts = DATA_PARTS if "load" in phases else PARTS
+    split = {words: phases.get(name, 0.0) / total for name, words in parts.items()}
+    split["rest"] = max(0.0, 1.0 - sum(split.values()))
+    fixed, per_sample = _fixed_time(everything)
+    return {
+        "recipe": recipe.name,
+        "lockstep": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+        "processes": runtime.size,
+        "threads": torch.get_num_threads(),
+        "precision": recipe.run.precision,
+        "parameters": meter.parameters,
+        "samples_per_iteration": samples,
+        "rounds": len(ours),
+        "steps_per_second": samples / wall,
+        "ratio_to_bare": sum(seconds for _, seconds in bare) / iteration,
+        "split": split,
+        "seconds": {"iteration": iteration, "wall": wall} | {work.kind: seconds for work, seconds in bare},
+        "learning": {"fixed_seconds": fixed, "seconds_per_sample": per_sample},
+        "config": as_dict(recipe),
+    }
+
+
+def _fixed_time(works: list[tuple[BenchmarkOp, float]]) -> tuple[float, float]:
+    """A bare update's fixed time, and its time for each local sample, from two sizes of batch."""
+    full, fewer = ((work, s / work.calls_per_iteration) for work, s in works if work.kind == "learning")
+    if full[0].samples == fewer[0].samples:  # a share that is too small to be made smaller
+        return full[1], 0.0
+    per_sample = max(0.0, (full[1] - fewer[1]) / (full[0].samples - fewer[0].samples))
+    return max(0.0, full[1] - per_sample * full[0].samples), per_sample
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """What bounds the run, and what would help, in words."""
+    words, gain = _bound(report), report["bf16_gain"]
+    if words.startswith("learning-bound") and gain > 1.25:
+        words += f" In bf16 the bare work of an update is {gain:.1f} times as fast: try --run.precision bf16."
+    return words
+
+
+def _bound(report: dict[str, Any]) -> str:
+    split = report["split"]
+    largest = max((part for part in split if part != "rest"), key=lambda part: split[part])
+    share = f"{split[largest]:.0%} of the time"
+    if split["rest"] > split[largest]:
+        return (
+            f"overhead-bound: {split['rest']:.0%} of the time is neither environments nor networks; try larger batches."
+        )
+    if largest == "learning":
+        fixed, work = report["learning"]["fixed_seconds"], report["learning"]["seconds_per_sample"]
+        local = report["config"]["algo"].get("batch_size", 0) / report["processes"]
+        if fixed <= 0.01 * work * local:
+            return (
+                f"learning-bound ({share}): more processes help, each with its share of the batch (now {local:,.0f})."
+            )
+        until = round(report["processes"] * work * local / fixed)
+        if until <= report["processes"]:
+            return (
+                f"learning-bound ({share}), and an update's fixed time ({fixed * 1e3:.2g} ms) is longer than its work"
+                f" on {local:,.0f} samples: larger batches help more than more processes."
+            )
+        return (
+            f"learning-bound ({share}): more processes help until about {until}, where an update's fixed time "
+            f"({fixed * 1e3:.2g} ms) is as long as its work on {local * report['processes'] / until:,.0f} samples."
+        )
+    return {
+        "env": f"env-bound ({share}): more processes help while each has a core of its own; a faster GPU does not.",
+        "inference": f"inference-bound ({share}): more environments make better use of every call to the network.",
+        "loading": f"loading-bound ({share}): --algo.num-workers N reads batches ahead in N processes for each.",
+        "reduction": (
+            f"reduction-bound ({share}): larger batches, or --run.grad-comm-dtype bf16, send less for each sample."
+        ),
+    }[largest]

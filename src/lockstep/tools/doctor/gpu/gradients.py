@@ -1,0 +1,100 @@
+"""Gradients of a recipe's first update, and how far two devices or precisions are apart in them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.clock import TrainState
+from lockstep.config import Recipe, resolve_lanes
+from lockstep.distributed import Runtime
+from lockstep.distributed.gradient_buffer import GradientBuffer
+from lockstep.launch.device import configure_torch
+from lockstep.launch.world import WorldInfo
+from lockstep.train import iterate
+
+NEVER = 10**9
+"""Updates between replica checks where there is one process."""
+FLOOR = 1e-3
+"""A parameter's gradient counts as at least this part of the whole gradient: near zero it is rounding only."""
+
+
+class Agent:
+    """A recipe in one process on one device, without a run directory, for single iterations."""
+
+    def __init__(self, recipe: Recipe, device: str) -> None:
+        configure_torch(recipe.run, WorldInfo())
+        self.runtime = Runtime.single_process(resolve_lanes(recipe.run, 1), device)
+        self.task: Any = recipe.task.build(self.runtime.lanes, self.runtime.device)
+        self.algorithm: Any = recipe.algo.build(self.task, self.runtime)
+        self.clock = TrainState(total_samples=2**62)
+
+    def iterate(self, until: Callable[[], bool] | None = None, most: int = 1000) -> None:
+        """Train one iteration, or iterations until a condition holds."""
+        for _ in range(most):
+            iterate(self.task, self.algorithm, self.clock, self.runtime, NEVER)
+            if until is None or until():
+                return
+
+    def learned(self) -> bool:
+        """Whether there was an update. Algorithms with replay first collect without one."""
+        return bool(self.algorithm.updates > 0)
+
+    def finite(self) -> bool:
+        """Whether all weights are finite."""
+        return all(bool(tensor.isfinite().all()) for tensor in self.algorithm.model_state_dict().values())
+
+    def close(self) -> None:
+        self.task.close()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[list[Tensor]]]:
+    """Record the first gradient of every optimizer, by parameter, in double precision on the CPU.
+
+    A gradient is recorded when it is summed over the batch, before clipping and before any parameter changes.
+    """
+    finish = GradientBuffer.wait
+    seen: list[GradientBuffer] = []
+    first: list[list[Tensor]] = []
+
+    def recorded(self: GradientBuffer) -> None:
+        finish(self)
+        if not any(self is gradient for gradient in seen):
+            seen.append(self)
+            sizes = [parameter.numel() for parameter in self.parameters]
+            first.append(list(self.flat.detach().cpu().double().split(sizes)))
+
+    GradientBuffer.wait = recorded  # type: ignore[method-assign]
+    try:
+        yield first
+    finally:
+        GradientBuffer.wait = finish  # type: ignore[method-assign]
+
+
+def first_gradients(recipe: Recipe, device: str) -> list[list[Tensor]]:
+    """Gradients of the first update of every optimizer, by parameter."""
+    agent = Agent(recipe, device)
+    try:
+        with recording() as first:
+            agent.iterate(agent.learned)
+    finally:
+        agent.close()
+    return first
+
+
+def difference(ours: list[Tensor], wanted: list[Tensor], normalize: bool = False) -> float:
+    """Largest relative difference of a parameter's gradient. `normalize` compares directions of whole gradients."""
+    whole, other = norm(wanted), norm(ours)
+    if not whole:
+        return 0.0 if not other else float("inf")
+    scale = whole / other if normalize and other else 1.0
+    return max(
+        float((a * scale - b).norm()) / max(float(b.norm()), FLOOR * whole) for a, b in zip(ours, wanted, strict=True)
+    )
+
+
+def norm(gradient: list[Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.stack([part.norm() for part in gradient])))

@@ -1,0 +1,117 @@
+"""Whether several processes train one agent: replica checks, exact mode twice, and `lockstep prove`."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from lockstep.io.safe_read import read_json
+from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip, expect, lockstep
+
+RECIPE = "gym-ppo"
+CHECK_EVERY = 16
+ITERATIONS = 4
+QUICK = {"algo.rollout_steps": 4, "algo.batch_size": 32, "algo.epochs": 1}
+"""Settings of a quick kit's runs: one update in an iteration."""
+NCCL, GLOO = "prove-nccl.json", "prove-gloo.json"
+"""Records of the proofs in the kit's scratch directory, which the kill drill reads."""
+
+
+def several(record: ResultRecord) -> tuple[int, list[str]]:
+    """Processes for a step that needs more than one, and the setting that lets them share a single GPU."""
+    return (record.gpus, []) if record.gpus > 1 else (2, ["run.share_gpu=true"])
+
+
+def proved(record: ResultRecord) -> dict[str, Any]:
+    """Settings of the runs whose hashes are compared: four iterations with a checkpoint after each."""
+    iteration = 8 * (QUICK["algo.rollout_steps"] if record.quick else 32)  # environments x steps
+    run = {"device": "cuda", "total_samples": ITERATIONS * iteration, "save_every": iteration, "eval_every": None}
+    run |= {"record_video": False, "lanes": max(8, record.gpus)}
+    return {f"run.{name}": value for name, value in run.items()} | (QUICK if record.quick else {})
+
+
+def lanes(record: ResultRecord) -> str:
+    """The setting that gives runs on few processes the lanes of a run on all GPUs: they are then the same run."""
+    return f"run.lanes={max(8, record.gpus)}"
+
+
+def as_words(settings: dict[str, Any]) -> list[str]:
+    """Settings as words of a command line."""
+    return [f"{name}={str(value).lower()}" for name, value in settings.items()]
+
+
+def replicas(record: ResultRecord) -> None:
+    """Train 128 updates or more on all GPUs and compare the replicas every few updates."""
+    processes, sharing = several(record)
+    settings = ["run.device=cuda", "run.eval_every=none", f"run.replica_check_every={CHECK_EVERY}", *sharing]
+    if record.quick:
+        settings += ["algo.rollout_steps=4", "algo.batch_size=8", "algo.epochs=8", "run.total_samples=128"]
+    settings += [f"run.runs_dir={record.scratch}", "run.name=replicas", "run.log_every=1"]
+    ended = lockstep("train", RECIPE, "--smoke", "--procs", processes, "--max-restarts", 0, *settings)
+    expect(ended, "training with replica checks")
+    lines = (record.scratch / "replicas" / "metrics.jsonl").read_text().splitlines()
+    compared = {line["sync/update"] for line in map(json.loads, lines) if "sync/update" in line}
+    found = {"processes": processes, "checks": len(compared), "updates": int(max(compared, default=0))}
+    record.add("replicas", found | {"backend": "gloo" if sharing else "nccl"})
+    if found["updates"] < 128:
+        raise Failure(f"replicas were last compared at update {found['updates']}, not at 128 or later")
+
+
+def exact(record: ResultRecord) -> None:
+    """Train twice in exact mode on one GPU: both runs must have the same hash."""
+    from lockstep.config import apply_overrides
+    from lockstep.tools.doctor.gpu.recipes import smoke_recipe
+    from lockstep.tools.doctor.smoke_test import hash_of_run
+    from lockstep.train import train
+
+    settings = proved(record) | {"run.reduction": "exact", "run.runs_dir": str(record.scratch)}
+    recipe = apply_overrides(smoke_recipe(RECIPE), settings)
+    hashes = []
+    for name in ("exact-1", "exact-2"):
+        train(apply_overrides(recipe, {"run.name": name}))
+        hashes.append(hash_of_run(record.scratch / name))
+        record.add("hashes", hashes)
+    if hashes[0] != hashes[1]:
+        raise Failure("two runs in exact mode have different hashes")
+
+
+def prove_nccl(record: ResultRecord) -> None:
+    """Prove one agent on 1, 2, 4, ... and all GPUs over NCCL."""
+    if record.gpus < 2:
+        raise Skip("one GPU: NCCL needs two")
+    _prove(record, [1, record.gpus] if record.quick else doubling(record.gpus), NCCL)
+
+
+def prove_gloo(record: ResultRecord) -> None:
+    """Prove one agent on one process and on two that share a GPU, over gloo; the agent that NCCL gave, if it ran."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
+    over_nccl = proved_hash(record.scratch)
+    _prove(record, [2] if record.quick and over_nccl else [1, 2], GLOO, CUDA_VISIBLE_DEVICES=visible)
+    if over_nccl not in (None, record.found["runs"][0]["hash"]):
+        raise Failure("the agent trained over gloo is not the one trained over NCCL")
+
+
+def doubling(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return sorted({2**power for power in range(most.bit_length())} | {most})
+
+
+def _prove(record: ResultRecord, processes: list[int], name: str, **environment: str) -> None:
+    path = record.scratch / name
+    words = ["prove", RECIPE, "--procs", *processes, "--json", path, *as_words(proved(record))]
+    ended = lockstep(*words, **environment)
+    if path.exists():
+        proof = read_json(path)
+        record.add("runs", proof["rows"])
+        record.add("verdict", proof["verdict"])
+    expect(ended, f"lockstep prove on {', '.join(map(str, processes))} processes")
+
+
+def proved_hash(scratch: Path) -> str | None:
+    """The hash that a proof of this kit found for the undisturbed run. None if no proof succeeded."""
+    for name in (NCCL, GLOO):
+        if (scratch / name).exists():
+            proof: dict[str, Any] = read_json(scratch / name)
+            if proof["verdict"] == "one agent":
+                return str(proof["rows"][0]["hash"])
+    return None

@@ -1,0 +1,188 @@
+"""One recipe on one GPU: gradients against the CPU, a smoke run, host synchronizations and memory."""
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.config import ConfigError, Recipe, apply_overrides
+from lockstep.registry import find_recipe
+from lockstep.tools.doctor.gpu.gradients import Agent, difference, first_gradients, norm
+from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip
+from lockstep.train import train
+
+TOLERANCE = 1e-3
+"""Largest relative difference of a gradient in fp32 between a GPU and the CPU that counts as rounding."""
+LEARNING = {"dmc-tdmpc2": {"task.tasks": ["cartpole-balance"]}}
+"""Settings by recipe for the comparison of gradients: the smoke setting's pendulum earns nothing at first."""
+GPU = "cuda:0"
+COUNTED = 2
+"""Iterations in which host synchronizations are counted."""
+FULL_SECONDS = 20
+"""Seconds for a first update at the recipe's real settings."""
+
+
+def recipe(record: ResultRecord, name: str) -> None:
+    """Run every part for one recipe. A recipe that needs a package which is not installed is skipped."""
+    with needs_installed():
+        smoke = smoke_recipe(name)
+        learning = apply_overrides(smoke, LEARNING.get(name, {}))
+        wanted = first_gradients(learning, "cpu")
+    with record.part("gradients"):
+        compare_gradients(record, wanted, first_gradients(learning, GPU))
+    with record.part("smoke"):
+        smoke_run(record, smoke)
+    with record.part("host_syncs"):
+        host_syncs(record, smoke)
+    if not record.quick:
+        with record.part("memory_full"):
+            full_memory(record, find_recipe(name)())
+
+
+@contextlib.contextmanager
+def needs_installed() -> Iterator[None]:
+    """Raise Skip where a package is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise Skip(f"not installed: {error}") from None
+    except ConfigError as error:
+        if "pip install" in str(error):
+            raise Skip(f"not installed: {' '.join(str(error).split())}") from None
+        raise
+
+
+def smoke_recipe(name: str) -> Recipe:
+    """A recipe at its smoke settings."""
+    kind = find_recipe(name)
+    return apply_overrides(kind(), kind.smoke_overrides)
+
+
+def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: list[list[Tensor]]) -> None:
+    """Compare the first gradient of every optimizer on the GPU with the CPU's."""
+    if len(found) != len(wanted):
+        raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(wanted)} on the CPU")
+    differences = [difference(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
+    norms = [norm(gradient) for gradient in wanted]
+    compared = {
+        "largest_relative_difference": max(differences),
+        "tolerance": TOLERANCE,
+        "by_optimizer": differences,
+        "norms": norms,
+        "parameters": [sum(part.numel() for part in gradient) for gradient in wanted],
+    }
+    record.add("gradients", compared)
+    if not all(norms):
+        raise Failure("a gradient is zero, which shows nothing")
+    if not max(differences) <= TOLERANCE:
+        raise Failure(f"they differ from the CPU's by {max(differences):.1e}, more than {TOLERANCE:.0e}")
+
+
+def smoke_run(record: ResultRecord, recipe: Recipe) -> None:
+    """Train the smoke setting to its end, with checkpoints and (unless quick) evaluations, and read the memory peak."""
+    place = {"run.runs_dir": str(record.scratch), "run.name": f"smoke-{recipe.name}", "run.device": "cuda"}
+    short = {"run.eval_every": None, "run.total_samples": recipe.run.total_samples // 2} if record.quick else {}
+    torch.cuda.reset_peak_memory_stats()
+    result = train(apply_overrides(recipe, place | short))
+    record.add("smoke", {"samples": result.clock.samples, "seconds": result.seconds})
+    record.add("memory", memory_peak())
+
+
+def memory_peak() -> dict[str, int | None]:
+    """Peak memory of this process on its GPU in bytes. None where the device does not tell."""
+
+    def told(size: int) -> int | None:
+        return int(size) or None
+
+    return {
+        "allocated_bytes": told(torch.cuda.max_memory_allocated()),
+        "reserved_bytes": told(torch.cuda.max_memory_reserved()),
+    }
+
+
+def full_memory(record: ResultRecord, recipe: Recipe) -> None:
+    """Memory peak at the recipe's real settings, up to and including its first iteration with updates."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        with time_limit(FULL_SECONDS):
+            agent = Agent(recipe, GPU)
+            agent.iterate(agent.learned)
+            agent.close()
+    except TimeoutError:
+        torch.cuda.synchronize()  # what was launched may still run when the process ends
+        raise Skip(f"no update within {FULL_SECONDS} s") from None
+    except torch.OutOfMemoryError as error:
+        raise Skip(f"out of memory: {' '.join(str(error).split())[:200]}") from None
+    record.add("memory_full", memory_peak())
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block after so many seconds, at the next line of Python."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def host_syncs(record: ResultRecord, recipe: Recipe) -> None:
+    """Count by line how often the host waits for the GPU, as torch's sync debug mode reports it."""
+    agent = Agent(recipe, GPU)
+    agent.iterate(agent.learned)
+    agent.iterate()
+    before = agent.algorithm.updates
+    torch.cuda.synchronize()
+    with sync_warnings() as lines:
+        for _ in range(COUNTED):
+            agent.iterate()
+    counted = [{"line": line, "count": count} for line, count in lines.most_common()]
+    updates = int(agent.algorithm.updates - before)
+    agent.close()
+    found = {"iterations": COUNTED, "updates": updates, "total": lines.total(), "lines": counted}
+    record.add("host_syncs", found)
+
+
+@contextlib.contextmanager
+def sync_warnings() -> Iterator[Counter[str]]:
+    """Count torch's warnings about synchronizing operations by the line of Lockstep that caused them."""
+    lines: Counter[str] = Counter()
+
+    def count(message: Warning | str, *_: Any, **__: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            lines[calling_line()] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = count
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield lines
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def calling_line() -> str:
+    """The innermost line of Lockstep outside this file that is running, `distributed/optimizer.py:118`."""
+    frame: Any = sys._getframe()
+    package = f"{os.sep}lockstep{os.sep}"
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if package in path and path != __file__:
+            return f"{path.rpartition(package)[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"

@@ -1,0 +1,78 @@
+"""The kit's file: one JSON object, scrubbed, and replaced as a whole after every step."""
+
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lockstep import __version__
+from lockstep.tools.doctor.redaction import scrub
+
+FORMAT = 1
+"""Version of the file's layout."""
+
+
+class GpuReport:
+    """What the kit has found so far, and the file that holds it."""
+
+    def __init__(self, path: Path, quick: bool) -> None:
+        self.path, self.quick = path, quick
+        self.steps: list[dict[str, Any]] = []
+        self.summary: list[str] = []
+        self.finished = False
+        self._began = time.monotonic()
+        self._date = datetime.now(UTC).isoformat(timespec="seconds")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the kit started."""
+        return time.monotonic() - self._began
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the steps that failed."""
+        return [step["name"] for step in self.steps if step["result"] == "failed"]
+
+    def found(self, name: str) -> dict[str, Any]:
+        """What a step found. Empty if it has not run."""
+        return next((step["found"] for step in self.steps if step["name"] == name), {})
+
+    def add(self, step: dict[str, Any]) -> None:
+        """Add the record of a step and rewrite the file."""
+        self.steps.append(step)
+        self.write()
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole report. `shares` and `network` are in the form that `lockstep plan --measured` reads."""
+        shares: dict[str, Any] = {}
+        network: dict[str, Any] | None = None
+        for step in self.steps:
+            shares |= step["found"].get("shares", {})
+            network = step["found"].get("network", network)
+        whole = {
+            "format": FORMAT,
+            "lockstep": __version__,
+            "date": self._date,
+            "quick": self.quick,
+            "finished": self.finished,
+            "seconds": round(self.seconds, 1),
+            "failed": self.failed,
+            "summary": self.summary,
+            "steps": self.steps,
+            "shares": shares,
+            "network": network,
+        }
+        scrubbed: dict[str, Any] = scrub(whole)
+        return scrubbed
+
+    def write(self) -> None:
+        """Replace the file as a whole, so that an interrupted kit leaves a complete one."""
+        beside = self.path.with_name(f".{self.path.name}.unfinished")
+        with beside.open("w", encoding="utf-8") as file:
+            json.dump(self.as_json(), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(self.path)

@@ -1,0 +1,50 @@
+"""The steps of the kit, in order, with their time limits in seconds."""
+
+from dataclasses import dataclass
+
+from lockstep.registry import RECIPES
+
+STEP = "--gpu-step"
+"""First argument of the process of a step. It is not a flag for users."""
+QUICK_RECIPES = ("gym-ppo", "gym-ddpg")
+MODES = {"off": 90.0, "graphs": 90.0, "on": 180.0}
+"""Values of run.compile that are timed. `on` compiles for long and comes last."""
+
+
+@dataclass(frozen=True)
+class KitStep:
+    """One subprocess of the kit."""
+
+    name: str
+    words: tuple[str, ...]
+    """Arguments of the Python interpreter."""
+    limit: float
+    """Seconds after which the process is killed."""
+
+
+def step(name: str, *words: str, limit: float) -> KitStep:
+    """A step that a function of `worker.FUNCTIONS` runs."""
+    return KitStep(name, ("-P", "-m", "lockstep", "doctor", STEP, *words), limit)
+
+
+MACHINE = step("machine", "machine", limit=90.0)
+
+
+def steps_for(gpus: int, quick: bool) -> list[KitStep]:
+    """Every step after `machine`. Each checks by itself whether it applies to so many GPUs."""
+    recipes = QUICK_RECIPES if quick else tuple(RECIPES)
+    more = 1.0 + gpus / 8  # more processes take longer to start
+    return [
+        *(step(f"recipe {name}", "recipe", name, limit=100.0) for name in recipes),
+        step("replicas", "replicas", limit=90.0 * more),
+        step("precision", "precision", limit=90.0),
+        step("exact", "exact", limit=90.0),
+        step("prove over NCCL", "prove-nccl", limit=150.0 * more),
+        step("prove over gloo", "prove-gloo", limit=120.0),
+        step("hang drill", "hang", limit=120.0),
+        step("kill drill", "kill", limit=120.0),
+        step("bandwidth", "bandwidth", limit=90.0 * more),
+        step("scaling", "scaling", limit=120.0 * more),
+        step("shares", "shares", limit=120.0),
+        *(step(f"bench compile={mode}", "mode", mode, limit=limit) for mode, limit in MODES.items()),
+    ]

@@ -1,0 +1,119 @@
+"""The process of one step: calls the step's function and writes what it found, part by part, for the runner."""
+
+import contextlib
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.io.printable import write_text
+from lockstep.launch.process_lifetime import ENV_PARENT_PID, die_with_parent
+from lockstep.tools.doctor.gpu.process import Ended, run
+
+KIT = "LOCKSTEP_GPU_KIT"
+"""Environment variable of a step: a JSON object with the arguments of `Record`."""
+FUNCTIONS = {
+    "machine": "machine:machine",
+    "recipe": "recipes:recipe",
+    "replicas": "proofs:replicas",
+    "precision": "precision:precision",
+    "exact": "proofs:exact",
+    "prove-nccl": "proofs:prove_nccl",
+    "prove-gloo": "proofs:prove_gloo",
+    "hang": "drills:hang",
+    "kill": "drills:kill",
+    "mode": "benchmarks:mode",
+    "scaling": "scaling:scaling",
+    "shares": "scaling:shares",
+    "bandwidth": "bandwidth:bandwidth",
+}
+"""Module and function of every step, imported in the step's own process only."""
+
+
+class Skip(Exception):
+    """The step does not apply here. The message says why."""
+
+
+class Failure(Exception):
+    """The step found something wrong. The message says what."""
+
+
+class ResultRecord:
+    """What a step has found so far, written to its file after every addition."""
+
+    def __init__(self, result: str, gpus: int, quick: bool, scratch: str) -> None:
+        self.gpus, self.quick, self.scratch = gpus, quick, Path(scratch)
+        self.found: dict[str, Any] = {}
+        self.failures: list[str] = []
+        self._path = Path(result)
+
+    def add(self, name: str, value: Any) -> None:
+        """Add one finding under a name."""
+        self.found[name] = value
+        self.write("", "")
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Run a part of the step whose failure does not keep later parts from running."""
+        try:
+            yield
+        except Skip as reason:
+            self.add(name, {"skipped": str(reason)})
+        except Exception as error:
+            if not isinstance(error, Failure):
+                traceback.print_exc()
+            self.failures.append(f"{name}: {describe(error)}")
+
+    def write(self, result: str, reason: str) -> None:
+        """Write everything found so far. An empty result means that the step has not ended."""
+        beside = self._path.with_suffix(".unfinished")
+        beside.write_text(json.dumps({"result": result, "reason": reason, "found": self.found}))
+        beside.replace(self._path)
+
+
+def work(words: Sequence[str]) -> int:
+    """Run the step that `words` name, with its arguments."""
+    os.environ.pop(ENV_PARENT_PID, None)  # it was for this process, and would end those that this one starts
+    name, *arguments = words
+    record = ResultRecord(**json.loads(os.environ[KIT]))
+    module, function = FUNCTIONS[name].split(":")
+    try:
+        getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function)(record, *arguments)
+    except Skip as reason:
+        record.write("skipped", str(reason))
+    except Exception as error:
+        if not isinstance(error, Failure):
+            traceback.print_exc()
+        record.write("failed", "; ".join([*record.failures, describe(error)]))
+    else:
+        record.write("failed" if record.failures else "passed", "; ".join(record.failures))
+    return 0
+
+
+def describe(error: Exception) -> str:
+    """An exception in one line."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, Failure) else f"{type(error).__name__}: {text}"[:500]
+
+
+def lockstep(*words: Any, **settings: str) -> Ended:
+    """Run `lockstep WORDS` in a process that ends with this one. Its output goes to the step's output."""
+    command = [sys.executable, "-P", "-m", "lockstep", *map(str, words)]
+    ended = run(command, os.environ | settings, prepare=die_with_parent)
+    write_text(sys.stdout, f"$ lockstep {' '.join(map(str, words))}\n{ended.output}\n")
+    return ended
+
+
+def expect(ended: Ended, what: str) -> None:
+    """Raise Failure, with the last line of output, unless a command ended with exit code 0."""
+    if ended.problem:
+        raise Failure(f"{what}: {ended.problem}: {last_line(ended.output)}")
+
+
+def last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "no output"

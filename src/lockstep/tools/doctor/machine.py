@@ -1,0 +1,150 @@
+"""Versions, devices, memory and cores."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from lockstep import __version__
+from lockstep.launch.device import gpu_sharing, threads_per_process
+from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
+
+GIB = 2**30
+_SHARED_MEMORY = 64 * 2**20
+"""What /dev/shm is in a container that nobody gave more."""
+_FILES = 1024
+
+
+def check_versions() -> Iterator[CheckResult]:
+    """Lockstep, Python, torch and the libraries underneath."""
+    yield ok("versions", f"lockstep {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
+    yield ok("versions", f"{platform.system()} {platform.release()}, {platform.machine()}")
+    names = ("numpy", "numba", "gymnasium", "torch-geometric", "wandb", "onnxruntime")
+    found = [f"{name} {version}" for name in names if (version := _version(name))]
+    yield ok("versions", ", ".join(found))
+    if platform.system() == "Windows":
+        yield failure("versions", "Windows is not supported: the launcher needs fork and signals", "Use WSL 2.")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def check_devices(processes: int) -> Iterator[CheckResult]:
+    """What there is to compute on, and whether as many processes as asked for have a device each."""
+    cards = nvidia_smi("--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader")
+    if not torch.cuda.is_available():
+        yield from _without_cuda(cards, processes)
+        return
+    visible = torch.cuda.device_count()
+    for number in range(visible):
+        about = torch.cuda.get_device_properties(number)
+        yield ok("devices", f"cuda:{number} {about.name}, {about.total_memory / GIB:.0f} GiB")
+    if sharing := gpu_sharing("cuda", processes):
+        fix = f"Train with --procs {visible}, one process for each GPU."
+        yield warning("devices", f"{sharing} That is enough for a check", fix)
+    others = nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
+    if others:
+        yield warning(
+            "devices",
+            f"other processes compute on the GPUs: {'; '.join(others[:4])}",
+            "Choose free GPUs with --gpus, or end those processes.",
+        )
+    if visible > 1:
+        pairs = [(a, b) for a in range(visible) for b in range(visible) if a != b]
+        apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+        said = f"{len(pairs) - len(apart)} of {len(pairs)} pairs of GPUs reach each other's memory"
+        if apart:
+            yield warning("links", said, "`nvidia-smi topo -m` shows how they are joined; choose GPUs of one island.")
+        else:
+            yield ok("links", said)
+
+
+def _without_cuda(cards: list[str], processes: int) -> Iterator[CheckResult]:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if cards and torch.version.cuda is None:
+        yield failure(
+            "devices",
+            f"{len(cards)} GPUs are here, and this torch was built without CUDA",
+            "Install torch for your driver: https://pytorch.org/get-started/locally",
+        )
+    elif cards and hidden is not None:
+        yield failure(
+            "devices",
+            f"{len(cards)} GPUs are here, and CUDA_VISIBLE_DEVICES={hidden!r} shows torch none",
+            "unset CUDA_VISIBLE_DEVICES, or name GPUs in it, such as 0,1.",
+        )
+    elif cards:
+        yield failure(
+            "devices",
+            f"{len(cards)} GPUs are here, and torch finds none: the driver is too old for CUDA {torch.version.cuda}",
+            "Update the driver, or install a torch built for an older CUDA.",
+        )
+    elif torch.backends.mps.is_available() and processes > 1:
+        yield warning("devices", f"{processes} processes on one MPS device: nothing is gained", "Use --procs 1.")
+    else:
+        yield ok("devices", "no GPU: networks are computed on the CPU")
+
+
+def nvidia_smi(*words: str) -> list[str]:
+    """Lines that NVIDIA's tool prints; none where there is no such tool."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        ended = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in ended.stdout.splitlines() if line.strip()] if ended.returncode == 0 else []
+
+
+def check_memory(processes: int, shared: Path = Path("/dev/shm")) -> Iterator[CheckResult]:
+    """Memory, shared memory, cores and how many files may be open."""
+    memory = psutil.virtual_memory()
+    said = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    if memory.available < processes * GIB // 2:
+        yield failure(
+            "memory",
+            f"{said}, and each of {processes} processes needs half a GiB for torch alone",
+            "End what else runs here, or use fewer --procs.",
+        )
+    else:
+        yield ok("memory", said)
+    if shared.is_dir():
+        room = shutil.disk_usage(shared).total
+        if room <= _SHARED_MEMORY:
+            yield warning(
+                "memory",
+                f"{shared} has {room / 2**20:.0f} MiB: NCCL and readers of data share memory there",
+                "Start the container with --shm-size 8g (docker) or --ipc=host.",
+            )
+    cores = threads_per_process(1)
+    if processes > cores:
+        yield warning(
+            "cores", f"{processes} processes share {cores} cores", f"More than --procs {cores} gains nothing on a CPU."
+        )
+    else:
+        yield ok(
+            "cores",
+            f"{cores} cores, {_count(threads_per_process(processes), 'thread')} for each of "
+            f"{_count(processes, 'process')}",
+        )
+    if sys.platform != "win32":
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if files < _FILES:
+            yield failure("cores", f"only {files} files may be open at once", f"ulimit -n {64 * _FILES}")
+
+
+def _count(number: int, word: str) -> str:
+    ending = "es" if word.endswith("s") else "s"
+    return f"{number} {word}" if number == 1 else f"{number} {word}{ending}"

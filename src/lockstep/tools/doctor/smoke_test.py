@@ -1,0 +1,102 @@
+"""The one-agent proof in small, on real processes: reductions timed, N against 1, and a checkpoint of N read by 1."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lockstep.checkpoint.format import hash_checkpoint
+from lockstep.checkpoint.lineage import find
+from lockstep.clock import TrainState
+from lockstep.config import Recipe, apply_overrides
+from lockstep.distributed import Runtime
+from lockstep.inference import load
+from lockstep.io.jsonl import CHECKPOINTS
+from lockstep.launch.launcher import launch_captured
+from lockstep.registry import find_recipe
+from lockstep.run_dir import RunDir
+from lockstep.tools.bench.measure import time_reductions
+from lockstep.tools.doctor.finding import CheckResult, failure, ok
+from lockstep.train import iterate
+
+TIMES = "reductions.json"
+TOGETHER, ALONE = "together", "alone"
+_ITERATIONS = 2
+_SMALL = {
+    "algo": {"epochs": 1, "rollout_steps": 8, "batch_size": 64, "encoder": {"hidden_sizes": 8}},
+    "run": {"reduction": "exact", "eval_every": None, "collective_timeout": 20.0, "share_gpu": True},
+}
+
+
+def check_distributed(words: Sequence[str], processes: int, directory: Path) -> Iterator[CheckResult]:
+    """Start `lockstep WORDS` on several processes, which leads to `take_part`, and look at what they left."""
+    count = "1 process" if processes == 1 else f"{processes} processes"
+    cause = launch_captured(words, processes)
+    if cause:
+        yield failure(
+            "one agent",
+            f"{count} could not train together: {cause}",
+            "Mend what stands above; docs/operate/troubleshooting.md says more.",
+        )
+        return
+    if processes > 1:
+        yield ok("reduction", _describe(json.loads((directory / TIMES).read_text())))
+    hashes = [hash_of_run(directory / name) for name in (TOGETHER, ALONE)]
+    if hashes[0] != hashes[1]:
+        yield failure(
+            "one agent",
+            f"{count} and one alone did not train the same agent: {hashes[0][:16]} and {hashes[1][:16]}",
+            f"Do not train here yet: lockstep prove gym-ppo --procs 1 {processes} names the tensor; please report it.",
+        )
+    else:
+        yield ok("one agent", f"{count} and one alone trained the same agent, {hashes[0][:16]}")
+    policy = load(directory / TOGETHER)
+    action = policy.act([[0.0, 0.0, 0.0, 0.0]])
+    yield ok("checkpoint", f"written by {count}, read by one, which acts: {action.tolist()}")
+
+
+def _describe(seconds: dict[str, float]) -> str:
+    small, large = min(seconds, key=int), max(seconds, key=int)
+    rate = int(large) / seconds[large] / 2**20
+    return f"a sum over all takes {seconds[small] * 1e3:.2g} ms; of {int(large) / 2**20:.0f} MiB, {rate:,.0f} MiB/s"
+
+
+def hash_of_run(run: Path) -> str:
+    """Hash of a run's newest checkpoint."""
+    return hash_checkpoint(run / CHECKPOINTS / str(find(run / CHECKPOINTS)[0]))
+
+
+def worker_main(directory: Path) -> None:
+    """As one of the processes: time reductions, train together, and let the main one train the same alone."""
+    recipe = apply_overrides(apply_overrides(find_recipe("gym-ppo")(), _SMALL), {"run.runs_dir": str(directory)})
+    with Runtime.start(recipe.run) as runtime:
+        times = time_reductions(runtime, times=5)
+        if runtime.is_main:
+            (directory / TIMES).write_text(json.dumps(times))
+        _train(apply_overrides(recipe, {"run.name": TOGETHER}), runtime)
+        lanes = dataclasses.replace(recipe.run, lanes=runtime.lanes.num_lanes)
+        runtime.run_on_main(
+            lambda: _train(
+                apply_overrides(recipe, {"run.name": ALONE}), Runtime.single_process(lanes, str(runtime.device))
+            )
+        )
+
+
+def _train(recipe: Recipe, runtime: Runtime) -> Any:
+    """The loop, without its evaluations and its log."""
+    recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes})
+    task: Any = recipe.task.build(runtime.lanes, runtime.device)
+    try:
+        algorithm = recipe.algo.build(task, runtime)
+        samples = _ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
+        recipe = apply_overrides(recipe, {"run.total_samples": samples})
+        clock = TrainState(total_samples=samples)
+        with RunDir.open(recipe, runtime, False) as run:
+            run.checkpoints.restore(algorithm, task, clock, None)
+            while not clock.done:
+                iterate(task, algorithm, clock, runtime, recipe.run.replica_check_every)
+            run.checkpoints.save(algorithm, task, clock)
+            run.finish(algorithm, task, clock, preempted=False)
+    finally:
+        task.close()

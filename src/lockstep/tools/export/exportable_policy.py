@@ -1,0 +1,113 @@
+"""A policy as a plain torch module, and observations to try it on.
+
+Shapes: N observations.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from lockstep.config import ConfigError, Recipe
+from lockstep.lanes import Lanes
+from lockstep.protocols import Algorithm, Policy, TaskConfig
+from lockstep.pytree import Tree, named_leaves, tree_map
+
+_LARGE = 1e6
+"""Bounds beyond this are as good as none."""
+
+
+class ExportablePolicy(nn.Module):
+    """Observations (and where there is one, the memory) in; actions, the outputs they were made of, and memory out."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self._policy = policy
+        for name, part in vars(policy).items():
+            if isinstance(part, nn.Module):
+                self.add_module(name, part)
+        self.eval()
+
+    def forward(self, obs: Tree, memory: Any = None) -> tuple[Any, ...]:
+        action, outputs, after = self._policy.forward(obs, {} if memory is None else memory)
+        return (action, outputs, after) if after != {} else (action, outputs)
+
+
+def exportable_policy(algorithm: Algorithm) -> Policy:
+    """What can be taken away of an agent: its policy, or, where actions are planned, the one that plans start from."""
+    policy = algorithm.policy()
+    prior: Policy = getattr(policy, "prior", policy)
+    return prior
+
+
+def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
+    """The policy as a graph that takes any number of observations at a time, and needs no lockstep."""
+    count = len(next(iter(named_leaves(obs).values())))
+    memory = policy.initial_state(count)
+    given = (obs, memory) if memory != {} else (obs,)
+    free = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, {str(place): part for place, part in enumerate(given)})
+    try:
+        program = torch.export.export(
+            ExportablePolicy(policy), given, dynamic_shapes=tuple(free.values()), strict=False
+        )
+    except Exception as error:  # whatever a network of the user's own is told by torch
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"torch cannot make a graph of this network: {first}", "Use --to safetensors.") from error
+    # Where in which file a node came from is nobody's business, and a module's name with a comma is not read back.
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            for remark in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+                node.meta.pop(remark, None)
+    return program
+
+
+def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
+    """Random observations of a recipe's task [N, ...]; examples of its data where it learns from those."""
+    lanes, device = Lanes(1, range(1), seed), torch.device("cpu")
+    if not isinstance(recipe.task, TaskConfig):
+        data = recipe.task.build(lanes, device)
+        rows = np.random.default_rng(seed).integers(0, data.count("validation"), count)
+        inputs: Tree = data.read("validation", np.sort(rows))["inputs"]
+        return inputs
+    config: Any = recipe.task
+    task = dataclasses.replace(config, num_envs=1).build(lanes, device)
+    try:
+        return _draw(task.observation_space, count, np.random.default_rng(seed))
+    finally:
+        task.close()
+
+
+def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree:
+    if isinstance(space, spaces.Dict):
+        return {name: _draw(part, count, generator) for name, part in space.spaces.items()}
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(f"observations of {space} cannot be drawn.", "Export policies of Box or Dict observations.")
+    shape = (count, *space.shape)
+    if np.issubdtype(space.dtype, np.integer):
+        low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+        return torch.from_numpy(generator.integers(low, high, shape, endpoint=True).astype(space.dtype))
+    bounded = (np.abs(space.low) < _LARGE) & (np.abs(space.high) < _LARGE)
+    low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
+    drawn = np.where(bounded, generator.uniform(low, high, shape), generator.normal(size=shape))
+    return torch.from_numpy(drawn.astype(space.dtype))
+
+
+def largest_difference(one: Any, other: Any) -> float:
+    """How far two trees of tensors are apart at most; infinitely where they are not alike."""
+    theirs = named_leaves(other)
+    apart = [0.0]
+    for name, tensor in named_leaves(one).items():
+        if name not in theirs or tensor.shape != theirs[name].shape:
+            return float("inf")
+        apart.append(_apart(tensor, theirs[name]))
+    return max(apart)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    if not one.numel():
+        return 0.0
+    distance = (one.double() - other.double()).abs().max().item()
+    return float("inf") if np.isnan(distance) else float(distance)

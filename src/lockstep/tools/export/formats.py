@@ -1,0 +1,151 @@
+"""Files that need no lockstep to be used: safetensors, ONNX and torch's pt2. Each is read back and tried.
+
+A policy and a file are walked through the same random observations, with memory carried from step to step where there
+is one. Actions must be the same; outputs may differ by rounding.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep import __version__
+from lockstep.config import ConfigError, Recipe, as_dict
+from lockstep.inference import build_algorithm
+from lockstep.protocols import Algorithm, Policy
+from lockstep.pytree import Tree, load_into, named_leaves, tree_map
+from lockstep.tools.export.exportable_policy import draw_observations, exportable_policy, largest_difference, trace
+
+TOLERANCE = 1e-5
+"""How far outputs may be apart where another library computes them."""
+COUNT, STEPS = 64, 4
+"""Observations at a time, and steps of memory, that a file is tried on."""
+
+Decide = Callable[[Tree, Tree], tuple[Any, Any, Any]]
+"""Actions, outputs and memory after, from observations and memory before."""
+
+
+def compare(policy: Policy, decide: Decide, recipe: Recipe, tolerance: float) -> float:
+    """The largest difference of outputs and memory on random observations; ConfigError where it is too large."""
+    memory = policy.initial_state(COUNT)
+    worst = 0.0
+    for step in range(STEPS if memory != {} else 1):
+        obs = draw_observations(recipe, COUNT, seed=step)
+        action, outputs, after = policy.forward(obs, memory)
+        its_action, its_outputs, its_after = decide(obs, memory)
+        worst = max(worst, largest_difference({"o": outputs, "m": after}, {"o": its_outputs, "m": its_after}))
+        if worst > tolerance or _acts_otherwise(action, its_action, outputs, tolerance):
+            raise ConfigError(
+                f"what was written does not act as the policy does: outputs differ by {worst:.2g}.",
+                "Nothing was kept. Please report it, with the recipe and `lockstep doctor --bug-report`.",
+            )
+        memory = after
+    return worst
+
+
+def _acts_otherwise(action: Tensor, other: Tensor, outputs: Tensor, tolerance: float) -> bool:
+    """Whether actions differ by more than rounding: of choices that are as good as equal, either may be taken."""
+    if action.is_floating_point():
+        scale = 1.0 + float(action.abs().max())
+        return largest_difference(action, other) > tolerance * scale
+    differ = (action != other).reshape(len(action), -1).any(1)
+    best = outputs.reshape(len(outputs), -1).topk(min(2, outputs.reshape(len(outputs), -1).shape[1])).values
+    clear = (best[:, 0] - best[:, -1]) > 2 * tolerance
+    return bool((differ & clear).any())
+
+
+# -- safetensors -------------------------------------------------------------------------------------------------------
+
+
+def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
+    """All weights of the agent by name, with its recipe; plain PyTorch reads them, and so does `lockstep import`."""
+    from safetensors.torch import load_file, save_file
+
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in algorithm.model_state_dict().items()}
+    about = {"lockstep": __version__, "recipe": recipe.name, "config": json.dumps(as_dict(recipe))}
+    save_file(weights, str(path), metadata=about)
+    fresh = build_algorithm(recipe)
+    load_weights(fresh, load_file(str(path)))
+    return compare(exportable_policy(algorithm), exportable_policy(fresh).forward, recipe, tolerance=0.0)
+
+
+def load_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
+    """Give an agent other weights, all of them; ValueError, in words, where they do not fit."""
+    with torch.no_grad():
+        load_into(algorithm.model_state_dict(), weights, "the agent")
+    # Through its own door, so that what it derives from them (frozen moments) follows.
+    algorithm.load_shared_state({name: tensor.clone() for name, tensor in algorithm.shared_state().items()})
+
+
+# -- graphs ------------------------------------------------------------------------------------------------------------
+
+
+def write_pt2(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
+    """torch's own exported program: `torch.export.load(path).module()(obs)`, without lockstep."""
+    policy = exportable_policy(algorithm)
+    torch.export.save(trace(policy, draw_observations(recipe, 3, seed=0)), path)
+    module = torch.export.load(path).module()
+
+    def decide(obs: Tree, memory: Tree) -> tuple[Any, Any, Any]:
+        outputs = module(obs, memory) if memory != {} else module(obs)
+        return outputs if memory != {} else (*outputs, {})
+
+    return compare(policy, decide, recipe, TOLERANCE)
+
+
+def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
+    """ONNX, with memory in and out where there is one; tried in onnxruntime."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        if find_spec(name) is None:
+            raise ConfigError(f"ONNX needs {name}, which is not installed.", 'pip install "lockstep-rl[onnx]"')
+    import onnxruntime
+
+    policy, obs = exportable_policy(algorithm), draw_observations(recipe, 3, seed=0)
+    memory = named_leaves(policy.initial_state(1), "memory") if policy.initial_state(1) != {} else {}
+    inputs = [*named_leaves(obs, "obs"), *memory]
+    outputs = ["action", "outputs", *(f"{name}.after" for name in memory)]
+    with _quietly():
+        try:
+            program = torch.onnx.export(
+                trace(policy, obs), dynamo=True, input_names=inputs, output_names=outputs, verbose=False
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise ConfigError(
+                f"this network has no form in ONNX: {str(error).splitlines()[0]}", "Use --to pt2, or --to safetensors."
+            ) from None
+        assert program is not None
+        program.save(str(path))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    # What the policy does not look at is no input of the graph.
+    taken = {given.name for given in session.get_inputs()}
+
+    def decide(obs: Tree, memory: Tree) -> tuple[Any, Any, Any]:
+        given = named_leaves(obs, "obs") | (named_leaves(memory, "memory") if memory != {} else {})
+        found = session.run(outputs, {name: x.numpy() for name, x in given.items() if name in taken})
+        action, raw, *after = (torch.from_numpy(np.asarray(x)) for x in found)
+        rest = iter(after)
+        return action, raw, tree_map(lambda _: next(rest), memory)
+
+    return compare(policy, decide, recipe, TOLERANCE)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without the exporter's remarks about libraries that we do not need."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(before)

@@ -1,0 +1,267 @@
+"""Files of Stable-Baselines3: written without it, and read without unpickling anything but tensors.
+
+Such a file is a zip: `data`, json in which whatever json cannot say is a pickle in base64; and the parameters of the
+policy and of its optimizer as torch saves them. A plain MLP becomes SB3's own network. Whatever else a policy has (a
+CNN, several parts of an observation, a normaliser) is `tools/export/sb3_features.py`, which the file names.
+"""
+
+import base64
+import dataclasses
+import io
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor, nn
+
+from lockstep.algorithms.ppo import PPO
+from lockstep.config import ConfigError, Recipe
+from lockstep.io.safe_read import UnreadableFileError, open_regular, parse_json
+from lockstep.nn.encoders import MLP, EncoderConfig
+from lockstep.protocols import Algorithm
+from lockstep.pytree import Tree, tree_map
+from lockstep.tools.export.formats import Decide, compare
+from lockstep.tools.export.load_state_dict import entries, first_line, open_zip, read_torch
+from lockstep.tools.export.pickle_writer import PickleGlobal, PickleReduce, pickled
+from lockstep.tools.export.sb3_features import Features
+
+_POLICIES = "stable_baselines3.common.policies"
+_SPACES = "gymnasium.spaces"
+_HEADS = {"policy_head": "action_net", "value_head": "value_net", "log_std": "log_std"}
+DATA_BYTES = 16 * 2**20
+"""Settings of SB3's as json; 16 MiB of it take under 512 MiB when parsed."""
+_VERSION = "2.9.2"
+"""The version of SB3 that files are written for."""
+
+
+def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
+    """A zip that `stable_baselines3.PPO.load` loads."""
+    if not isinstance(algorithm, PPO):
+        raise ConfigError(f"{recipe.name} is not PPO, which is what this file is for.", "Use --to onnx, or --to pt2.")
+    if algorithm.net.memories:
+        raise ConfigError("PPO of Stable-Baselines3 has no memory, and this policy does.", "Use --to onnx.")
+    if type(algorithm.config.encoder) is not EncoderConfig:
+        raise ConfigError(f"{recipe.name} has a network of its own, which SB3 cannot build.", "Use --to onnx.")
+    parameters = _to_sb3(algorithm)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("data", json.dumps(_data(algorithm), indent=1))
+        file.writestr("policy.pth", _saved(parameters))
+        file.writestr("policy.optimizer.pth", _saved(_fresh_optimizer(algorithm)))
+        file.writestr("_stable_baselines3_version", _VERSION)
+    return compare(algorithm.policy(), _as_sb3_would(algorithm, read_sb3(path)[1]), recipe, tolerance=0.0)
+
+
+def _as_sb3_would(algorithm: PPO, parameters: dict[str, Tensor]) -> Decide:
+    """What SB3 does with the parameters of a file: features, then the head of the policy, then the likeliest action."""
+    arguments = _policy_arguments(algorithm)
+    if _is_plain(algorithm):
+        encoder: nn.Module = type(algorithm.net.encoder)(algorithm.task.observation_space, algorithm.config.encoder)
+        home = "mlp_extractor.policy_net."
+        own = {f"layers.{name}": x for name, x in _under(parameters, home).items()}
+    else:
+        encoder = Features(algorithm.task.observation_space, **arguments["features_extractor_kwargs"])
+        own = _under(parameters, "pi_features_extractor.")
+    encoder.load_state_dict(own)
+    weight, bias, spread = (parameters.get(name) for name in ("action_net.weight", "action_net.bias", "log_std"))
+    assert weight is not None
+
+    @torch.no_grad()
+    def decide(obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
+        outputs = nn.functional.linear(encoder(tree_map(lambda x: x.float(), obs)), weight, bias)
+        if spread is not None:
+            outputs = torch.cat([outputs, spread.expand_as(outputs)], dim=-1)
+        return algorithm.actions.mode(outputs), outputs, memory
+
+    return decide
+
+
+def _under(parameters: dict[str, Tensor], home: str) -> dict[str, Tensor]:
+    return {name.removeprefix(home): tensor for name, tensor in parameters.items() if name.startswith(home)}
+
+
+def _is_plain(algorithm: PPO) -> bool:
+    """Whether SB3 has this very network: an MLP each for policy and value, on observations as they are."""
+    net = algorithm.net
+    own = net.critic_encoder is not None and isinstance(net.encoder, MLP) and net.encoder.scale == 1.0
+    return own and not algorithm.normalizer.moments
+
+
+def _to_sb3(algorithm: PPO) -> dict[str, Tensor]:
+    """Our weights under SB3's names."""
+    ours = {name: tensor.detach().cpu().clone() for name, tensor in algorithm.net.state_dict().items()}
+    theirs: dict[str, Tensor] = {}
+    for name, tensor in ours.items():
+        part, _, rest = name.partition(".")
+        for home in _homes(part, _is_plain(algorithm), algorithm.net.critic_encoder is None):
+            theirs[f"{home}.{rest.removeprefix('layers.') if 'mlp' in home else rest}" if rest else home] = tensor
+    if not _is_plain(algorithm):
+        moments = list(algorithm.normalizer.frozen().values())
+        for home in ("features_extractor", "pi_features_extractor", "vf_features_extractor"):
+            for place, (mean, std) in enumerate(moments):
+                theirs |= {f"{home}.mean{place}": mean, f"{home}.std{place}": std}
+    return theirs
+
+
+def _homes(part: str, plain: bool, shared: bool) -> list[str]:
+    """Where SB3 keeps a part of our network; what policy and value share is there under three names."""
+    if part in _HEADS:
+        return [_HEADS[part]]
+    if plain:
+        return ["mlp_extractor.policy_net" if part == "encoder" else "mlp_extractor.value_net"]
+    if part == "critic_encoder":
+        return ["vf_features_extractor.encoder"]
+    homes = ["features_extractor.encoder", "pi_features_extractor.encoder"]
+    return [*homes, "vf_features_extractor.encoder"] if shared else homes
+
+
+def from_sb3(theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The parameters of SB3's MlpPolicy under our names."""
+    if not any(name.startswith("mlp_extractor.policy_net.") for name in theirs):
+        raise ConfigError(
+            f"the policy in {path} has a network that lockstep does not have.",
+            "MlpPolicy can be brought in; what lockstep wrote itself, from its safetensors.",
+        )
+    homes = {
+        "mlp_extractor.policy_net.": "net.encoder.layers.",
+        "mlp_extractor.value_net.": "net.critic_encoder.layers.",
+        "action_net.": "net.policy_head.",
+        "value_net.": "net.value_head.",
+        "log_std": "net.log_std",
+    }
+    return {
+        ours + name.removeprefix(home): tensor
+        for home, ours in homes.items()
+        for name, tensor in theirs.items()
+        if name.startswith(home)
+    }
+
+
+def read_sb3(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file says in plain json, and the parameters of its policy. Pickles in it stay closed."""
+    try:
+        with open_regular(path) as opened, open_zip(opened) as file:
+            found = entries(file)
+            if not {"data", "policy.pth"} <= found.keys():
+                raise ValueError("it has no data and policy.pth")
+            data, policy = found["data"], found["policy.pth"]
+            # A policy is weights, which hardly compress: a small file does not become a large one.
+            if data.file_size > DATA_BYTES or policy.file_size > max(64 * 2**20, 8 * path.stat().st_size):
+                raise ValueError(f"its parts would take {data.file_size + policy.file_size:,} bytes")
+            plain = parse_json(file.read(data).decode())
+            parameters = read_torch(io.BytesIO(file.read(policy)))
+    except (OSError, UnreadableFileError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _no_file(path, first_line(error)) from None
+    if not isinstance(plain, dict):
+        raise _no_file(path, "its data is no object")
+    return plain, parameters
+
+
+def _no_file(path: Path, why: object) -> ConfigError:
+    return ConfigError(f"{path} is no file of Stable-Baselines3's: {why}", "Give what model.save() wrote.")
+
+
+def settings_of(data: dict[str, Any], parameters: dict[str, Tensor]) -> dict[str, Any]:
+    """The settings of a recipe that make the network of a file, as far as the file says them in plain words."""
+    widths: list[int] = []
+    while (weight := parameters.get(f"mlp_extractor.policy_net.{2 * len(widths)}.weight")) is not None:
+        # A layer takes what the one before it gives: so the network is no larger than the file.
+        if weight.dim() != 2 or 0 in weight.shape or (widths and weight.shape[1] != widths[-1]):
+            raise ConfigError(
+                f"the layers of the policy do not fit together: layer {len(widths)} is {tuple(weight.shape)}.",
+                "Give a file that Stable-Baselines3 wrote.",
+            )
+        widths.append(int(weight.shape[0]))
+    arguments = data.get("policy_kwargs")
+    words = arguments.get("activation_fn", "Tanh") if isinstance(arguments, dict) else "Tanh"
+    activation = "relu" if isinstance(words, str) and "ReLU" in words else "tanh"
+    network = {"hidden_sizes": widths, "num_layers": len(widths), "activation": activation} if widths else {}
+    return {f"algo.encoder.{name}": value for name, value in network.items()}
+
+
+# -- what SB3 wants to find --------------------------------------------------------------------------------------------
+
+
+def _data(algorithm: PPO) -> dict[str, Any]:
+    config, task = algorithm.config, algorithm.task
+    several = isinstance(task.observation_space, spaces.Dict)
+    policy = "MultiInputActorCriticPolicy" if several else "ActorCriticPolicy"
+    return {
+        "policy_class": _serialized(PickleGlobal(_POLICIES, policy)),
+        "policy_kwargs": _serialized(_policy_arguments(algorithm)),
+        "observation_space": _serialized(_space(task.observation_space)),
+        "action_space": _serialized(_space(task.action_space)),
+        "n_envs": 1,
+        "verbose": 0,
+        "use_sde": False,
+        "learning_rate": config.learning_rate,
+        "n_steps": config.rollout_steps,
+        "gamma": config.gamma,
+        "gae_lambda": config.gae_lambda,
+    }
+
+
+def _policy_arguments(algorithm: PPO) -> dict[str, Any]:
+    config = algorithm.config.encoder
+    if _is_plain(algorithm):
+        layers = list(config.widths)
+        activation = "Tanh" if config.activation == "tanh" else "ReLU"
+        return {
+            "net_arch": {"pi": layers, "vf": layers},
+            "activation_fn": PickleGlobal("torch.nn.modules.activation", activation),
+        }
+    moments = [[name, len(mean)] for name, (mean, _) in algorithm.normalizer.frozen().items()]
+    encoder = dataclasses.asdict(config) | {"hidden_sizes": list(config.hidden_sizes)}
+    return {
+        "net_arch": [],
+        "ortho_init": False,  # it cannot do so to weights that lie channels last; they are loaded anyway
+        "normalize_images": False,
+        "share_features_extractor": algorithm.net.critic_encoder is None,
+        "features_extractor_class": PickleGlobal("lockstep.tools.export.sb3_features", "Features"),
+        "features_extractor_kwargs": {"encoder": encoder, "moments": moments},
+    }
+
+
+def _serialized(value: Any) -> dict[str, str]:
+    return {":type:": "written by lockstep", ":serialized:": base64.b64encode(pickled(value)).decode()}
+
+
+def _space(space: Space[Any]) -> PickleReduce:
+    match space:
+        case spaces.Box():
+            kind = PickleReduce(PickleGlobal("numpy", "dtype"), (np.dtype(space.dtype).name,))
+            return PickleReduce(
+                PickleGlobal(_SPACES, "Box"), (_bound(space.low, kind), _bound(space.high, kind), space.shape, kind)
+            )
+        case spaces.Discrete():
+            return PickleReduce(PickleGlobal(_SPACES, "Discrete"), (int(space.n), None, int(space.start)))
+        case spaces.MultiDiscrete():
+            return PickleReduce(PickleGlobal(_SPACES, "MultiDiscrete"), ([int(count) for count in space.nvec],))
+        case spaces.Dict():
+            return PickleReduce(
+                PickleGlobal(_SPACES, "Dict"), ({name: _space(part) for name, part in space.spaces.items()},)
+            )
+    raise ConfigError(f"{space} has no form in Stable-Baselines3.", "Use --to onnx, or --to pt2.")
+
+
+def _bound(values: np.ndarray, kind: PickleReduce) -> Any:
+    """One number where all are equal; else an array."""
+    if (values == values.flat[0]).all():
+        return values.flat[0].item()
+    return PickleReduce(PickleGlobal("numpy", "array"), (values.tolist(), kind))
+
+
+def _fresh_optimizer(algorithm: PPO) -> dict[str, Any]:
+    """Adam as SB3 has it, before its first step."""
+    like = [torch.zeros(1, requires_grad=True) for _ in algorithm.net.parameters()]
+    return torch.optim.Adam(like, lr=algorithm.config.learning_rate, eps=1e-5).state_dict()
+
+
+def _saved(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()

@@ -1,0 +1,65 @@
+"""What there is to watch of a run: episodes that its policy plays, or stories of the data that it predicts."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+import torch
+
+from lockstep.config import ConfigError
+from lockstep.inference import LoadedPolicy
+from lockstep.lanes import Lanes
+from lockstep.protocols import Dataset, Renderable, TaskConfig, VecEnv
+
+
+def play_episodes(policy: LoadedPolicy, episodes: int, seed: int, max_steps: int) -> Iterator[Renderable]:
+    """The moments of some episodes, or of some stories of the test split."""
+    scenes = _played if isinstance(policy.recipe.task, TaskConfig) else _predicted
+    return islice(scenes(policy, episodes, seed), max_steps)
+
+
+@dataclass
+class _Moment:
+    """An environment before a step."""
+
+    env: VecEnv
+    total: float = 0.0
+    length: int = 0
+
+    def render_text(self) -> str:
+        return f"{self.env.render_text(0)}\nstep {self.length}  return {self.total:.2f}"
+
+    def render(self) -> np.ndarray:
+        return self.env.render(0)
+
+
+def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
+    """Play one environment, which starts its next episode at once when one ends."""
+    config = replace(policy.recipe.task, num_envs=1)
+    env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
+    try:
+        obs = env.reset()
+        for _ in range(episodes):
+            policy.reset()
+            now, ended = _Moment(env), False
+            while not ended:
+                yield now
+                step = env.step(torch.from_numpy(policy.act(obs)))
+                obs, ended = step.obs, bool(step.terminated[0] or step.truncated[0])
+                now.total, now.length = now.total + float(step.reward[0]), now.length + 1
+    finally:
+        env.close()
+
+
+def _predicted(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
+    """Seed 1 begins with the story that is most worth watching."""
+    data: Dataset = policy.recipe.task.build(Lanes(1, range(1), seed), torch.device("cpu"))
+    if not hasattr(data, "playback"):
+        what = f"{type(data).__name__} has nothing to watch: it tells no `playback`."
+        raise ConfigError(what, "Score its predictions with lockstep eval, or give it a method `playback`.")
+    try:
+        for number in range(seed - 1, seed - 1 + episodes):
+            yield from data.playback("test", number, lambda rows: policy.act(data.read("test", rows)["inputs"]))
+    finally:
+        data.close()

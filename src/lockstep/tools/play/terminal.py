@@ -1,0 +1,25 @@
+"""Scenes as characters in a terminal."""
+
+import time
+from collections.abc import Iterable
+
+from rich.live import Live
+from rich.text import Text
+
+from lockstep.io.rich_console import PrintableConsole
+from lockstep.protocols import Renderable
+
+
+def show_in_terminal(scenes: Iterable[Renderable], fps: float) -> None:
+    """Show scenes at a steady pace where there is a terminal, and only the last one elsewhere."""
+    console = PrintableConsole()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for scene in scenes:
+                live.update(Text(scene.render_text()), refresh=True)
+                time.sleep(1.0 / fps)
+        return
+    last = ""
+    for scene in scenes:
+        last = scene.render_text()
+    console.print(last, soft_wrap=True)

@@ -1,0 +1,150 @@
+"""Scenes in files that others can open: animated GIFs, and MP4s by PyAV."""
+
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lockstep.config import ConfigError
+from lockstep.io.rich_console import PrintableConsole
+from lockstep.protocols import Renderable
+
+FRAMES = 300
+"""Frames of a GIF at most: of a longer show, every second one is left out, and again, so that it runs faster."""
+FEWEST = 16
+"""Frames that a GIF keeps however small it is to be."""
+COLOURS = 64
+SIZE = 640
+"""Pictures that are much smaller than this are enlarged by a whole number."""
+
+
+class VideoInfo(NamedTuple):
+    """What a file came to hold."""
+
+    frames: int
+    every: int
+    """One frame for so many steps."""
+    size: int
+    """Bytes."""
+
+
+def write_gif(scenes: Iterable[Renderable], path: Path, fps: float, limit: float | None = None) -> VideoInfo:
+    """Write scenes as an animated GIF of at most so many bytes, and of FRAMES frames whatever happens."""
+    frames: list[_Packed] = []
+    every = 1
+    for number, scene in enumerate(_counted(scenes)):
+        if number % every:
+            continue
+        frames.append(_Packed.of(scene.render()))
+        if len(frames) > FRAMES:
+            frames, every = frames[::2], 2 * every
+    if not frames:
+        raise ConfigError(*_NOTHING)
+    images = _in_one_palette(frames)
+    encoded = _encode(images, fps)
+    while limit is not None and len(encoded) > limit and len(images) > FEWEST:
+        images, every = images[::2], 2 * every
+        encoded = _encode(images, fps)
+    _write(path, encoded)
+    return VideoInfo(len(images), every, len(encoded))
+
+
+class _Packed(NamedTuple):
+    """A picture while it waits for the others: made small, since a film may be made beside a run that needs memory."""
+
+    size: tuple[int, int]
+    """Width, height."""
+    content: bytes
+
+    @classmethod
+    def of(cls, frame: np.ndarray) -> "_Packed":
+        return cls((frame.shape[1], frame.shape[0]), zlib.compress(frame.tobytes(), 1))
+
+    def image(self) -> Image.Image:
+        return Image.frombytes("RGB", self.size, zlib.decompress(self.content))
+
+
+def _in_one_palette(frames: list[_Packed]) -> list[Image.Image]:
+    """Frames with the same few colours, so that they do not flicker and what stands still costs nothing."""
+    chosen = frames[:: max(1, len(frames) // 8)] + frames[-1:]  # what appears late has its colours, too
+    width, height = chosen[0].size
+    strip = Image.new("RGB", (width, height * len(chosen)))
+    for place, frame in enumerate(chosen):
+        strip.paste(frame.image(), (0, height * place))
+    palette = strip.quantize(colors=COLOURS, dither=Image.Dither.NONE)
+    return [frame.image().quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+
+
+def _encode(images: list[Image.Image], fps: float) -> bytes:
+    buffer = io.BytesIO()
+    pause = max(20, round(1000 / fps))  # viewers take a shorter one for a mistake
+    images[0].save(
+        buffer, "gif", save_all=True, append_images=images[1:], duration=pause, loop=0, optimize=True, disposal=1
+    )
+    return buffer.getvalue()
+
+
+def write_mp4(scenes: Iterable[Renderable], path: Path, fps: float) -> VideoInfo:
+    """Write scenes as a video that every browser and phone plays: H.264 with half the colour, of even size."""
+    try:
+        import av
+    except ImportError:
+        raise ConfigError("an MP4 needs PyAV, which is not installed.", "pip install 'lockstep-rl[video]'") from None
+    frames = (_even(_enlarged(scene.render())) for scene in _counted(scenes))
+    buffer, stream, count = io.BytesIO(), None, 0
+    with av.open(buffer, "w", format="mp4") as container:
+        for frame in frames:
+            if stream is None:
+                stream = container.add_stream("h264", rate=Fraction(fps).limit_denominator(1000))
+                stream.height, stream.width = frame.shape[:2]
+                stream.pix_fmt, stream.options = "yuv420p", {"crf": "20"}
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            count += 1
+        if stream is None:
+            raise ConfigError(*_NOTHING)
+        container.mux(stream.encode())
+    _write(path, buffer.getvalue())
+    return VideoInfo(count, 1, len(buffer.getvalue()))
+
+
+_NOTHING = "there is nothing to show.", "Watch at least one episode, of one step or more."
+
+
+def enlargement(frame: np.ndarray) -> int:
+    """How many times as large a picture is shown."""
+    return max(1, int(SIZE // max(frame.shape[:2])))
+
+
+def _enlarged(frame: np.ndarray) -> np.ndarray:
+    times = enlargement(frame)
+    return frame.repeat(times, axis=0).repeat(times, axis=1) if times > 1 else frame
+
+
+def _even(frame: np.ndarray) -> np.ndarray:
+    """The picture with its last row and column once more where it has an odd number of them."""
+    height, width = frame.shape[:2]
+    return np.ascontiguousarray(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
+
+
+def _counted(scenes: Iterable[Renderable]) -> Iterator[Renderable]:
+    """The scenes, counted on the screen while they are made."""
+    columns = "{task.description}", BarColumn(), TextColumn("{task.completed} frames"), TimeElapsedColumn()
+    console = PrintableConsole(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("playing", total=None)
+        for scene in scenes:
+            yield scene
+            progress.advance(task)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}.", "Name a file in a directory that is there.") from None

@@ -1,0 +1,46 @@
+"""Scenes in a window, by pygame-ce."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from lockstep.config import ConfigError
+from lockstep.protocols import Renderable
+from lockstep.tools.play.video_files import enlargement
+
+
+def show_in_window(scenes: Iterable[Renderable], fps: float) -> None:
+    """Show scenes until they end or the window is closed."""
+    try:
+        import pygame
+    except ImportError:
+        raise ConfigError(
+            "a window needs pygame-ce, which is not installed.", "pip install 'lockstep-rl[play]'"
+        ) from None
+    try:
+        pygame.display.init()
+        pygame.display.set_caption("Lockstep")
+        clock, window = pygame.time.Clock(), None
+        for scene in scenes:
+            frame = scene.render()
+            height, width = frame.shape[:2]
+            times = enlargement(frame)
+            window = window or pygame.display.set_mode((times * width, times * height))
+            picture = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
+            window.blit(pygame.transform.scale(picture, window.get_size()), (0, 0))
+            pygame.display.flip()
+            clock.tick(fps)
+            if any(event.type == pygame.QUIT or _is_quit_key(event) for event in pygame.event.get()):
+                return
+    except pygame.error as error:
+        raise ConfigError(
+            f"no window can be opened here: {error}.", "Use --gif FILE, or no flag for the terminal."
+        ) from error
+    finally:
+        pygame.display.quit()
+
+
+def _is_quit_key(event: Any) -> bool:
+    """Whether Escape or q was pressed."""
+    import pygame
+
+    return bool(event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))

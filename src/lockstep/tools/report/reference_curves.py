@@ -1,0 +1,91 @@
+"""What a run's evaluations came to over its samples, as a picture, with somebody else's curves behind it.
+
+from lockstep.tools.report.reference_curves import draw_curve
+draw_curve(Path("runs/NAME"), Path("curve.png"), reference=Path("walker-run.csv"), per_sample=2)
+"""
+
+import csv
+import io
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lockstep.config import ConfigError
+from lockstep.io.jsonl import METRICS, read_jsonl
+from lockstep.io.safe_read import UnreadableFileError, read_text
+
+REFERENCE_BYTES = 8 * 2**20
+"""How large a file of reference curves may be: 150,000 points as lockstep and others write them."""
+
+
+class ReferencePoint(NamedTuple):
+    step: float
+    score: float
+    seed: str = ""
+
+
+def evaluations_of(run: Path, per_sample: float = 1.0) -> list[ReferencePoint]:
+    """The mean returns of a run's evaluations, in the reference's steps: `per_sample` of them are a sample of ours."""
+    lines = [line for line in read_jsonl(run / METRICS) if "eval/return_mean" in line]
+    return [ReferencePoint(per_sample * line["samples"], float(line["eval/return_mean"])) for line in lines]
+
+
+def read_reference(path: Path) -> list[ReferencePoint]:
+    """Points of a CSV file with the columns step, reward and, where there are several runs, seed."""
+    try:
+        rows = csv.DictReader(io.StringIO(read_text(path, REFERENCE_BYTES), newline=""))
+        points = [ReferencePoint(float(row["step"]), float(row["reward"]), row.get("seed") or "") for row in rows]
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", "Give a CSV file of curves.") from error
+    except UnreadableFileError as error:
+        raise ConfigError(f"{error}.", "Give a CSV file of curves.") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path} is not a file of curves.", "It needs the columns step, reward and seed.") from error
+    if not points or not all(math.isfinite(point.step + point.score) for point in points):
+        raise ConfigError(f"{path} has no points that can be drawn.", "It needs a finite step and reward in each line.")
+    return points
+
+
+def scores_by_step(points: Sequence[ReferencePoint], until: float) -> list[tuple[float, list[float]]]:
+    """Scores of all seeds at each step, in order, up to `until` and one step beyond it."""
+    scores: dict[float, list[float]] = {}
+    for point in points:
+        scores.setdefault(point.step, []).append(point.score)
+    steps = sorted(scores)
+    beyond = bisect_left(steps, until)
+    return [(step, scores[step]) for step in steps[: max(1, beyond + 1)]]
+
+
+def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_sample: float = 1.0) -> None:
+    """Write the picture of a run's evaluations, in front of the mean and the range of a reference."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ConfigError("pictures need matplotlib.", "pip install matplotlib") from error
+    ours = evaluations_of(run, per_sample)
+    if not ours:
+        raise ConfigError(f"{run} has no evaluations yet.", "Wait for the first, or set --run.eval-every.")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    if reference is not None:
+        _draw_reference(axes, read_reference(reference), reference.stem, ours[-1].step)
+    axes.plot(
+        [p.step for p in ours], [p.score for p in ours], color="#1f6fb4", marker="o", markersize=4, label=run.name
+    )
+    axes.set_xlabel("steps")
+    axes.set_ylabel("return")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.savefig(picture, dpi=120)
+
+
+def _draw_reference(axes: Any, points: list[ReferencePoint], name: str, until: float) -> None:
+    """As far as our own run came, and one point beyond it: a curve that goes on for long would hide it."""
+    steps = scores_by_step(points, until)
+    shown, scores = [step for step, _ in steps], [each for _, each in steps]
+    low, high = [min(each) for each in scores], [max(each) for each in scores]
+    axes.fill_between(shown, low, high, color="#8a8f98", alpha=0.25, linewidth=0)
+    means = [sum(each) / len(each) for each in scores]
+    axes.plot(shown, means, color="#8a8f98", label=f"{name}, reference")
