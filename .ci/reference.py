@@ -1,4 +1,6 @@
-"""Write docs/reference/ from the source: the help of every command, every setting, every recipe. Imports no torch.
+"""Write docs/reference/ from the source: the Python API, the help of every command, every setting, every recipe.
+
+It imports no torch.
 
 The pages are not committed: `make docs` generates them each time, so that they cannot go stale.
 """
@@ -13,6 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE, PAGES = ROOT / "src" / "lockstep", ROOT / "docs" / "reference"
 os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}  # before anything asks how wide the terminal is
+
+from api_reference import api  # noqa: E402
 
 from lockstep.cli import COMMANDS, main  # noqa: E402
 from lockstep.registry import RECIPES  # noqa: E402
@@ -29,7 +33,8 @@ def commands() -> str:
     parts = ["# Commands", "The output of `lockstep COMMAND --help`. With a recipe, its settings may follow."]
     parts += [f"```text\n{help_of()}\n```"]
     for command, summary in COMMANDS.items():
-        parts += [f"## {command}", f"{summary[0].upper()}{summary[1:]}.", f"```text\n{help_of(command)}\n```"]
+        sentence = f"{summary[0].upper()}{summary[1:].rstrip('.')}."
+        parts += [f"## {command}", sentence, f"```text\n{help_of(command)}\n```"]
     return "\n\n".join(parts)
 
 
@@ -58,8 +63,9 @@ def fields(kind: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
     for node, after in zip(kind.body, kind.body[1:], strict=False):
         if isinstance(node, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             default = ast.unparse(node.value) if node.value else ""
-            made = default.removeprefix("field(default_factory=").removesuffix(")")
-            default = f"{made}()" if made != default and made != "dict" else "{}" if made == "dict" else default
+            if default.startswith("field(default_factory="):
+                made = default.removeprefix("field(default_factory=").removesuffix(")")
+                default = "{}" if made == "dict" else made.removeprefix("lambda: ") if "lambda" in made else f"{made}()"
             words = " ".join(str(after.value.value).split())
             yield ast.unparse(node.target), ast.unparse(node.annotation), default, words
 
@@ -79,11 +85,12 @@ def recipes() -> str:
     parts = ["# Recipes", "Each is a file of at most 60 lines: an algorithm, on a task, with settings that work."]
     for name, (module, words) in RECIPES.items():
         source = (PACKAGE.parent / f"{module.replace('.', '/')}.py").read_text()
-        parts += [f"## {name}", f"{words[0].upper()}{words[1:]}.", f"```python\n{source.strip()}\n```"]
+        parts += [f"## {name}", f"{words[0].upper()}{words[1:].rstrip('.')}.", f"```python\n{source.strip()}\n```"]
     return "\n\n".join(parts)
 
 
 if __name__ == "__main__":
     PAGES.mkdir(exist_ok=True)
-    for name, page in {"commands": commands(), "settings": settings(), "recipes": recipes()}.items():
+    pages = {"api": api(), "commands": commands(), "settings": settings(), "recipes": recipes()}
+    for name, page in pages.items():
         (PAGES / f"{name}.md").write_text(page + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.distributed import Runtime
-from lockstep.evaluate import predict
+from lockstep.evaluation import predict
 from lockstep.inference import load
 from lockstep.ops import prediction_metrics
 from lockstep.tasks.cricket.cricsheet import FEATURES

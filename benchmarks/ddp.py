@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from work import start_again, started
+from workload import start_again, started
 
 from lockstep.config import RunConfig
 from lockstep.distributed import DistributedOptimizer, Runtime

@@ -6,7 +6,7 @@ python benchmarks/exact_cost.py
 import statistics
 
 import torch
-from work import CNN, recipe
+from workload import CNN, recipe
 
 from lockstep.distributed import Runtime
 from lockstep.launch.device import disable_malloc_trim

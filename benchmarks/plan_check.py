@@ -12,7 +12,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from work import CNN, recipe, start_again, started
+from workload import CNN, recipe, start_again, started
 
 from lockstep.distributed import Runtime
 from lockstep.launch.device import disable_malloc_trim, threads_per_process

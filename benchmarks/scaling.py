@@ -20,7 +20,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from work import CNN, MLP, recipe, start_again, started
+from workload import CNN, MLP, recipe, start_again, started
 
 from lockstep.distributed import Runtime
 from lockstep.launch.device import disable_malloc_trim
@@ -41,7 +41,7 @@ def ddp_loop(meter):
     env, inference, learning = algorithm.benchmark_ops()
     net = DistributedDataParallel(copy.deepcopy(algorithm.net), gradient_as_bucket_view=True)
     rate = torch.optim.Adam(net.parameters(), fused=True)
-    obs = algorithm.rollout["obs"].flatten(0, 1)[: learning.samples].clone()
+    obs = algorithm.collector.rollout["obs"].flatten(0, 1)[: learning.samples].clone()
 
     def iterate():
         for _ in range(env.calls_per_iteration):

@@ -14,7 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from work import start_again, started
+from workload import start_again, started
 
 from lockstep.clock import TrainState
 from lockstep.config import apply_overrides

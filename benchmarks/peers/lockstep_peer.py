@@ -3,7 +3,7 @@
 python benchmarks/peers/lockstep_peer.py --net cnn --steps 32768 [--precision bf16]
 """
 
-import work
+import workload
 
 import lockstep
 from lockstep.clock import TrainState
@@ -11,7 +11,7 @@ from lockstep.config import apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.launch.device import disable_malloc_trim
 from lockstep.recipes.snake_ppo import SnakePPO
-from lockstep.train import iterate
+from lockstep.training_loop import iterate
 
 NETS = {
     "cnn": {"hidden_sizes": [32, 64], "num_layers": 3, "out_features": 256},
@@ -38,19 +38,19 @@ def recipe(net, precision):
     return apply_overrides(
         SnakePPO(),
         {
-            "task": {"size": work.SIZE, "num_envs": work.ENVS},
+            "task": {"size": workload.SIZE, "num_envs": workload.ENVS},
             "algo": {
-                "rollout_steps": work.HORIZON,
-                "batch_size": work.BATCH,
-                "epochs": work.EPOCHS,
-                "gamma": work.GAMMA,
-                "gae_lambda": work.LAMBDA,
-                "clip_coef": work.CLIP,
-                "entropy_coef": work.ENTROPY,
-                "value_coef": 2 * work.VALUE,  # lockstep halves the squared error once more
-                "max_grad_norm": work.MAX_NORM,
-                "learning_rate": work.RATE,
-                "adam_eps": work.EPSILON,
+                "rollout_steps": workload.HORIZON,
+                "batch_size": workload.BATCH,
+                "epochs": workload.EPOCHS,
+                "gamma": workload.GAMMA,
+                "gae_lambda": workload.LAMBDA,
+                "clip_coef": workload.CLIP,
+                "entropy_coef": workload.ENTROPY,
+                "value_coef": 2 * workload.VALUE,  # lockstep halves the squared error once more
+                "max_grad_norm": workload.MAX_NORM,
+                "learning_rate": workload.RATE,
+                "adam_eps": workload.EPSILON,
                 "encoder": NETS[net],
             },
             "run": {"precision": precision, "total_samples": 10**12},
@@ -59,7 +59,7 @@ def recipe(net, precision):
 
 
 def main():
-    args = work.arguments(precision={"choices": ("fp32", "bf16"), "default": "fp32"})
+    args = workload.arguments(precision={"choices": ("fp32", "bf16"), "default": "fp32"})
     loop = Loop(recipe(args.net, args.precision))
 
     def train(iterations):
@@ -67,7 +67,7 @@ def main():
             loop.iterate()
 
     name = "Lockstep" if args.precision == "fp32" else f"Lockstep {args.precision}"
-    work.measure(name, lockstep.__version__, args, work.count_parameters(loop.algorithm.net), train)
+    workload.measure(name, lockstep.__version__, args, workload.count_parameters(loop.algorithm.net), train)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pufferlib
 import torch
-import work
+import workload
 from pufferlib import pufferl
 from torch import nn
 
@@ -41,7 +41,7 @@ class Boards(pufferlib.PufferEnv):
 class Net(nn.Module):
     def __init__(self, net):
         super().__init__()
-        self.trunk, features = work.trunk(net)
+        self.trunk, features = workload.trunk(net)
         self.policy_head, self.value_head = nn.Linear(features, 4), nn.Linear(features, 1)
 
     def forward(self, planes, state=None):
@@ -59,7 +59,7 @@ class Quiet(pufferl.PuffeRL):
 
 
 def main():
-    args = work.arguments()
+    args = workload.arguments()
     torch.manual_seed(0)
     net = Net(args.net)
     settings = {
@@ -72,24 +72,24 @@ def main():
         "anneal_lr": False,
         "precision": "float32",
         "total_timesteps": 10**12,
-        "learning_rate": work.RATE,
-        "gamma": work.GAMMA,
-        "gae_lambda": work.LAMBDA,
-        "update_epochs": work.EPOCHS,
-        "clip_coef": work.CLIP,
-        "vf_coef": 2 * work.VALUE,  # it halves the squared error once more
+        "learning_rate": workload.RATE,
+        "gamma": workload.GAMMA,
+        "gae_lambda": workload.LAMBDA,
+        "update_epochs": workload.EPOCHS,
+        "clip_coef": workload.CLIP,
+        "vf_coef": 2 * workload.VALUE,  # it halves the squared error once more
         "vf_clip_coef": 0.2,
-        "max_grad_norm": work.MAX_NORM,
-        "ent_coef": work.ENTROPY,
+        "max_grad_norm": workload.MAX_NORM,
+        "ent_coef": workload.ENTROPY,
         "adam_beta1": 0.9,
         "adam_beta2": 0.999,
-        "adam_eps": work.EPSILON,
+        "adam_eps": workload.EPSILON,
         "data_dir": os.devnull,
         "checkpoint_interval": 10**9,
-        "batch_size": work.ITERATION,
-        "minibatch_size": work.BATCH,
-        "max_minibatch_size": work.BATCH,
-        "bptt_horizon": work.HORIZON,
+        "batch_size": workload.ITERATION,
+        "minibatch_size": workload.BATCH,
+        "max_minibatch_size": workload.BATCH,
+        "bptt_horizon": workload.HORIZON,
         "compile": False,
         "vtrace_rho_clip": 1.0,
         "vtrace_c_clip": 1.0,
@@ -97,14 +97,14 @@ def main():
         "prio_beta0": 1.0,
         "use_rnn": False,
     }
-    agent = Quiet(settings, Boards(work.boards()), net)
+    agent = Quiet(settings, Boards(workload.boards()), net)
 
     def train(iterations):
         for _ in range(iterations):
             agent.evaluate()
             agent.train()
 
-    work.measure("PufferLib", version("pufferlib"), args, work.count_parameters(net), train)
+    workload.measure("PufferLib", version("pufferlib"), args, workload.count_parameters(net), train)
     agent.utilization.stop()
 
 

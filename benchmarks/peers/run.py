@@ -16,8 +16,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
-import urllib.request
 import venv
 from pathlib import Path
 
@@ -35,10 +33,7 @@ PEERS = {
     "torchrl": ["torchrl==0.14.*", "tensordict==0.14.*", "pandas"],
     "puffer": ["numpy<2", "setuptools", "wheel", "Cython", "ninja"],
 }
-PUFFER = (
-    "https://files.pythonhosted.org/packages/7c/e1/5292f9b69c6263707b40ba04a87e6b9bcc177281d31092f77afd90c412f1/"
-    "pufferlib-3.0.0.tar.gz"
-)
+PUFFER = "pufferlib==3.0.0"
 SCRIPTS = {
     "lockstep": ["lockstep_peer.py"],
     "lockstep-bf16": ["lockstep_peer.py", "--precision", "bf16"],
@@ -97,17 +92,21 @@ def python_of(contender):
 
 
 def install_puffer(pip, home):
-    """PufferLib 3.0.0 from its source, without its own games: those fetch raylib and box2d and compile for long.
+    """Install PufferLib without its own games, which download raylib and box2d and compile for long.
 
-    Its setup.py forgets a name when the games are left out, and asks for CUDA wherever it finds nvcc: both are mended.
+    Its setup.py reads a name that it defines only together with the games, and requires CUDA if it finds nvcc. A
+    sitecustomize module, which Python imports at startup, works around both.
     """
-    archive, _ = urllib.request.urlretrieve(PUFFER, home / "pufferlib.tar.gz")
-    with tarfile.open(archive) as files:
-        files.extractall(home, filter="data")
-    setup = home / "pufferlib-3.0.0" / "setup.py"
-    text = setup.read_text().replace("c_extensions = []", "c_extensions = c_extension_paths = []", 1)
-    setup.write_text(text.replace('shutil.which("nvcc")', "False"))
-    call([*pip, "--no-build-isolation", TORCH, setup.parent], INSTALL_LIMIT, NO_OCEAN="1", MAX_JOBS="1")
+    fixes = home / "fixes"
+    fixes.mkdir()
+    (fixes / "sitecustomize.py").write_text(
+        "import builtins, shutil\n"
+        "builtins.c_extension_paths = []\n"
+        "find = shutil.which\n"
+        "shutil.which = lambda name, *rest, **more: None if name == 'nvcc' else find(name, *rest, **more)\n"
+    )
+    options = {"PYTHONPATH": str(fixes), "NO_OCEAN": "1", "MAX_JOBS": "1"}
+    call([*pip, "--no-build-isolation", TORCH, PUFFER], INSTALL_LIMIT, **options)
 
 
 def run(contender, *words):

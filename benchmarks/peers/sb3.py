@@ -6,7 +6,7 @@ python benchmarks/peers/sb3.py --net cnn --steps 32768
 import numpy as np
 import stable_baselines3
 import torch
-import work
+import workload
 from stable_baselines3 import PPO
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
@@ -57,7 +57,7 @@ class Trunk(BaseFeaturesExtractor):
     """SB3 evaluates a features extractor once for policy and value, in acting and in learning."""
 
     def __init__(self, space, net):
-        layers, features = work.trunk(net, space.shape[-1])
+        layers, features = workload.trunk(net, space.shape[-1])
         super().__init__(space, features)
         self.layers = layers
 
@@ -77,27 +77,29 @@ def build(task, net, **settings):
 
 
 def main():
-    args = work.arguments()
+    args = workload.arguments()
     model = build(
-        work.boards(),
+        workload.boards(),
         args.net,
-        n_steps=work.HORIZON,
-        batch_size=work.BATCH,
-        n_epochs=work.EPOCHS,
-        gamma=work.GAMMA,
-        gae_lambda=work.LAMBDA,
-        clip_range=work.CLIP,
-        ent_coef=work.ENTROPY,
-        vf_coef=work.VALUE,
-        max_grad_norm=work.MAX_NORM,
-        learning_rate=work.RATE,  # its Adam has the epsilon 1e-5 by default
+        n_steps=workload.HORIZON,
+        batch_size=workload.BATCH,
+        n_epochs=workload.EPOCHS,
+        gamma=workload.GAMMA,
+        gae_lambda=workload.LAMBDA,
+        clip_range=workload.CLIP,
+        ent_coef=workload.ENTROPY,
+        vf_coef=workload.VALUE,
+        max_grad_norm=workload.MAX_NORM,
+        learning_rate=workload.RATE,  # its Adam has the epsilon 1e-5 by default
         seed=0,
     )
 
     def train(iterations):
-        model.learn(iterations * work.ITERATION, log_interval=None, reset_num_timesteps=False)
+        model.learn(iterations * workload.ITERATION, log_interval=None, reset_num_timesteps=False)
 
-    work.measure("Stable-Baselines3", stable_baselines3.__version__, args, work.count_parameters(model.policy), train)
+    workload.measure(
+        "Stable-Baselines3", stable_baselines3.__version__, args, workload.count_parameters(model.policy), train
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python benchmarks/peers/skrl_peer.py --net cnn --steps 32768
 from importlib.metadata import version
 
 import torch
-import work
+import workload
 from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.envs.wrappers.torch import Wrapper
 from skrl.memories.torch import RandomMemory
@@ -46,7 +46,7 @@ class Net(CategoricalMixin, DeterministicMixin, Model):
         )
         CategoricalMixin.__init__(self, unnormalized_log_prob=True, role="policy")
         DeterministicMixin.__init__(self, role="value")
-        self.trunk, features = work.trunk(net)
+        self.trunk, features = workload.trunk(net)
         self.policy_head, self.value_head = nn.Linear(features, 4), nn.Linear(features, 1)
         self.seen = None
 
@@ -55,7 +55,7 @@ class Net(CategoricalMixin, DeterministicMixin, Model):
         return mixin.act(self, inputs, role=role)
 
     def compute(self, inputs, role=""):
-        planes = (-1, 3, work.SIZE, work.SIZE)
+        planes = (-1, 3, workload.SIZE, workload.SIZE)
         if role == "policy":
             self.seen = self.trunk(inputs["observations"].float().view(planes))
             return self.policy_head(self.seen), {}
@@ -65,43 +65,43 @@ class Net(CategoricalMixin, DeterministicMixin, Model):
 
 
 def main():
-    args = work.arguments()
+    args = workload.arguments()
     torch.manual_seed(0)
-    env = Boards(work.boards())
+    env = Boards(workload.boards())
     net = Net(env, args.net)
     config = PPO_CFG(
-        rollouts=work.HORIZON,
-        learning_epochs=work.EPOCHS,
-        mini_batches=work.ITERATION // work.BATCH,
-        discount_factor=work.GAMMA,
-        gae_lambda=work.LAMBDA,
-        learning_rate=work.RATE,
-        grad_norm_clip=work.MAX_NORM,
-        ratio_clip=work.CLIP,
+        rollouts=workload.HORIZON,
+        learning_epochs=workload.EPOCHS,
+        mini_batches=workload.ITERATION // workload.BATCH,
+        discount_factor=workload.GAMMA,
+        gae_lambda=workload.LAMBDA,
+        learning_rate=workload.RATE,
+        grad_norm_clip=workload.MAX_NORM,
+        ratio_clip=workload.CLIP,
         value_clip=0.0,
-        entropy_loss_scale=work.ENTROPY,
-        value_loss_scale=work.VALUE,
+        entropy_loss_scale=workload.ENTROPY,
+        value_loss_scale=workload.VALUE,
         experiment={"write_interval": 0, "checkpoint_interval": 0},
     )
     agent = PPO(
         models={"policy": net, "value": net},
-        memory=RandomMemory(memory_size=work.HORIZON, num_envs=work.ENVS, device="cpu"),
+        memory=RandomMemory(memory_size=workload.HORIZON, num_envs=workload.ENVS, device="cpu"),
         cfg=config,
         observation_space=env.observation_space,
         action_space=env.action_space,
         device="cpu",
     )
     for group in agent.optimizer.param_groups:
-        group["eps"] = work.EPSILON  # skrl has no setting for it
+        group["eps"] = workload.EPSILON  # skrl has no setting for it
     trainer = SequentialTrainer(
-        env=env, agents=agent, cfg={"timesteps": work.HORIZON, "headless": True, "disable_progressbar": True}
+        env=env, agents=agent, cfg={"timesteps": workload.HORIZON, "headless": True, "disable_progressbar": True}
     )
 
     def train(iterations):
-        trainer.cfg.timesteps = iterations * work.HORIZON
+        trainer.cfg.timesteps = iterations * workload.HORIZON
         trainer.train()
 
-    work.measure("skrl", version("skrl"), args, work.count_parameters(net), train)
+    workload.measure("skrl", version("skrl"), args, workload.count_parameters(net), train)
 
 
 if __name__ == "__main__":

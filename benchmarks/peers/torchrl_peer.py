@@ -7,7 +7,7 @@ import warnings
 
 import torch
 import torchrl
-import work
+import workload
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -55,7 +55,7 @@ class Boards(EnvBase):
 class Trunk(nn.Module):
     def __init__(self, net):
         super().__init__()
-        self.layers, self.features = work.trunk(net)
+        self.layers, self.features = workload.trunk(net)
 
     def forward(self, planes):
         if planes.ndim == 4:
@@ -65,10 +65,10 @@ class Trunk(nn.Module):
 
 
 def main():
-    args = work.arguments()
+    args = workload.arguments()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    env, net = Boards(work.boards()), Trunk(args.net)
+    env, net = Boards(workload.boards()), Trunk(args.net)
     agent = ActorValueOperator(
         TensorDictModule(net, in_keys=["observation"], out_keys=["hidden"]),
         ProbabilisticActor(
@@ -84,19 +84,21 @@ def main():
     loss_of = ClipPPOLoss(
         agent.get_policy_operator(),
         agent.get_value_head(),
-        clip_epsilon=work.CLIP,
-        entropy_coeff=work.ENTROPY,
-        critic_coeff=work.VALUE,
+        clip_epsilon=workload.CLIP,
+        entropy_coeff=workload.ENTROPY,
+        critic_coeff=workload.VALUE,
         loss_critic_type="l2",
         normalize_advantage=True,
     )
-    advantages = GAE(gamma=work.GAMMA, lmbda=work.LAMBDA, value_network=agent.get_value_operator(), shifted=True)
-    parameters = list(agent.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=work.RATE, eps=work.EPSILON)
-    buffer = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(work.ITERATION), sampler=SamplerWithoutReplacement(), batch_size=work.BATCH
+    advantages = GAE(
+        gamma=workload.GAMMA, lmbda=workload.LAMBDA, value_network=agent.get_value_operator(), shifted=True
     )
-    collector = Collector(env, agent.get_policy_operator(), frames_per_batch=work.ITERATION, total_frames=-1)
+    parameters = list(agent.parameters())
+    optimizer = torch.optim.Adam(parameters, lr=workload.RATE, eps=workload.EPSILON)
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(workload.ITERATION), sampler=SamplerWithoutReplacement(), batch_size=workload.BATCH
+    )
+    collector = Collector(env, agent.get_policy_operator(), frames_per_batch=workload.ITERATION, total_frames=-1)
     rollouts = iter(collector)
 
     def train(iterations):
@@ -106,16 +108,16 @@ def main():
                 rollout = advantages(rollout)
             buffer.empty()
             buffer.extend(rollout.reshape(-1))
-            for _ in range(work.EPOCHS):
+            for _ in range(workload.EPOCHS):
                 for batch in buffer:
                     losses = loss_of(batch)
                     loss = losses["loss_objective"] + losses["loss_entropy"] + losses["loss_critic"]
                     optimizer.zero_grad()
                     loss.backward()
-                    torch.nn.utils.clip_grad_norm_(parameters, work.MAX_NORM)
+                    torch.nn.utils.clip_grad_norm_(parameters, workload.MAX_NORM)
                     optimizer.step()
 
-    work.measure("TorchRL", torchrl.__version__, args, work.count_parameters(agent), train)
+    workload.measure("TorchRL", torchrl.__version__, args, workload.count_parameters(agent), train)
     collector.shutdown()
 
 

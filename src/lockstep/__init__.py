@@ -1,20 +1,60 @@
-"""Lockstep: many processes, one agent."""
+"""Lockstep: distributed training in which the number of processes changes the speed, never the result."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lockstep.inference import LoadedPolicy as LoadedPolicy
+    from lockstep.algorithms.ddpg.agent import DDPGConfig as DDPGConfig
+    from lockstep.algorithms.ppo import PPOConfig as PPOConfig
+    from lockstep.algorithms.supervised import SupervisedConfig as SupervisedConfig
+    from lockstep.algorithms.tdmpc2.agent import TDMPC2Config as TDMPC2Config
+    from lockstep.api import evaluate as evaluate
+    from lockstep.api import make as make
+    from lockstep.api import prove as prove
+    from lockstep.api import resume as resume
+    from lockstep.api import train as train
+    from lockstep.base import Algorithm as Algorithm
+    from lockstep.base import Dataset as Dataset
+    from lockstep.base import VecEnv as VecEnv
+    from lockstep.config import Recipe as Recipe
+    from lockstep.config import RunConfig as RunConfig
     from lockstep.inference import load as load
+    from lockstep.run_results import Run as Run
+    from lockstep.tasks.gym.env import GymConfig as GymConfig
+    from lockstep.tasks.snake.env import SnakeConfig as SnakeConfig
 
-__version__ = "0.1.0"
-__all__ = ["__version__", "load"]
+__version__ = "0.2.0"
+
+_MODULES = {
+    "train": "api",
+    "resume": "api",
+    "evaluate": "api",
+    "prove": "api",
+    "make": "api",
+    "load": "inference",
+    "Run": "run_results",
+    "Recipe": "config",
+    "RunConfig": "config",
+    "Algorithm": "base.algorithm",
+    "VecEnv": "base.vec_env",
+    "Dataset": "base.dataset",
+    "PPOConfig": "algorithms.ppo",
+    "DDPGConfig": "algorithms.ddpg.agent",
+    "TDMPC2Config": "algorithms.tdmpc2.agent",
+    "SupervisedConfig": "algorithms.supervised",
+    "SnakeConfig": "tasks.snake.env",
+    "GymConfig": "tasks.gym.env",
+}
+"""Module of each public name. They are imported on first use: `lockstep --help` must not import torch."""
+
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    # Deferred, so that `import lockstep` and `lockstep --help` do not pay for torch. The module is not called `load`,
-    # because importing it would put the module where the function belongs.
-    if name == "load":
-        from lockstep.inference import load
+    if name not in _MODULES:
+        raise AttributeError(f"module 'lockstep' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"lockstep.{_MODULES[name]}"), name)
 
-        return load
-    raise AttributeError(f"module 'lockstep' has no attribute '{name}'")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

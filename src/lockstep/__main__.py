@@ -1,9 +1,9 @@
-"""`python -m lockstep`: the same as the command `lockstep`, for torchrun."""
+"""`python -m lockstep`: entry point for torchrun, equivalent to the command `lockstep`."""
 
 import os
 import sys
 
-# `python -m` puts the current directory first on the import path, where a downloaded run may hold a `numpy.py`.
+# `python -m` puts the current directory first on the import path, where a downloaded run may contain a `numpy.py`.
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
     del sys.path[0]
 

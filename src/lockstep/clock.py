@@ -6,29 +6,29 @@ from dataclasses import dataclass, field
 
 @dataclass
 class TrainState:
-    """Global samples, the only counter; schedules, difficulty and gates are functions of it."""
+    """Training state. Schedules and curricula are functions of the global samples, not of iterations or time."""
 
     total_samples: int
     samples: int = 0
     iteration: int = 0
     last_iteration_samples: int = 0
-    """Samples of the last iteration, so that `every` sees what was crossed."""
+    """Samples of the last iteration, for `crossed`."""
     evaluation: dict[str, float] = field(default_factory=dict)
-    """The last agreed evaluation."""
+    """Latest evaluation, equal on all processes."""
     best: float | None = None
-    """The best evaluation score so far."""
+    """Best evaluation score so far."""
     evaluations: int = 0
-    """How many evaluations there were."""
+    """Number of evaluations."""
     evals_since_best: int = 0
-    """How many of them there were since the best."""
+    """Number of evaluations since the best one."""
     patience: int | None = None
-    """The run is over after so many evaluations without a better one; none waits for the budget."""
+    """Stop after this number of evaluations without a new best. None: no early stopping."""
     eval_pending: bool = False
-    """Whether an evaluation is due that has not been made: a request to stop may come in the middle of one."""
+    """Whether an evaluation is due: a stop request may interrupt one, which then reruns after resume."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """The last pooled metrics, means over the time between two log entries."""
+    """Latest metrics: means since the previous log entry."""
     metric_sums: dict[str, list[float]] = field(default_factory=dict)
-    """Pooled (sum, count) by name since the last log entry; here, so that a kill between two entries loses none."""
+    """Pooled (sum, count) by name since the last log entry. Part of the checkpoint, so that a kill loses none."""
 
     @property
     def done(self) -> bool:
@@ -38,7 +38,7 @@ class TrainState:
 
     @property
     def progress(self) -> float:
-        """From 0 at the start to 1 at the budget."""
+        """Fraction of total_samples, from 0 to 1."""
         return min(1.0, self.samples / self.total_samples)
 
     def advance(self, samples: int) -> None:
@@ -51,7 +51,7 @@ class TrainState:
             self.metric_sums[name] = [before[0] + total, before[1] + count]
 
     def record_evaluation(self, evaluation: dict[str, float]) -> bool:
-        """Keep an agreed evaluation; whether it is the best so far, which a score that is not a number never is."""
+        """Record an evaluation. Return whether it is the best so far; a NaN score never is."""
         self.evaluation, self.eval_pending = evaluation, False
         score = evaluation["score"] if "score" in evaluation else evaluation["return_mean"]
         better = not math.isnan(score) and (self.best is None or score > self.best)
@@ -60,13 +60,13 @@ class TrainState:
         return better
 
     def flush_metrics(self) -> dict[str, float]:
-        """Turn what is pending into means. Names that counted nothing are left out."""
+        """Convert the pending sums to means and clear them. Skip names without counts."""
         self.metrics = {name: total / count for name, (total, count) in self.metric_sums.items() if count}
         self.metric_sums = {}
         return self.metrics
 
     def crossed(self, interval: int | None) -> bool:
-        """True when the last iteration crossed a multiple of `interval`; never for None or 0."""
+        """Return whether the last iteration crossed a multiple of `interval`. Always False for None or 0."""
         return (
             interval is not None
             and interval > 0

@@ -8,26 +8,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import best_checkpoint, find
 from lockstep.checkpoint.naming import CheckpointName
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG
-from lockstep.protocols import Algorithm, Policy, VecEnv
+from lockstep.protocols import Policy
 from lockstep.pytree import Tree, first_leaf, tree_where
 from lockstep.run_dir import read_config
 
 
 class LoadedPolicy:
-    """A policy that remembers: `act` on observations, `reset` where an episode ended."""
+    """Policy with recurrent state. Call `act` on observations and `reset` where an episode ended.
+
+    `recipe` is the recipe of the run, with the settings that it was started with.
+    """
 
     def __init__(self, policy: Policy, recipe: Recipe, device: torch.device) -> None:
         self.policy, self.recipe, self.device = policy, recipe, device
         self._memory: Tree | None = None
 
     def act(self, obs: Any) -> np.ndarray:
-        """Actions for a batch of observations [N, ...]: arrays, tensors, or dicts of them."""
+        """Return actions for a batch of observations, without exploration.
+
+        Args:
+            obs: Observations [N, ...]: an array, a tensor, or a dict of them. N must be the same until `reset`.
+
+        Returns:
+            Actions [N, ...] as a NumPy array.
+        """
         batch = _as_tree(obs, self.device)
         if self._memory is None:
             self._memory = self.policy.initial_state(len(first_leaf(batch)))
@@ -35,7 +46,11 @@ class LoadedPolicy:
         return action.cpu().numpy()
 
     def reset(self, mask: Any = None) -> None:
-        """Forget everything, or only the rows where the mask is true."""
+        """Reset the recurrent state. A policy without a recurrent layer ignores it.
+
+        Args:
+            mask: [N] bool, true in the rows whose episode ended. None: all rows.
+        """
         if mask is None or self._memory is None or self._memory == {}:
             self._memory = None
             return
@@ -44,35 +59,48 @@ class LoadedPolicy:
         self._memory = tree_where(rows, fresh, self._memory)
 
 
-def load(run: str | Path, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
-    """The best policy of a run (the newest if none was evaluated), or with `at` the one at so many samples."""
-    recipe = load_recipe(Path(run))
+def load(run: str | Path, at: int | None = None, device: str = "cpu", recipe: Recipe | None = None) -> LoadedPolicy:
+    """Load a policy of a run. It needs no launcher and no process group.
+
+    Args:
+        run: Path of the run directory.
+        at: Samples of the checkpoint to load. None: the best checkpoint, or the newest if none was evaluated.
+        device: Device of the policy.
+        recipe: Recipe of the run. None: read it from the run directory.
+
+    Returns:
+        A policy with the methods `act` and `reset`.
+
+    Raises:
+        ConfigError: The directory contains no run or no such checkpoint.
+    """
+    recipe = recipe or load_recipe(Path(run))
     return LoadedPolicy(load_algorithm(Path(run), recipe, at, device).policy(), recipe, torch.device(device))
 
 
 def load_recipe(run: Path) -> Recipe:
-    """The recipe of a run directory, with the settings it was started with."""
+    """Load the recipe of a run directory, with the settings it was started with."""
     from lockstep.registry import find_recipe
 
     name, values = read_config(run)
     if name.endswith(".py") and Path(name).resolve().is_relative_to(run.resolve()):
-        # A run directory from a stranger must not be able to bring code along.
+        # A run directory from an untrusted source must not execute its own code.
         raise ConfigError(
-            f"the recipe of {run} is a file inside it, {name}.", "Move the file to where you keep your code."
+            f"the recipe of {run} is a file inside it, {name}.", "Move the file to a directory of your own code."
         )
     if name.endswith(".py") and Path(name) != Path(name).resolve():
-        # As we write it, it says where the file is; what depends on the current directory may find another one.
+        # Lockstep writes absolute paths. A relative path could refer to another file in the current directory.
         raise ConfigError(
-            f"the recipe of {run} is {name}, which is not the whole path of a file.",
-            f"If you know the file, write its whole path into {run / CONFIG}.",
+            f"the recipe of {run} is {name}, which is not an absolute path.",
+            f"If you trust the file, write its absolute path into {run / CONFIG}.",
         )
     return apply_overrides(find_recipe(name)(), values)
 
 
 def load_algorithm(run: Path, recipe: Recipe, at: int | None = None, device: str = "cpu") -> Algorithm:
-    """The whole agent of a run at its best (or at so many samples), on a task that is closed again."""
+    """Load the algorithm of a run at its best checkpoint, or at `at` samples. The task is closed again."""
     directory = run / CHECKPOINTS
-    # Weights are usable where replay or the state of environments is damaged.
+    # Check the weights only: they are usable even if replay or environment state is damaged.
     name = _best_or_newest(directory) if at is None else find(directory, at, form.verify_weights)[0]
     if name is None:
         raise ConfigError(
@@ -85,10 +113,8 @@ def load_algorithm(run: Path, recipe: Recipe, at: int | None = None, device: str
 
 
 def build_algorithm(recipe: Recipe, device: str = "cpu") -> Algorithm:
-    """An agent that has learned nothing yet."""
-    runtime = Runtime.single_process(
-        recipe.run, device, hosting=range(1)
-    )  # one lane is enough to build an agent around
+    """Build an untrained algorithm."""
+    runtime = Runtime.single_process(recipe.run, device, hosting=range(1))  # one lane suffices to build an agent
     task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
     try:
         algorithm: Algorithm = recipe.algo.build(task, runtime)
@@ -104,7 +130,7 @@ def _best_or_newest(directory: Path) -> CheckpointName | None:
             form.verify_weights(directory / str(best))
             return best
         except form.CorruptCheckpointError as damage:
-            warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest whole one.", stacklevel=3)
+            warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest intact one.", stacklevel=3)
     return find(directory, None, form.verify_weights)[0]
 
 

@@ -1,7 +1,7 @@
-"""Lanes: the fixed shares a run is cut into, and who hosts which.
+"""Lanes: the fixed shares of a run, and which process hosts which.
 
-A lane owns its environments, its random streams and its part of every batch; a process hosts a few neighbouring lanes
-and owns nothing. That is what lets a run change its number of processes and stay the same run.
+A lane owns its environments, its random streams and its share of every batch. A process only hosts adjacent lanes, so
+that the number of processes of a run can change without changing its results.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lockstep.rng import LaneStreams, RandomStream
 
 
 def partition_lanes(lanes: int, processes: int) -> list[range]:
-    """Neighbouring lanes for each process, as even as can be, the first ones taking what is left over."""
+    """Assign adjacent lanes to each process as evenly as possible. The first processes get the remainder."""
     if not 1 <= processes <= lanes:
         raise ConfigError(
             f"{processes} processes cannot host {lanes} lanes: every process needs at least one.",
@@ -25,7 +25,7 @@ def partition_lanes(lanes: int, processes: int) -> list[range]:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The lanes of a run (`count`) and the ones this process hosts (`local`)."""
+    """Number of lanes of a run (`num_lanes`) and the lanes that this process hosts (`local`)."""
 
     num_lanes: int
     local: range
@@ -35,10 +35,10 @@ class Lanes:
         return len(self.local)
 
     def per_lane(self, total: int, name: str) -> int:
-        """How much of a global number falls on one lane."""
+        """Return the share of one lane of a global number."""
         if total < 1:
             raise ConfigError(
-                f"{name} is {total}, and each of {self.num_lanes} lanes needs some.", f"Use {self.num_lanes}."
+                f"{name} is {total}, but each of {self.num_lanes} lanes needs some.", f"Use {self.num_lanes}."
             )
         if total % self.num_lanes:
             below = total - total % self.num_lanes
@@ -51,14 +51,14 @@ class Lanes:
         return total // self.num_lanes
 
     def lane_slice(self, lane: int, share: int) -> slice:
-        """Where a local lane's part lies in what is kept of all of them, `share` rows for each."""
+        """Return the rows of a local lane in a tensor with `share` rows per local lane."""
         first = self.local.index(lane) * share
         return slice(first, first + share)
 
     def streams(self, purpose: str) -> LaneStreams:
-        """Randomness that differs between lanes."""
+        """Return random streams that differ between lanes."""
         return LaneStreams(tuple(RandomStream(self.seed, purpose, lane) for lane in self.local))
 
     def shared_stream(self, purpose: str) -> RandomStream:
-        """Randomness that all lanes share, such as initialisation."""
+        """Return a random stream that all lanes share, for example for initialization."""
         return RandomStream(self.seed, purpose)

@@ -1,4 +1,4 @@
-"""Metrics: sums and counts, never means, so that they can be pooled over lanes and processes."""
+"""Metrics as sums and counts instead of means, so that they can be pooled over lanes and processes."""
 
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ from lockstep.transfer import has_float64
 
 
 class Metrics:
-    """Sums and counts by name: local ones kept by lane until they are pooled, and ones already agreed."""
+    """Sums and counts by name: local ones per lane, still to be pooled, and global ones."""
 
     def __init__(self) -> None:
         self.per_lane: dict[str, Tensor] = {}
@@ -18,11 +18,11 @@ class Metrics:
         self._pairs: dict[str, Tensor] = {}
         self._latest: dict[str, Tensor] = {}
         self._updates: dict[tuple[str, tuple[str, ...]], list[Tensor] | list[np.ndarray]] = {}
-        """Rows of updates by group and names, as they come: there are many, and they are added up when asked for."""
+        """Rows of updates by group and names. There are many, so they are only summed on request."""
 
     @property
     def global_sums(self) -> dict[str, Tensor]:
-        """[2] (sum, count) by name over the whole run, the same on every process."""
+        """[2] (sum, count) by name over all processes, equal on every process."""
         pairs = dict(self._pairs)
         for (group, names), rows in self._updates.items():
             for name, pair in _pairs_of(group, names, rows).items():
@@ -35,7 +35,7 @@ class Metrics:
         self.per_lane[name] = self.per_lane[name] + pair if name in self.per_lane else pair
 
     def add_global(self, name: str, total: Tensor, count: Tensor | float) -> None:
-        """Add a sum and a count that are the same number on every process."""
+        """Add a sum and a count that are equal on every process."""
         wide = widen(total)
         on_device = isinstance(count, Tensor) and count.device == wide.device
         pair = torch.stack([wide, widen(count) if on_device else torch.full_like(wide, float(count))])  # type: ignore[arg-type]
@@ -43,16 +43,16 @@ class Metrics:
         self._latest[name] = pair
 
     def add_update(self, names: tuple[str, ...], row: Any) -> None:
-        """Add an update, [count, a sum for each name, the gradient's norm]; skipped if the norm is not finite."""
+        """Add an update: [count, one sum per name, gradient norm]. It counts as skipped if the norm is non-finite."""
         self._updates.setdefault(("", names), []).append(row)
 
     def latest(self, name: str) -> float:
-        """The mean of the newest agreed entry: the same number on every process. Waits for the device."""
+        """Return the mean of the newest global entry, equal on every process. Synchronizes with the device."""
         total, count = self._newest()[name].tolist()
         return float(total / max(count, 1.0))
 
     def with_prefix(self, group: str) -> "Metrics":
-        """The same metrics with names `group/name`."""
+        """Return the metrics renamed to `group/name`."""
         renamed = Metrics()
         renamed.per_lane = {f"{group}/{name}": pair for name, pair in self.per_lane.items()}
         renamed._pairs = {f"{group}/{name}": pair for name, pair in self._pairs.items()}
@@ -77,13 +77,13 @@ class Metrics:
 
 
 def widen(x: Tensor) -> Tensor:
-    """Numbers in the dtype in which sums are kept: float64, or float32 on a device without float64 (MPS)."""
+    """Convert to the dtype of sums: float64, or float32 on a device without float64 (MPS)."""
     return x.double() if has_float64(x.device) else x.float()
 
 
 def _pairs_of(group: str, names: tuple[str, ...], rows: list[Tensor] | list[np.ndarray]) -> dict[str, Tensor]:
-    """Sums and counts [2] by name of some updates; those that were skipped count for nothing."""
-    # Added up one after another, on the CPU in NumPy, which is many times cheaper there than tensors of a few numbers.
+    """Return sums and counts [2] by name of some updates, without the skipped ones."""
+    # On the CPU, sum with NumPy: for a few numbers it is many times faster than torch.
     if isinstance(rows[0], np.ndarray):
         table = np.stack(rows)  # [updates, K]
         taken = np.isfinite(table[:, -1])

@@ -1,15 +1,16 @@
-"""What is kept of a run that stopped at bad numbers: the agent before them, what they were met in, and a report."""
+"""Dump of a run that stopped at non-finite values: the agent before them, the inputs, and a report."""
 
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.snapshot import snapshot_shared
 from lockstep.clock import TrainState
 from lockstep.distributed import NonFiniteError, Runtime
-from lockstep.protocols import Algorithm, StateDict, VecEnv
+from lockstep.protocols import StateDict
 
 NONFINITE_DUMP, REPORT = "nonfinite_dump", "report.txt"
 
@@ -18,36 +19,36 @@ NONFINITE_DUMP, REPORT = "nonfinite_dump", "report.txt"
 def dump_on_nonfinite(
     path: Path, algorithm: Algorithm, task: VecEnv, clock: TrainState, runtime: Runtime
 ) -> Iterator[None]:
-    """Around an iteration: should it stop at bad numbers, keep what led to them and say where, on every process."""
+    """Wrap an iteration. If it produces non-finite values, dump the inputs and name the dump in the error."""
     try:
         yield
     except NonFiniteError as bad:
         directory = path / NONFINITE_DUMP / str(clock.samples)
         agent = snapshot_shared(algorithm, task) if runtime.is_main else {}
-        raise NonFiniteError(f"{bad}\n{_keep(directory, str(bad), agent, bad.tensors, runtime)}", bad.tensors) from None
+        raise NonFiniteError(f"{bad}\n{_dump(directory, str(bad), agent, bad.tensors, runtime)}", bad.tensors) from None
 
 
-def _keep(directory: Path, sentence: str, agent: StateDict, evidence: StateDict, runtime: Runtime) -> str:
-    """Write everybody's part, and wait until all have: a launcher ends the others as soon as one has left."""
+def _dump(directory: Path, message: str, agent: StateDict, evidence: StateDict, runtime: Runtime) -> str:
+    """Write the dump of every process and wait for all, because a launcher kills the rest once one has exited."""
     mine = directory / form.lane_file(runtime.lanes.local)
 
     def write() -> None:
         form.write_tensors(mine, {name: x.detach().to("cpu", copy=True) for name, x in evidence.items()})
         if runtime.is_main:
             form.write_tensors(directory / form.SHARED, agent)
-            form.replace_text(directory / REPORT, _report(directory, sentence, mine))
+            form.replace_text(directory / REPORT, _report(directory, message, mine))
 
     refused = [runtime.run_on_main(lambda: _attempt(lambda: _make(directory)))]
     if refused == [""]:
         refused = runtime.all_gather_json(_attempt(write))
     reasons = [f"process {process}: {reason}" for process, reason in enumerate(refused) if reason]
     if reasons:
-        return f"What led to it could not be kept in {directory} ({'; '.join(reasons)})."
-    return f"What led to it is kept in {directory}: its {REPORT} says how to look at it."
+        return f"The inputs could not be dumped to {directory} ({'; '.join(reasons)})."
+    return f"The inputs are dumped to {directory}. Its {REPORT} says how to read them."
 
 
 def _attempt(work: Callable[[], None]) -> str:
-    """Why some work failed; nothing where it did not. Others wait for the answer, whatever went wrong."""
+    """Return why some work failed, or an empty string. Never raise, because other processes wait for the result."""
     try:
         work()
     except Exception as error:
@@ -56,18 +57,18 @@ def _attempt(work: Callable[[], None]) -> str:
 
 
 def _make(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)  # an earlier attempt's, perhaps of other processes
+    shutil.rmtree(directory, ignore_errors=True)  # left by an earlier attempt, perhaps with other processes
     directory.mkdir(parents=True)
 
 
-def _report(directory: Path, sentence: str, example: Path) -> str:
-    return f"""{sentence}
+def _report(directory: Path, message: str, example: Path) -> str:
+    return f"""{message}
 
 In this directory:
-  {form.SHARED}  the agent, its optimizer and its normalisers, as they were before this happened
-  lanes-FIRST-LAST.safetensors  what the process that hosts these lanes had in hand: a rollout, [step, environment,
-    ...] with environments lane after lane, or a minibatch, [sample, ...], lane after lane
-Lanes, environments and steps count from 0. To look at them:
+  {form.SHARED}  the agent, its optimizer and its normalizers, before the non-finite values occurred
+  lanes-FIRST-LAST.safetensors  the inputs of the process that hosts these lanes: a rollout [step, environment, ...]
+    with environments in lane order, or a minibatch [sample, ...] in lane order
+Lanes, environments and steps count from 0. To read the files:
 
     from safetensors.torch import load_file
     agent = load_file({str(directory / form.SHARED)!r})

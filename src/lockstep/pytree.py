@@ -1,4 +1,4 @@
-"""Trees: a tensor, or tensors by name. Observations, batches and memories are all trees."""
+"""Trees: a tensor, or a nested dict of tensors. Observations, batches and recurrent states are trees."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -10,14 +10,14 @@ Tree: TypeAlias = "Tensor | dict[str, Tree]"
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """Apply a function to every tensor of a tree (and to those at the same place in the others)."""
+    """Apply a function to every tensor of a tree, with the corresponding tensors of further trees."""
     if isinstance(tree, dict):
         return {name: tree_map(function, tree[name], *(other[name] for other in rest)) for name in tree}
     return function(tree, *rest)
 
 
 def tree_where(mask: Tensor, chosen: Any, other: Any) -> Any:
-    """The rows of one tree where the mask is true, and of the other elsewhere; the mask has their leading axes."""
+    """Select rows of one tree where the mask is true and of the other elsewhere. The mask has their leading axes."""
 
     def pick(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(mask.view(*mask.shape, *(1,) * (x.dim() - mask.dim())), x, y)
@@ -26,7 +26,7 @@ def tree_where(mask: Tensor, chosen: Any, other: Any) -> Any:
 
 
 def named_leaves(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
-    """The tensors of a tree under dotted names, in the tree's own order."""
+    """Return the tensors of a tree by dotted name, in the order of the tree."""
     if not isinstance(tree, dict):
         return {prefix: tree}
     flat: dict[str, Tensor] = {}
@@ -36,23 +36,23 @@ def named_leaves(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
 
 
 def leaves(tree: Any) -> list[Tensor]:
-    """The tensors of a tree, in the tree's own order."""
+    """Return the tensors of a tree, in the order of the tree."""
     return [leaf for branch in tree.values() for leaf in leaves(branch)] if isinstance(tree, dict) else [tree]
 
 
 def first_leaf(tree: Tree) -> Tensor:
-    """Any tensor of the tree: they all share their leading axes."""
+    """Return the first tensor of a tree. All tensors of a tree have the same leading axes."""
     while isinstance(tree, dict):
         tree = next(iter(tree.values()))
     return tree
 
 
 def load_into(live: Mapping[str, Tensor], saved: Mapping[str, Tensor], owner: str) -> None:
-    """Copy saved tensors into live ones of the same names, keeping the live ones' storage and strides."""
+    """Copy saved tensors into live ones of the same names. Keep the storage and strides of the live ones."""
     missing, unknown = sorted(live.keys() - saved.keys()), sorted(saved.keys() - live.keys())
     if missing or unknown:
         raise ValueError(
-            f"the saved state of {owner} does not fit this configuration: "
+            f"the saved state of {owner} does not match this configuration: "
             f"missing {missing[:3] or 'nothing'}, unexpected {unknown[:3] or 'nothing'}.\n"
             "Resume a run with the configuration it was started with."
         )

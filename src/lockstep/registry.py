@@ -1,4 +1,4 @@
-"""Registry of recipes: their names and modules, imported only when asked for."""
+"""Registry of recipes. Their modules are imported on demand."""
 
 import dataclasses
 import difflib
@@ -10,46 +10,49 @@ from pathlib import Path
 from lockstep.config import ConfigError, Recipe
 
 RECIPES = {
-    "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO learns Snake from the board (presets tiny, small, base, large)"),
-    "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium task (CartPole-v1 unless told otherwise)"),
-    "gym-ppo-lstm": ("lockstep.recipes.gym_ppo_lstm", "PPO with memory on any Gymnasium task (--task.mask-velocity)"),
-    "gym-ddpg": ("lockstep.recipes.gym_ddpg", "DDPG on any Gymnasium task (Pendulum-v1 unless told; preset td3)"),
-    "team-ddpg": ("lockstep.recipes.team_ddpg", "DDPG for a team of three snakes against three (preset central)"),
+    "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO on Snake (presets tiny, small, base, large)"),
+    "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium environment (default CartPole-v1)"),
+    "gym-ppo-lstm": (
+        "lockstep.recipes.gym_ppo_lstm",
+        "PPO with an LSTM on any Gymnasium environment (see --task.mask-velocity)",
+    ),
+    "gym-ddpg": ("lockstep.recipes.gym_ddpg", "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)"),
+    "team-ddpg": ("lockstep.recipes.team_ddpg", "DDPG on team snakes, three against three (presets central, scripts)"),
     "dmc-tdmpc2": (
         "lockstep.recipes.dmc_tdmpc2",
-        "TD-MPC2 on the control suite (task=walker-run; preset small)",
+        "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",
     ),
-    "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with memory trades files of prices, or a computed market"),
+    "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with an LSTM on trading: price files or a simulated market"),
     "cricket-gnn": (
         "lockstep.recipes.cricket_gnn",
-        "a graph network on cricket, ball by ball (presets win, tabular)",
+        "Graph network on cricket, ball by ball (presets win, tabular)",
     ),
 }
-"""Name, module, and one line for the help page, which must not import torch."""
+"""Module and help line by recipe name. The help page must not import torch."""
 
 
 def find_recipe(name: str) -> type[Recipe]:
-    """The recipe of that name, or the one in a Python file of the user's."""
+    """Return the recipe of that name, or the recipe in a Python file of the user."""
     if name.endswith(".py"):
         return _from_file(Path(name))
     if name not in RECIPES:
         near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(RECIPES)}; or give a .py file."
+        hint = f"Did you mean '{near[0]}'?" if near else f"Use one of {', '.join(RECIPES)}, or a .py file."
         raise ConfigError(f"there is no recipe '{name}'.", hint)
     return _only_recipe(importlib.import_module(RECIPES[name][0]).__dict__, name)
 
 
 def _from_file(path: Path) -> type[Recipe]:
     if not path.is_file():
-        raise ConfigError(f"there is no recipe file {path}.", "Give the path of a Python file with one recipe class.")
+        raise ConfigError(f"there is no recipe file {path}.", "Use the path of a Python file with one recipe class.")
     spec = importlib.util.spec_from_file_location(f"recipe_in_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
-    beside = str(path.resolve().parent)
-    if beside not in sys.path:
-        sys.path.append(beside)  # the file may import others next to it; last, so that they replace no library
+    directory = str(path.resolve().parent)
+    if directory not in sys.path:
+        sys.path.append(directory)  # the file may import modules next to it; last, so that they shadow no library
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses, and the help page, look for their source here
+    sys.modules[spec.name] = module  # dataclasses and the help page look up the source here
     spec.loader.exec_module(module)
     recipe = _only_recipe(module.__dict__, str(path))
     recipe.name = str(path.resolve())

@@ -9,10 +9,13 @@ Shapes: L local lanes.
 
 import hashlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lockstep.ops.philox.draws import Counter, Device, Philox
@@ -22,7 +25,7 @@ _thread = threading.local()
 
 
 def stable_hash(*parts: object) -> int:
-    """128 well-mixed bits that depend on the parts alone; never `hash()`, which Python salts for each process."""
+    """Return a 128-bit hash of the parts. Unlike `hash()`, it is equal in every process."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
@@ -31,7 +34,7 @@ def stable_hash(*parts: object) -> int:
 class RandomStream:
     """The draws for one purpose, on one lane or (lane None) shared by all lanes.
 
-    Different draws with the same counter are made of the same words: give each a counter or a purpose of its own.
+    Draws with the same counter use the same random words: give each draw its own counter or purpose.
     """
 
     seed: int
@@ -72,13 +75,13 @@ class RandomStream:
         return self._alone.permutation(counter, *shape, device=device)[0]
 
     def draw_seed(self, counter: int, bits: int = 63) -> int:
-        """One non-negative integer: a seed for a library that needs one."""
+        """One non-negative integer, for example to seed a library."""
         return stable_hash(self.seed, self.name, self.lane, counter) & ((1 << bits) - 1)
 
     def generator(self, counter: int) -> np.random.Generator:
         """This thread's NumPy generator at the beginning of draw `counter`, for host code; valid until the next call.
 
-        It is Philox4x64, a sequence of its own: it repeats nothing of the draws above.
+        It is Philox4x64, a separate sequence: it is independent of the draws above.
         """
         if not hasattr(_thread, "generator"):
             _thread.generator = np.random.Generator(np.random.Philox(key=0))
@@ -100,7 +103,7 @@ class RandomStream:
 
 @dataclass(frozen=True)
 class LaneStreams:
-    """The same purpose on several lanes, drawn together; the lanes are the first axis, [L, *shape]."""
+    """Streams of one purpose on several lanes, drawn together as [L, *shape]."""
 
     streams: tuple[RandomStream, ...]
 
@@ -125,3 +128,11 @@ class LaneStreams:
 
     def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         return self._philox.permutation(counter, *shape, device=device)
+
+
+@contextmanager
+def seeded_init(stream: RandomStream) -> Iterator[None]:
+    """Initialize modules in the block from a stream that all lanes share. Torch's global generator is restored."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream.draw_seed(0))
+        yield

@@ -1,4 +1,4 @@
-"""The run directory: one for a run, however many processes it has."""
+"""Run directory, shared by all processes of a run."""
 
 import itertools
 import json
@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from lockstep import __version__
+from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import migrations
 from lockstep.checkpoint.disk import DISK, Disk
 from lockstep.checkpoint.fencing import SupersededError
@@ -31,23 +32,22 @@ from lockstep.lanes import Lanes, partition_lanes
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import RunLogger, open_log
 from lockstep.loggers.wandb_logger import require_wandb
-from lockstep.protocols import Algorithm, VecEnv
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """Where a run stands when training returns."""
+    """Result of `train`."""
 
     path: Path
     clock: TrainState
     seconds: float = 0.0
-    """How long it took, since this start."""
+    """Duration in seconds since this start of the run."""
     preempted: bool = False
-    """Whether it was asked to stop before its end; it can go on from its last checkpoint."""
+    """Whether a stop request ended the run early. It can be resumed from its last checkpoint."""
 
 
 class RunDir:
-    """Where a run writes: its config, its log, its checkpoints."""
+    """Files of a run: config, log, status and checkpoints."""
 
     def __init__(
         self, path: Path, recipe: Recipe, runtime: Runtime, log: RunLogger | ProcessLog, presence: str
@@ -59,9 +59,9 @@ class RunDir:
     @classmethod
     @contextmanager
     def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
-        """Make a fresh run directory, or go into the one that is to be resumed; the same one on every process."""
-        place, lanes, presence = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
-        path = Path(place)
+        """Create a run directory, or open the one to resume. All processes get the same directory."""
+        name, lanes, presence = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
+        path = Path(name)
         _refuse_unshared(path / HEARTBEATS / presence, runtime)
         runtime.lanes = Lanes(lanes, partition_lanes(lanes, runtime.size)[runtime.rank], recipe.run.seed)
         runtime.watchdog.set_status_dir(path / HEARTBEATS / presence)
@@ -72,7 +72,7 @@ class RunDir:
         except BaseException as error:
             log.failed(error)
             runtime.watchdog.join_pending_save()
-            # A resume that failed leaves the run as it was: somebody may be training it.
+            # Do not change the status after a failed resume: another job may be training the run.
             if run.checkpoints.fence.settled or not resume:
                 state = "superseded" if isinstance(error, SupersededError) else "failed"
                 run.write_status(state, f"{type(error).__name__}: {error}")
@@ -83,7 +83,7 @@ class RunDir:
     def restore(
         self, algorithm: Algorithm, task: VecEnv, clock: TrainState, at: int | None = None, without_replay: bool = False
     ) -> None:
-        """Load the newest checkpoint, or the one at so many samples, if any; from then on the run is this start's."""
+        """Load the newest checkpoint, or the one at `at` samples, if any. Then claim the run for this start."""
         self.checkpoints.restore(algorithm, task, clock, at, without_replay)
         if self.runtime.is_main:
             with _user_facing_errors(self.path):
@@ -94,22 +94,22 @@ class RunDir:
         self.log.begin(clock, self.checkpoints.notes)
 
     def write_status(self, state: str, why: str = "") -> None:
-        """Write down how the run stands, for people and schedulers; the run that is now tells, nobody before it."""
+        """Write the status file for users and schedulers. A superseded start does not overwrite it."""
         if self.runtime.is_main and (state == "superseded" or not self.checkpoints.fence.superseded()):
             path = self.path / (
                 STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
             )
-            with suppress(OSError):  # a bad disk is told of where it costs a checkpoint
+            with suppress(OSError):  # disk errors are reported when a checkpoint is saved
                 replace_text(path, _status(state, self.runtime, why))
 
     def write_log(self, clock: TrainState) -> None:
-        """Write what was counted since the last entry, unless somebody else writes for this run now."""
+        """Log the metrics since the last entry, unless a newer start has taken over the run."""
         metrics = clock.flush_metrics()
         if not self.checkpoints.fence.superseded():
             self.log.write(clock, metrics)
 
     def finish(self, algorithm: Algorithm, task: VecEnv, clock: TrainState, preempted: bool) -> TrainResult:
-        """Save a last time and say how the run ended, when every process knows that the checkpoint is whole."""
+        """Save the last checkpoint and, once it is complete on all processes, write how the run ended."""
         self.checkpoints.save(algorithm, task, clock)
         self.checkpoints.finish()
         self.runtime.watchdog.end_deadlines()
@@ -124,7 +124,7 @@ class RunDir:
     def record_evaluation(
         self, clock: TrainState, evaluation: dict[str, float], algorithm: Algorithm, task: VecEnv
     ) -> None:
-        """Note an evaluation; if it is the best so far, keep the agent that earned it."""
+        """Record an evaluation. If it is the best so far, save a checkpoint."""
         best = clock.record_evaluation(evaluation)
         self.log.evaluation(clock)
         if best:
@@ -134,19 +134,19 @@ class RunDir:
         """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
         runtime = self.checkpoints.runtime
         state = snapshot_shared(algorithm, task) | snapshot_lanes(algorithm, task, runtime.lanes.local)
-        # Without the name, so that versions of Lockstep with other names can be compared.
+        # Exclude the name, so that Lockstep versions with other tensor names can be compared.
         mine = {name: digest_tensor("", tensor)[:16] for name, tensor in state.items()}
-        everybody: dict[str, str] = {}
+        merged: dict[str, str] = {}
         for digests in runtime.all_gather_json(mine):
-            everybody |= digests
-        self.log.digests(clock, everybody)
+            merged |= digests
+        self.log.digests(clock, merged)
 
 
 def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, str]:
-    """On the main process: the run's directory, its lanes, and where processes say how they are.
+    """Prepare the run directory on rank 0. Return its path, the number of lanes and the heartbeat directory.
 
-    A directory that holds a run is refused, unless this very job began it: then a host came or went, or a scheduler
-    started the job again, and the run goes on. Of a run that is resumed nothing changes yet.
+    A directory that contains a run is rejected, unless the same job started it: then a host joined or left, or a
+    scheduler restarted the job, and the run resumes. A run to be resumed is not modified yet.
     """
     require_wandb(recipe.run)
     began = _begun_by(recipe, runtime.job_id)
@@ -155,7 +155,7 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     with _user_facing_errors(path):
         if began is not None:
             if (path / CONFIG).exists():
-                lanes = read_config(path)[1]["run"].get("lanes") or lanes  # a run keeps the number it began with
+                lanes = read_config(path)[1]["run"].get("lanes") or lanes  # the number of lanes never changes
         elif resume:
             _refuse_links(path)
         else:
@@ -166,7 +166,7 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
 
 
 def create_run(recipe: Recipe, status: str) -> Path:
-    """Create the directory of a new run, which no other start gets, with its status in it."""
+    """Create the directory of a new run with its status file. No other start can get the same directory."""
     while True:
         path = reserve(recipe)
         try:
@@ -178,7 +178,7 @@ def create_run(recipe: Recipe, status: str) -> Path:
 
 
 def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
-    """A new directory for a run, or an empty one that has the name it was given."""
+    """Create a directory for a run, or reuse an empty one with the requested name."""
     wanted = run_path(recipe)
     disk.make_all(wanted.parent)
     for number in itertools.count(1):
@@ -190,11 +190,11 @@ def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
             if recipe.run.name:
                 require_unused(path)
                 return path
-    raise AssertionError("there is always another number")
+    raise AssertionError("unreachable: itertools.count does not end")
 
 
 def _write_head(path: Path, recipe: Recipe, runtime: Runtime) -> None:
-    """Write down whose run it is now, and with which settings."""
+    """Write the status and the config of the run."""
     run = replace(recipe.run, lanes=runtime.lanes.num_lanes, name=path.name)
     replace_text(path / STATUS, _status("running", runtime))
     replace_text(path / CONFIG, to_yaml(replace(recipe, run=run)))  # type: ignore[type-var]
@@ -209,11 +209,13 @@ def _user_facing_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}.", "Choose another place with --run.runs-dir.") from None
+        raise ConfigError(
+            f"{path} cannot be written: {error}.", "Choose another directory with --run.runs-dir."
+        ) from None
 
 
 def _begun_by(recipe: Recipe, job: str) -> Path | None:
-    """The run that a job began, perhaps under a name of Lockstep's choosing, so that its restarts find it again."""
+    """Return the run that a job started, also if its name was generated, so that restarts of the job find it."""
     if not job:
         return None
     if recipe.run.name:
@@ -223,19 +225,19 @@ def _begun_by(recipe: Recipe, job: str) -> Path | None:
 
 
 def _refuse_unshared(token: Path, runtime: Runtime) -> None:
-    """Every process writes there: stop all of them if anybody does not see what the main one has just made."""
+    """Raise ConfigError on all processes if one of them does not see the directory that rank 0 created."""
     if runtime.size == 1:
         return
     for process, (sees, host) in enumerate(runtime.all_gather_json([_appears(token), socket.gethostname()])):
         if not sees:
             raise ConfigError(
                 f"process {process} on host {host} does not see {token.parent.parent.absolute()}.",
-                "The run directory must be on storage that all hosts share: name such a place with --run.runs-dir.",
+                "Set --run.runs-dir to a directory on storage shared by all hosts.",
             )
 
 
 def _appears(token: Path) -> bool:
-    """Whether something is there, or comes to be seen within a few seconds."""
+    """Return whether a path exists or becomes visible within 5 seconds."""
     for _ in range(50):
         if token.exists():
             return True
@@ -244,38 +246,38 @@ def _appears(token: Path) -> bool:
 
 
 def run_path(recipe: Recipe) -> Path:
-    """Where a run will be: under the name it was given, or under its recipe's and the time."""
+    """Return the path of a run: its name, or the recipe name and the time."""
     name = recipe.run.name or f"{Path(recipe.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return Path(recipe.run.runs_dir) / name
 
 
 def require_unused(path: Path) -> None:
-    """A new run needs a directory that is not there or is empty: whatever else is there is not ours to change."""
+    """Raise ConfigError unless the directory of a new run is missing or empty, to protect existing files."""
     if (path / CONFIG).exists():
         raise ConfigError(
-            f"{path} already holds a run.", f"Go on with it: lockstep resume {path}\nOr choose another --run.name."
+            f"{path} already contains a run.", f"Resume it: lockstep resume {path}\nOr choose another --run.name."
         )
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         what = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
-        raise ConfigError(f"{path} {what}, and a new run needs a directory of its own.", "Choose another --run.name.")
+        raise ConfigError(f"{path} {what}, but a new run needs an empty directory.", "Choose another --run.name.")
 
 
 def _refuse_links(path: Path) -> None:
-    """A run writes and deletes in its own directory: one from a stranger must not lead it anywhere else."""
+    """Reject links and special files: a run directory from an untrusted source must not redirect writes."""
     for folder, folders, files in os.walk(path):
         for name in (*folders, *files):
             mode = (Path(folder) / name).lstat().st_mode
             if stat.S_ISLNK(mode):
                 raise ConfigError(
-                    f"{Path(folder) / name} is a link, and a run writes nowhere but in its own directory.",
-                    "Put what it leads to in its place, or remove it.",
+                    f"{Path(folder) / name} is a link, but a run must only write to its own directory.",
+                    "Replace it by its target, or remove it.",
                 )
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would make a reader or a writer wait
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would block
                 raise ConfigError(f"{Path(folder) / name} is neither a file nor a directory.", "Remove it.")
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The resolved config as the yaml a run directory keeps."""
+    """Return the resolved config as yaml for the run directory."""
     head = {"format": migrations.FORMAT, "lockstep": __version__, "recipe": recipe.name}
     settings = as_dict(recipe)
     settings["run"].pop("allow_other_machine")  # a permission for one resume
@@ -283,18 +285,18 @@ def to_yaml(recipe: Recipe) -> str:
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The recipe's name and the settings that a run directory holds."""
+    """Return the recipe name and the settings of a run directory."""
     if not (path / CONFIG).is_file():
-        raise ConfigError(
-            f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs there are."
-        )
+        raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "List the runs with `lockstep ls`.")
     values = migrations.migrate_config(read_yaml(path / CONFIG), path / CONFIG)
     values.pop("lockstep", None)
     recipe = values.pop("recipe", "")
     name = recipe if isinstance(recipe, str) else f"({type(recipe).__name__})"
     check_text(name, f"the recipe in {path / CONFIG}")
     if not isinstance(values.get("run", {}), dict):
-        raise ConfigError(f"{path / CONFIG} has no settings of the run under 'run'.", "Mend it, or train anew.")
-    # The directory may have been moved or copied: where it stands now is its place.
-    place = {"runs_dir": str(path.resolve().parent), "name": path.resolve().name}
-    return name, values | {"run": values.get("run", {}) | place}
+        raise ConfigError(
+            f"{path / CONFIG} has no settings of the run under 'run'.", "Fix the file, or start a new run."
+        )
+    # The directory may have been moved or copied: use its current path.
+    location = {"runs_dir": str(path.resolve().parent), "name": path.resolve().name}
+    return name, values | {"run": values.get("run", {}) | location}

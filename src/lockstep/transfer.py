@@ -1,6 +1,6 @@
 """Transfers between host and device: all tensors of a step, a batch or a log entry in one copy.
 
-A copy of its own for every tensor would cost a launch each, and a copy from pageable memory makes the host wait.
+Separate copies would cost one launch per tensor, and a copy from pageable memory blocks the host.
 """
 
 import math
@@ -13,42 +13,42 @@ from torch import Tensor
 from lockstep.pytree import leaves, tree_map
 
 _ALIGNMENT = 64
-"""Bytes at multiples of which tensors start in a buffer, so that any dtype can be viewed there."""
+"""Alignment in bytes of tensors in a buffer, so that a view of any dtype is valid."""
 
 WITHOUT_FLOAT64 = {"mps"}
-"""Types of devices that cannot hold float64."""
+"""Device types without float64."""
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether tensors on a device may be float64."""
+    """Return whether a device supports float64."""
     return device.type not in WITHOUT_FLOAT64
 
 
 def download(found: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of numbers on the host, with one transfer for each device that they are on.
+    """Copy tensors to the host, with one transfer per device.
 
-    This waits for the device: call it where the host needs the numbers, once an iteration.
+    This synchronizes with the device: call it once per iteration, where the host needs the values.
     """
     copies: list[Tensor] = list(found)
     for device in {x.device for x in found if x.device.type != "cpu"}:
-        places = [place for place, x in enumerate(found) if x.device == device]
-        flat = torch.cat([found[place].reshape(-1) for place in places]).cpu()
-        pieces = flat.split([found[place].numel() for place in places])
-        for place, piece in zip(places, pieces, strict=True):
-            copies[place] = piece.view(found[place].shape)
+        indices = [index for index, x in enumerate(found) if x.device == device]
+        flat = torch.cat([found[index].reshape(-1) for index in indices]).cpu()
+        pieces = flat.split([found[index].numel() for index in indices])
+        for index, piece in zip(indices, pieces, strict=True):
+            copies[index] = piece.view(found[index].shape)
     return copies
 
 
 def download_bytes(found: Sequence[Tensor]) -> list[Tensor]:
-    """The same for tensors of any dtypes on one device, packed as bytes."""
+    """Copy tensors of any dtypes on one device to the host, with one transfer of bytes."""
     flat = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in found]).cpu()
     pieces = flat.split([x.nbytes for x in found])
-    # Cloned, because a piece may begin where no number of its dtype may.
+    # Clone, because a piece may not be aligned for its dtype.
     return [piece.clone().view(x.dtype).view(x.shape) for piece, x in zip(pieces, found, strict=True)]
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A small tensor of the host on a device, without waiting for it; one that is there already as it is."""
+    """Copy a small host tensor to a device without blocking. Return it unchanged if it is already there."""
     if tensor.device == device:
         return tensor
     tensor = _held_by(device, tensor)
@@ -56,12 +56,12 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _held_by(device: torch.device, tensor: Tensor) -> Tensor:
-    """A tensor of the host in a dtype that a device can hold."""
+    """Convert float64 to float32 if the device does not support float64."""
     return tensor.float() if tensor.dtype == torch.float64 and not has_float64(device) else tensor
 
 
 class Uploader:
-    """Copies trees of host tensors to a device. On the CPU they are returned as they are.
+    """Copy trees of host tensors to a device. On the CPU they are returned unchanged.
 
     The tensors returned share one device buffer, which the next call overwrites. Work that was launched before that
     call still sees the old contents: copies and kernels run in the order in which they were launched.
@@ -84,7 +84,7 @@ class Uploader:
         layout = [(tensor.dtype, tensor.shape) for tensor in tensors]
         if layout != self._layout:
             self._lay_out(layout)
-        # Pinned memory is allocated for each call: torch uses it again only when the copy is done, so nothing waits.
+        # Allocate pinned memory per call: torch reuses it only after the copy has finished, so nothing blocks.
         size = self._ends[-1][1] if self._ends else 0
         pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         torch._foreach_copy_(self._views_of(pinned), tensors)
@@ -93,7 +93,7 @@ class Uploader:
         return tree_map(lambda _: next(views), tree)
 
     def _lay_out(self, layout: list[tuple[torch.dtype, torch.Size]]) -> None:
-        """Give every tensor its place in the buffer, which grows where it is too small."""
+        """Assign an offset in the buffer to every tensor. Grow the buffer if it is too small."""
         self._layout, self._ends, start = layout, [], 0
         for dtype, shape in layout:
             stop = start + math.prod(shape) * dtype.itemsize
@@ -105,6 +105,6 @@ class Uploader:
         self._views = self._views_of(self._buffer)
 
     def _views_of(self, buffer: Tensor) -> list[Tensor]:
-        """The parts of a buffer that tensors of the layout lie in."""
-        places = zip(self._layout, self._ends, strict=True)
-        return [buffer[start:stop].view(dtype).view(shape) for (dtype, shape), (start, stop) in places]
+        """Return the views of a buffer for the tensors of the layout."""
+        slots = zip(self._layout, self._ends, strict=True)
+        return [buffer[start:stop].view(dtype).view(shape) for (dtype, shape), (start, stop) in slots]

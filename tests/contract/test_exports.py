@@ -1,4 +1,4 @@
-"""Every recipe can be taken away in every form it has; and Stable-Baselines3 itself loads what was written for it."""
+"""Every recipe exports to every format, and Stable-Baselines3 loads the exports made for it."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from lockstep.cli import main
 from lockstep.config import apply_overrides
 from lockstep.registry import RECIPES, find_recipe
 from lockstep.tools.export.exportable_policy import draw_observations
-from lockstep.train import train
+from lockstep.training_loop import train
 
 pytestmark = pytest.mark.slow
 
@@ -29,11 +29,11 @@ def trained(recipe, place, **settings):
 
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
-def test_a_recipe_is_taken_away_in_every_form(capsys, tmp_path, recipe):
+def test_recipe_exports_to_every_format(capsys, tmp_path, recipe):
     run = trained(recipe, tmp_path)
     for to in FORMATS:
         assert main(["export", str(run), "--to", to]) == 0, capsys.readouterr().err
-        assert "random observations beside the policy" in capsys.readouterr().out
+        assert "compared with the policy on" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------------------------ SB3
@@ -60,7 +60,7 @@ np.save(sys.argv[2], model.predict(np.load(sys.argv[3]), deterministic=True)[0])
 
 @pytest.fixture(scope="module")
 def sb3(tmp_path_factory):
-    """A Python with Stable-Baselines3, and with what lockstep's encoders import, but not lockstep."""
+    """Python of an environment with Stable-Baselines3 and the imports of Lockstep's encoders, without Lockstep."""
     place = tmp_path_factory.mktemp("sb3")
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
@@ -80,7 +80,7 @@ def ask(python, code, *words, path=""):
 @pytest.mark.parametrize(
     ("recipe", "settings", "path"),
     [
-        ("gym-ppo", {}, ""),  # a plain MLP is SB3's own: lockstep need not be there
+        ("gym-ppo", {}, ""),  # a plain MLP is SB3's own class, so Lockstep is not needed
         ("gym-ppo", {"task.id": "Pendulum-v1", "algo.normalize_obs": True}, str(SOURCE)),
         ("snake-ppo", {}, str(SOURCE)),
     ],
@@ -95,7 +95,7 @@ def test_sb3_loads_an_export_and_predicts_the_same(capsys, tmp_path, sb3, recipe
     np.testing.assert_allclose(found, policy.act(obs), atol=1e-6)
 
 
-def test_what_sb3_saved_comes_in_and_predicts_the_same(capsys, tmp_path, sb3):
+def test_import_of_an_sb3_model_predicts_the_same(capsys, tmp_path, sb3):
     obs = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
     np.save(tmp_path / "obs.npy", obs)
     ask(sb3, SAVE, tmp_path / "theirs.zip", tmp_path / "theirs.npy", tmp_path / "obs.npy")

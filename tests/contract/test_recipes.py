@@ -1,6 +1,6 @@
-"""The contract of recipes: state comes back whole, a resume is no event, and two processes train what one does.
+"""The contract of recipes: state round-trips, a resume changes nothing, and two processes train the same agent as one.
 
-A new recipe is listed in `lockstep.registry.RECIPES` and is held to all of this without being told.
+Every recipe in `lockstep.registry.RECIPES` is tested here automatically.
 """
 
 import re
@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from helpers.multiprocess import together
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find
 from lockstep.cli import main
@@ -25,8 +26,7 @@ from lockstep.pytree import named_leaves
 from lockstep.registry import RECIPES, find_recipe
 from lockstep.tasks.env_checker import check_env
 from lockstep.tools.play.playback import play_episodes
-from lockstep.train import train
-from processes import together
+from lockstep.training_loop import train
 
 ITERATIONS = 4
 PLAYED = [name for name in RECIPES if isinstance(find_recipe(name)().task, TaskConfig)]
@@ -37,7 +37,7 @@ each_read = pytest.mark.parametrize("name", READ)
 
 
 def variations(names):
-    """The words that choose each recipe, alone and with each of its presets."""
+    """Parametrize over the command-line words of each recipe, alone and with each of its presets."""
     words = [(name, *more) for name in names for more in [(), *(("--preset", p) for p in find_recipe(name).presets)]]
     return pytest.mark.parametrize("words", [pytest.param(each, id=" ".join(each)) for each in words])
 
@@ -46,17 +46,17 @@ each_variation, each_played_variation = variations(RECIPES), variations(PLAYED)
 
 
 class Killed(Exception):
-    """Stands for a kill: nothing after it is done."""
+    """Simulates a kill: no code after it runs."""
 
 
 def parse(*words):
-    """The recipe of a command line, as small as its smoke setting."""
+    """Return the recipe of a command line with smoke settings."""
     start, rest, _ = parse_start([*words, "--smoke"], "train", "")
     return parse_recipe(start, rest, "lockstep train")
 
 
 def short(name, iterations=ITERATIONS):
-    """Words for a few iterations in exact mode that save after each and evaluate after every other."""
+    """Return words for a few iterations in exact mode that save after each and evaluate after every other."""
     step = parse(name).algo.samples_per_iteration(parse(name).task)
     settings = {"total_samples": iterations * step, "save_every": step, "log_every": step, "eval_every": 2 * step}
     settings |= {"eval_episodes": 8, "reduction": "exact", "device": "cpu"}
@@ -73,7 +73,7 @@ def hash_of(path):
 
 
 class Agent:
-    """An algorithm on its task, on one process, without a run directory."""
+    """An algorithm and its task on one process, without a run directory."""
 
     def __init__(self, recipe, hosting=None):
         self.runtime = Runtime.single_process(recipe.run, hosting=hosting)
@@ -95,7 +95,7 @@ class Agent:
         return form.add_prefix(algorithm=self.algorithm.lane_state(lane), task=self.task.lane_state(lane))
 
     def load(self, shared, lanes):
-        """Restore from copies, so that nothing is shared by accident."""
+        """Restore shared and lane states."""
         self.algorithm.load_shared_state(form.strip_prefix(shared, "algorithm"))
         self.task.load_shared_state(form.strip_prefix(shared, "task"))
         for number, state in lanes.items():
@@ -103,7 +103,7 @@ class Agent:
             self.task.load_lane_state(number, form.strip_prefix(state, "task"))
 
     def digests(self):
-        """Everything that would be saved, in short."""
+        """Return digests of all tensors that would be saved."""
         everything = self.shared()
         for number in self.runtime.lanes.local:
             everything |= {f"lane {number} {name}": tensor for name, tensor in self.lane(number).items()}
@@ -112,7 +112,7 @@ class Agent:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """For each recipe, the run of one process that nothing happened to; made when first asked for."""
+    """The undisturbed single-process run of each recipe, trained on first use."""
     made = {}
 
     def run(name):
@@ -124,14 +124,14 @@ def undisturbed(tmp_path_factory):
     return run
 
 
-# ------------------------------------------------------------------------------------------------------------ its state
+# ---------------------------------------------------------------------------------------------------------------- state
 
 
 @each_variation
-def test_the_state_comes_back_whole_and_goes_on_the_same(words):
+def test_recipe_restored_state_is_equal_and_continues_equally(words):
     saved, fresh = Agent(parse(*words)), Agent(parse(*words))
     saved.iterate(2)
-    fresh.iterate(1)  # so that whatever loading forgets is wrong
+    fresh.iterate(1)  # so that state that is not loaded differs
     assert fresh.digests() != saved.digests()
     fresh.load(saved.shared(), {number: saved.lane(number) for number in saved.runtime.lanes.local})
     assert fresh.digests() == saved.digests()
@@ -142,7 +142,7 @@ def test_the_state_comes_back_whole_and_goes_on_the_same(words):
 
 
 @each_recipe
-def test_a_lane_has_the_same_state_whoever_hosts_it(name):
+def test_recipe_lane_state_does_not_depend_on_the_hosting_process(name):
     whole, part = Agent(parse(name)), Agent(parse(name), hosting=range(3, 5))
     assert whole.runtime.lanes.num_lanes == part.runtime.lanes.num_lanes == 8
     for number in part.runtime.lanes.local:
@@ -153,7 +153,7 @@ def test_a_lane_has_the_same_state_whoever_hosts_it(name):
 
 
 @each_recipe
-def test_weights_are_a_part_of_the_state_and_the_network_is_in_it(name):
+def test_recipe_model_state_dict_is_part_of_shared_state_and_trains(name):
     agent = Agent(parse(name))
     weights, shared = agent.algorithm.model_state_dict(), agent.algorithm.shared_state()
     assert weights
@@ -163,12 +163,12 @@ def test_weights_are_a_part_of_the_state_and_the_network_is_in_it(name):
     assert any(not torch.equal(before[key], tensor) for key, tensor in agent.algorithm.model_state_dict().items())
 
 
-# ------------------------------------------------------------------------------------------------------------- resuming
+# --------------------------------------------------------------------------------------------------------------- resume
 
 
 @each_recipe
 @pytest.mark.parametrize("iteration", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed, tmp_path, monkeypatch):
+def test_recipe_resume_after_kill_matches_undisturbed_run(name, iteration, undisturbed, tmp_path, monkeypatch):
     recipe = parse(*short(name), *place(tmp_path / "run"))
     build = type(recipe.algo).build
 
@@ -189,7 +189,7 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed
         with pytest.raises(Killed):
             train(recipe)
     for thread in threading.enumerate():
-        if "_write" in thread.name:  # a save under way may end
+        if "_write" in thread.name:  # wait for a save in progress
             thread.join()
     assert find(tmp_path / "run" / "checkpoints")[0].samples < recipe.run.total_samples
     result = train(load_recipe(tmp_path / "run"), resume=True)
@@ -201,13 +201,13 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(name, iteration, undisturbed
 
 
 def trained(words):
-    """As one of the processes of a group."""
+    """Train as one process of a group."""
     train(parse(*words))
 
 
 @each_recipe
 @pytest.mark.distributed
-def test_two_processes_train_the_same_agent_as_one(name, undisturbed, tmp_path):
+def test_recipe_on_two_processes_matches_one_process(name, undisturbed, tmp_path):
     path = tmp_path / "two"
     together(trained, 2, [*short(name), *place(path)])
     files = {file.name for file in next((path / "checkpoints").glob("0*")).iterdir()}
@@ -216,7 +216,7 @@ def test_two_processes_train_the_same_agent_as_one(name, undisturbed, tmp_path):
 
 
 @each_recipe
-def test_another_seed_is_another_run(name):
+def test_recipe_seed_determines_the_run(name):
     one, same, other = (Agent(parse(name, f"run.seed={seed}")) for seed in (0, 0, 1))
     for agent in (one, same, other):
         agent.iterate()
@@ -225,11 +225,11 @@ def test_another_seed_is_another_run(name):
     assert any(name.startswith("algorithm.") and others[name] != digest for name, digest in mine.items())
 
 
-# -------------------------------------------------------------------------------------------------------------- numbers
+# --------------------------------------------------------------------------------------------------------------- counts
 
 
 @each_played
-def test_samples_are_the_steps_that_environments_took(name, tmp_path, monkeypatch):
+def test_recipe_samples_equal_the_environment_steps(name, tmp_path, monkeypatch):
     recipe = parse(*short(name, 2), *place(tmp_path / "run"))
     build, taken = type(recipe.task).build, []
 
@@ -248,17 +248,17 @@ def test_samples_are_the_steps_that_environments_took(name, tmp_path, monkeypatc
     monkeypatch.setattr(type(recipe.task), "build", build_counted)
     clock = train(recipe).clock
     assert taken[0] == clock.samples == 2 * recipe.algo.samples_per_iteration(recipe.task)
-    assert len(taken) > 1  # evaluations play on environments of their own, and do not count
+    assert len(taken) > 1  # evaluations use separate environments and are not counted
     assert clock.iteration == 2
 
 
 @each_read
-def test_samples_are_the_examples_that_were_read(name, tmp_path, monkeypatch):
+def test_recipe_samples_equal_the_examples_read(name, tmp_path, monkeypatch):
     recipe = parse(*short(name), *place(tmp_path / "run"))
     taken, step = [], DistributedOptimizer.step
 
     def counted(self, loss, batch, *rest):
-        taken.append(int(batch["weight"].sum()))  # what fills a lane up does not count
+        taken.append(int(batch["weight"].sum()))  # padding is not counted
         return step(self, loss, batch, *rest)
 
     monkeypatch.setattr(DistributedOptimizer, "step", counted)
@@ -267,17 +267,17 @@ def test_samples_are_the_examples_that_were_read(name, tmp_path, monkeypatch):
 
 
 @each_variation
-def test_an_iteration_takes_as_many_samples_as_its_config_says(words):
+def test_recipe_iteration_takes_samples_per_iteration(words):
     recipe = parse(*words)
     agent = Agent(recipe)
     agent.iterate()
     assert agent.clock.samples == agent.algorithm.samples == recipe.algo.samples_per_iteration(recipe.task)
-    # However few of the lanes live here: samples are global.
+    # Samples are global: they do not depend on the lanes hosted here.
     assert Agent(recipe, hosting=range(3, 5)).algorithm.samples == agent.algorithm.samples
 
 
 @each_recipe
-def test_updates_count_up_with_every_iteration(name):
+def test_recipe_updates_increase_with_every_iteration(name):
     agent = Agent(parse(name))
     counts = [agent.algorithm.updates]
     for _ in range(2):
@@ -290,15 +290,15 @@ def test_updates_count_up_with_every_iteration(name):
 
 
 def batched_space(space, action):
-    """Whether a batch of actions is of a space, row by row."""
+    """Return whether every row of a batch of actions is in a space."""
     rows = action.numpy()
-    if isinstance(space, spaces.Box):  # a policy may reach beyond the bounds; the task clips
+    if isinstance(space, spaces.Box):  # a policy may exceed the bounds; the task clips
         return rows.shape[1:] == space.shape
     return all(space.contains(row) for row in rows.astype(space.dtype))
 
 
 @each_played_variation
-def test_the_policy_gives_one_action_for_each_observation_and_keeps_the_shape_of_its_memory(words):
+def test_policy_act_returns_valid_actions_and_same_shape_recurrent_state(words):
     agent = Agent(parse(*words))
     policy, obs = agent.algorithm.policy(), agent.task.reset()
     memory = policy.initial_state(agent.task.num_envs)
@@ -307,12 +307,12 @@ def test_the_policy_gives_one_action_for_each_observation_and_keeps_the_shape_of
     assert batched_space(agent.task.action_space, action)
     before, now = named_leaves(memory), named_leaves(after)
     assert {key: (x.shape, x.dtype) for key, x in before.items()} == {key: (x.shape, x.dtype) for key, x in now.items()}
-    assert torch.equal(policy.act(obs, memory)[0], action)  # no exploration, so no chance
+    assert torch.equal(policy.act(obs, memory)[0], action)  # deterministic, without exploration
     agent.task.step(action)
 
 
 @each_recipe
-def test_metrics_have_a_row_for_each_local_lane(name):
+def test_recipe_metrics_have_a_row_for_each_local_lane(name):
     agent = Agent(parse(name), hosting=range(3, 5))
     agent.task.on_iteration_start(agent.clock)
     metrics = agent.algorithm.collect(agent.clock)
@@ -326,12 +326,12 @@ def test_metrics_have_a_row_for_each_local_lane(name):
 
 
 @each_played
-def test_the_task_keeps_its_own_contract(name):
+def test_recipe_task_passes_check_env(name):
     assert check_env(parse(name).task) == []
 
 
 @each_played
-def test_the_task_cannot_be_shared_among_lanes_that_do_not_divide_it(name):
+def test_task_build_rejects_lanes_that_do_not_divide_num_envs(name):
     task = parse(name).task
     with pytest.raises(ValueError, match="cannot share evenly"):
         task.build(Lanes(task.num_envs - 1, range(1), 0), torch.device("cpu"))
@@ -341,7 +341,7 @@ def test_the_task_cannot_be_shared_among_lanes_that_do_not_divide_it(name):
 
 
 @each_recipe
-def test_the_smoke_run_ends_well(name, tmp_path, capsys):
+def test_recipe_smoke_run_finishes_and_evaluates(name, tmp_path, capsys):
     assert main(["train", name, "--smoke", *place(tmp_path / "run"), "run.device=cpu"]) == 0
     told = capsys.readouterr().out
     budget = parse(name).run.total_samples
@@ -359,18 +359,18 @@ def test_the_smoke_run_ends_well(name, tmp_path, capsys):
 
 
 @each_recipe
-def test_a_smoke_run_is_not_filmed_and_a_real_one_is(name):
+def test_recipe_records_video_by_default_but_not_in_smoke_runs(name):
     assert not parse(name).run.record_video
     assert find_recipe(name)().run.record_video
 
 
 @each_recipe
-def test_a_recipe_can_be_watched_as_characters_and_as_pictures_of_one_size(name):
+def test_recipe_playback_renders_text_and_images_of_one_size(name):
     recipe = parse(name)
     scenes = play_episodes(LoadedPolicy(build_algorithm(recipe).policy(), recipe, torch.device("cpu")), 1, 1, 8)
     seen = [(scene.render_text(), scene.render().copy()) for scene in scenes]
     assert len(seen) > 1
     assert {(frame.dtype, frame.shape) for _, frame in seen} == {(np.dtype(np.uint8), seen[0][1].shape)}
     assert all(text.strip() and frame.std() > 0 for text, frame in seen)
-    assert len({text for text, _ in seen}) == len(seen)  # every step is told,
-    assert any((frame != seen[0][1]).any() for _, frame in seen)  # and something moves
+    assert len({text for text, _ in seen}) == len(seen)  # every step has its own text
+    assert any((frame != seen[0][1]).any() for _, frame in seen)  # the image changes

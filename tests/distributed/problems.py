@@ -1,6 +1,6 @@
-"""Small networks and one fixed batch to learn from, dealt to lanes; what all the tests of gradients stand on.
+"""Small networks and one fixed batch, partitioned into lanes, for the gradient tests.
 
-Shapes: 8 lanes, N samples a lane.
+Shapes: 8 lanes, N samples per lane.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ class TwoHeads(nn.Module):
     def forward(self, x, heads=("left", "right")):
         x = self.trunk(x).tanh()
         outputs = [getattr(self, head)(x) * self.weight[head] for head in heads]
-        # Backward meets the heads in the opposite order; the pause lets the first one's gradient travel ahead.
+        # Backward visits the heads in reverse order; the pause lets the first gradient be sent before the others.
         return sum([Pause.apply(outputs[0]), *outputs[1:]])
 
 
 class Pause(torch.autograd.Function):
-    """Does nothing, and takes its time for it in backward."""
+    """Identity with a delay in backward."""
 
     @staticmethod
     def forward(context, x):
@@ -47,7 +47,7 @@ class Pause(torch.autograd.Function):
 
 
 def build(kind):
-    """A network that starts the same everywhere."""
+    """Build a network with the same initial weights on every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         if kind == "conv":
@@ -61,28 +61,28 @@ def build(kind):
 
 
 def everything(kind):
-    """The batch of the whole run, [8, N, ...]."""
+    """Return the global batch, [8, N, ...]."""
     draws = torch.Generator().manual_seed(7)
     shape = (2, 5, 5) if kind == "conv" else (5,)
     inputs = torch.randn(LANES, N, *shape, generator=draws)
-    # Lanes differ much, so that a process that learns from its own alone is far off.
+    # Lanes differ a lot, so that a gradient without reduction is far off.
     inputs += torch.arange(LANES).view(-1, 1, *(1,) * len(shape)) / LANES
     return {"x": inputs, "y": torch.randn(LANES, N, 3, generator=draws)}
 
 
 def hosted_here(batch, runtime):
-    """The part of a whole batch that falls on this process, [L x N, ...], lane after lane."""
+    """Return this process's part of a global batch, [L x N, ...], lane after lane."""
     local = slice(runtime.lanes.local.start, runtime.lanes.local.stop)
     return {name: part[local].flatten(0, 1) for name, part in batch.items()}
 
 
 def by_lane(batch, runtime):
-    """The same with an axis for lanes, [L, N, ...]."""
+    """Split the batch of this process into lanes, [L, N, ...]."""
     return {name: part.unflatten(0, (len(runtime.lanes), -1)) for name, part in batch.items()}
 
 
 def squared_error(net, **options):
-    """A loss function for the optimizer: a sum over samples, and how many there are."""
+    """Return a loss function for the optimizer: the sum over samples and the sample count."""
 
     def loss(batch):
         error = (net(batch["x"], **options) - batch["y"]).square().sum()
@@ -92,7 +92,7 @@ def squared_error(net, **options):
 
 
 def plain_gradient(kind, batch=None, **options):
-    """What plain torch finds on one process for the mean over the whole batch, by parameter."""
+    """Return plain torch's gradient of the mean over the global batch, by parameter."""
     net, batch = build(kind), batch or everything(kind)
     flat = {name: part.flatten(0, 1) for name, part in batch.items()}
     (squared_error(net, **options)(flat).loss_sum / len(flat["x"])).backward()
@@ -104,7 +104,7 @@ def gradients(net):
 
 
 def distance(ours, theirs):
-    """The largest difference of any parameter's gradient, relative to that parameter's gradient."""
+    """Return the largest relative difference of any parameter's gradient."""
     assert ours.keys() == theirs.keys()
     return max(((ours[name] - theirs[name]).norm() / theirs[name].norm()).item() for name in theirs)
 
@@ -118,7 +118,7 @@ def optimizer_for(net, runtime, rate=0.1, kind=torch.optim.SGD, **options):
 
 
 def digest(tensors):
-    """One text that changes with any bit of some named tensors."""
+    """Return a hash of named tensors that changes with any bit."""
     whole = hashlib.sha256()
     for name in sorted(tensors):
         whole.update(name.encode() + tensors[name].detach().contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Buckets travel in one order on every process, whatever backward does there, and nobody is left waiting."""
+"""Gradient buckets are reduced in one order on every process, whatever the order of backward, and no process hangs."""
 
 import pytest
 import torch
@@ -17,16 +17,16 @@ from problems import (
 )
 from torch import nn
 
+from helpers.multiprocess import together
 from lockstep.distributed import Runtime
 from lockstep.protocols import Loss
-from processes import together
 
 pytestmark = pytest.mark.distributed
 
 TOLERANCE = 1e-6
 ONE_BUCKET, SEVERAL, A_BUCKET_FOR_EACH = 4.0, 300 / 2**20, 1 / 2**20
 BF16 = 2.0**-8
-"""How far a number may be rounded when it becomes a bf16, relative to itself."""
+"""Relative rounding error of bf16."""
 
 
 def distance_with_buckets(kind, bucket_mb, accumulate):
@@ -41,7 +41,7 @@ def distance_with_buckets(kind, bucket_mb, accumulate):
 
 
 def distance_with_heads_in_another_order(accumulate):
-    """Everybody uses both heads; the main process the left one first, the others the right one."""
+    """All processes use both heads; the main process uses the left one first, the others the right one."""
     with Runtime.start(run_config(grad_bucket_mb=A_BUCKET_FOR_EACH)) as runtime:
         net = build("heads")
         heads = ("left", "right") if runtime.is_main else ("right", "left")
@@ -53,7 +53,7 @@ def distance_with_heads_in_another_order(accumulate):
 
 
 def distance_when_one_process_has_nothing_to_learn_from(reduction, accumulate):
-    """Process 1 returns a loss that no parameter has part in; its samples count all the same."""
+    """Process 1 returns a loss that depends on no parameter; its samples are still counted."""
     with Runtime.start(run_config(reduction, grad_bucket_mb=A_BUCKET_FOR_EACH)) as runtime:
         net, whole = build("mlp"), everything("mlp")
         learn = squared_error(net)
@@ -73,8 +73,8 @@ def distance_when_one_process_has_nothing_to_learn_from(reduction, accumulate):
         return distance(gradients(net), expected)
 
 
-class WithNothing(nn.Module):
-    """A layer, and before, between and behind its parameters some without elements that have part in the loss."""
+class WithEmptyParameters(nn.Module):
+    """A layer with parameters without elements before, between and after its own; all are used in the loss."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class WithNothing(nn.Module):
 
 def distance_with_parameters_without_elements(bucket_mb):
     with Runtime.start(run_config(grad_bucket_mb=bucket_mb)) as runtime:
-        net, plain, whole = WithNothing(), WithNothing(), everything("mlp")
+        net, plain, whole = WithEmptyParameters(), WithEmptyParameters(), everything("mlp")
         optimizer_for(net, runtime).step(squared_error(net), hosted_here(whole, runtime))
         flat = {name: part.flatten(0, 1) for name, part in whole.items()}
         (squared_error(plain)(flat).loss_sum / len(flat["x"])).backward()
@@ -96,7 +96,7 @@ def distance_with_parameters_without_elements(bucket_mb):
 
 
 def gradients_on_a_wire(kind, wire, bucket_mb, accumulate, reduction="fast"):
-    """The gradient of two steps that change nothing, after travelling, and how far it is from plain torch's."""
+    """Return the reduced gradient of two steps with learning rate 0, and its distance from plain torch's."""
     with Runtime.start(run_config(reduction, grad_comm_dtype=wire, grad_bucket_mb=bucket_mb)) as runtime:
         net = build(kind)
         optimizer = optimizer_for(net, runtime, accumulate=accumulate)
@@ -113,17 +113,17 @@ def gradients_on_a_wire(kind, wire, bucket_mb, accumulate, reduction="fast"):
 
 
 def trained_on_a_wire(wire, steps=20):
-    """A digest of parameters and optimizer state, and the loss at both ends."""
+    """Return a digest of parameters and optimizer state, and the losses."""
     with Runtime.start(run_config(grad_comm_dtype=wire, grad_bucket_mb=SEVERAL)) as runtime:
         net = build("mlp")
         optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam, max_grad_norm=0.5)
         batch = hosted_here(everything("mlp"), runtime)
         losses = [optimizer.step(squared_error(net), batch).latest("loss") for _ in range(steps)]
-        return {"digest": digest(dict(net.named_parameters()) | optimizer.state()), "losses": losses}
+        return {"digest": digest(dict(net.named_parameters()) | optimizer.shared_state()), "losses": losses}
 
 
 def critic_after_an_actor_step(reduction):
-    """An actor learns by what a critic says of its actions; then the critic learns on its own."""
+    """Update an actor through a critic, then update the critic with its own loss."""
     with Runtime.start(run_config(reduction)) as runtime:
         actor, critic = build("mlp"), nn.Linear(3, 1)
         with torch.no_grad():
@@ -167,7 +167,7 @@ def clipped_step(reduction, limit):
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", ["conv", "mlp"])
-def test_many_buckets_and_one_give_the_same_gradient(kind, accumulate, processes):
+def test_gradient_does_not_depend_on_the_number_of_buckets(kind, accumulate, processes):
     for bucket_mb, several in ((ONE_BUCKET, False), (SEVERAL, True), (A_BUCKET_FOR_EACH, True)):
         for found in together(distance_with_buckets, processes, kind, bucket_mb, accumulate):
             assert (found["buckets"] > 1) == several
@@ -176,50 +176,50 @@ def test_many_buckets_and_one_give_the_same_gradient(kind, accumulate, processes
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("processes", [2, 3])
-def test_buckets_that_fill_in_another_order_elsewhere_are_not_summed_crosswise(processes, accumulate):
+def test_buckets_filled_in_different_order_are_reduced_in_one_order(processes, accumulate):
     assert max(together(distance_with_heads_in_another_order, processes, accumulate)) < TOLERANCE
 
 
 @pytest.mark.parametrize("bucket_mb", [ONE_BUCKET, A_BUCKET_FOR_EACH])
-def test_parameters_without_elements_keep_nobody_waiting(bucket_mb):
+def test_parameters_without_elements_do_not_block_the_reduction(bucket_mb):
     assert max(together(distance_with_parameters_without_elements, 2, bucket_mb)) < TOLERANCE
 
 
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("bucket_mb", [ONE_BUCKET, SEVERAL, A_BUCKET_FOR_EACH], ids=["one", "several", "each"])
-def test_a_gradient_that_travels_in_bf16_is_the_full_one_within_its_digits(bucket_mb, accumulate, processes):
-    everybody = together(gradients_on_a_wire, processes, "mlp", "bf16", bucket_mb, accumulate)
-    assert {each["digest"] for each in everybody} == {everybody[0]["digest"]}  # rounded alike on all processes
-    assert (everybody[0]["buckets"] > 1) == (bucket_mb != ONE_BUCKET)
-    # Each process rounds what it sends, and each sum on the way is rounded: of parts that partly cancel, so some more.
-    assert 1e-5 < everybody[0]["distance"] < 4 * processes * BF16  # not zero: it did travel in bf16
-    assert everybody[0]["worst"] < 4 * processes * BF16
+def test_bf16_comm_gradient_is_close_to_fp32(bucket_mb, accumulate, processes):
+    by_process = together(gradients_on_a_wire, processes, "mlp", "bf16", bucket_mb, accumulate)
+    assert {each["digest"] for each in by_process} == {by_process[0]["digest"]}  # rounded equally on all processes
+    assert (by_process[0]["buckets"] > 1) == (bucket_mb != ONE_BUCKET)
+    # Each process rounds what it sends, and partial sums are rounded. Cancellation increases the relative error.
+    assert 1e-5 < by_process[0]["distance"] < 4 * processes * BF16  # not zero: it was sent in bf16
+    assert by_process[0]["worst"] < 4 * processes * BF16
 
 
 @pytest.mark.parametrize("kind", ["conv", "heads"])
-def test_every_kind_of_network_sends_its_gradient_in_bf16(kind):
-    everybody = together(gradients_on_a_wire, 2, kind, "bf16", A_BUCKET_FOR_EACH, 1)
-    assert {each["digest"] for each in everybody} == {everybody[0]["digest"]}
-    assert 1e-5 < everybody[0]["distance"] < 8 * BF16
+def test_bf16_comm_applies_to_every_kind_of_network(kind):
+    by_process = together(gradients_on_a_wire, 2, kind, "bf16", A_BUCKET_FOR_EACH, 1)
+    assert {each["digest"] for each in by_process} == {by_process[0]["digest"]}
+    assert 1e-5 < by_process[0]["distance"] < 8 * BF16
 
 
 @pytest.mark.parametrize(("wire", "reduction"), [("fp32", "fast"), ("fp32", "exact"), ("bf16", "exact")])
-def test_a_gradient_is_not_rounded_where_nobody_asked_for_it_or_bits_must_not_be_lost(wire, reduction):
+def test_gradient_is_not_rounded_with_fp32_comm_or_exact_reduction(wire, reduction):
     for processes in (1, 2):
-        everybody = together(gradients_on_a_wire, processes, "mlp", wire, SEVERAL, 1, reduction)
-        assert max(each["distance"] for each in everybody) < TOLERANCE
+        by_process = together(gradients_on_a_wire, processes, "mlp", wire, SEVERAL, 1, reduction)
+        assert max(each["distance"] for each in by_process) < TOLERANCE
 
 
-def test_a_process_that_is_alone_rounds_as_well_since_how_many_there_are_decides_nothing():
+def test_bf16_comm_rounds_on_a_single_process_too():
     (alone,) = together(gradients_on_a_wire, 1, "mlp", "bf16", SEVERAL, 1)
     assert 1e-5 < alone["distance"] < BF16
 
 
-def test_training_on_a_bf16_wire_keeps_one_agent_and_learns_as_it_does_in_full():
+def test_bf16_comm_training_keeps_one_agent_and_matches_fp32_losses():
     half, full = together(trained_on_a_wire, 3, "bf16"), together(trained_on_a_wire, 3, "fp32")
-    for everybody in (half, full):
-        assert all(each == everybody[0] for each in everybody)
+    for by_process in (half, full):
+        assert all(each == by_process[0] for each in by_process)
     assert half[0]["digest"] != full[0]["digest"]
     assert half[0]["losses"][-1] < 0.9 * half[0]["losses"][0]
     assert half[0]["losses"] == pytest.approx(full[0]["losses"], rel=0.02)
@@ -227,14 +227,14 @@ def test_training_on_a_bf16_wire_keeps_one_agent_and_learns_as_it_does_in_full()
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
-def test_a_process_whose_loss_touches_no_parameter_still_joins(reduction, accumulate):
+def test_loss_without_parameters_on_one_process_joins_the_reduction(reduction, accumulate):
     for processes in (2, 3):
         found = together(distance_when_one_process_has_nothing_to_learn_from, processes, reduction, accumulate)
         assert max(found) < TOLERANCE
 
 
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
-def test_an_actor_loss_leaves_nothing_in_the_critic(reduction):
+def test_actor_loss_leaves_no_gradient_in_the_critic(reduction):
     for found in together(critic_after_an_actor_step, 2, reduction):
         assert found["untouched"]
         assert found["left_behind"] == 0.0
@@ -244,7 +244,7 @@ def test_an_actor_loss_leaves_nothing_in_the_critic(reduction):
 
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_clipping_looks_at_the_gradient_of_the_whole_run(processes, reduction):
+def test_max_grad_norm_clips_the_global_gradient(processes, reduction):
     for found in together(clipped_step, processes, reduction, 0.25):
         assert found["true"] > 0.25
         assert found["reported"] == pytest.approx(found["true"], rel=1e-5)

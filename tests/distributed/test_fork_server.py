@@ -1,4 +1,4 @@
-"""Workers that are forked from a preloaded server are what fresh interpreters would be."""
+"""Workers forked from a preloaded server behave like fresh interpreters."""
 
 import json
 import os
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from helpers.multiprocess import command
 from lockstep.cli.preload import asks_for_workers
-from processes import command
 
 pytestmark = pytest.mark.distributed
 
@@ -57,7 +57,7 @@ CHANGING += ("MASTER_PORT",)
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    """What two workers found about themselves, by how they were started; and the output of each command."""
+    """The process state that two workers report, by start method, and the output of each command."""
     directory = tmp_path_factory.mktemp("facts")
     (directory / "recipe.py").write_text(FACTS)
     found, output = {}, {}
@@ -81,9 +81,9 @@ def facts(tmp_path_factory):
     return found, output
 
 
-def test_forked_worker_is_like_a_fresh_one(facts):
+def test_forked_worker_has_the_state_of_a_spawned_one(facts):
     for forked, fresh in zip(facts[0]["fork"], facts[0]["spawn"], strict=True):
-        assert forked["argv"][:-1] == fresh["argv"][:-1]  # the last is where the launcher wrote the recipe
+        assert forked["argv"][:-1] == fresh["argv"][:-1]  # the last is the file to which the launcher wrote the recipe
         for name in CHANGING:
             forked["environment"].pop(name, None)
             fresh["environment"].pop(name, None)
@@ -161,7 +161,7 @@ def test_worker_of_a_killed_server_counts_as_killed(tmp_path):
     assert re.search(r"codes -9 0 (-9|0)\nnew server True", ended.output), ended.output
 
 
-def test_server_killed_while_workers_start_is_followed_by_a_restart(tmp_path):
+def test_run_restarts_if_the_server_is_killed_while_workers_start(tmp_path):
     once = "if not os.path.exists('killed'): open('killed', 'w'); os.kill(os.getppid(), signal.SIGKILL)"
     (tmp_path / "ending.py").write_text(ENDINGS.replace('"1"', '"0"').replace("ENDING", once))
     words = ["train", "ending.py", "--smoke", "--procs", "4", f"run.runs_dir={tmp_path}", "run.total_samples=512"]

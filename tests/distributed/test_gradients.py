@@ -1,4 +1,4 @@
-"""The gradient of a run is the gradient of its whole batch: torch's DDP finds the same, and so does one process."""
+"""The reduced gradient equals that of torch's DDP and that of one process on the global batch."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ from problems import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.multiprocess import together
 from lockstep.distributed import Runtime
-from processes import together
 
 pytestmark = pytest.mark.distributed
 
@@ -26,7 +26,7 @@ TOLERANCE = 1e-6
 
 
 def distances_from_ddp(kind, reduction, accumulate):
-    """How far our gradient is from DDP's on the same batch, and how far that of this process alone would be."""
+    """Return the distance of our gradient from DDP's on the same batch, and that of a gradient without reduction."""
     with Runtime.start(run_config(reduction)) as runtime:
         whole = everything(kind)
         batch = hosted_here(whole, runtime)
@@ -42,7 +42,7 @@ def distances_from_ddp(kind, reduction, accumulate):
 
 
 def gradients_of_ddp(kind, batch, accumulate, weight, options):
-    """In a function of its own, so that DDP is gone before the process group: it may hang when it goes after it."""
+    """A separate function, so that DDP is deleted before the process group; the other order may hang."""
     ddp = DistributedDataParallel(build(kind), find_unused_parameters=kind == "heads")
     pieces = [{name: part[:, rows].flatten(0, 1) for name, part in batch.items()} for rows in _split(batch, accumulate)]
     for piece in pieces[:-1]:
@@ -68,14 +68,14 @@ def distance_from_plain_torch(kind, reduction):
 
 
 def trained(kind, reduction, steps=5):
-    """A digest of parameters and optimizer state after several clipped steps of Adam, and the last loss."""
+    """Return a digest of parameters and optimizer state after several clipped Adam steps, and the last loss."""
     with Runtime.start(run_config(reduction)) as runtime:
         net = build(kind)
         optimizer = optimizer_for(net, runtime, 0.01, torch.optim.Adam, max_grad_norm=0.5, accumulate=2)
         batch = hosted_here(everything(kind), runtime)
         for _ in range(steps):
             metrics = optimizer.step(squared_error(net), batch)
-        state = dict(net.named_parameters()) | optimizer.state()
+        state = dict(net.named_parameters()) | optimizer.shared_state()
         return {"digest": digest(state), "loss": metrics.latest("loss")}
 
 
@@ -83,27 +83,27 @@ def trained(kind, reduction, steps=5):
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 @pytest.mark.parametrize("kind", ["conv", "mlp", "heads"])
-def test_the_gradient_is_the_one_ddp_finds(kind, reduction, accumulate, processes):
+def test_gradient_matches_ddp(kind, reduction, accumulate, processes):
     found = together(distances_from_ddp, processes, kind, reduction, accumulate)
     assert max(each["ours"] for each in found) < TOLERANCE
-    assert min(each["alone"] for each in found) > 1e-2  # the batch is one that tells them apart
+    assert min(each["alone"] for each in found) > 1e-2  # without reduction the result would differ
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 4])
 @pytest.mark.parametrize("reduction", ["fast", "exact"])
 @pytest.mark.parametrize("kind", ["conv", "mlp"])
-def test_many_processes_with_a_share_each_find_what_one_finds_with_the_whole_batch(kind, reduction, processes):
+def test_gradient_on_several_processes_matches_one_on_the_global_batch(kind, reduction, processes):
     assert max(together(distance_from_plain_torch, processes, kind, reduction)) < TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["conv", "mlp"])
-def test_exact_training_ends_with_the_same_bits_on_any_number_of_processes(kind):
+def test_exact_training_is_bitwise_equal_on_any_number_of_processes(kind):
     found = [each for processes in (1, 2, 3, 4) for each in together(trained, processes, kind, "exact")]
     assert {each["digest"] for each in found} == {found[0]["digest"]}
     assert {each["loss"] for each in found} == {found[0]["loss"]}
 
 
 @pytest.mark.parametrize("processes", [2, 3])
-def test_fast_training_ends_with_the_same_bits_on_all_processes(processes):
+def test_fast_training_is_bitwise_equal_on_all_ranks(processes):
     found = together(trained, processes, "conv", "fast")
     assert {each["digest"] for each in found} == {found[0]["digest"]}

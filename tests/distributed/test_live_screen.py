@@ -1,4 +1,4 @@
-"""The live screen as a terminal shows it: drawn in tmux by a real run, narrow and wide, on one process and on two."""
+"""The live screen in a real terminal: a run in tmux, narrow and wide, on one and two processes."""
 
 import shlex
 import shutil
@@ -20,7 +20,7 @@ def tmux(*words):
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("columns", [80, 120])
-def test_no_line_is_left_over_and_nothing_is_cut(tmp_path, columns, processes):
+def test_live_screen_redraws_in_place_and_truncates_nothing(tmp_path, columns, processes):
     name = "a-run-with-a-name-that-is-as-long-as-people-make-them"
     train = [sys.executable, "-m", "lockstep", "train", "snake-ppo", "--smoke", "--procs", str(processes)]
     train += ["--run.total-samples", "40960", "--run.runs-dir", str(tmp_path), "--run.name", name]
@@ -31,7 +31,7 @@ def test_no_line_is_left_over_and_nothing_is_cut(tmp_path, columns, processes):
         while "ended with" not in seen and time.monotonic() < deadline:
             time.sleep(0.5)
             seen = tmux("capture-pane", "-p", "-S", "-200", "-t", "screen")
-            assert seen.count("╭─ snake-ppo") <= 1, seen  # a panel that is drawn anew stands where the last one stood
+            assert seen.count("╭─ snake-ppo") <= 1, seen  # the panel is redrawn in place
     finally:
         tmux("kill-server")
     assert "ended with 0" in seen

@@ -1,7 +1,7 @@
-"""Thousands of processes, of which one is real: what it says to the others does not grow with their number.
+"""Thousands of ranks, of which one is real: its communication does not grow with the world size.
 
-torch's `fake` process group makes collectives do nothing at any world size. So one process can play its part among
-4,096 here, and everything it would send is counted, beside what a plan made on one process says it would.
+torch's `fake` process group makes collectives do nothing at any world size. So one process can act as one of 4,096
+ranks. Its communication is counted and compared with a plan made on one process.
 """
 
 import os
@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from helpers.multiprocess import together
 from lockstep.config import RunConfig, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.launch.world import WorldInfo
 from lockstep.registry import find_recipe
 from lockstep.tools.bench.measure import IterationTimer
-from processes import together
 
 pytestmark = pytest.mark.distributed
 
@@ -25,7 +25,7 @@ ITERATIONS = 2
 
 
 def recipe_for(lanes, envs):
-    """A tiny run with buckets so small that there are several; `envs` environments on every lane."""
+    """Return a tiny recipe with several small buckets and `envs` environments per lane."""
     return apply_overrides(
         find_recipe("snake-ppo")(),
         {
@@ -38,7 +38,7 @@ def recipe_for(lanes, envs):
 
 
 def one_of(processes, lanes, envs, really=True):
-    """What the last process of so many sends in some iterations, by its bytes; and the memory its state takes."""
+    """Return what the last of `processes` ranks sends in some iterations, by bytes, and its resident memory."""
     recipe = recipe_for(lanes, envs)
     sent = Counter()
     if really:
@@ -70,7 +70,7 @@ def one_of(processes, lanes, envs, really=True):
 
 
 def _count(name, sent):
-    """Count every call of a collective, by the bytes it is given."""
+    """Count every call of a collective by the bytes of its tensor."""
     original = getattr(dist, name)
 
     def counting(*arguments, **options):
@@ -85,7 +85,7 @@ def on_fake(processes, lanes, envs):
     return together(one_of, 1, processes, lanes, envs)[0]
 
 
-def test_what_is_sent_is_what_a_plan_on_one_process_says_and_does_not_grow_with_the_processes():
+def test_bytes_sent_match_the_plan_and_do_not_grow_with_world_size():
     planned = together(one_of, 1, 1, 8, 2, False)[0]["said"]
     assert sum(times for _, times in planned) >= 10 * ITERATIONS  # buckets, totals, tables, agreements, checks
     for processes in (8, 512, 4096):
@@ -93,18 +93,18 @@ def test_what_is_sent_is_what_a_plan_on_one_process_says_and_does_not_grow_with_
         assert found["sent"] == found["said"] == planned, f"{processes} processes"
 
 
-def test_what_is_sent_does_not_depend_on_how_lanes_are_dealt():
+def test_bytes_sent_do_not_depend_on_the_lane_partition():
     found = [on_fake(processes, lanes=4096, envs=1)["sent"] for processes in (512, 4096)]
     assert found[0] == found[1]
 
 
-def test_a_process_takes_no_more_memory_among_thousands():
+def test_memory_of_a_rank_does_not_grow_with_world_size():
     few, many = (on_fake(processes, lanes=processes, envs=2)["memory"] for processes in (8, 4096))
     assert many < 1.1 * few
 
 
-def test_the_count_sees_what_grows():
-    """The one thing here that grows by its nature, so that a count that sees nothing would be noticed."""
+def test_byte_counter_counts_an_all_reduce():
+    """A tensor that grows with the world size must be counted, so that a broken counter is detected."""
     (found,) = together(gathered, 1, 64)
     assert found > 0
 

@@ -1,4 +1,4 @@
-"""The helper the other tests stand on: values come back, failures are named, and a hang is a failure with stacks."""
+"""The multiprocess test helper: returns values, names failed processes, and turns hangs into failures with stacks."""
 
 import os
 import signal
@@ -8,9 +8,9 @@ import time
 import pytest
 import torch.distributed as dist
 
+from helpers.multiprocess import Failed, Hung, command, outcomes, together
 from lockstep.config import RunConfig
 from lockstep.distributed import Runtime
-from processes import Failed, Hung, command, outcomes, together
 
 pytestmark = pytest.mark.distributed
 
@@ -38,11 +38,11 @@ def die_on_one():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_every_process_returns_its_value():
+def test_together_returns_the_value_of_every_process():
     assert together(where_am_i, 3, "here") == [["here", rank, 3, [0, 1, 2]] for rank in range(3)]
 
 
-def test_a_hang_is_a_failure_that_shows_where_each_process_stood():
+def test_together_hang_fails_with_the_stack_of_each_process():
     with pytest.raises(Hung) as hung:
         together(wait_for_one_who_never_comes, 2, seconds=3)
     words = str(hung.value)
@@ -51,15 +51,15 @@ def test_a_hang_is_a_failure_that_shows_where_each_process_stood():
     assert "wait_for_one_who_never_comes" in words.partition("process 1")[2]
 
 
-def test_a_hanging_command_is_a_failure_that_shows_where_it_stood():
+def test_command_hang_fails_with_its_stack():
     with pytest.raises(Hung, match="in forever"):
         command([sys.executable, "-c", "import time\ndef forever(): time.sleep(600)\nforever()"], seconds=1)
 
 
-def test_an_error_on_one_process_is_named():
+def test_together_error_names_the_process():
     with pytest.raises(Failed, match=r"process 1: ValueError: one of us is wrong"):
         together(fail_on_one, 2)
 
 
-def test_a_killed_process_is_told_from_one_that_failed():
+def test_outcomes_reports_the_signal_of_a_killed_process():
     assert [outcome.error for outcome in outcomes(die_on_one, 2)] == ["", "ended by SIGKILL"]

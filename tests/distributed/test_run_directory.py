@@ -1,15 +1,15 @@
-"""However a run is started, and on however many processes, it leaves one directory."""
+"""A run writes one directory, however it is started and on any number of processes."""
 
 import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from helpers.multiprocess import command
 from lockstep.checkpoint.format import verify
 from lockstep.checkpoint.lineage import find, read_claim
 from lockstep.cli import main
 from lockstep.io.jsonl import METRICS, read_jsonl
-from processes import command
 
 pytestmark = pytest.mark.distributed
 
@@ -23,7 +23,7 @@ TRAIN = ["train", "snake-ppo", "--smoke"]
     [[*LOCKSTEP, *TRAIN], [*LOCKSTEP, *TRAIN, "--procs", "2"], [*TORCHRUN, "-m", "lockstep", *TRAIN]],
     ids=["alone", "procs", "torchrun"],
 )
-def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp_path):
+def test_run_leaves_one_directory_that_tensorboard_can_read(words, tmp_path):
     home, scratch = tmp_path / "home", tmp_path / "scratch"
     home.mkdir()
     scratch.mkdir()
@@ -32,9 +32,9 @@ def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp
 
     assert [path.name for path in home.iterdir()] == ["runs"]
     (run,) = (home / "runs").iterdir()
-    if "torch.distributed.run" not in words:  # torchrun leaves its directory of logs behind; our launcher does not
+    if "torch.distributed.run" not in words:  # torchrun leaves its log directory, Lockstep's launcher does not
         assert [path for path in scratch.iterdir() if not path.name.startswith("torchinductor")] == []
-    assert ended.output.count("Done at 4,096 steps") == 1  # one process speaks for all
+    assert ended.output.count("Done at 4,096 steps") == 1  # only the main process prints
     newest, notes = find(run / "checkpoints")
     assert (newest.samples, notes) == (4096, [])
     verify(run / "checkpoints" / str(newest))
@@ -53,4 +53,4 @@ def test_a_run_leaves_exactly_one_directory_that_tensorboard_can_read(words, tmp
     assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "Return of evaluations" in page
-    assert ("in sync at update" if processes == 2 else "nobody to compare with") in page
+    assert ("in sync at update" if processes == 2 else "nothing to compare") in page

@@ -1,8 +1,8 @@
-"""Every command and piece of Python in the README and on the pages of Start and Extend is run, or named with why not.
+"""Every command in the README and on the Quickstart and Customization pages is run, or listed with a reason.
 
-A command is run as it stands but for what `SHORTER` and `REPLACED` say. Those that name a run are run beside one that a
-command of the pages has trained; the others in a directory of their own. What is not named in `SLOW` is part of
-`make check`; a command that nobody has named anywhere is run there, too, and so cannot rot unseen.
+A command is run unchanged, except for `SHORTER` and `REPLACED`. Commands that name a run are executed in a directory
+where another command has trained it; the others in a separate directory. Commands that are not in `SLOW` are part of
+`make check`, including those that no table lists. `test_python_blocks.py` runs the blocks of Python.
 """
 
 import os
@@ -36,14 +36,14 @@ SHORTER = {
     "bench snake-ppo": "bench snake-ppo --smoke --seconds 1",
     "plan snake-ppo": "plan snake-ppo --smoke",
 }
-"""What is replaced in a command before it is run. Every `train` gets --smoke besides, unless it asks for help."""
+"""Replacements in a command before it is run. Every `train` also gets --smoke, unless it has --help."""
 
 REPLACED = {
     "lockstep train my_recipe.py": (
         "lockstep train my_recipe.py task.num_envs=16 algo.batch_size=512 run.total_samples=2048 run.record_video=false"
     ),
 }
-"""Commands that are run otherwise as a whole."""
+"""Commands that are replaced entirely."""
 
 NOT_RUN = {
     r"torchrun --nproc-per-node 2 silent.py": "below, where what it prints is looked at",
@@ -52,10 +52,10 @@ NOT_RUN = {
     r"kill -TERM LAUNCHER": "tests/fault/test_preemption.py sends it",
     r"sbatch .*": "tests/fault/test_slurm.py starts a SLURM",
 }
-"""Commands that are not run here, and why."""
+"""Commands that are not run here, and the reason."""
 
 SLOW = [
-    r"lockstep doctor",  # tests/distributed/test_doctoring.py has it in `make check`
+    r"lockstep doctor",  # tests/distributed/test_doctor_multiprocess.py runs it in `make check`
     r"lockstep prove .*",
     r"lockstep audit .*",
     r"lockstep backtest .*",
@@ -70,10 +70,10 @@ SLOW = [
     r"lockstep eval runs/team .*",
     r"torchrun .*(lockstep|examples/silent.py).*",
 ]
-"""Commands that take long, or that others in `make check` stand for: `make test-slow` runs them."""
+"""Commands that take long, or that other commands in `make check` cover: `make test-slow` runs them."""
 
 EXIT = {"lockstep audit examples/silent.py": 1}
-"""A finding is what this one is there to show."""
+"""Expected exit codes other than 0: this command demonstrates a finding."""
 
 TRAINED = {
     "runs/first": "lockstep train snake-ppo --smoke run.name=first",
@@ -81,16 +81,16 @@ TRAINED = {
     "runs/cricket": "lockstep train cricket-gnn --smoke run.name=cricket",
     "runs/catch": "lockstep train examples/catch.py --smoke run.name=catch",
 }
-"""The commands that make the runs which other commands name."""
+"""Commands that train the runs which other commands name."""
 
 
 def blocks(path, *kinds):
-    """The fenced blocks of a page that are of these kinds; one without a kind holds commands."""
+    """Return the fenced blocks of a page with these languages; a block without a language has commands."""
     return [text for kind, text in re.findall(r"^```(\S*)\n(.*?)^```", path.read_text(), re.M | re.S) if kind in kinds]
 
 
 def commands(path):
-    """The commands of a page, one a line, without their comments."""
+    """Return the commands of a page, without comments."""
     lines = "".join(blocks(path, "", "sh")).replace("\\\n", " ").splitlines()
     return [" ".join(command.split()) for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line).strip())]
 
@@ -120,12 +120,12 @@ def shortened(command):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A directory in which runs are trained when somebody first asks for them."""
+    """A directory in which runs are trained on first use."""
     return furnished(tmp_path_factory.mktemp("trained"))
 
 
 def furnished(place):
-    """A directory with the files that commands name."""
+    """Fill a directory with the files that commands name; return it."""
     (place / "examples").symlink_to(ROOT / "examples")
     (place / "my.yaml").write_text("task: {size: 5}\n")
     moves = RandomStream(0, "prices").normal(0, 1200).numpy().cumsum() * 0.01
@@ -134,21 +134,21 @@ def furnished(place):
     (place / "prices.csv").write_text("unix,open,high,low,close\n" + "\n".join(rows))
     for name in ("t20s.zip", "t20s_male_json.zip"):
         write_matches(place / name, 20)
-    _, silent, recipe = blocks(ROOT / "README.md", "python")
+    silent, recipe = blocks(ROOT / "README.md", "python")[-2:]
     (place / "silent.py").write_text(silent)
     (place / "my_recipe.py").write_text(recipe)
     return place
 
 
 def surroundings():
-    """The environment of a command: tools of this Python, and for torchrun a port that nobody else has."""
+    """Return the environment of a command: tools of this Python, and a free port for torchrun."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return kept | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "PET_STANDALONE": "1"}
 
 
 def run(command, place, monkeypatch, capfd):
-    """The exit code of a command and what it printed; in this process where that is the same, and saves its imports."""
+    """Run a command, in this process if possible to save imports; return its exit code and output."""
     monkeypatch.chdir(place)
     if not command.startswith("lockstep ") or re.search(r"--procs|prove|>|audit|doctor", command):
         ended = subprocess.run(
@@ -179,29 +179,29 @@ def runner(trained, tmp_path, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize("command", EACH)
-def test_a_command_of_the_pages_does_what_it_should(runner, command):
+def test_command_of_the_pages_succeeds_and_writes_its_files(runner, command):
     code, told, place = runner(shortened(command))
     assert code == EXIT.get(command, 0), told
     for product in re.findall(r"--(?:gif|out) (\S+)|> (\S+)", command):
         assert (place / "".join(product)).exists(), told
 
 
-# ------------------------------------------------------------------------------------------------------- what they say
+# ------------------------------------------------------------------------------------------------- statements on pages
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize(("call", "different"), [("module(", 2), pytest.param("", 1, marks=pytest.mark.slow)])
-def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp_path, call, different):
+def test_readme_bug_is_silent_and_fixed_by_calling_the_wrapper(tmp_path, call, different):
     text = next(text for text in blocks(ROOT / "README.md", "python") if "agent.module(torch" in text)
     text = text if call else text.replace("agent.module(torch", "agent(torch")
     (tmp_path / "silent.py").write_text(text)
-    # Each process into a file of its own: in one pipe their lines may mix.
+    # One output file per process: lines may interleave in a shared pipe.
     words = ["torchrun", "--nproc-per-node", "2", "--redirects", "1", "--log-dir", "logs", "silent.py"]
     for _ in range(3):
         shutil.rmtree(tmp_path / "logs", ignore_errors=True)
         ended = subprocess.run(words, cwd=tmp_path, env=surroundings(), text=True, capture_output=True)
         if "terminate called without an active exception" not in ended.stderr:
-            break  # gloo's threads may want the interpreter while it ends (pytorch/pytorch#190489)
+            break  # gloo threads may use the interpreter during its shutdown (pytorch/pytorch#190489)
     assert ended.returncode == 0, ended.stderr
     printed = [path.read_text() for path in (tmp_path / "logs").rglob("stdout.log")]
     found = [line for text in printed for line in re.findall(r"gradient \[\[.*?\]\]", text)]
@@ -209,50 +209,33 @@ def test_the_bug_in_the_readme_is_silent_and_gone_when_the_wrapper_is_called(tmp
 
 
 @pytest.mark.slow
-def test_the_training_loop_with_the_bug_ends_where_the_readme_says(runner):
+def test_silent_example_diverges_by_the_amount_in_the_readme(runner):
     code, told, _ = runner("torchrun --nproc-per-node 2 examples/silent.py")
     assert (code, "apart by 0.042" in told) == (0, True), told
     assert "apart by 0.042" in (ROOT / "README.md").read_text()
 
 
-def test_a_policy_is_loaded_as_the_pages_say(runner, trained, monkeypatch):
-    runner("lockstep ls runs/first")  # sees to it that there is one
-    monkeypatch.chdir(trained)
-    loading = next(text for text in blocks(ROOT / "README.md", "python") if "lockstep.load" in text)
-    place = {"obs": np.zeros((1, 3, 6, 6), np.uint8)}
-    exec(loading.replace("NAME", "first"), place)
-    assert place["action"].shape == (1,)
-    exec(blocks(ROOT / "docs/quickstart/index.md", "python")[0], place)
-
-
-def test_a_recipe_of_your_own_runs_as_the_readme_says(runner):
+def test_readme_custom_recipe_trains(runner):
     assert "`lockstep train my_recipe.py`" in (ROOT / "README.md").read_text()
     code, told, _ = runner(shortened("lockstep train my_recipe.py"))
     assert code == 0, told
-
-
-def test_the_task_in_one_file_keeps_its_contract(monkeypatch, capsys):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    exec(blocks(ROOT / "docs/customization/task.md", "python")[1], {})
-    assert capsys.readouterr().out == ""
 
 
 # --------------------------------------------------------------------------------------------- the tables and the pages
 
 
 @pytest.mark.parametrize("table", [list(NOT_RUN), SLOW, list(EXIT)])
-def test_no_table_names_what_no_page_says(table):
+def test_tables_list_only_commands_on_pages(table):
     assert [entry for entry in table if not any(re.fullmatch(entry, command) for command in ALL)] == []
 
 
-def test_every_replacement_is_of_something_on_the_pages():
+def test_replacements_occur_on_the_pages():
     said = "\n".join([*ALL, *REPLACED])
     assert [long for long in SHORTER if long not in said] == []
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/customization").glob("*.md")), ids=lambda page: page.stem)
-def test_the_code_of_a_page_of_extend_is_a_file_that_its_commands_run(page):
+def test_customization_page_includes_one_file_that_its_commands_run(page):
     shown = re.findall(r'--8<-- "(.*?)"', page.read_text())
     assert len(shown) == 1
     assert (ROOT / shown[0]).is_file()
@@ -262,7 +245,7 @@ def test_the_code_of_a_page_of_extend_is_a_file_that_its_commands_run(page):
 BOTH = [ROOT / "README.md", ROOT / "README.zh-CN.md"]
 
 
-def test_the_chinese_readme_has_the_same_commands_and_code():
+def test_chinese_readme_has_the_same_commands_and_code():
     english, chinese = BOTH
     assert commands(chinese) == commands(english)
     assert [uncommented(code) for code in blocks(chinese, "python")] == [
@@ -271,21 +254,21 @@ def test_the_chinese_readme_has_the_same_commands_and_code():
 
 
 def uncommented(code):
-    """Python without what a translation may change: comments and docstrings."""
+    """Return Python code without comments and docstrings, which a translation may change."""
     return re.sub(r'\s*(#.*|""".*?""")', "", code)
 
 
 @pytest.mark.parametrize("readme", BOTH, ids=lambda readme: readme.name)
-def test_what_a_readme_points_to_is_there(readme):
+def test_readme_link_targets_exist(readme):
     text = readme.read_text()
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
     assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
     assert BOTH[readme == BOTH[0]].name in targets
 
 
-def test_a_command_that_nobody_has_named_is_run():
+def test_unlisted_command_is_run():
     assert not matches([*NOT_RUN, *SLOW], "lockstep frobnicate")
 
 
-def test_tools_for_these_tests_are_here():
+def test_torchrun_is_on_the_path():
     assert shutil.which("torchrun", path=surroundings()["PATH"])

@@ -1,4 +1,4 @@
-"""Commands on pages whose commands are not run are at least spelt as the command line is: verbs, flags and settings."""
+"""Commands on pages whose commands are not run have valid verbs, flags and settings."""
 
 import re
 import shlex
@@ -12,9 +12,9 @@ from lockstep.cli import COMMANDS, main
 from lockstep.cli.options import parse_recipe, parse_start
 
 PLACES = {"RECIPE": "snake-ppo", "FILE.py": "examples/tiny_snake.py", "SIZE": "5"}
-"""What stands for something on the pages, and a thing it may stand for."""
+"""Placeholders on the pages, and values for them."""
 
-SPOKEN = [
+UNTESTED = [
     (page, command)
     for page in sorted(Path(ROOT / "docs").rglob("*.md"))
     if page not in PAGES and "reference" not in page.parts
@@ -38,13 +38,13 @@ def help_of(verb, helps, capsys, monkeypatch):
 
 
 def wrong_flags(words, page):
-    """The flags that a help page does not know."""
+    """Return the flags that are missing on a help page."""
     flags = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--"]
     return [flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", page)]
 
 
-@pytest.mark.parametrize(("page", "command"), SPOKEN, ids=lambda part: part.stem if isinstance(part, Path) else part)
-def test_a_command_is_spelt_as_the_command_line_is(page, command, helps, capsys, monkeypatch):
+@pytest.mark.parametrize(("page", "command"), UNTESTED, ids=lambda part: part.stem if isinstance(part, Path) else part)
+def test_command_on_page_has_valid_verb_flags_and_settings(page, command, helps, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     for name, thing in PLACES.items():
         command = command.replace(name, thing)
@@ -59,7 +59,7 @@ def test_a_command_is_spelt_as_the_command_line_is(page, command, helps, capsys,
         rest = rest[: next(place for place, word in enumerate(rest) if word.endswith(".py") or word == "-m")]
     if verb == "train":
         check_training(rest)
-    elif verb not in ("prove", "bench", "plan", "backtest", "import"):  # those take a recipe's words as well
+    elif verb not in ("prove", "bench", "plan", "backtest", "import"):  # these also take a recipe's words
         assert wrong_flags(rest, help_of(verb, helps, capsys, monkeypatch)) == []
 
 
@@ -68,11 +68,11 @@ def check_training(words):
     parse_recipe(replace(start, procs=1), rest, "lockstep train")
 
 
-def test_a_flag_that_is_none_is_seen(helps, capsys, monkeypatch):
+def test_wrong_flags_finds_an_unknown_flag(helps, capsys, monkeypatch):
     page = help_of("play", helps, capsys, monkeypatch)
     assert wrong_flags(["runs/NAME", "--gif", "a.gif"], page) == []
     assert wrong_flags(["runs/NAME", "--git", "a.gif"], page) == ["--git"]
 
 
-def test_there_are_such_commands():
-    assert len(SPOKEN) > 30
+def test_pages_have_more_than_30_such_commands():
+    assert len(UNTESTED) > 30

@@ -1,13 +1,13 @@
-"""Two or three hosts on one machine: network namespaces, each with a cable into a switch that is a namespace too.
+"""Two or three hosts on one machine: network namespaces, each linked to a switch in a namespace of its own.
 
     with hosts(2) as (first, second):                       # 10.77.0.1 and 10.77.0.2, called n0 and n1
         jobs = [host.start(words) for host in (first, second)]
-        second.cut()                                        # the cable, at the switch
+        second.cut()                                        # the link, at the switch
         second.mend()
-        jobs[0].wait()                                      # its exit code; Hung, with stacks, if it never ends
+        jobs[0].wait()                                      # its exit code; raises Hung with stacks on timeout
 
-Nothing here reaches the machine's own network. Only one set of hosts exists at a time, whoever runs tests: the others
-wait. Whatever a killed test left behind is cleared away by the next.
+Nothing here reaches the machine's own network. Only one set of hosts exists at a time: other test processes wait. The
+next test removes whatever a killed test left behind.
 """
 
 import fcntl
@@ -24,14 +24,14 @@ from pathlib import Path
 
 import pytest
 
-from processes import SECONDS, Hung
+from helpers.multiprocess import SECONDS, Hung
 
 SKIP = "LOCKSTEP_SKIP_HOSTS"
-"""Set to 1, tests that need hosts are skipped where none can be made; otherwise they fail there."""
+"""Environment variable. 1: skip the tests that need hosts if none can be created. Otherwise they fail."""
 _PREFIX, _SWITCH = "lockstep-", "lockstep-switch"
 _LOCK = Path(tempfile.gettempdir()) / "lockstep-hosts.lock"
 _NAMES = Path("/etc/netns")
-"""Files in a folder here stand in for those of /etc in the namespace of that name (`man ip-netns`)."""
+"""Files in a subdirectory replace those of /etc in the namespace of that name (`man ip-netns`)."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Job:
         return self.log.read_text(errors="replace")
 
     def wait(self, seconds: float = SECONDS) -> int:
-        """Its exit code; Hung, with the stacks of all Python processes on its host, if it does not end in time."""
+        """Return the exit code; on timeout raise Hung with the stacks of all Python processes on the host."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Host:
-    """One of the hosts, by number."""
+    """A host, identified by its number."""
 
     number: int
     logs: Path
@@ -93,15 +93,15 @@ class Host:
         return Job(self, process, log)
 
     def cut(self) -> None:
-        """Pull the cable out of the switch."""
+        """Take the host's link down at the switch."""
         _ip("-n", _SWITCH, "link", "set", self.name, "down")
 
     def mend(self) -> None:
-        """Plug it in again."""
+        """Take the host's link up again."""
         _ip("-n", _SWITCH, "link", "set", self.name, "up")
 
     def processes(self) -> list[int]:
-        """All that run on this host, those that lost their parent included."""
+        """Return the pids of all processes on this host, including orphans."""
         return _processes(self.namespace)
 
     def power_off(self) -> None:
@@ -111,7 +111,7 @@ class Host:
 
 @contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts that see each other and nobody else; whatever runs on them ends with the block."""
+    """Create `count` hosts that reach only each other; end all their processes at the end of the block."""
     with open(_LOCK, "w") as lock, tempfile.TemporaryDirectory(prefix="lockstep-hosts-") as logs:
         fcntl.flock(lock, fcntl.LOCK_EX)
         made = [Host(number, Path(logs)) for number in range(count)]
@@ -133,7 +133,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
 
 
 def until(condition: Callable[[], object], what: str, *jobs: Job) -> None:
-    """Wait for something to come true; Hung, with what the jobs said, if it does not in time."""
+    """Wait for a condition; on timeout raise Hung with the output of the jobs."""
     deadline = time.monotonic() + SECONDS
     while not condition():
         if time.monotonic() > deadline:
@@ -161,7 +161,7 @@ def _make(made: Sequence[Host]) -> None:
 
 
 def _clear() -> None:
-    """End every process on every host there is, and take the hosts down: they are ours, for we hold the lock."""
+    """End all processes on all hosts and delete the hosts. Safe because the caller holds the lock."""
     for line in _ip("netns", "list").splitlines() if shutil.which("ip") else []:
         name = line.split()[0]
         if not name.startswith(_PREFIX):
@@ -172,14 +172,14 @@ def _clear() -> None:
 
 
 def _end_all(namespace: str) -> None:
-    """Until nobody is left: a process may have started another one meanwhile."""
+    """Kill until no process is left, because a process may start another one in between."""
     deadline = time.monotonic() + 10
     while _signal_all(namespace, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def _signal_all(namespace: str, number: int) -> int:
-    """Send a signal to every process in a namespace; how many there were."""
+    """Send a signal to every process in a namespace; return their number."""
     pids = _processes(namespace)
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -192,7 +192,7 @@ def _processes(namespace: str) -> list[int]:
 
 
 def refuse(sentence: str, skip: str) -> None:
-    """What a test needs is not to be had here: it must not pass for that, nor be skipped unless somebody asked."""
+    """Fail the test because a requirement is missing, or skip it if the environment variable `skip` is 1."""
     if os.environ.get(skip) == "1":
         pytest.skip(sentence)
     pytest.fail(sentence)

@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes, for real: Debian's daemons, each node a host of its own.
+"""A real SLURM cluster of two nodes: Debian's daemons, each node in its own network namespace.
 
 with cluster(tmp_path) as slurm:
     job = slurm.submit("examples/slurm/train.sbatch", "snake-ppo", "--smoke")
@@ -18,10 +18,10 @@ from pathlib import Path
 
 from hosts import Host, Job, hosts, refuse, until
 
-from processes import Hung
+from helpers.multiprocess import Hung
 
 SKIP = "LOCKSTEP_SKIP_SLURM"
-"""Set to 1, tests that need SLURM are skipped where it cannot be started; otherwise they fail there."""
+"""Environment variable. 1: skip the tests that need SLURM if it cannot be started. Otherwise they fail."""
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol")
 _SETTINGS = """\
 ClusterName=lockstep
@@ -54,28 +54,28 @@ class Cluster:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What commands need beside the usual; jobs inherit it, and find the `lockstep` of this Python."""
+        """Extra environment of commands. Jobs inherit it and find the `lockstep` of this Python."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": path}
 
     def run(self, *words: str | Path) -> str:
-        """What a SLURM command prints; it must end well."""
+        """Run a SLURM command that must succeed; return its output."""
         job = self.nodes[0].start(words, self.environment)
         code = job.wait()
         assert code == 0, f"{' '.join(map(str, words))} ended with {code}: {job.output}"
         return job.output.strip()
 
     def submit(self, *words: str | Path) -> str:
-        """Queue a batch script with its options and arguments; the job's number. Its output goes into `folder`."""
+        """Queue a batch script with options and arguments; return the job id. Its output goes into `folder`."""
         return self.run("sbatch", "--parsable", f"--output={self.folder}/job-%j.log", *words)
 
     def ask(self, job: str, name: str) -> str:
-        """One of the things SLURM knows about a job, such as JobState or Restarts."""
+        """Return a field of a job, such as JobState or Restarts."""
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)[name]
 
     def until(self, job: str, condition: Callable[[], object], what: str) -> None:
-        """Wait for something to come true; Hung, with what the job and the daemons said, if it does not in time."""
+        """Wait for a condition; on timeout raise Hung with the output of the job and the daemons."""
         try:
             until(condition, what, *self.daemons)
         except Hung as hung:
@@ -88,7 +88,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """Two nodes, n0 and n1, with a controller on the first; all of it ends with the block."""
+    """Start two nodes, n0 and n1, with a controller on the first; stop everything at the end of the block."""
     missing = [program for program in _PROGRAMS if shutil.which(program) is None]
     if missing:
         _refuse(f"{', '.join(missing)} not found")
@@ -101,7 +101,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
             machine=socket.gethostname(), controller=nodes[0].address, folder=folder, nodes="\n".join(described)
         )
         (folder / "slurm.conf").write_text(settings)
-        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # to be named, for hosts have none to be found
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # namespaces have none to detect
         made = Cluster(nodes, folder, [])
         try:
             _start(made)

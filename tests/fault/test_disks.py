@@ -1,7 +1,6 @@
-"""Bad disks: full, read-only, forbidden, slow, not shared. A clear sentence each time, and never a wrong resume.
+"""Disk faults: full, read-only, no permission, slow, not shared. Each gives a clear message and never a wrong resume.
 
-Disks are small ones in memory that the tests mount, which takes root. Where that is impossible, LOCKSTEP_SKIP_MOUNT=1
-leaves these tests out.
+The tests mount small tmpfs disks, which needs root. LOCKSTEP_SKIP_MOUNT=1 skips these tests.
 """
 
 import ctypes
@@ -12,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from runs import SAMPLES, errors, run, trial, trial_that_finishes_each_save
+from run_helpers import SAMPLES, errors, run, trial, trial_that_finishes_each_save
 
+from helpers.multiprocess import outcomes
+from helpers.tiny_recipes import hash_of
 from lockstep.checkpoint import format, manager
 from lockstep.checkpoint.lineage import lineage, list_checkpoints
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.distributed.runtime import Runtime
-from processes import outcomes
-from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 
@@ -27,13 +26,13 @@ pytestmark = pytest.mark.distributed
 def mount(*words):
     done = subprocess.run(["mount", *map(str, words)], capture_output=True, text=True, check=False)
     assert not done.returncode, (
-        f"no disk can be mounted here ({done.stderr.strip()}): be root, or LOCKSTEP_SKIP_MOUNT=1"
+        f"cannot mount a disk ({done.stderr.strip()}): run as root, or set LOCKSTEP_SKIP_MOUNT=1"
     )
 
 
 @pytest.fixture
 def disk(tmp_path):
-    """A disk of four megabytes."""
+    """A disk of 4 MB."""
     if os.environ.get("LOCKSTEP_SKIP_MOUNT") == "1":
         pytest.skip("LOCKSTEP_SKIP_MOUNT=1")
     place = tmp_path / "disk"
@@ -81,7 +80,7 @@ TROUBLES = {
 
 
 def train_in_trouble(directory, trouble, ends):
-    """The second save meets a bad disk, and the third; before the last one it is mended, or not."""
+    """Train with a disk fault during the second and third save; `ends`: the fault is removed before the last save."""
     begin, end, _ = TROUBLES[trouble]
     saves, save = 0, CheckpointManager.save
 
@@ -108,21 +107,21 @@ def without_evaluation(tmp_path_factory):
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_run_goes_on_without_saves_and_saves_again_when_it_can(disk, without_evaluation, trouble):
+def test_training_continues_during_disk_fault_and_saves_after_it(disk, without_evaluation, trouble):
     ended = outcomes(train_in_trouble, 2, str(disk), trouble, True)
     assert not errors(ended)
     told = " ".join(ended[0].output.split())
     for samples in (2 * SAMPLES, 3 * SAMPLES):
         assert f"The checkpoint {samples:012d}-g0001 could not be written: process 0 on" in told
     assert TROUBLES[trouble][2] in told
-    assert f"The checkpoint at {SAMPLES} samples stands; training goes on, and the next save tries again." in told
+    assert f"The checkpoint at {SAMPLES} samples is kept. Training continues, and the next save tries again." in told
     assert [name.samples for name in list_checkpoints(disk / "run" / "checkpoints")] == [4 * SAMPLES, SAMPLES]
     assert not list((disk / "run" / "checkpoints").glob(".*.partial"))
     assert hash_of(disk / "run") == without_evaluation
 
 
 @pytest.mark.parametrize("pages", range(4))
-def test_a_disk_with_hardly_any_room_left_is_told_of_wherever_it_ends(disk, pages):
+def test_resume_on_nearly_full_disk_raises_config_error(disk, pages):
     assert not errors(run(disk, "run", 1))
     fill(disk)
     filler = disk / "filler"
@@ -131,17 +130,15 @@ def test_a_disk_with_hardly_any_room_left_is_told_of_wherever_it_ends(disk, page
 
 
 @pytest.mark.parametrize("trouble", ["full", "read-only"])
-def test_a_run_whose_last_save_fails_stops_every_process_and_resumes_from_what_stands(
-    disk, without_evaluation, trouble
-):
+def test_failed_last_save_stops_all_processes_and_resumes_from_kept_one(disk, without_evaluation, trouble):
     _, end, words = TROUBLES[trouble]
     for outcome in outcomes(train_in_trouble, 2, str(disk), trouble, False):
         assert outcome.error.startswith("ConfigError: the last checkpoint could not be written: process 0 on")
         assert words in outcome.error
-        assert f"The checkpoint at {SAMPLES} samples stands. Mend that, then go on: lockstep resume" in outcome.error
+        assert f"The checkpoint at {SAMPLES} samples is kept. Fix that, then run: lockstep resume" in outcome.error
     refused = errors(run(disk, "run", 2, resume=True))
     assert "ConfigError" in refused
-    # How far it comes depends on a page that a directory may have left.
+    # Where it fails depends on whether a directory has a free page left.
     assert any(words in refused for words in ("cannot be written", "cannot be used", "could not be written"))
     end(disk)
     assert not errors(outcomes(trial, 2, str(disk), "run", {"run.eval_every": None}, True))
@@ -152,7 +149,7 @@ def test_a_run_whose_last_save_fails_stops_every_process_and_resumes_from_what_s
 
 
 def train_on_a_slow_disk(directory):
-    """What happened in which order: the second save takes until an iteration has passed, and a while longer."""
+    """Return the order of events when the second save takes longer than an iteration."""
     events, write, learn = [], format.write_tensors, Runtime.fault_point
     manager.SLOW_SECONDS = 0.2
 
@@ -177,19 +174,19 @@ def train_on_a_slow_disk(directory):
     return events
 
 
-def test_a_slow_disk_holds_training_up_no_earlier_than_the_next_save_and_is_named(tmp_path, without_evaluation):
+def test_slow_disk_delays_training_only_at_the_next_save_and_is_logged(tmp_path, without_evaluation):
     (ended,) = outcomes(train_on_a_slow_disk, 1, str(tmp_path))
     assert not ended.error
     assert ended.value[:4] == ["iteration 1", "iteration 2", "iteration 3", "written"]
-    assert "s for the save before this one: the disk is slow." in " ".join(ended.output.split())
+    assert "s for the previous save: the disk is slow." in " ".join(ended.output.split())
     assert hash_of(tmp_path / "run") == without_evaluation
 
 
-# -- a clock set back --------------------------------------------------------------------------------------------------
+# -- system clock set back ---------------------------------------------------------------------------------------------
 
 
 def train_with_the_clock_set_back(directory, resume):
-    """Time runs backwards, an hour a look."""
+    """Train while `time.time` goes back one hour per call."""
     now = [1_000_000_000.0]
 
     def earlier():
@@ -200,12 +197,12 @@ def train_with_the_clock_set_back(directory, resume):
     trial(directory, "run", {}, resume)
 
 
-def test_a_clock_that_is_set_back_changes_nothing(tmp_path, undisturbed):
+def test_clock_set_back_does_not_change_resume_or_result(tmp_path, undisturbed):
     environment = {"LOCKSTEP_INJECT_FAULT": "0:learn:4"}
     ended = outcomes(train_with_the_clock_set_back, 1, str(tmp_path), False, environment=environment)
     assert "SIGKILL" in errors(ended)
     line = lineage(tmp_path / "run" / "checkpoints")
-    for age, name in enumerate(line):  # the newest looks oldest
+    for age, name in enumerate(line):  # the newest has the oldest mtime
         for path in (tmp_path / "run" / "checkpoints" / str(name), tmp_path / "run" / "checkpoints"):
             os.utime(path, (age, age))
     assert not errors(outcomes(train_with_the_clock_set_back, 1, str(tmp_path), True))
@@ -213,12 +210,12 @@ def test_a_clock_that_is_set_back_changes_nothing(tmp_path, undisturbed):
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-# -- a directory that one host does not see ----------------------------------------------------------------------------
+# -- directory not shared with one host --------------------------------------------------------------------------------
 
 
 @contextmanager
-def a_view_of_ones_own(place):
-    """From here on, this process sees an empty disk in that place, as another host would."""
+def private_mount(place):
+    """Mount an empty disk that only this process sees, as on another host."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.unshare(0x00020000) == 0, os.strerror(ctypes.get_errno())
     mount("--make-rprivate", "/")
@@ -228,16 +225,16 @@ def a_view_of_ones_own(place):
 
 def train_where_process_two_sees_another_disk(directory, resume):
     if os.environ["RANK"] == "2":
-        with a_view_of_ones_own(directory):
+        with private_mount(directory):
             trial(directory, "run", {}, resume)
     trial(directory, "run", {}, resume)
 
 
-def test_a_run_directory_that_a_process_does_not_see_is_named_by_every_process(disk):
+def test_unshared_run_directory_is_reported_on_every_process(disk):
     for resume in (False, True):
         for outcome in outcomes(train_where_process_two_sees_another_disk, 3, str(disk), resume):
             assert outcome.error.startswith("ConfigError: process 2 on host ")
             assert f"does not see {disk}/run." in outcome.error
-            assert "storage that all hosts share" in outcome.error
+            assert "storage shared by all hosts" in outcome.error
         assert not list((disk / "run").glob(".token-*"))
     assert not errors(run(disk, "run", 2, resume=True))

@@ -1,12 +1,12 @@
-"""No command runs code that lies in the current directory, such as a run directory that somebody else has made."""
+"""No command executes code from the current directory, such as an untrusted run directory."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
+from helpers.multiprocess import command
 from lockstep.cli import COMMANDS
-from processes import command
 
 pytestmark = pytest.mark.distributed
 
@@ -37,7 +37,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A run with one checkpoint, and modules beside it that leave a mark when they are executed."""
+    """A run with one checkpoint, next to modules that create a marker file when they are executed."""
     directory = tmp_path_factory.mktemp("foreign")
     words = ["train", "gym-ppo", "--smoke", f"run.runs_dir={directory}", "run.name=run", *SMALL]
     ended = command([*LOCKSTEP, *words], directory=directory, fresh=True)
@@ -56,17 +56,17 @@ def test_command_executes_nothing_in_the_current_directory(run, words):
         assert not list(run.parent.glob("executed-*"))
 
 
-def test_marks_appear_where_python_imports_from_the_current_directory(run):
+def test_markers_appear_if_python_imports_from_the_current_directory(run):
     command([sys.executable, "-c", "import numpy"], directory=run)
     (mark,) = run.parent.glob("executed-*")
     mark.unlink()
 
 
-def test_every_command_is_tried():
+def test_cases_cover_every_command():
     assert {words[0] for words in CASES} == set(COMMANDS)
 
 
-def test_recipe_file_imports_files_beside_it_wherever_the_command_runs(tmp_path):
+def test_recipe_file_imports_modules_from_its_own_directory(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "sizes.py").write_text("SAMPLES = 512\n")
     (tmp_path / "code" / "mine.py").write_text(

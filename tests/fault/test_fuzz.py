@@ -1,7 +1,7 @@
-"""Thousands of damaged files, twelve thousand in `make test-slow`: bytes flipped, cut, inserted, values replaced.
+"""Fuzzing of run files (12,000 examples in `make test-slow`): bytes flipped, cut, inserted, values replaced.
 
-Under the manifest's hashes a file is refused or read as equal. Without them, as if somebody had signed it anew, it is
-refused in words or is something that a run can use. Anything else fails, a crash of the process above all.
+With the manifest's hashes, a file is refused or read unchanged. Without them, as if it had been signed again, it is
+refused with an error or is valid. Any other result is a failure, in particular a crash of the process.
 """
 
 import contextlib
@@ -14,7 +14,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from claims import claim
+from helpers.claims import claim
+from helpers.manifests import sealed
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.format import CorruptCheckpointError
 from lockstep.checkpoint.lineage import CheckpointName, lineage
@@ -27,16 +28,15 @@ from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.run_dir import to_yaml
 from lockstep.tasks.snake.env import SnakeConfig
 from lockstep.tools.bench.scaling_model import CostProfile, LinearCost, shares_from
-from manifests import sealed
 
 EXAMPLES = int(os.environ.get("LOCKSTEP_EXAMPLES", "250"))
-"""Of each test."""
+"""Examples per test."""
 often = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
 
 
 @st.composite
 def mutations(draw):
-    """A change to any bytes: some cut out, some put in, perhaps the end cut off; places are parts of the whole."""
+    """Draw changes to bytes: removals, insertions, perhaps truncation. Positions are fractions of the length."""
     changes = []
     for _ in range(draw(st.integers(1, 3))):
         changes.append((draw(st.floats(0, 1)), draw(st.integers(0, 8)), draw(st.binary(max_size=8))))
@@ -60,7 +60,7 @@ plain = st.recursive(
 
 @st.composite
 def replaced(draw, value):
-    """A json value with one part, anywhere in it, replaced, removed or renamed."""
+    """Draw a JSON value with one part replaced, removed or renamed."""
     path, here = [], value
     while isinstance(here, dict | list) and here and draw(st.integers(0, 4)):
         key = draw(st.sampled_from(sorted(here))) if isinstance(here, dict) else draw(st.integers(0, len(here) - 1))
@@ -106,14 +106,14 @@ def checkpoint(tmp_path_factory):
 
 
 def changed(path, content):
-    """Put other content into a file of a checkpoint; what it was, to be put back."""
+    """Replace the content of a file; return the previous content."""
     before = path.read_bytes()
     path.write_bytes(content)
     return before
 
 
 def signed(content):
-    """A changed manifest with a valid checksum, if it still is one."""
+    """Return a changed manifest with a valid checksum, if it is still a JSON object."""
     try:
         values = json.loads(content)
     except ValueError:
@@ -123,7 +123,7 @@ def signed(content):
 
 @often
 @given(mutations(), st.booleans())
-def test_bytes_of_a_manifest(checkpoint, mutation, sign):
+def test_manifest_with_mutated_bytes_is_equal_or_refused(checkpoint, mutation, sign):
     path = checkpoint / form.MANIFEST
     content = mutate(path.read_bytes(), mutation)
     before = changed(path, signed(content) if sign else content)
@@ -137,7 +137,7 @@ def test_bytes_of_a_manifest(checkpoint, mutation, sign):
 
 @often
 @given(st.data())
-def test_parts_of_a_manifest(checkpoint, data):
+def test_manifest_with_replaced_value_is_valid_or_refused(checkpoint, data):
     path = checkpoint / form.MANIFEST
     whole = json.loads(path.read_bytes())
     before = changed(path, signed(json.dumps(data.draw(replaced(whole))).encode()))
@@ -166,7 +166,7 @@ def try_values(checkpoint, content):
 
 @often
 @given(mutations(), st.sampled_from([form.SHARED, form.VALUES, form.lane_file(range(2))]))
-def test_bytes_of_any_file_under_its_hash(checkpoint, mutation, name):
+def test_verify_refuses_any_file_with_mutated_bytes(checkpoint, mutation, name):
     path = checkpoint / name
     before = changed(path, mutate(path.read_bytes(), mutation))
     equal = path.read_bytes() == before
@@ -181,19 +181,19 @@ def test_bytes_of_any_file_under_its_hash(checkpoint, mutation, name):
 
 @often
 @given(mutations())
-def test_bytes_of_the_values(checkpoint, mutation):
+def test_train_state_with_mutated_bytes_is_valid_or_refused(checkpoint, mutation):
     try_values(checkpoint, mutate(json.dumps(VALUES).encode(), mutation))
 
 
 @often
 @given(st.data())
-def test_parts_of_the_values(checkpoint, data):
+def test_train_state_with_replaced_value_is_valid_or_refused(checkpoint, data):
     try_values(checkpoint, json.dumps(data.draw(replaced(VALUES))).encode())
 
 
 @often
 @given(mutations(), st.booleans())
-def test_bytes_of_tensors(checkpoint, mutation, header):
+def test_tensor_file_with_mutated_bytes_is_valid_or_refused(checkpoint, mutation, header):
     path = checkpoint / form.SHARED
     content = path.read_bytes()
     head = 8 + int.from_bytes(content[:8], "little")
@@ -205,7 +205,7 @@ def test_bytes_of_tensors(checkpoint, mutation, header):
     try:
         for name, tensor in form.read_shared(checkpoint).items():
             assert tensor.nbytes <= len(other)
-            form.digest_tensor(name, tensor)  # every byte of it can be touched
+            form.digest_tensor(name, tensor)  # every byte can be read
     except CorruptCheckpointError:
         pass
     finally:
@@ -217,7 +217,7 @@ CONFIG = to_yaml(SnakePPO())
 
 @often
 @given(mutations())
-def test_bytes_of_a_config(tmp_path, mutation):
+def test_config_with_mutated_bytes_is_valid_or_refused(tmp_path, mutation):
     (tmp_path / "a.yaml").write_bytes(mutate(CONFIG.encode(), mutation))
     try:
         values = read_yaml(tmp_path / "a.yaml")
@@ -235,7 +235,7 @@ def test_bytes_of_a_config(tmp_path, mutation):
         )
     )
 )
-def test_anything_that_looks_like_yaml(tmp_path, words):
+def test_config_of_random_yaml_tokens_is_valid_or_refused(tmp_path, words):
     (tmp_path / "a.yaml").write_text("".join(words))
     with contextlib.suppress(ConfigError):
         apply_overrides(SnakePPO(), read_yaml(tmp_path / "a.yaml"))
@@ -243,7 +243,7 @@ def test_anything_that_looks_like_yaml(tmp_path, words):
 
 @often
 @given(mutations(), st.integers(0, 3))
-def test_bytes_of_a_log(tmp_path, mutation, samples):
+def test_log_with_mutated_bytes_is_read_and_truncated(tmp_path, mutation, samples):
     path = tmp_path / "metrics.jsonl"
     lines = "".join(json.dumps({"samples": number, "loss": 0.5}) + "\n" for number in range(3))
     path.write_bytes(mutate(lines.encode(), mutation))
@@ -258,7 +258,7 @@ def test_bytes_of_a_log(tmp_path, mutation, samples):
         st.binary(max_size=30) | st.sampled_from([b"{}", b"[]", b'{"parent": 3}', b'{"parent": "4-g2"}']), max_size=4
     )
 )
-def test_claims_of_generations(tmp_path_factory, claims):
+def test_lineage_with_random_claims_lists_only_existing_checkpoints(tmp_path_factory, claims):
     directory = tmp_path_factory.mktemp("claims")
     (directory / str(CheckpointName(4, 1))).mkdir()
     claim(directory, None)
@@ -273,7 +273,7 @@ SHARES = CostProfile(LINE, LINE, LINE, 8, 8, 8, 1, 64, [("pool", 8, 1.0)], 1, 1.
 
 @often
 @given(st.data())
-def test_parts_of_a_measurement(data):
+def test_measurement_with_replaced_value_is_valid_or_refused(data):
     values = json.loads(json.dumps(data.draw(replaced(json.loads(json.dumps(asdict(SHARES)))))))
     try:
         shares = shares_from(values)
@@ -287,8 +287,8 @@ BOARDS = SnakeConfig(size=4, num_envs=2).build(Lanes(1, range(1), 0), torch.devi
 
 @often
 @given(st.data())
-def test_numbers_of_saved_boards(data):
-    """Whatever is loaded is played on: a kernel that follows a bad index takes the process along."""
+def test_snake_state_with_random_number_is_refused_or_playable(data):
+    """Step the environment after loading, because an invalid index in a kernel would crash the process."""
     state = BOARDS.lane_state(0)
     name = data.draw(st.sampled_from(sorted(state)))
     flat = state[name].view(-1)

@@ -1,4 +1,4 @@
-"""Whoever keeps the others waiting is named, with what it does and where, whatever the cause."""
+"""Hang reports name the process that the others wait for, its phase and its source line."""
 
 import os
 import queue
@@ -7,18 +7,18 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import LOCKSTEP, trial, words
+from run_helpers import LOCKSTEP, trial, words
 
+from helpers.multiprocess import command, outcomes
 from lockstep.algorithms.ppo import PPO
 from lockstep.distributed import heartbeat
 from lockstep.distributed.heartbeat import Heartbeat
 from lockstep.tasks.gym.env import GymEnvs
-from processes import command, outcomes
 
 pytestmark = pytest.mark.distributed
 
 TIMEOUT = 9.0
-"""Seconds a planted hang lasts: longer than the watchdog's patience, so that it names somebody before the end."""
+"""Collective timeout in seconds: longer than the watchdog's warning interval, so that it reports before the abort."""
 
 
 def sleep_in_the_environment(self, action):
@@ -36,7 +36,7 @@ PLANTS = {
 
 
 def hang(directory: str, process: int, plant: str) -> None:
-    """Train, with a fault in the second iteration of one process."""
+    """Train with a fault injected into the second iteration of one process."""
     fault = globals()[plant]
     owner, method, _ = PLANTS[fault]
     whole, calls = getattr(owner, method), [0]
@@ -56,22 +56,22 @@ def hang(directory: str, process: int, plant: str) -> None:
     ("plant", "process"),
     [("sleep_in_the_environment", 0), ("sleep_in_the_environment", 1), ("wait_for_a_loader_that_is_dead", 2)],
 )
-def test_a_process_that_hangs_is_named_with_its_phase_and_line(tmp_path, plant, process):
+def test_hang_report_names_process_phase_and_line(tmp_path, plant, process):
     phase = PLANTS[globals()[plant]][2]
     ended = outcomes(watched, 3, str(tmp_path), process, plant)
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert f"process {process} on " in report
-    assert plant in report  # the function it stands in
+    assert plant in report  # the function that blocks
     assert f"{Path(__file__).name}:" in report
     assert f"phase {phase}" in report
-    assert f"within {TIMEOUT:.0f} s (run.collective_timeout)" in report
+    assert f"timed out after {TIMEOUT:.0f} s (run.collective_timeout)" in report
     assert "flight recorder" in report
     told = "\n".join(outcome.output for outcome in ended)
-    assert told.index("waited ") < told.index("so the run ends here")  # said while there was hope, and again at the end
+    assert told.index("waited ") < told.index("Aborting the run")  # a warning while waiting, then the abort
 
 
 def watched(directory: str, process: int, plant: str) -> None:
-    """The same, with an end for the one that hangs: what the others report is looked at."""
+    """Like `hang`, but end the blocked process once the hang report is written."""
 
     def follow() -> None:
         while not (Path(directory) / "run" / "hang.txt").exists():
@@ -101,7 +101,7 @@ PPO.update = take_a_branch_alone
 """
 
 
-def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
+def test_collective_on_one_process_only_is_named_with_its_line(tmp_path):
     recipe = tmp_path / "alone.py"
     recipe.write_text(BRANCH)
     line = [
@@ -116,7 +116,7 @@ def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
     ]
     ended = command(line, environment={"PYTHONFAULTHANDLER": ""})
     assert ended.code == 1
-    # gloo aborts the process, or everybody waits: it depends on who comes first.
+    # gloo aborts the process, or all processes wait, depending on which one arrives first.
     assert "process 1 of 3 failed first" in ended.output or "process 1 on" in ended.output, ended.output
     assert "in take_a_branch_alone" in ended.output, ended.output
     assert "phase learn" in ended.output or "phase reduce" in ended.output, ended.output
@@ -125,7 +125,7 @@ def test_a_branch_taken_by_one_process_is_named_with_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("process", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes_on_without_it(tmp_path, process):
+def test_stopped_process_is_reported_with_last_line_and_run_restarts(tmp_path, process):
     line = [
         *LOCKSTEP,
         *words(tmp_path, "run.collective_timeout=9", "run.total_samples=4096"),
@@ -138,12 +138,12 @@ def test_a_stopped_process_is_reported_at_its_last_sampled_line_and_the_run_goes
     assert ended.code == 0, ended.output
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert f"process {process} on " in report
-    assert "it has said nothing for some seconds (stopped, or its host is gone); last seen in phase" in report
+    assert "it has sent no heartbeat for some seconds (stopped, or its host is down); last seen in phase" in report
     assert ".py:" in report.partition("last seen in phase")[2].partition("\n")[0]
     assert "Starting again from the last checkpoint" in ended.output
 
 
-# -- the words -------------------------------------------------------------------------------------------------------
+# -- report text -----------------------------------------------------------------------------------------------------
 
 
 def at(process: int, collective: int, waits: float | None, beat: int = 1, **more: object) -> Heartbeat:
@@ -153,7 +153,7 @@ def at(process: int, collective: int, waits: float | None, beat: int = 1, **more
     )
 
 
-def test_who_has_not_arrived_is_told_apart_from_who_waits():
+def test_describe_hang_separates_missing_from_waiting_processes():
     before = {p: at(p, 5, 1.0) for p in range(3)}
     now = {0: at(0, 5, 6.0, 2), 1: at(1, 4, None, 2, phase="env", stack=["env.py:9 in step"]), 2: at(2, 5, 6.0, 2)}
     text = heartbeat.describe_hang(before, now, 3, now[0])
@@ -161,23 +161,23 @@ def test_who_has_not_arrived_is_told_apart_from_who_waits():
     assert "process 1 on h (pid 11): it is in phase env, after collective 4 ('gradient'), at env.py:9 in step" in text
 
 
-def test_who_says_nothing_is_stopped_or_gone():
+def test_describe_hang_reports_a_process_without_heartbeat():
     before = {p: at(p, 5, 1.0) for p in range(3)}
     now = {0: at(0, 5, 6.0, 2), 1: at(1, 5, 6.0, 2)}
     text = heartbeat.describe_hang(before, now | {2: before[2]}, 3, now[0])
-    assert "process 2 on h (pid 12): it has said nothing for some seconds" in text
-    assert "process 2: it has never said where it is" in heartbeat.describe_hang({}, now, 3, now[0])
+    assert "process 2 on h (pid 12): it has sent no heartbeat for some seconds" in text
+    assert "process 2: it has never sent a heartbeat" in heartbeat.describe_hang({}, now, 3, now[0])
 
 
-def test_a_branch_of_one_process_alone_is_called_that():
+def test_describe_hang_reports_different_collectives():
     now = {0: at(0, 5, 6.0), 1: at(1, 5, 6.0, name="max", stack=["b.py:2 in g"])}
     text = heartbeat.describe_hang({}, now, 2, now[0])
     assert "not at the same one" in text
     assert "process 1 on h (pid 11): 'max' (phase learn), at b.py:2 in g" in text
-    assert "agree on it first" in text
+    assert "Synchronize the condition first" in text
 
 
-def test_a_process_that_works_longer_than_the_others_is_named():
+def test_find_straggler_returns_the_process_with_most_busy_time():
     before = {p: at(p, 5, None, busy=10.0) for p in range(3)}
     now = {p: at(p, 9, None, busy=20.0 if p != 1 else 30.0) for p in range(3)}
     assert heartbeat.find_straggler(before, now) == (now[1], 2.0)
@@ -186,8 +186,8 @@ def test_a_process_that_works_longer_than_the_others_is_named():
     assert heartbeat.find_straggler({}, now) is None
 
 
-def test_a_word_that_is_half_written_is_passed_over(tmp_path):
+def test_heartbeat_read_skips_a_partial_file(tmp_path):
     heartbeat.write(tmp_path, at(0, 1, None))
     (tmp_path / "1.json").write_text('{"process": 1,')
     assert list(heartbeat.read(tmp_path)) == [0]
-    heartbeat.write(tmp_path / "nowhere", at(0, 1, None))  # a disk that takes nothing disturbs nobody
+    heartbeat.write(tmp_path / "nowhere", at(0, 1, None))  # a failed write raises nothing

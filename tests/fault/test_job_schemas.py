@@ -1,4 +1,4 @@
-"""Job files against the programs that will read them, in an environment of their own."""
+"""Job files validated by the programs that read them, in a separate environment."""
 
 import subprocess
 import venv
@@ -10,7 +10,7 @@ from lockstep.cli import main
 pytestmark = pytest.mark.slow
 
 READERS = {
-    # Whatever the schema does not know is dropped on the way in: all that went in must come out.
+    # The schema drops unknown fields, so every field must survive a round trip.
     "k8s": """
 import sys, yaml
 from kubeflow_trainer_api import models
@@ -35,7 +35,7 @@ assert task.num_nodes == 2
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
-    """A Python with the readers' own libraries."""
+    """Python of an environment with the libraries of the readers."""
     place = tmp_path_factory.mktemp("readers")
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
@@ -44,7 +44,7 @@ def readers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("to", list(READERS))
-def test_a_job_file_is_read_by_its_own_program(capsys, tmp_path, readers, to):
+def test_jobfile_output_is_accepted_by_its_reader(capsys, tmp_path, readers, to):
     assert main(["jobfile", to, "--nodes", "2", "--", "train", "snake-ppo", "--preset", "large"]) == 0
     path = tmp_path / "job.yaml"
     path.write_text(capsys.readouterr().out)

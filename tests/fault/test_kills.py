@@ -1,13 +1,13 @@
-"""A run that was killed and resumed is the run that was not, wherever the kill struck. Kills are real: SIGKILL."""
+"""A killed and resumed run matches the uninterrupted run, wherever it was killed. Processes are killed by SIGKILL."""
 
 import shutil
 
 import pytest
-from runs import SAMPLES, errors, run, run_killed
+from run_helpers import SAMPLES, errors, run, run_killed
 
+from helpers.tiny_recipes import hash_of
 from lockstep.checkpoint.lineage import lineage
 from lockstep.launch.launcher import launch_captured
-from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.distributed
         ("1:reduce:9", 2, 1),
         ("0:evaluate:1", 2, 3),
         ("2:learn:2", 3, 2),
-        ("0:save:2", 1, 2),  # the main process, its lanes written, the rest not
-        ("1:save:2", 3, 1),  # another one, so that the main process waits in vain for its word
+        ("0:save:2", 1, 2),  # the main process, after its lanes and before the rest
+        ("1:save:2", 3, 1),  # another process, so that the main process waits until its timeout
         ("0:publish:2", 2, 3),  # everything written, nothing published
-        ("0:save:1", 2, 1),  # before there is any checkpoint to come back to
+        ("0:save:1", 2, 1),  # before the first checkpoint
     ],
 )
-def test_a_killed_run_resumes_as_if_it_had_not_been(tmp_path, undisturbed, kill, processes, resumed_on):
+def test_resume_after_kill_matches_undisturbed_run(tmp_path, undisturbed, kill, processes, resumed_on):
     victim = int(kill.partition(":")[0])
     killed = run(tmp_path, "run", processes, kill=kill)
     assert killed[victim].error == "ended by SIGKILL"
@@ -33,7 +33,7 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(tmp_path, undisturbed, kill,
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_a_run_may_be_killed_again_and_again(tmp_path, undisturbed):
+def test_resume_after_repeated_kills_matches_undisturbed_run(tmp_path, undisturbed):
     plan = [(3, "0:learn:2"), (2, "1:save:2"), (4, "3:reduce:7"), (1, "0:collect:1")]
     for attempt, (processes, kill) in enumerate(plan):
         assert "SIGKILL" in errors(run(tmp_path, "run", processes, resume=attempt > 0, kill=kill))
@@ -41,7 +41,7 @@ def test_a_run_may_be_killed_again_and_again(tmp_path, undisturbed):
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_what_a_kill_left_half_written_is_cleared_away(tmp_path):
+def test_resume_removes_partial_checkpoints(tmp_path):
     run(tmp_path, "run", 1, kill="0:save:2")
     checkpoints = tmp_path / "run" / "checkpoints"
     assert list(checkpoints.glob(".*.partial"))
@@ -49,19 +49,21 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path):
     assert not list(checkpoints.glob(".*.partial"))
 
 
-def test_what_an_outdated_start_publishes_late_is_on_nobodys_line(tmp_path):
+def test_late_checkpoint_of_an_older_generation_is_not_in_the_lineage(tmp_path):
     run_killed(tmp_path, "run", 1, kill="0:learn:4")
     checkpoints = tmp_path / "run" / "checkpoints"
     old = lineage(checkpoints)[0]
     assert not errors(run(tmp_path, "run", 1, resume=True))
     before = hash_of(tmp_path / "run")
     late = checkpoints / f"{100 * SAMPLES:012d}-g{old.generation:04d}"
-    shutil.copytree(checkpoints / str(lineage(checkpoints)[0]), late)  # whole, far ahead, of the older generation
+    shutil.copytree(checkpoints / str(lineage(checkpoints)[0]), late)  # undamaged, more samples, older generation
     assert late.name not in map(str, lineage(checkpoints))
     assert hash_of(tmp_path / "run") == before
 
 
-def test_the_launcher_says_which_process_was_killed(tmp_path):
+def test_launch_captured_names_the_killed_process(tmp_path):
     words = ["gym-ppo", "--smoke", f"run.runs_dir={tmp_path}", "run.name=run"]
     cause = launch_captured(["train", *words], 2, {"LOCKSTEP_INJECT_FAULT": "1:learn:2"})
-    assert cause.startswith("process 1 of 2 failed first: it was ended by SIGKILL. If nobody did that, memory ran out")
+    assert cause.startswith(
+        "process 1 of 2 failed first: it was ended by SIGKILL. If no user sent it, the machine ran out of memory"
+    )

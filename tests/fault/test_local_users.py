@@ -1,4 +1,4 @@
-"""Other users of the machine: they can neither reach the store of a run on one host, nor connect to its processes."""
+"""Other local users can neither reach the store of a single-host run nor connect to its processes."""
 
 import os
 import signal
@@ -20,18 +20,18 @@ from lockstep.launch.private_store import drop_new_connections, is_private, join
 
 
 def reachable(address):
-    """Whether a connection comes about."""
-    with socket.socket() as stranger:
-        stranger.settimeout(1.0)
+    """Return whether a connection can be established."""
+    with socket.socket() as client:
+        client.settimeout(1.0)
         try:
-            stranger.connect(address)
+            client.connect(address)
         except OSError:
             return False
         return True
 
 
 def listeners(process):
-    """Addresses at which a process and its children take connections, by process."""
+    """Return the addresses at which a process and its children listen, by process."""
     found = {}
     with suppress(psutil.Error):
         for each in [process, *process.children(recursive=True)]:
@@ -42,7 +42,7 @@ def listeners(process):
 
 
 @pytest.mark.distributed
-def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
+def test_single_host_run_accepts_no_connections_while_training(tmp_path):
     words = [
         "train",
         "snake-ppo",
@@ -64,16 +64,16 @@ def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        whole = psutil.Process(process.pid)
-        found = listeners(whole)
-        assert sum(map(len, found.values())) >= 2  # gloo's, one of each process
+        launcher = psutil.Process(process.pid)
+        found = listeners(launcher)
+        assert sum(map(len, found.values())) >= 2  # one gloo listener per process
         for address in (address for addresses in found.values() for address in addresses):
             assert address[0] == "127.0.0.1"
             assert not reachable(address)
         (store,) = temporary.glob("*/store-0")
         assert stat.S_IMODE(store.parent.stat().st_mode) == 0o700
         size = (tmp_path / "run" / "metrics.jsonl").stat().st_size
-        while (tmp_path / "run" / "metrics.jsonl").stat().st_size == size:  # it goes on
+        while (tmp_path / "run" / "metrics.jsonl").stat().st_size == size:  # training continues
             assert time.monotonic() < deadline
             time.sleep(0.1)
     finally:
@@ -81,7 +81,7 @@ def test_nobody_can_connect_to_a_run_on_one_host_while_it_trains(tmp_path):
         assert process.wait(60) == 75
 
 
-def test_a_sealed_socket_takes_no_connection_and_keeps_those_it_has():
+def test_drop_new_connections_keeps_established_connections():
     before = listening_sockets()
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert listening_sockets() - before == {server.fileno()}
@@ -97,7 +97,7 @@ def test_a_sealed_socket_takes_no_connection_and_keeps_those_it_has():
                 assert peer.recv(1) == b"b"
 
 
-def test_a_private_store_is_joined_by_all_or_by_none(tmp_path):
+def test_join_private_store_times_out_unless_all_processes_join(tmp_path):
     joined = []
 
     def join():
@@ -113,10 +113,10 @@ def test_a_private_store_is_joined_by_all_or_by_none(tmp_path):
         join_private_store(tmp_path, 1, 2, timedelta(seconds=0.1))
 
 
-def test_a_mailbox_on_a_private_store_delivers_and_times_out(tmp_path):
+def test_torch_store_on_private_store_delivers_and_times_out(tmp_path):
     store = dist.PrefixStore("lockstep", join_private_store(tmp_path, 0, 1, timedelta(seconds=60)))
     mailbox, other = TorchStore(store.clone()), TorchStore(store.clone())
-    with pytest.raises(TimeoutError, match="nobody posted a within 0 s"):
+    with pytest.raises(TimeoutError, match="no process set a within 0 s"):
         mailbox.wait("a", 0.05)
     timer = threading.Timer(0.1, other.set, ("a", "word"))
     timer.start()

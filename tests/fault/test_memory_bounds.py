@@ -1,23 +1,23 @@
-"""The bounds on memory in SECURITY.md, on the files that come closest to them."""
+"""The memory limits in SECURITY.md, checked on the files that come closest to them."""
 
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from test_hostile_imports import status
+from test_untrusted_imports import status
 
+from helpers.multiprocess import together
 from lockstep.config import ConfigError, read_yaml
 from lockstep.io.jsonl import iter_jsonl
 from lockstep.io.jsonl_tail import newest_values
 from lockstep.io.safe_read import JSON_BYTES, YAML_BYTES, UnreadableFileError, read_json
 from lockstep.tools.report.reference_curves import REFERENCE_BYTES, read_reference
-from processes import together
 
 MIB = 2**20
 
 
 def filled(head, part, tail, size):
-    """A text of about `size` bytes that repeats a part."""
+    """Return a text of about `size` bytes that repeats a part."""
     return head + part * ((size - len(head) - len(tail)) // len(part)) + tail
 
 
@@ -56,11 +56,11 @@ FILES = {
         512,
     ),
 }
-"""How to write a file, how to read it, and the bound on memory in MiB."""
+"""Writer, reader and memory limit in MiB of each file."""
 
 
 def memory_of(name, path):
-    """What reading a file takes at most, in MiB."""
+    """Return the peak memory of reading a file, in MiB."""
     _, read, _ = FILES[name]
     Path("/proc/self/clear_refs").write_text("5")
     held = status("VmRSS")
@@ -70,7 +70,7 @@ def memory_of(name, path):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_takes_no_more_memory_than_security_md_says(tmp_path, name):
+def test_reading_a_file_stays_within_the_limit_of_security_md(tmp_path, name):
     write, _, bound = FILES[name]
     write(tmp_path / "file")
     (used,) = together(memory_of, 1, name, str(tmp_path / "file"))

@@ -1,4 +1,4 @@
-"""Names that no directory can have, or that lead elsewhere: a sentence before anything is written."""
+"""Invalid directory names and path traversal are rejected with a message before anything is written."""
 
 import pytest
 import yaml
@@ -16,19 +16,19 @@ NAMES = {
     "the directory above": ("..", "is a path and not a name"),
     "the directory itself": (".", "is a path and not a name"),
     "a path of Windows": ("..\\project", "is a path and not a name"),
-    "a zero byte": ("a\0b", "cannot be printed"),
-    "half a letter": ("a\ud800b", "cannot be printed"),
-    "a byte that is no letter": ("a\udcffb", "cannot be printed"),
-    "a newline": ("a\nb", "cannot be printed"),
-    "an escape": ("a\x1b[2Jb", "cannot be printed"),
-    "an override": ("a\u202eb", "cannot be printed"),
-    "300 letters": ("a" * 300, "has 300 bytes, more than the 200 it may"),
+    "a zero byte": ("a\0b", "unprintable characters"),
+    "half a letter": ("a\ud800b", "unprintable characters"),
+    "a byte that is no letter": ("a\udcffb", "unprintable characters"),
+    "a newline": ("a\nb", "unprintable characters"),
+    "an escape": ("a\x1b[2Jb", "unprintable characters"),
+    "an override": ("a\u202eb", "unprintable characters"),
+    "300 letters": ("a" * 300, "has 300 bytes, more than the maximum of 200"),
     "201 bytes": ("é" * 100 + "a", "has 201 bytes"),
 }
 
 
 @pytest.mark.parametrize(("name", "sentence"), NAMES.values(), ids=NAMES.keys())
-def test_a_run_name_that_is_no_name_of_a_directory_is_refused(tmp_path, capsys, monkeypatch, name, sentence):
+def test_invalid_run_name_is_refused(tmp_path, capsys, monkeypatch, name, sentence):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=sentence):
         RunConfig(name=name)
@@ -49,21 +49,21 @@ def test_a_run_name_that_is_no_name_of_a_directory_is_refused(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize("name", ["a", "run-1", "空白", "é" * 100, "a b", "[bold]", "-n", "..."])
-def test_an_ordinary_run_name_is_taken(name):
+def test_valid_run_name_is_accepted(name):
     assert RunConfig(name=name).name == name
     assert len(name.encode()) <= NAME_BYTES
 
 
 @pytest.mark.parametrize("text", ['"a\\0b"', '"\\ud800"', '"\\e[2J"', "0x" + "f" * 75_000])
 @pytest.mark.parametrize("setting", ["run: {{runs_dir: {}}}", "run: {{name: {}}}", "run: {{device: {}}}", "recipe: {}"])
-def test_settings_that_cannot_be_text_are_refused(tmp_path, setting, text):
+def test_unprintable_text_settings_are_refused(tmp_path, setting, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(
         f"format: {FORMAT}\n" + ("recipe: snake-ppo\n" if "recipe" not in setting else "") + setting.format(text)
     )
     with pytest.raises(ConfigError):
         apply_overrides(SnakePPO(), read_yaml(tmp_path / "run" / "config.yaml"))
-    if "device" in setting or "recipe" in setting:  # the others say where a run is, and that is known
+    if "device" in setting or "recipe" in setting:  # load_recipe replaces the other settings by the run's location
         with pytest.raises(ConfigError):
             load_recipe(tmp_path / "run")
     assert main(["ls", str(tmp_path)]) == 0
@@ -95,7 +95,7 @@ READERS = {
 
 @pytest.mark.parametrize("words", READERS.values(), ids=READERS.keys())
 @pytest.mark.parametrize("kind", ["300 letters", "a byte that is no letter"])
-def test_a_path_that_cannot_be_is_refused_in_a_sentence(tmp_path, monkeypatch, capsys, words, kind):
+def test_command_with_invalid_path_prints_an_error_without_traceback(tmp_path, monkeypatch, capsys, words, kind):
     monkeypatch.chdir(tmp_path)
     if kind != "300 letters":
         words = [word.replace(LONG, "a\udcffb") for word in words]
@@ -109,5 +109,5 @@ def test_a_path_that_cannot_be_is_refused_in_a_sentence(tmp_path, monkeypatch, c
     assert "Traceback" not in said
 
 
-def test_ls_of_a_path_that_cannot_be_lists_nothing(capsys):
+def test_ls_of_an_invalid_path_does_not_crash(capsys):
     assert main(["ls", LONG]) in (0, 2)

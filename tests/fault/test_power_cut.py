@@ -1,10 +1,10 @@
-"""Power cuts on ext4: an image of the disk before every file operation of a run holds all that was reported as saved.
+"""Power cuts on ext4: a disk image taken before every file operation has all checkpoints that were reported as saved.
 
-The run writes to ext4 on a loop device. `commit=300` keeps the journal from being written by the clock, so that what is
-on the device is what was synced and nothing else. The image is the file behind the device: the page cache of the file
-system, which a power cut loses, is not in it. Every distinct image is mounted, which replays its journal, and checked.
+The run writes to ext4 on a loop device. `commit=300` disables timed journal commits, so that the device has only what
+was synced. The image is the file behind the device. It does not contain the page cache of the file system, which a
+power cut loses. Every distinct image is mounted, which replays its journal, and checked.
 
-It takes root and loop devices. Where they are missing, LOCKSTEP_SKIP_MOUNT=1 leaves these tests out.
+The tests need root and loop devices. LOCKSTEP_SKIP_MOUNT=1 skips them.
 """
 
 import hashlib
@@ -17,27 +17,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from runs import SAMPLES, errors, trial, trial_that_finishes_each_save
+from run_helpers import SAMPLES, errors, trial, trial_that_finishes_each_save
 
+from helpers.multiprocess import outcomes
+from helpers.tiny_recipes import hash_of
 from lockstep.checkpoint import manager
 from lockstep.checkpoint.lineage import find, list_checkpoints
 from lockstep.io.jsonl import read_jsonl
-from processes import outcomes
-from tiny import hash_of
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 SETTINGS = {"run.eval_every": None, "run.keep_last": 2, "run.log_every": SAMPLES}
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link"}
 RUNS = Path("deep") / "runs"
-"""Where the run is on its disk: in directories that it makes itself."""
+"""Path of the runs directory on the disk; the run creates it."""
 
 
 @contextmanager
 def mounted(image, place):
     place.mkdir(exist_ok=True)
     done = subprocess.run(["mount", "-o", "loop,commit=300", image, place], capture_output=True, text=True, check=False)
-    assert not done.returncode, f"no image can be mounted here ({done.stderr.strip()}): LOCKSTEP_SKIP_MOUNT=1"
+    assert not done.returncode, f"cannot mount an image ({done.stderr.strip()}): set LOCKSTEP_SKIP_MOUNT=1 to skip"
     try:
         yield place
     finally:
@@ -45,7 +45,7 @@ def mounted(image, place):
 
 
 class Camera:
-    """Keeps an image of the disk before each file operation, and what the run had reported as saved by then."""
+    """Copies the disk image before each file operation, with the newest checkpoint reported as saved."""
 
     def __init__(self, image, mount, album):
         self.image, self.mount, self.album = Path(image), str(mount), Path(album)
@@ -74,7 +74,7 @@ class Camera:
 
 
 def photographed(image, mount, album):
-    """Train on the disk, with a picture before every operation; how many there were."""
+    """Train on the disk with an image before every operation; return the number of operations."""
     camera = Camera(image, mount, album)
     fsync, publish = os.fsync, manager.publish
 
@@ -104,7 +104,7 @@ def disk(tmp_path):
     return image
 
 
-def test_every_power_cut_leaves_what_was_reported_as_saved_and_its_log(disk, tmp_path):
+def test_power_cut_at_any_operation_keeps_saved_checkpoints_and_logs(disk, tmp_path):
     assert not errors(outcomes(trial, 1, str(tmp_path), "whole", SETTINGS, False))
     wanted, album, seen = hash_of(tmp_path / "whole"), tmp_path / "album", {}
     album.mkdir()

@@ -1,4 +1,4 @@
-"""Asked to stop, at any moment and by anybody, a run saves, says so, and goes on later as if nobody had asked."""
+"""A run that receives a stop signal saves, exits, and resumes with the result of an uninterrupted run."""
 
 import json
 import os
@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from hosts import until
-from runs import LOCKSTEP, SETTINGS, errors, run, trial, words
+from run_helpers import LOCKSTEP, SETTINGS, errors, run, trial, words
 
+from helpers.multiprocess import SECONDS, command, free_port, outcomes
+from helpers.tiny_recipes import hash_of
 from lockstep.checkpoint.lineage import find
 from lockstep.config import RunConfig, apply_overrides
 from lockstep.distributed import Runtime
@@ -21,9 +23,7 @@ from lockstep.io.jsonl import CHECKPOINTS, STATUS
 from lockstep.launch.world import EXIT_PREEMPTED, STOP_SIGNALS
 from lockstep.recipes.gym_ppo import GymPPO
 from lockstep.tasks.gym.env import GymEnvs
-from lockstep.train import train
-from processes import SECONDS, command, free_port, outcomes
-from tiny import hash_of
+from lockstep.training_loop import train
 
 pytestmark = pytest.mark.distributed
 
@@ -38,15 +38,13 @@ def status(directory: Path) -> str:
         ("1:collect:2:SIGTERM", 2, 1),
         ("0:learn:3:SIGUSR1", 2, 3),
         ("0:evaluate:1:SIGTERM", 2, 2),
-        ("0:evaluate:2:SIGINT", 3, 1),  # the last evaluation, when all samples have been taken
+        ("0:evaluate:2:SIGINT", 3, 1),  # the last evaluation, after all samples
         ("1:save:1:SIGTERM", 2, 1),
         ("0:publish:2:SIGTERM", 1, 2),
         ("0:collect:1:SIGTERM", 1, 2),
     ],
 )
-def test_a_run_that_was_asked_to_stop_goes_on_as_if_nobody_had(
-    tmp_path, undisturbed, request_at, processes, resumed_on
-):
+def test_resume_after_stop_signal_matches_undisturbed_run(tmp_path, undisturbed, request_at, processes, resumed_on):
     assert not errors(run(tmp_path, "run", processes, kill=request_at))
     assert status(tmp_path) == "preempted"
     assert not errors(run(tmp_path, "run", resumed_on, resume=True))
@@ -54,7 +52,7 @@ def test_a_run_that_was_asked_to_stop_goes_on_as_if_nobody_had(
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
+def test_interrupted_evaluation_stays_pending(tmp_path):
     assert not errors(run(tmp_path, "run", 2, kill="0:evaluate:1:SIGTERM"))
     checkpoints = tmp_path / "run" / CHECKPOINTS
     values = json.loads((checkpoints / str(find(checkpoints)[0]) / "train_state.json").read_text())
@@ -63,7 +61,7 @@ def test_an_evaluation_that_was_cut_short_is_owed(tmp_path):
 
 
 def slow_trial(directory, sent):
-    """A run whose steps take half a second, and which is asked to stop again while it still works."""
+    """Train with half-second steps and send SIGTERM several times at the given intervals."""
     step = GymEnvs.step
 
     def slowly(self, action):
@@ -83,13 +81,13 @@ def slow_trial(directory, sent):
     trial(directory, "run", {}, False)
 
 
-def test_requests_within_a_moment_count_as_one(tmp_path):
+def test_stop_signals_in_quick_succession_count_as_one(tmp_path):
     (ended,) = outcomes(slow_trial, 1, str(tmp_path), [1.0, 1.0, 0.5])
     assert not ended.error
     assert status(tmp_path) == "preempted"
 
 
-def test_a_second_request_after_a_while_ends_a_process_at_once(tmp_path):
+def test_second_stop_signal_later_ends_the_process_immediately(tmp_path):
     (ended,) = outcomes(slow_trial, 1, str(tmp_path), [1.0, 3.5])
     assert ended.error == f"ended by exit code {128 + signal.SIGTERM}"
 
@@ -106,18 +104,18 @@ def test_a_second_request_after_a_while_ends_a_process_at_once(tmp_path):
         "1:learn:2:SIGTERM",
     ],
 )
-def test_the_command_leaves_with_75_and_its_resume_ends_as_if_nobody_had_asked(tmp_path, undisturbed, request_at):
+def test_train_command_exits_with_75_and_resume_matches_undisturbed_run(tmp_path, undisturbed, request_at):
     ended = command([*LOCKSTEP, *words(tmp_path), "--procs", "2"], environment={"LOCKSTEP_INJECT_FAULT": request_at})
     assert ended.code == EXIT_PREEMPTED, ended.output
     assert "saving at the end of this iteration" in ended.output
-    assert f"go on      lockstep resume {tmp_path / 'run'}" in ended.output
+    assert f"resume   lockstep resume {tmp_path / 'run'}" in ended.output
     assert status(tmp_path) == "preempted"
     resumed = command([*LOCKSTEP, "resume", tmp_path / "run"])
     assert resumed.code == 0, resumed.output
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_a_time_limit_takes_the_same_path(tmp_path, undisturbed):
+def test_max_hours_preempts_and_resume_matches_undisturbed_run(tmp_path, undisturbed):
     ended = command([*LOCKSTEP, *words(tmp_path), "run.max_hours=0.0"])
     assert ended.code == EXIT_PREEMPTED, ended.output
     assert "run.max_hours is over" in ended.output
@@ -129,7 +127,7 @@ def test_a_time_limit_takes_the_same_path(tmp_path, undisturbed):
 @pytest.mark.parametrize(
     "request_at", [pytest.param("1:learn:2:SIGTERM", marks=pytest.mark.slow), "0:collect:2:SIGTERM:launcher"]
 )
-def test_under_torchrun_the_status_file_tells(tmp_path, undisturbed, request_at):
+def test_torchrun_preemption_is_recorded_in_the_status_file(tmp_path, undisturbed, request_at):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lockstep"]
     command([*torchrun, *words(tmp_path)], environment={"LOCKSTEP_INJECT_FAULT": request_at})
     assert status(tmp_path) == "preempted"
@@ -137,16 +135,16 @@ def test_under_torchrun_the_status_file_tells(tmp_path, undisturbed, request_at)
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_path):
+def test_workers_listen_on_loopback_only_and_exit_with_their_launcher(tmp_path):
     line = [*LOCKSTEP, *words(tmp_path, "run.total_samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(lambda: list((tmp_path / "run" / CHECKPOINTS).glob("0*")), "a first checkpoint")
         workers = psutil.Process(launcher.pid).children(recursive=True)
         assert len(workers) >= 2
-        doors = [door for process in workers for door in process.net_connections("tcp") if door.status == "LISTEN"]
-        assert doors
-        assert {door.laddr.ip for door in doors} <= {"127.0.0.1", "::1"}
+        listeners = [conn for process in workers for conn in process.net_connections("tcp") if conn.status == "LISTEN"]
+        assert listeners
+        assert {conn.laddr.ip for conn in listeners} <= {"127.0.0.1", "::1"}
     finally:
         launcher.kill()
         launcher.wait()
@@ -154,22 +152,22 @@ def test_processes_listen_to_this_host_alone_and_die_with_their_launcher(tmp_pat
     assert not alive
 
 
-def test_processes_that_are_still_being_started_die_with_their_launcher_too(tmp_path):
+def test_workers_being_started_exit_with_their_launcher(tmp_path):
     line = [*LOCKSTEP, *words(tmp_path, "run.total_samples=100000000"), "--procs", "2"]
     launcher = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline, workers = time.monotonic() + SECONDS, []
-        while len(workers) < 3 and time.monotonic() < deadline:  # the fork server and two that it forked
+        while len(workers) < 3 and time.monotonic() < deadline:  # the fork server and two workers
             workers = psutil.Process(launcher.pid).children(recursive=True)
     finally:
-        launcher.kill()  # the moment they exist
+        launcher.kill()  # as soon as they exist
         launcher.wait()
     assert len(workers) == 3
     _, alive = psutil.wait_procs(workers, timeout=SECONDS)
     assert not alive
 
 
-def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
+def test_launcher_waiting_for_hosts_exits_on_stop_signal(tmp_path):
     meeting = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
     launcher = subprocess.Popen([*LOCKSTEP, *words(tmp_path), *meeting], stderr=subprocess.PIPE, text=True)
     try:
@@ -179,11 +177,11 @@ def test_a_launcher_that_waits_for_other_hosts_leaves_when_asked(tmp_path):
     finally:
         launcher.kill()
     assert launcher.returncode == EXIT_PREEMPTED
-    assert "asked to stop while no process was training" in said
+    assert "stop requested while no process was training" in said
 
 
 def end_late(directory):
-    """A run as the command line makes one, which is asked to stop when it is over and nobody listens any more."""
+    """Run a training worker as the command line does, and send a stop signal after training has ended."""
     from lockstep.cli.workers import run_training_worker
 
     def work():
@@ -198,15 +196,15 @@ def trial_result(directory):
     return train(apply_overrides(GymPPO(), SETTINGS | {"run.runs_dir": directory, "run.name": "run"}))
 
 
-def test_a_request_that_comes_when_the_run_is_over_does_no_harm(tmp_path):
+def test_stop_signal_after_the_run_ended_is_ignored(tmp_path):
     (ended,) = outcomes(end_late, 1, str(tmp_path))
     assert (ended.error, ended.value) == ("", 0)
     assert status(tmp_path) == "finished"
 
 
 def end_beside_a_thread():
-    """The same, with a thread that was started during the run and lives on: a request may reach it instead of us."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a process of a run begins
+    """Send stop signals after a run, while a thread that the run started is alive: it may receive them instead."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # as a worker process does at startup
     with Runtime.start(RunConfig(lanes=1)):
         threading.Thread(target=time.sleep, args=(30,), daemon=True).start()
     for number in STOP_SIGNALS:
@@ -215,12 +213,12 @@ def end_beside_a_thread():
     return "unharmed"
 
 
-def test_a_request_that_reaches_a_thread_when_the_run_is_over_does_no_harm():
+def test_stop_signal_to_a_leftover_thread_is_ignored():
     (ended,) = outcomes(end_beside_a_thread, 1)
     assert (ended.error, ended.value) == ("", "unharmed")
 
 
-def test_an_interrupt_ends_a_proof_and_not_one_of_its_runs(tmp_path):
+def test_prove_interrupt_ends_the_proof_without_a_verdict(tmp_path):
     line = [*LOCKSTEP, "prove", "gym-ppo", "--procs", "2", "3", "--output-dir", str(tmp_path)]
     proof = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -230,5 +228,5 @@ def test_an_interrupt_ends_a_proof_and_not_one_of_its_runs(tmp_path):
     finally:
         proof.kill()
     assert proof.returncode == 130, said
-    assert "agent" not in said  # neither one nor not one: there is no verdict
+    assert "agent" not in said  # no verdict, neither "One agent" nor "Not one agent"
     assert not (tmp_path / "procs-3").exists()

@@ -1,4 +1,4 @@
-"""`lockstep prove` as a user runs it: one hash for a sound recipe, and words and an exit code for one that is not."""
+"""`lockstep prove` on the command line: one hash for a correct recipe, a message and exit code 1 for others."""
 
 import json
 import re
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from helpers.multiprocess import command
 from lockstep.cli import main
-from processes import command
 
 pytestmark = pytest.mark.distributed
 
@@ -44,7 +44,7 @@ class Unsound(Recipe):
 '''
 
 
-def test_a_recipe_of_ones_own_that_trains_another_agent_on_two_processes_is_found_out(tmp_path):
+def test_prove_reports_a_recipe_whose_result_depends_on_process_count(tmp_path):
     (tmp_path / "unsound.py").write_text(UNSOUND)
     ended = command([*PROVE, "unsound.py", "--procs", "1", "2", "--json", "proof.json"], directory=tmp_path)
     assert ended.code == 1
@@ -59,13 +59,13 @@ def test_a_recipe_of_ones_own_that_trains_another_agent_on_two_processes_is_foun
     assert len({row["hash"] for row in proof["rows"]}) == 2
 
 
-def test_a_record_that_could_not_be_left_is_told_of_before_anything_is_trained(tmp_path, capsys):
+def test_prove_refuses_an_unwritable_json_path_before_training(tmp_path, capsys):
     assert main(["prove", "gym-ppo", "--json", str(tmp_path / "no" / "proof.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # `make prove` does the same in CI, on one process more
-def test_gym_ppo_is_one_agent_on_one_two_and_three_processes_killed_or_not(tmp_path):
+@pytest.mark.slow  # `make prove` does the same in CI, with one process more
+def test_prove_gym_ppo_with_kills_finds_one_hash_on_1_2_3_processes(tmp_path):
     ended = command([*PROVE, "gym-ppo", "--procs", "1", "2", "3", "--kill"], directory=tmp_path)
     assert ended.code == 0, ended.output
     assert "One agent. 5 runs, one hash" in ended.output

@@ -1,4 +1,4 @@
-"""Damaged replay: repaired from parity, left out for weights, dropped when asked; and read errors are not damage."""
+"""Damaged replay: repaired from parity, ignored if only weights are loaded, dropped on request. Read errors differ."""
 
 import errno
 import io
@@ -12,6 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.manifests import sealed
+from helpers.multiprocess import together
+from helpers.recorder import record
+from helpers.tiny_recipes import hash_of
 from lockstep.algorithms.ddpg.agent import DDPG
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find, lineage, list_checkpoints
@@ -21,18 +25,14 @@ from lockstep.config import ConfigError, apply_overrides
 from lockstep.inference import load_algorithm, load_recipe
 from lockstep.io.jsonl import CHECKPOINTS
 from lockstep.registry import find_recipe
-from lockstep.train import train
-from manifests import sealed
-from processes import together
-from recorder import record
-from tiny import hash_of
+from lockstep.training_loop import train
 
 STEP = 64
-"""Samples of an iteration of the small DDPG run."""
+"""Samples per iteration of the small DDPG run."""
 
 
 def small_ddpg(directory, **settings):
-    """DDPG on Pendulum, learning from the second iteration on."""
+    """Return a DDPG recipe on Pendulum that learns from the second iteration."""
     recipe = apply_overrides(
         find_recipe("gym-ddpg")(),
         {
@@ -59,7 +59,7 @@ def original(tmp_path_factory):
 
 @pytest.fixture
 def run(original, tmp_path):
-    """A copy of the run that keeps its hard links."""
+    """Copy the run and keep its hard links."""
     target = tmp_path / "run"
     done: dict[int, Path] = {}
     for path in sorted(original.rglob("*")):
@@ -80,14 +80,14 @@ def newest(run):
 
 
 def oldest_segment(run):
-    """A segment that every checkpoint links to."""
+    """Return a segment that every checkpoint links to."""
     path = sorted(newest(run).glob("replay-*.safetensors"))[0]
     assert path.stat().st_nlink == len(list_checkpoints(run / CHECKPOINTS))
     return path
 
 
 def flip(path, *places):
-    """Change bytes of the file in place: under all its names."""
+    """Flip bytes of the file in place, which changes all its hard links."""
     with path.open("r+b") as file:
         for place in places:
             file.seek(place)
@@ -97,7 +97,7 @@ def flip(path, *places):
 
 
 def ruin(path):
-    """More damage than parity repairs."""
+    """Damage more blocks than parity can repair."""
     flip(path, *range(8, path.stat().st_size, BLOCK // 2))
 
 
@@ -121,15 +121,15 @@ def test_flipped_byte_in_a_shared_segment_is_repaired_on_resume(run, caplog):
     assert find(run / CHECKPOINTS)[0].samples == 5 * STEP
 
 
-def test_segments_without_parity_are_as_before(tmp_path):
+def test_damaged_segment_without_parity_is_not_repaired(tmp_path):
     path = train(small_ddpg(tmp_path, replay_parity=False)).path
     assert not list(path.rglob("*.parity"))
     flip(oldest_segment(path), 100)
-    with pytest.raises(ConfigError, match="No whole checkpoint is left"):
+    with pytest.raises(ConfigError, match="No undamaged checkpoint is left"):
         find(path / CHECKPOINTS)
 
 
-def test_parity_changes_no_bit_of_a_run(tmp_path):
+def test_parity_setting_does_not_change_the_run_hash(tmp_path):
     hashes = {hash_of(record(tmp_path, str(on), replay_parity=on)) for on in (True, False)}
     assert len(hashes) == 1
 
@@ -157,7 +157,7 @@ def test_verify_files_repairs_and_exits_with_0(run, capsys):
     assert "repaired" not in capsys.readouterr().out
 
 
-def test_missing_or_damaged_parity_does_not_keep_a_run_from_resuming(run):
+def test_resume_succeeds_with_missing_or_damaged_parity(run):
     flip(sorted(newest(run).glob("*.parity"))[0], 5)
     sorted(newest(run).glob("*.parity"))[1].unlink()
     assert find(run / CHECKPOINTS)[0].samples == 4 * STEP
@@ -165,7 +165,7 @@ def test_missing_or_damaged_parity_does_not_keep_a_run_from_resuming(run):
     assert find(run / CHECKPOINTS)[0].samples == 6 * STEP
 
 
-def test_verify_files_names_damage_that_remains_and_exits_with_1(run, capsys):
+def test_verify_files_lists_unrepairable_damage_and_exits_with_1(run, capsys):
     ruin(oldest_segment(run))
     flip(newest(run) / form.SHARED, 100)
     before = contents(run / CHECKPOINTS)
@@ -177,14 +177,14 @@ def test_verify_files_names_damage_that_remains_and_exits_with_1(run, capsys):
     assert contents(run / CHECKPOINTS) == before
 
 
-def test_verify_files_refuses_what_is_no_run(tmp_path):
+def test_verify_files_rejects_a_directory_without_a_run(tmp_path):
     assert main(["verify-files", str(tmp_path)]) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
 
 
-def test_weights_load_export_and_start_runs_although_replay_and_lanes_are_damaged(run, tmp_path, capsys):
+def test_weights_load_and_export_although_replay_and_lanes_are_damaged(run, tmp_path, capsys):
     wanted = load_algorithm(run, load_recipe(run)).shared_state()
     ruin(oldest_segment(run))
     for path in run.rglob("lanes-*.safetensors"):
@@ -195,22 +195,22 @@ def test_weights_load_export_and_start_runs_although_replay_and_lanes_are_damage
     assert main(["eval", str(run), "--episodes", "1"]) == 0
     recipe = apply_overrides(small_ddpg(tmp_path, total_samples=STEP), {"run.name": "second"})
     assert train(recipe, init_from=str(run)).clock.samples == STEP
-    with pytest.raises(ConfigError, match="No whole checkpoint is left"):
+    with pytest.raises(ConfigError, match="No undamaged checkpoint is left"):
         train(load_recipe(run), resume=True)
 
 
-def test_damaged_weights_are_still_refused(run):
+def test_damaged_weights_are_refused(run):
     for path in run.rglob(form.SHARED):
         flip(path, path.stat().st_size - 1)
     with pytest.raises(ConfigError, match=r"shared\.safetensors is not what was written"):
         load_algorithm(run, load_recipe(run))
 
 
-def test_resume_without_replay_only_when_asked_and_said_loudly(run, capsys):
+def test_resume_without_replay_needs_the_flag_and_logs_a_warning(run, capsys):
     ruin(oldest_segment(run))
     before, last = contents(run / CHECKPOINTS), newest(run).name
     assert main(["resume", str(run), "--total-samples", str(6 * STEP)]) == 2
-    assert "No whole checkpoint is left" in capsys.readouterr().err
+    assert "No undamaged checkpoint is left" in capsys.readouterr().err
     assert contents(run / CHECKPOINTS) == before
     assert main(["resume", str(run), "--total-samples", str(6 * STEP), "--without-replay"]) == 0
     told = " ".join(capsys.readouterr().out.split())
@@ -243,7 +243,7 @@ def test_resume_without_replay_keeps_everything_else(run):
 
 
 def refuse(monkeypatch, name, code):
-    """Have the system refuse to open files of that name."""
+    """Make opening files with this name raise an OSError."""
 
     def refusing(real):
         def failing(file, *arguments, **settings):
@@ -261,7 +261,7 @@ def refuse(monkeypatch, name, code):
 @pytest.mark.parametrize(
     "name", [form.MANIFEST, form.VALUES, form.SHARED, "lanes-0000-0007.safetensors", "attempt-0001.json"]
 )
-def test_read_error_is_not_damage_and_nothing_is_passed_over_or_deleted(run, monkeypatch, name, code):
+def test_read_error_is_not_reported_as_damage_and_deletes_nothing(run, monkeypatch, name, code):
     before = contents(run / CHECKPOINTS)
     with monkeypatch.context() as patch:
         refuse(patch, name, code)
@@ -300,17 +300,17 @@ def test_verify_files_tells_read_errors_from_damage(run, monkeypatch, capsys):
 
 
 def wide(name, shape, dtype, rows):
-    """One tensor of one lane with rows that are far too long."""
+    """Make the rows of one tensor of one lane far too long."""
     return ([rows, 2**23], "F64") if name == "lane-0000.algorithm.replay.obs" else ([rows, *shape[1:]], dtype)
 
 
 def long(name, shape, dtype, rows):
-    """Rows as they should be, and far too many of them."""
+    """Keep the row shape but use far too many rows."""
     return [rows, *shape[1:]], dtype
 
 
 def plant_sparse(run, form_of, rows):
-    """Put one sparse segment of so many rows in place of the newest checkpoint's, under the right hashes."""
+    """Replace the newest checkpoint's segments with one sparse segment of `rows` rows, with valid hashes."""
     checkpoint = newest(run)
     manifest = json.loads((checkpoint / form.MANIFEST).read_text())
     example = sorted(checkpoint.glob("replay-*.safetensors"))[0]
@@ -337,7 +337,7 @@ def plant_sparse(run, form_of, rows):
 
 
 def load_and_measure(directory):
-    """On a process of its own: why it was refused, and by how many bytes the process grew."""
+    """In a separate process: return the error message and how many bytes the process grew."""
     recipe = load_recipe(Path(directory))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
@@ -350,9 +350,9 @@ def load_and_measure(directory):
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("form_of", "rows", "words"),
-    [(wide, 4, "was saved as torch.float64 (8388608,)"), (long, 2**20, "1,048,576 rows were saved, and 512 can be")],
+    [(wide, 4, "was saved as torch.float64 (8388608,)"), (long, 2**20, "1,048,576 rows were saved, and 512 fit")],
 )
-def test_sparse_segment_is_refused_before_it_takes_memory(tmp_path, form_of, rows, words):
+def test_sparse_segment_is_refused_before_it_allocates_memory(tmp_path, form_of, rows, words):
     train(small_ddpg(tmp_path, total_samples=2 * STEP, lanes=1))
     size = plant_sparse(tmp_path / "run", form_of, rows)
     assert size > 2**28

@@ -1,4 +1,4 @@
-"""Runs with replay: killed in the midst of writing or linking segments, and restored on other numbers of processes."""
+"""Runs with replay: killed while writing or linking segments, and restored on other numbers of processes."""
 
 import os
 import signal
@@ -6,16 +6,16 @@ import threading
 import time
 
 import pytest
-from runs import errors
+from run_helpers import errors
 
+from helpers.multiprocess import outcomes
+from helpers.recorder import ITERATION, record
+from helpers.tiny_recipes import hash_of
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint import tensorfile
 from lockstep.checkpoint.lineage import find, lineage
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.distributed import Runtime
-from processes import outcomes
-from recorder import ITERATION, record
-from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 
@@ -25,7 +25,7 @@ def train(directory, resume, settings):
 
 
 def train_until(directory, victim, moment):
-    """Train, every save on disk before the next iteration; at its third save a process kills itself at some moment."""
+    """Train, with each checkpoint written before the next iteration; one process kills itself during its third save."""
     save, write, link, counts = CheckpointManager.save, tensorfile.write_bytes, os.link, {"write": 0, "link": 0}
 
     def strike(now):
@@ -61,16 +61,16 @@ def train_until(directory, victim, moment):
     record(directory)
 
 
-def train_and_come_late(directory):
-    """The same; the main process dies, and the writer of the other one looks for it only then."""
+def train_with_late_writer(directory):
+    """Kill the main process; the writer thread of the other process contacts the store only after that."""
     mailbox = Runtime.kv_store
 
-    def come_late(self):
+    def wait_then_open(self):
         if os.environ["RANK"] == "1" and threading.current_thread() is not threading.main_thread():
             time.sleep(3.0)
         return mailbox(self)
 
-    Runtime.kv_store = come_late
+    Runtime.kv_store = wait_then_open
     train_until(directory, 0, "after a segment")
 
 
@@ -90,13 +90,13 @@ def undisturbed(tmp_path_factory):
     [
         ("before a segment", 0, 1, 3),
         ("half a segment", 0, 1, 2),
-        ("half a segment", 1, 2, 3),  # another process than the one that publishes
+        ("half a segment", 1, 2, 3),  # not the process that publishes
         ("after a segment", 0, 2, 1),
         ("before a link", 0, 1, 1),
         ("after a link", 0, 3, 2),
     ],
 )
-def test_a_run_killed_while_it_saves_segments_resumes_as_if_it_had_not_been(
+def test_resume_after_kill_during_segment_save_matches_undisturbed_run(
     tmp_path, undisturbed, moment, victim, processes, resumed_on
 ):
     killed = outcomes(train_until, processes, str(tmp_path), victim, moment)
@@ -110,13 +110,13 @@ def test_a_run_killed_while_it_saves_segments_resumes_as_if_it_had_not_been(
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_a_writer_that_comes_late_does_not_wait_for_a_store_that_is_gone(tmp_path):
-    killed, late = outcomes(train_and_come_late, 2, str(tmp_path))  # Hung, if it waited for longer than any test may
+def test_late_writer_fails_if_the_main_process_and_its_store_are_gone(tmp_path):
+    killed, late = outcomes(train_with_late_writer, 2, str(tmp_path))  # Hung if it waits past the test limit
     assert killed.error == "ended by SIGKILL"
     assert late.error
 
 
-def test_replay_is_the_same_on_any_number_of_processes_from_one_start_to_the_next(tmp_path, undisturbed):
+def test_replay_resumed_on_other_process_counts_matches_undisturbed_run(tmp_path, undisturbed):
     for start, (processes, iterations) in enumerate([(3, 1), (1, 3), (2, 4), (4, 6)]):
         assert not errors(run(tmp_path, processes, resume=start > 0, total_samples=iterations * ITERATION))
     assert hash_of(tmp_path / "run") == undisturbed
@@ -125,7 +125,7 @@ def test_replay_is_the_same_on_any_number_of_processes_from_one_start_to_the_nex
     lanes = {
         span: [name[7:16] for name in files if form.rows_of(name) == range(*span)] for span in ((12, 16), (20, 24))
     }
-    # Rows 14 and 15 were written by two processes, the newest by four: each lane is read from whichever file holds it.
+    # Rows 14 and 15 were written by two processes, the newest by four: each lane is read from the file that has it.
     assert lanes == {
         (12, 16): ["0000-0003", "0004-0007"],
         (20, 24): ["0000-0001", "0002-0003", "0004-0005", "0006-0007"],

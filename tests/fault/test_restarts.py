@@ -1,18 +1,18 @@
-"""A process dies and all start again by themselves, from the last checkpoint, with the lanes dealt anew."""
+"""Automatic restart from the last checkpoint after a process dies, with the lanes partitioned again."""
 
 import json
 import sys
 from types import SimpleNamespace
 
 import pytest
-from runs import LOCKSTEP, words
+from run_helpers import LOCKSTEP, words
 
+from helpers.multiprocess import command, free_port
+from helpers.tiny_recipes import hash_of
 from lockstep.config import ConfigError
 from lockstep.io.jsonl import STATUS
 from lockstep.launch.failures import summarize_failures
 from lockstep.launch.rendezvous import parse_nodes
-from processes import command, free_port
-from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.parametrize(
     ("kill", "processes"), [pytest.param("1:learn:3", 3, marks=pytest.mark.slow), ("0:collect:2", 2), ("2:save:2", 3)]
 )
-def test_a_killed_process_is_named_and_all_go_on(tmp_path, undisturbed, kill, processes):
+def test_restart_after_kill_names_the_process_and_matches_undisturbed_run(tmp_path, undisturbed, kill, processes):
     line = [*LOCKSTEP, *words(tmp_path), "--procs", str(processes), "--max-restarts", "1"]
     ended = command(line, environment={"LOCKSTEP_INJECT_FAULT": kill})
     assert ended.code == 0, ended.output
@@ -31,7 +31,7 @@ def test_a_killed_process_is_named_and_all_go_on(tmp_path, undisturbed, kill, pr
 
 
 @pytest.mark.parametrize("store", [pytest.param("made for each start", marks=pytest.mark.slow), "kept by torchrun"])
-def test_torchrun_restarts_a_run_as_well(tmp_path, undisturbed, store):
+def test_torchrun_restart_after_kill_matches_undisturbed_run(tmp_path, undisturbed, store):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=2"]
     environment = {"LOCKSTEP_INJECT_FAULT": "1:learn:3"}
     if store == "kept by torchrun":
@@ -44,14 +44,14 @@ def test_torchrun_restarts_a_run_as_well(tmp_path, undisturbed, store):
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_a_run_that_was_killed_too_often_says_who_was_first(tmp_path):
+def test_kill_without_restarts_left_names_the_first_failed_process(tmp_path):
     line = [*LOCKSTEP, *words(tmp_path), "--procs", "2", "--max-restarts", "0"]
     ended = command(line, environment={"LOCKSTEP_INJECT_FAULT": "1:learn:2"})
     assert ended.code == 1
     assert "process 1 of 2 failed first: it was ended by SIGKILL." in ended.output
 
 
-def test_what_would_fail_in_the_same_way_again_is_not_tried_again(tmp_path):
+def test_exception_in_user_code_is_not_restarted(tmp_path):
     recipe = tmp_path / "broken.py"
     recipe.write_text(
         "import lockstep.recipes.gym_ppo as base\n"
@@ -93,7 +93,7 @@ def failure(code, kind="", words="", at=0.0, pid=1):
         ({0: failure(2, "ConfigError", "no such thing")}, "no such thing", False),
         ({0: failure(1, "CollectiveTimeoutError", "process 1 did not come")}, "process 1 did not come", True),
         ({0: failure(1, "PeerLostError", "gone"), 1: failure(143)}, "process 0 of 2 failed first: PeerLostError", True),
-        # Recorded before the launcher ended it, because its own failure had the other one end first.
+        # The process recorded its own error before the launcher ended it, although the other process exited first.
         (
             {0: failure(1, "PeerLostError", "gone"), 1: failure(-15, "ValueError", "bad")},
             "process 1 of 2 failed first: V",
@@ -109,7 +109,7 @@ def failure(code, kind="", words="", at=0.0, pid=1):
             "process 1 of 2 failed first: V",
             False,
         ),
-        # A stopped process that the launcher killed is not one that somebody else killed.
+        # A stopped process that the launcher killed does not count as killed by another program.
         (
             {0: failure(1, "CollectiveTimeoutError", "process 1 did not come"), 1: failure(-9, pid=DISMISSED)},
             "process 1 did not come",
@@ -117,18 +117,18 @@ def failure(code, kind="", words="", at=0.0, pid=1):
         ),
     ],
 )
-def test_the_cause_is_whoever_failed_by_itself(failures, words, machine):
+def test_summarize_failures_blames_the_process_that_failed_on_its_own(failures, words, machine):
     sentence, blame = summarize_failures(failures, 2, dismissed={DISMISSED})
     assert sentence.startswith(words)
     assert blame is machine
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("2", (2, 2)), ("1:4", (1, 4))])
-def test_hosts_are_a_number_or_a_range(text, nodes):
+def test_parse_nodes_accepts_a_number_or_a_range(text, nodes):
     assert parse_nodes(text) == nodes
 
 
 @pytest.mark.parametrize("text", ["", "0", "3:2", "a", "1:b"])
-def test_other_words_for_hosts_are_refused(text):
+def test_parse_nodes_rejects_other_values(text):
     with pytest.raises(ConfigError, match="--nnodes"):
         parse_nodes(text)

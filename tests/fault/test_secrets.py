@@ -1,10 +1,10 @@
-"""No secret of the user's is written anywhere: neither the environment nor the command line is kept."""
+"""User secrets are not written: a run stores neither environment variables nor the command line."""
 
 import sys
 
 import pytest
 
-from processes import command
+from helpers.multiprocess import command
 
 pytestmark = pytest.mark.distributed
 
@@ -17,7 +17,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_keeps_no_variable_and_no_argument(tmp_path, processes):
+def test_run_stores_no_environment_variables_and_no_arguments(tmp_path, processes):
     (tmp_path / "hunter2-folder").mkdir()
     (tmp_path / "hunter2-folder" / "mine.yaml").write_text("run: {seed: 3}")
     words = [sys.executable, "-m", "lockstep", "train", "gym-ppo", "--smoke", "--procs", processes]

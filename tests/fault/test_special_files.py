@@ -1,4 +1,4 @@
-"""Pipes, sockets, devices and directories in the place of a run's files: no command waits for them, all say so."""
+"""Pipes, sockets, devices and directories in place of a run's files are reported; no command blocks on them."""
 
 import contextlib
 import os
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from helpers.multiprocess import together
+from helpers.tiny_recipes import ITERATION, tiny
 from lockstep.cli import main
 from lockstep.io.safe_read import UnreadableFileError, open_regular, read_text
-from lockstep.train import train
-from processes import together
-from tiny import ITERATION, tiny
+from lockstep.training_loop import train
 
 
 def pipe(path):
@@ -22,21 +22,21 @@ def pipe(path):
 
 def listening(path):
     here = os.getcwd()
-    os.chdir(path.parent)  # an address has room for 108 bytes
+    os.chdir(path.parent)  # a socket address is limited to 108 bytes
     with socket.socket(socket.AF_UNIX) as opened:
         opened.bind(path.name)
     os.chdir(here)
 
 
 def device(path):
-    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero; root alone may
+    os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero; needs root
 
 
 KINDS = {"pipe": pipe, "socket": listening, "directory": os.mkdir, "device": device}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_open_regular_refuses_what_is_no_file(tmp_path, kind):
+def test_open_regular_rejects_special_files(tmp_path, kind):
     with contextlib.suppress(PermissionError):
         KINDS[kind](tmp_path / "a")
         with pytest.raises(UnreadableFileError, match="is not a file"):
@@ -48,7 +48,7 @@ def test_open_regular_refuses_what_is_no_file(tmp_path, kind):
 
 
 def every_command(run, scratch, kinds):
-    """Put each kind in the place of each file of a run in turn, and run every command that reads it."""
+    """Replace each file of a run by each kind in turn, and run every command that reads it."""
     os.chdir(scratch)
     files = [path.relative_to(run) for path in Path(run).rglob("*") if path.is_file() and "events" not in path.name]
     wrong = {}
@@ -76,7 +76,7 @@ def every_command(run, scratch, kinds):
 
 
 @pytest.mark.parametrize("kinds", [["pipe"], pytest.param(["socket", "device", "directory"], marks=pytest.mark.slow)])
-def test_no_command_waits_for_a_special_file_of_a_run(tmp_path, kinds):
+def test_commands_do_not_block_on_special_files_in_a_run(tmp_path, kinds):
     train(tiny(tmp_path, total_samples=ITERATION, eval_every=ITERATION, eval_episodes=1, log_tensor_digests=True))
     (tmp_path / "scratch").mkdir()
     assert together(every_command, 1, str(tmp_path / "run"), str(tmp_path / "scratch"), kinds) == [{}]

@@ -1,4 +1,4 @@
-"""Two starts of one run: the newer has it once it has loaded a checkpoint; until then the older one goes on."""
+"""Two starts of one run: the newer takes over once it has loaded a checkpoint; until then the older one continues."""
 
 import subprocess
 import sys
@@ -6,18 +6,18 @@ import time
 from pathlib import Path
 
 import pytest
-from paced import ITERATION, Paced, samples_of
+from slow_recipe import ITERATION, Paced, samples_of
 
+from helpers.multiprocess import command, together
+from helpers.tiny_recipes import hash_of
 from lockstep import run_dir
 from lockstep.checkpoint.lineage import list_checkpoints, newest_generation
 from lockstep.config import ConfigError, apply_overrides
-from processes import command, together
-from tiny import hash_of
 
 pytestmark = pytest.mark.distributed
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
-RECIPE = Path(__file__).parent / "paced.py"
+RECIPE = Path(__file__).parent / "slow_recipe.py"
 STALLED = """
 import sys, time
 from lockstep.cli import main
@@ -56,7 +56,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def training(tmp_path):
-    """A run that trains slowly in the background, with two checkpoints; its process and its pace."""
+    """A run that trains slowly in the background, with two checkpoints; yields its process and its pace file."""
     pace = tmp_path / "pace"
     pace.write_text("0.2")
     line = [
@@ -78,18 +78,18 @@ def training(tmp_path):
         process.kill()
 
 
-def test_a_start_that_is_slow_to_load_takes_over_and_ends_as_undisturbed(tmp_path, training, undisturbed):
+def test_slow_loading_start_takes_over_and_matches_undisturbed_run(tmp_path, training, undisturbed):
     older, pace = training
     pace.write_text("0.3")
     newer = command([sys.executable, "-c", STALLED, tmp_path / "run"])
     assert newer.code == 0, newer.output
     output, _ = older.communicate(timeout=60)
-    assert "started anew" in output
+    assert "started again" in output
     assert run_dir.read_status(tmp_path / "run")["state"] == "finished"
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_a_start_that_cannot_load_leaves_the_run_to_the_one_that_trains_it(tmp_path, training, undisturbed):
+def test_start_that_fails_to_load_does_not_stop_the_running_one(tmp_path, training, undisturbed):
     older, pace = training
     before = (tmp_path / "run" / "config.yaml").read_bytes()
     failed = command([sys.executable, "-c", FAILING, tmp_path / "run"])
@@ -104,7 +104,7 @@ def test_a_start_that_cannot_load_leaves_the_run_to_the_one_that_trains_it(tmp_p
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-def test_going_back_to_an_older_checkpoint_and_being_killed_discards_nothing(tmp_path, undisturbed):
+def test_kill_after_resume_from_older_checkpoint_deletes_nothing(tmp_path, undisturbed):
     line = [
         *LOCKSTEP,
         "train",
@@ -130,16 +130,16 @@ def test_going_back_to_an_older_checkpoint_and_being_killed_discards_nothing(tmp
 
 
 def create_one(directory):
-    run_dir.run_path = lambda recipe: Path(directory) / "paced-20261116-120000"  # the same second for all
+    run_dir.run_path = lambda recipe: Path(directory) / "paced-20261116-120000"  # the same timestamp for all processes
     return str(run_dir.create_run(apply_overrides(Paced(), {"run.runs_dir": directory}), "{}"))
 
 
-def test_eight_starts_at_the_same_moment_make_eight_runs(tmp_path):
+def test_create_run_simultaneous_starts_get_distinct_directories(tmp_path):
     assert len(set(together(create_one, 8, str(tmp_path)))) == 8
 
 
 @pytest.mark.parametrize("what", ["files", "link", "file"])
-def test_a_new_run_takes_no_directory_that_holds_something(tmp_path, what):
+def test_create_run_refuses_a_path_that_is_not_an_empty_directory(tmp_path, what):
     project = tmp_path / "project"
     (project / "heartbeats").mkdir(parents=True)
     (project / "heartbeats" / "thesis.tex").write_text("years of work")
@@ -148,14 +148,14 @@ def test_a_new_run_takes_no_directory_that_holds_something(tmp_path, what):
     elif what == "file":
         (tmp_path / "run").write_text("a file")
     name = "project" if what == "files" else "run"
-    with pytest.raises(ConfigError, match="a new run needs a directory of its own"):
+    with pytest.raises(ConfigError, match="a new run needs an empty directory"):
         run_dir.create_run(apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": name}), "{}")
     assert (project / "heartbeats" / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_new_run_may_have_an_empty_directory(tmp_path):
+def test_create_run_accepts_an_empty_directory_once(tmp_path):
     (tmp_path / "run").mkdir()
     recipe = apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": "run"})
     assert run_dir.create_run(recipe, "{}") == tmp_path / "run"
-    with pytest.raises(ConfigError, match="needs a directory of its own"):
+    with pytest.raises(ConfigError, match="needs an empty directory"):
         run_dir.create_run(recipe, "{}")

@@ -1,4 +1,4 @@
-"""Names and settings of foreign runs on the terminal: no command passes on what a terminal would act on."""
+"""Untrusted names and settings on the terminal: no command prints control sequences."""
 
 import io
 import json
@@ -8,11 +8,11 @@ import sys
 import pytest
 import yaml
 
+from helpers.multiprocess import command
+from helpers.tiny_recipes import ITERATION, tiny
 from lockstep.cli import main
 from lockstep.io.jsonl import CONFIG
-from lockstep.train import train
-from processes import command
-from tiny import ITERATION, tiny
+from lockstep.training_loop import train
 
 NASTY = "a\x1b]0;owned\x07\x1b[2J\u202eb\x9b1m"
 
@@ -26,13 +26,13 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def named(trained, tmp_path):
-    """A whole run in a directory with a hostile name."""
+    """An undamaged run in a directory with a hostile name."""
     shutil.copytree(trained, tmp_path / "runs" / NASTY)
     return tmp_path / "runs" / NASTY
 
 
 def hostile_config(trained, tmp_path, change):
-    """A whole run with an ordinary name and hostile settings."""
+    """Create an undamaged run with an ordinary name and hostile settings."""
     run = tmp_path / "runs" / "run"
     shutil.copytree(trained, run)
     values = yaml.safe_load((run / CONFIG).read_text())
@@ -42,10 +42,10 @@ def hostile_config(trained, tmp_path, change):
 
 
 def shown(capsys, *words):
-    """What a command prints, checked to be printable; any error but an exit code fails the test."""
+    """Run a command, check that its output is printable, and return the output."""
     try:
         code = main([str(word) for word in words])
-    except SystemExit as exit:  # of tyro
+    except SystemExit as exit:  # raised by tyro
         code = exit.code
     captured = capsys.readouterr()
     text = captured.out + captured.err
@@ -88,7 +88,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("words", VERBS.values(), ids=VERBS.keys())
-def test_a_hostile_run_name_is_shown_as_escapes_by_every_command(capsys, named, words):
+def test_command_output_escapes_a_hostile_run_name(capsys, named, words):
     shown(capsys, *words(named))
 
 
@@ -107,7 +107,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_hostile_settings_are_shown_as_escapes_by_every_reader(capsys, trained, tmp_path, change):
+def test_command_output_escapes_hostile_settings(capsys, trained, tmp_path, change):
     run = hostile_config(trained, tmp_path, change)
     (run / "status.json").write_text(json.dumps({"state": NASTY, "why": NASTY}))
     shown(capsys, "ls", run.parent)
@@ -118,21 +118,21 @@ def test_hostile_settings_are_shown_as_escapes_by_every_reader(capsys, trained, 
     shown(capsys, "train", "gym-ppo", "--config", run / CONFIG, "--smoke", "run.total_samples=nonsense")
 
 
-def test_flag_errors_do_not_show_hostile_defaults_of_a_config(capsys, tmp_path):
-    """A config's values become the defaults of flags, which are shown next to a flag that is wrong."""
+def test_flag_error_escapes_hostile_defaults_of_a_config(capsys, tmp_path):
+    """A config's values become the defaults of flags, which tyro prints next to an invalid flag."""
     (tmp_path / "a.yaml").write_text(yaml.safe_dump({"task": {"options": {"a": NASTY}}}))
     for flag in ("--task.optionz", "--task.options", "--help"):
         shown(capsys, "train", "gym-ppo", "--config", tmp_path / "a.yaml", flag, "1")
 
 
-def test_a_terminal_that_is_not_utf8_gets_escapes(monkeypatch, tmp_path):
+def test_error_on_ascii_terminal_is_escaped(monkeypatch, tmp_path):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, encoding="ascii"))
     assert main(["eval", str(tmp_path / "é\udcff")]) == 2
     assert b"\\xe9\\udcff" in raw.getvalue()
 
 
-def test_uncaught_errors_and_warnings_are_shown_as_escapes(tmp_path):
+def test_uncaught_errors_and_warnings_are_escaped(tmp_path):
     (tmp_path / "recipe.py").write_text(
         f"import warnings\nwarnings.warn({NASTY!r})\nraise KeyboardInterrupt({NASTY!r})"
     )

@@ -1,8 +1,8 @@
-"""Tests on emulated CUDA devices: processes are forked from a server whose torch has them."""
+"""Fork test processes from a server whose torch has emulated CUDA devices."""
 
 import pytest
 
-from processes import use_emulated_gpus
+from helpers.multiprocess import use_emulated_gpus
 
 
 @pytest.fixture(autouse=True, scope="package")

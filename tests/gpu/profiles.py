@@ -3,7 +3,7 @@
     python tests/gpu/profiles.py             # the table of docs/operate/gpus.md
     python tests/gpu/profiles.py graphs      # the same with run.compile=graphs
 
-Sizes are small: they change what a kernel does, not how many there are.
+Sizes are small: they do not change the number of kernels.
 """
 
 import sys
@@ -13,14 +13,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import emulated_cuda
+from helpers.multiprocess import together, use_emulated_gpus
 from lockstep.clock import TrainState
 from lockstep.config import apply_overrides, resolve_lanes
 from lockstep.distributed import Runtime
 from lockstep.distributed import runtime as runtimes
 from lockstep.ops.philox import tensor_ops
 from lockstep.registry import find_recipe
-from lockstep.train import iterate
-from processes import together, use_emulated_gpus
+from lockstep.training_loop import iterate
 
 PPO = {"task.num_envs": 8, "algo.rollout_steps": 4, "algo.epochs": 1}
 RECURRENT = PPO | {"algo.bptt_steps": 1}
@@ -53,11 +53,11 @@ SETTINGS = {
 }
 """Settings of an iteration with few updates and of one with more, by recipe."""
 STEPS = {"snake-ppo": 4, "gym-ppo": 4, "gym-ppo-lstm": 4, "trading-lstm": 4}
-"""Rollout steps of such an iteration; one in the others."""
+"""Rollout steps per iteration of these recipes; one for the others."""
 
 
 def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) -> dict:
-    """Launches, synchronizations and the lines that synchronize in one iteration of a recipe, by phase."""
+    """Return launches, synchronizations and their lines in one iteration of a recipe, by phase."""
     kind = find_recipe(name)
     recipe = apply_overrides(
         kind(), (kind.smoke_overrides if name == "cricket-gnn" else {}) | settings | {"run.precision": precision}
@@ -72,7 +72,7 @@ def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) 
     seen = [device.counts(), 0]
 
     def take() -> None:
-        """Give what was counted since the last time to the innermost phase."""
+        """Add the counts since the last call to the innermost phase."""
         phase = found.setdefault("/".join(runtime.status.phases), {"launches": 0, "syncs": 0, "lines": Counter()})
         (launches, syncs), log = device.counts(), device.sync_log()
         phase["launches"] += launches - seen[0][0]
@@ -86,7 +86,7 @@ def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) 
         take()
         turn(self)
 
-    for kernel in ("draw", "integers_at"):  # Triton's on a real GPU
+    for kernel in ("draw", "integers_at"):  # one Triton kernel on a real GPU
         setattr(tensor_ops, kernel, _as_one_launch(getattr(tensor_ops, kernel)))
     device.clear()
     seen[:] = [device.counts(), 0]
@@ -111,7 +111,7 @@ def _as_one_launch(function):
 
 
 def sum_of(profiled: dict, *prefixes: str) -> tuple[int, int, Counter]:
-    """Launches, synchronizations and lines of all phases that begin with one of some names."""
+    """Sum launches, synchronizations and lines of all phases that start with one of the prefixes."""
     launches, syncs, lines = 0, 0, Counter()
     for phase, counts in profiled["phases"].items():
         if any(phase == prefix or (prefix and phase.startswith(prefix)) for prefix in prefixes):

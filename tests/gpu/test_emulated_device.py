@@ -1,4 +1,4 @@
-"""The emulated device itself: what it must have in common with a GPU for the other tests to mean something."""
+"""The emulated device: the GPU behavior that the other tests rely on."""
 
 import os
 import sys
@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 
 import emulated_cuda
-from processes import command, outcomes, together
+from helpers.multiprocess import command, outcomes, together
 
 
 def on_gpus(function, gpus, *arguments, processes=1, **settings):
-    """The value of a function in a process with emulated GPUs, or of each of several processes."""
+    """Run a function in one or several processes with emulated GPUs; return its value or values."""
     values = together(function, processes, *arguments, environment={"EMULATED_GPUS": str(gpus), **settings})
     return values[0] if processes == 1 else values
 
 
 def raised(function):
-    """The message of the RuntimeError that a call raises, or an empty string."""
+    """Return the message of the RuntimeError that a call raises, or an empty string."""
     try:
         function()
     except RuntimeError as error:
@@ -67,7 +67,7 @@ def test_tensors_of_different_devices_do_not_mix():
     assert "invalid device ordinal" in found["missing device"]
 
 
-def test_no_devices_unless_asked_for():
+def test_cuda_is_unavailable_with_zero_emulated_gpus():
     assert on_gpus(torch.cuda.is_available, 0) is False
 
 
@@ -81,7 +81,7 @@ def test_cuda_visible_devices_selects_devices(chosen, found):
 
 
 def trained(device):
-    """A few steps of a network with every kind of layer in use here; its parameters."""
+    """Train a network with every kind of layer in use here for a few steps; return its parameters."""
     torch.manual_seed(0)
     layers = [
         torch.nn.Conv2d(1, 4, 3),
@@ -115,7 +115,7 @@ def test_training_on_the_device_matches_the_cpu():
 
 
 def queued():
-    """Work on a stream: whether it is done before and after the host waits, and in how many milliseconds."""
+    """Queue work on a stream; return whether it is done before and after synchronization, and its milliseconds."""
     first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     first.record()
     torch.cuda._sleep(200_000_000)
@@ -132,7 +132,7 @@ def test_launches_return_before_the_work_is_done():
 
 
 def two_streams(ordered):
-    """One stream reads what another one writes, after its event or without."""
+    """Read on one stream what another one writes, with or without waiting for its event."""
     tensor, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()
     torch.cuda.synchronize()
     torch.cuda._sleep(100_000_000)
@@ -147,7 +147,7 @@ def two_streams(ordered):
         return seen.item()
 
 
-def test_events_order_streams_and_nothing_else_does():
+def test_streams_are_ordered_only_by_events():
     assert on_gpus(two_streams, 1, True) == 1.0
     assert on_gpus(two_streams, 1, False) == 0.0
 
@@ -160,7 +160,7 @@ def read_too_early():
     return early, on_host.tolist()
 
 
-def test_copy_to_pinned_memory_is_not_there_before_synchronization():
+def test_copy_to_pinned_memory_is_incomplete_before_synchronization():
     early, late = on_gpus(read_too_early, 1)
     assert early != [0, 1, 2]
     assert late == [0, 1, 2]
@@ -182,7 +182,7 @@ def test_pinned_memory_overwritten_in_flight_is_reported():
 
 
 def freed_in_flight():
-    """A pinned buffer that is dropped in flight and whose memory might be used again at once."""
+    """Free pinned buffers during their copies, so that their memory may be reused immediately."""
     kept = []
     for _ in range(20):
         kept.append(torch.ones(64, pin_memory=True).to("cuda", non_blocking=True))
@@ -191,7 +191,7 @@ def freed_in_flight():
     return [tensor.sum().item() for tensor in kept]
 
 
-def test_pinned_memory_freed_in_flight_is_no_false_alarm():
+def test_pinned_memory_freed_in_flight_is_not_reported():
     assert on_gpus(freed_in_flight, 1) == [64.0] * 20
 
 
@@ -254,7 +254,7 @@ def test_launches_and_synchronizations_are_counted():
     }
     assert {name for name, (_, syncs) in found.items() if syncs} == synchronizing
     assert found["elementwise"] == (2, 0)
-    assert found["foreach"][0] == 2  # one of them makes the copy
+    assert found["foreach"][0] == 2  # one launch is the copy
 
 
 def strict(mode):
@@ -329,7 +329,7 @@ def test_process_may_exit_with_work_in_the_queue():
 
 
 def captured(body):
-    """The error that capturing a function raises; it gets a tensor on the device."""
+    """Return the error of capturing a function that gets a tensor on the device."""
     x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
 
     def capture():
@@ -366,7 +366,7 @@ def forbidden():
     }
 
 
-def test_capture_raises_on_what_cuda_forbids():
+def test_capture_raises_on_operations_that_cuda_forbids():
     found = on_gpus(forbidden, 1)
     allowed = {"nothing", "pinned", "joined"}
     assert {name for name, error in found.items() if not error} == allowed
@@ -487,7 +487,7 @@ def test_collectives_can_be_captured():
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
-def test_any_python_process_has_the_devices_of_its_environment():
+def test_python_process_has_the_devices_of_its_environment():
     text = "import torch; print(torch.ones(2, device='cuda:1').sum().item(), torch.cuda.device_count())"
     done = command([sys.executable, "-c", text], environment=emulated_cuda.environment(2))
     assert (done.code, done.output.strip()) == (0, "2.0 2")

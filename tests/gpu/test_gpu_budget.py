@@ -1,19 +1,19 @@
-"""How often the host may wait for the device: a budget for each recipe and phase. A failure names the lines."""
+"""Budgets of host synchronizations for each recipe and phase. A failure names the lines."""
 
 import pytest
 from profiles import FEW, MANY, SETTINGS, STEPS, on_gpu, sum_of
 
 ITERATION = {"gym-ppo-lstm": 5, "trading-lstm": 5}
-"""Synchronizations of an iteration beside its rollout steps and updates, where they are not 4.
+"""Synchronizations per iteration outside rollout steps and updates, for recipes where the budget is not 4.
 
-One each for: the pooled sums of a rollout, the check which optimizer steps were applied (each optimizer), metrics. A
-recurrent network also reads where episodes started, and pools its observations' moments.
+One each for: the reduced sums of a rollout, the check which optimizer steps were applied (per optimizer), metrics. A
+recurrent network also reads where episodes started, and reduces its observation statistics.
 """
 
 
 @pytest.fixture(scope="module")
 def profile():
-    """Profiles by recipe and setting, made once."""
+    """Profiles by recipe and setting, each computed once."""
     made = {}
 
     def of(name, setting):
@@ -25,54 +25,54 @@ def profile():
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "cricket-gnn"])
-def test_rollout_step_waits_once_for_the_actions(profile, name):
+def test_rollout_step_synchronizes_once_for_the_actions(profile, name):
     _, syncs, lines = sum_of(profile(name, FEW), "collect/act", "collect/env")
-    assert syncs <= STEPS.get(name, 1), f"a rollout step waits at: {dict(lines)}"
+    assert syncs <= STEPS.get(name, 1), f"a rollout step synchronizes at: {dict(lines)}"
 
 
-def test_rollout_in_a_device_environment_never_waits():
+def test_rollout_in_a_device_env_never_synchronizes():
     found = on_gpu("snake-ppo", SETTINGS["snake-ppo"][FEW] | {"task.backend": "torch"})
     launches, syncs, lines = sum_of(found, "collect")
     assert launches > 0
-    assert syncs == 0, f"a rollout waits at: {dict(lines)}"
+    assert syncs == 0, f"a rollout synchronizes at: {dict(lines)}"
     # Besides the metrics, an iteration reads once whether an action was invalid.
     _, syncs, lines = sum_of(found, "")
-    assert syncs <= 2, f"an iteration waits at: {dict(lines)}"
+    assert syncs <= 2, f"an iteration synchronizes at: {dict(lines)}"
 
 
 @pytest.mark.parametrize("name", [name for name in SETTINGS if MANY in SETTINGS[name]])
-def test_more_updates_wait_no_more_often(profile, name):
+def test_more_updates_do_not_add_synchronizations(profile, name):
     few, many = profile(name, FEW), profile(name, MANY)
     assert many["updates"] > few["updates"]
     more = sum_of(many, "learn")[2]
     more.subtract(sum_of(few, "learn")[2])
     waits = {line: count for line, count in more.items() if count > 0}
-    assert waits == {}, f"an update waits at: {waits}"
+    assert waits == {}, f"an update synchronizes at: {waits}"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_rest_of_an_iteration_waits_a_few_times(profile, name):
+def test_rest_of_an_iteration_stays_within_its_sync_budget(profile, name):
     found = profile(name, FEW)
     phases = [phase for phase in found["phases"] if phase not in ("collect/act", "collect/env")]
     _, syncs, lines = sum_of(found, *phases)
     acting = sum_of(found, "collect/act", "collect/env")[1] if "collect" in phases else 0
-    assert syncs - acting <= ITERATION.get(name, 4), f"an iteration waits at: {dict(lines)}"
+    assert syncs - acting <= ITERATION.get(name, 4), f"an iteration synchronizes at: {dict(lines)}"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_metrics_wait_once_an_iteration(profile, name):
+def test_metrics_synchronize_once_per_iteration(profile, name):
     _, syncs, lines = sum_of(profile(name, FEW), "")
-    assert syncs <= 1, f"metrics wait at: {dict(lines)}"
+    assert syncs <= 1, f"metrics synchronize at: {dict(lines)}"
 
 
-def test_batch_of_graphs_waits_twice_at_most(profile):
+def test_batch_of_graphs_synchronizes_at_most_twice(profile):
     found = profile("cricket-gnn", FEW)
     _, syncs, lines = sum_of(found, *found["phases"])
-    assert syncs <= 2, f"a batch waits at: {dict(lines)}"
+    assert syncs <= 2, f"a batch synchronizes at: {dict(lines)}"
 
 
 @pytest.mark.parametrize(("name", "before"), [("snake-ppo", 126), ("gym-ppo", 126)])
-def test_ppo_update_has_a_third_fewer_launches_than_it_had(profile, name, before):
+def test_ppo_update_launches_stay_a_third_below_the_old_count(profile, name, before):
     few, many = profile(name, FEW), profile(name, MANY)
     launches = sum_of(many, "learn")[0] - sum_of(few, "learn")[0]
     assert launches / (many["updates"] - few["updates"]) <= before * 2 / 3

@@ -1,7 +1,7 @@
 """The package with the CUDA build of torch, on a machine where it finds no GPU: clear messages, no crash.
 
 The build is installed from PyPI into an environment that is deleted afterwards: 3 GB to download, 5 GB on disk, about
-7 minutes. CUDA_BUILD_VENV=DIR uses an environment that is there already and keeps it.
+7 minutes. CUDA_BUILD_VENV=DIR uses an existing environment and keeps it.
 """
 
 import os
@@ -16,14 +16,14 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 ROOM = 12 * 10**9
-"""Bytes that the downloads and the environment take."""
+"""Bytes needed for the downloads and the environment."""
 INSTALL = ("install", "--progress-bar", "off", "--no-cache-dir", "--index-url", "https://pypi.org/simple")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def clean():
-    """This environment without what would bring another torch, another Lockstep or emulated GPUs."""
+    """Return the environment variables without those that select another torch, another Lockstep or emulated GPUs."""
     dropped = ("PYTHONPATH", "PIP_FIND_LINKS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "EMULATED_GPUS", "VIRTUAL_ENV")
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     kept |= {"PIP_CONFIG_FILE": os.devnull, "COLUMNS": "200"}
@@ -31,7 +31,7 @@ def clean():
 
 
 def ended(words, seconds, **options):
-    """Exit code, and standard output and error."""
+    """Run a command; return its exit code and its standard output and error."""
     done = subprocess.run(
         [str(word) for word in words],
         env=clean(),
@@ -53,7 +53,7 @@ def programs(tmp_path_factory):
     try:
         if not given:
             if shutil.disk_usage(venv.parent).free < ROOM:
-                pytest.skip(f"The CUDA build of torch takes {ROOM / 1e9:.0f} GB, which {venv.parent} has not.")
+                pytest.skip(f"The CUDA build of torch needs {ROOM / 1e9:.0f} GB, which {venv.parent} does not have.")
             subprocess.run([sys.executable, "-m", "venv", venv], check=True)
             wanted = f"torch=={torch.__version__.partition('+')[0]}"
             code, output = ended([python, "-m", "pip", *INSTALL, wanted], 2400)

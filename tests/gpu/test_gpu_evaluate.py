@@ -1,23 +1,23 @@
-"""Evaluation on a device: the scores of the CPU, and few host synchronizations. A failure names their lines."""
+"""Evaluation on a device: scores equal those on the CPU, with few host synchronizations. A failure names the lines."""
 
 from dataclasses import replace
 
 import pytest
 
 import emulated_cuda
-from lockstep import evaluate as module
+from helpers.multiprocess import together
+from lockstep import evaluation as module
 from lockstep.config import RunConfig, apply_overrides
 from lockstep.distributed import Runtime
-from lockstep.evaluate import CHECK_EVERY, evaluate
+from lockstep.evaluation import CHECK_EVERY, evaluate
 from lockstep.registry import find_recipe
-from processes import together
 
 REST = 12
-"""Synchronizations of a whole evaluation: the tables of the environment are copied there, the results are read."""
+"""Synchronizations per evaluation: copies of the environment's tables and reads of the results."""
 
 
 def scored(device, backend, episodes):
-    """Scores of an agent that has learned nothing, steps taken, and synchronizations with their lines."""
+    """Return the scores of an untrained agent, the steps taken, and synchronizations with their lines."""
     kind = find_recipe("snake-ppo")
     recipe = apply_overrides(
         kind(), kind.smoke_overrides | {"task.backend": backend, "task.max_steps_without_food": 60}
@@ -42,15 +42,15 @@ def on_gpu(*arguments):
     return together(scored, 1, *arguments, environment={"EMULATED_GPUS": "1"})[0]
 
 
-def test_evaluation_of_a_device_environment_waits_in_one_of_sixteen_steps():
+def test_evaluation_of_a_device_env_synchronizes_once_per_check_interval():
     found = on_gpu("cuda:0", "torch", 160)
-    assert found["steps"] > 4 * CHECK_EVERY  # else the bound says nothing
+    assert found["steps"] > 4 * CHECK_EVERY  # otherwise the bound is trivial
     assert found["steps"] % CHECK_EVERY == 0
     assert found["syncs"] <= found["steps"] / CHECK_EVERY + REST, f"evaluation waits at: {found['lines']}"
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
-def test_evaluation_on_a_device_gives_the_scores_of_the_cpu(backend):
+def test_evaluation_on_device_matches_cpu_scores(backend):
     ours, theirs = (on_gpu(device, backend, 13) for device in ("cuda:0", "cpu"))
     assert ours["scores"] == theirs["scores"]
     assert ours["scores"]["episodes"] == 13

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import emulated_cuda
+from helpers.multiprocess import command, together
+from helpers.tiny_recipes import hash_of
 from lockstep.config import RunConfig
 from lockstep.distributed import Runtime
-from processes import command, together
-from tiny import hash_of
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 RECIPE = """
@@ -108,22 +108,22 @@ def test_hang_report_names_process_phase_collective_and_line(tmp_path, train, fa
     assert "collective" in report
     assert "phase " in report
     assert f"in {function}" in report or "ppo.py:" in report
-    assert "within 9 s (run.collective_timeout)" in report
+    assert "timed out after 9 s (run.collective_timeout)" in report
     assert "flight recorder of gloo" in report
     assert "flight recorder of NCCL" in report
     assert '"profiling_name": "nccl:ALLREDUCE"' in report
     assert "Starting again from the last checkpoint" in ended.output
-    # Said once while there was hope, and again at the end.
-    assert ended.output.index("collective") < ended.output.index("so the run ends here")
+    # A warning while waiting, then the abort.
+    assert ended.output.index("collective") < ended.output.index("Aborting the run")
 
 
-def test_stopped_process_is_named_and_the_run_restarts(tmp_path, train):
+def test_stopped_process_is_reported_and_the_run_restarts(tmp_path, train):
     ended = train("", LOCKSTEP_INJECT_FAULT="1:learn:2:SIGSTOP")
     assert ended.code == 0, ended.output
     report = (tmp_path / "run" / "hang.txt").read_text()
     assert "process 1 on " in report
-    assert "it has said nothing for some seconds" in report
-    assert "SIGKILL" not in ended.output  # the launcher killed it, nobody else
+    assert "it has sent no heartbeat for some seconds" in report
+    assert "SIGKILL" not in ended.output  # the launcher's own kill is not reported as a cause
     assert "Starting again from the last checkpoint" in ended.output
 
 
@@ -137,7 +137,7 @@ def test_abort_by_nccl_is_a_machine_fault_and_restarts(tmp_path, train):
     assert hash_of(tmp_path / "run") == hash_of(tmp_path / "undisturbed")
 
 
-def test_first_cause_is_reported_although_leaving_the_group_would_block(train):
+def test_first_cause_is_reported_although_process_group_exit_blocks(train):
     ended = train(FAIL_BESIDE_A_COLLECTIVE)
     assert ended.code == 1
     assert "process 1 of 2 failed first: ValueError: this is the first cause" in ended.output
@@ -148,24 +148,24 @@ def test_first_cause_is_reported_although_leaving_the_group_would_block(train):
 
 
 def time_split():
-    """Seconds by phase: work that is launched in one phase and waited for in the next."""
+    """Return seconds by phase for work that is launched in one phase and waited for in the next."""
     runtime = Runtime.single_process(RunConfig(), "cuda:0")
     with runtime.phase("learn"):
         torch.cuda._sleep(300_000_000)
     with runtime.phase("collect"):
         torch.zeros(1, device="cuda").item()
-    torch.cuda.synchronize()  # what the device has not reached is counted the next time
+    torch.cuda.synchronize()  # unfinished device work would be counted in the next interval
     return runtime.timer.take()
 
 
-def test_time_on_the_device_belongs_to_the_phase_that_launched_it():
+def test_device_time_counts_for_the_phase_that_launched_it():
     seconds = together(time_split, 1, environment={"EMULATED_GPUS": "1"})[0]
     assert seconds["learn"] >= 0.3
     assert seconds["learn"] > seconds["collect"]
 
 
 def waiting_time():
-    """Seconds that a process waited for the other one, whose device works longer before each reduction."""
+    """Return the seconds that a process waited for the other one, whose device is slower before each reduction."""
     with Runtime.start(RunConfig(device="cuda")) as runtime:
         for _ in range(5):
             if runtime.rank == 1:
@@ -176,14 +176,14 @@ def waiting_time():
         return runtime.collective_log.waited
 
 
-def test_waiting_for_a_slow_device_is_counted_on_the_others():
+def test_wait_for_a_slow_device_is_counted_on_other_ranks():
     fast, slow = together(waiting_time, 2, environment={"EMULATED_GPUS": "2"})
     assert fast >= 0.4
     assert fast > 2 * slow
 
 
 def pending():
-    """Where the watchdog finds a process whose device waits for the other one, which comes late."""
+    """Return the collective that the watchdog sees while the device waits for a late process."""
     import time
 
     with Runtime.start(RunConfig(device="cuda")) as runtime:
@@ -198,7 +198,7 @@ def pending():
         return [None if wait is None else [wait.number, wait.name, wait.since is not None, wait.line] for wait in seen]
 
 
-def test_collective_that_the_device_waits_in_is_known_while_the_host_goes_on():
+def test_pending_collective_of_the_device_is_known_while_host_continues():
     (first, later, last), _ = together(pending, 2, environment={"EMULATED_GPUS": "2"})
     assert first[:2] == later[:2] == [1, "sum"]
     assert later[2] is True

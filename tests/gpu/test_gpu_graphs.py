@@ -1,4 +1,4 @@
-"""Updates, acting and planning as CUDA graphs, recorded in the capture mode of the emulated device."""
+"""Updates, acting and planning as CUDA graphs, captured on the emulated device."""
 
 import pytest
 import torch
@@ -6,25 +6,25 @@ from profiles import FEW, MANY, SETTINGS, on_gpu, sum_of
 from test_gpu_recipes import UPDATES, parse
 
 import emulated_cuda
+from helpers.multiprocess import together
 from lockstep.clock import TrainState
 from lockstep.config import RunConfig
 from lockstep.distributed import Runtime
 from lockstep.ops.compilation import MAX_SIGNATURES, WARM_UPS
-from lockstep.train import iterate
-from processes import together
+from lockstep.training_loop import iterate
 
 RECORDED = ["snake-ppo", "gym-ppo", "gym-ddpg", "team-ddpg", "dmc-tdmpc2"]
 NOTES = {
-    "gym-ppo-lstm": "run.compile does not apply to updates here: sequences are cut",
-    "trading-lstm": "run.compile does not apply to updates here: sequences are cut",
-    "cricket-gnn": "run.compile does not apply to updates here: batches of examples",
+    "gym-ppo-lstm": "run.compile does not apply to these updates: sequences are split",
+    "trading-lstm": "run.compile does not apply to these updates: sequences are split",
+    "cricket-gnn": "run.compile does not apply to these updates: batches of examples",
 }
-"""What recipes say whose updates are not recorded."""
+"""Messages of recipes whose updates are not captured."""
 GRAPHS = {"run.compile": "graphs"}
 
 
 def weights(words):
-    """A digest of an agent's weights after some updates in fast mode, and the notes for the log."""
+    """Return an agent's weights after some updates in fast mode, and the pending log messages."""
     recipe = parse(*words)
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
@@ -49,13 +49,13 @@ def check(name, plain, recorded):
 
 
 @pytest.mark.parametrize("name", [*RECORDED, *NOTES])
-def test_recorded_training_has_the_bits_of_training_as_written(name):
+def test_graph_training_is_bitwise_equal_to_eager(name):
     words = [name, "run.device=cuda"]
     check(name, *together(both, 1, words, environment={"EMULATED_GPUS": "1"})[0])
 
 
 @pytest.mark.parametrize("name", ["gym-ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in RECORDED)])
-def test_recorded_training_has_the_bits_of_training_as_written_on_two_gpus(name):
+def test_graph_training_on_two_gpus_is_bitwise_equal_to_eager(name):
     words, environment = [name, "run.device=cuda"], {"EMULATED_GPUS": "2"}
     plain = together(weights, 2, words, environment=environment)
     recorded = together(weights, 2, [*words, "run.compile=graphs"], environment=environment)
@@ -64,21 +64,21 @@ def test_recorded_training_has_the_bits_of_training_as_written_on_two_gpus(name)
 
 
 @pytest.mark.parametrize("name", ["gym-ppo", *(pytest.param(x, marks=pytest.mark.slow) for x in RECORDED)])
-def test_update_is_a_graph_and_what_brings_its_inputs(name):
+def test_graph_update_needs_a_third_of_the_launches_and_no_more_syncs(name):
     few, many = (on_gpu(name, SETTINGS[name][size] | GRAPHS) for size in (FEW, MANY))
     updates = many["updates"] - few["updates"]
     launches = (sum_of(many, "learn")[0] - sum_of(few, "learn")[0]) / updates
     plain = [on_gpu(name, SETTINGS[name][size]) for size in (FEW, MANY)]
     as_written = (sum_of(plain[1], "learn")[0] - sum_of(plain[0], "learn")[0]) / updates
     assert launches < as_written / 3
-    assert sum_of(many, "learn")[1] == sum_of(plain[1], "learn")[1]  # it waits no more often
+    assert sum_of(many, "learn")[1] == sum_of(plain[1], "learn")[1]  # no more synchronizations
 
 
 # -- one function ------------------------------------------------------------------------------------------------------
 
 
 def call(function, *inputs):
-    """What a recorded function returns for each of some inputs, the launches of each call, and the notes."""
+    """Call a captured function with some inputs; return its results, the launches per call, and the messages."""
     runtime = Runtime.single_process(RunConfig(compile="graphs"), "cuda:0")
     recorded = runtime.compilation(function, "adding")
     results, launches = [], []
@@ -99,11 +99,11 @@ def recorded_calls():
     return call(add, *(torch.full((2,), float(n)) for n in range(6)))
 
 
-def test_recorded_function_runs_once_for_each_call_and_sees_new_inputs():
+def test_captured_function_runs_once_per_call_with_new_inputs():
     results, launches, notes = on_one_gpu(recorded_calls)
     assert results == [[n * n + n + n + 1.0] * 2 for n in range(6)]  # the sum of 2 k + 1 for k up to n
     assert notes == []
-    assert launches[WARM_UPS + 1 :] == [2, 2]  # the input, and the graph
+    assert launches[WARM_UPS + 1 :] == [2, 2]  # the input copy and the graph
     assert launches[0] > 2
 
 
@@ -114,11 +114,11 @@ def waiting_function():
     return call(wait, *(torch.full((2,), float(n)) for n in range(6)))
 
 
-def test_function_that_waits_for_the_device_runs_as_written_and_is_named():
+def test_function_that_synchronizes_runs_eagerly_and_is_named():
     results, _, notes = on_one_gpu(waiting_function)
     assert results == [[3.0 * n] * 2 for n in range(6)]
     assert len(notes) == 1
-    assert notes[0].startswith("run.compile: adding cannot be a CUDA graph and runs as written: ")
+    assert notes[0].startswith("run.compile: adding cannot be captured as a CUDA graph, runs eagerly: ")
 
 
 def many_shapes():
@@ -129,11 +129,11 @@ def many_shapes():
     return call(double, *(torch.ones(size) for size in sizes))
 
 
-def test_function_of_inputs_of_many_shapes_runs_as_written():
+def test_function_with_too_many_input_shapes_runs_eagerly():
     results, _, notes = on_one_gpu(many_shapes)
     assert all(value == 2.0 for result in results for value in result)
     assert notes == [
-        "run.compile: adding cannot be a CUDA graph and runs as written: its inputs have more than "
+        "run.compile: adding cannot be captured as a CUDA graph, runs eagerly: its inputs have more than "
         f"{MAX_SIGNATURES} different shapes."
     ]
 
@@ -142,7 +142,7 @@ def on_one_gpu(function):
     return together(function, 1, environment={"EMULATED_GPUS": "1"})[0]
 
 
-def test_graphs_on_a_cpu_run_as_written_with_a_note():
+def test_compile_graphs_on_cpu_runs_eagerly_with_a_message():
     runtime = Runtime.single_process(RunConfig(compile="graphs"))
     assert runtime.compilation(len, "length") is len
-    assert runtime.pending_messages == ["run.compile is graphs, which needs CUDA: on cpu everything runs as written."]
+    assert runtime.pending_messages == ["run.compile is graphs, which needs CUDA: on cpu, functions run eagerly."]

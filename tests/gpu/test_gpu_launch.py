@@ -1,4 +1,4 @@
-"""Starting on emulated GPUs: which device each process gets, what is refused before it starts, and who uses a GPU."""
+"""Launching on emulated GPUs: device assignment, settings refused before the start, and which processes use a GPU."""
 
 import os
 import subprocess
@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import emulated_cuda
+from helpers.multiprocess import command, outcomes, together
+from helpers.tiny_recipes import hash_of
 from lockstep.config import RunConfig
 from lockstep.distributed import Runtime
 from lockstep.distributed.runtime import half_precision
 from lockstep.launch.device import choose_device, configure_torch, device_type, small_network_note
 from lockstep.launch.world import WorldInfo
-from processes import command, outcomes, together
-from tiny import hash_of
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 
@@ -38,7 +38,7 @@ def train(directory, name, *words):
 # -- how many processes ------------------------------------------------------------------------------------------------
 
 
-def test_more_processes_than_gpus_are_refused_before_any_starts(tmp_path):
+def test_train_with_more_processes_than_gpus_is_refused_before_start(tmp_path):
     contexts = tmp_path / "contexts"
     contexts.mkdir()
     ended = on(1, *train(tmp_path, "run", "--procs", "2"), EMULATED_CUDA_CONTEXTS=str(contexts))
@@ -49,14 +49,14 @@ def test_more_processes_than_gpus_are_refused_before_any_starts(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_processes_may_share_a_gpu_when_asked_and_train_the_same_agent(tmp_path):
+def test_share_gpu_trains_the_same_agent_on_two_processes(tmp_path):
     for name, procs, words in (("one", "1", []), ("two", "2", ["run.share_gpu=true"])):
         ended = on(1, *train(tmp_path, name, "--procs", procs, *words))
         assert ended.code == 0, ended.output
     assert hash_of(tmp_path / "one") == hash_of(tmp_path / "two")
 
 
-def test_train_distributed_and_resume_with_procs_auto_start_a_process_for_each_gpu(tmp_path):
+def test_distributed_and_procs_auto_start_one_process_per_gpu(tmp_path):
     started = on(2, *train(tmp_path, "run", "--distributed"))
     assert started.code == 0, started.output
     assert "2 processes · cuda" in started.output
@@ -70,7 +70,7 @@ def test_train_distributed_and_resume_with_procs_auto_start_a_process_for_each_g
 
 
 def own_device(share=False):
-    """The physical GPU of each process, where a scheduler shows each process one GPU."""
+    """Return the physical GPU of each process if a scheduler makes one GPU visible per process."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "0" if share else os.environ["RANK"]
     with Runtime.start(RunConfig(device="cuda", share_gpu=share)) as runtime:
         total = runtime.all_reduce_sum(torch.ones(1, device=runtime.device)).item()
@@ -78,12 +78,12 @@ def own_device(share=False):
         return torch.cuda.get_device_properties(runtime.device).pci_bus_id, total, "nccl" in backend
 
 
-def test_each_process_uses_the_one_gpu_that_a_scheduler_shows_it():
+def test_process_with_one_visible_gpu_uses_it_with_nccl():
     found = together(own_device, 2, environment={"EMULATED_GPUS": "2"})
     assert found == [[0, 2.0, True], [1, 2.0, True]]
 
 
-def test_processes_that_see_the_same_gpu_talk_over_gloo():
+def test_processes_that_share_a_gpu_use_gloo():
     found = together(own_device, 2, True, environment={"EMULATED_GPUS": "2"})
     assert found == [[0, 2.0, False]] * 2
 
@@ -94,7 +94,7 @@ def refused():
         pass
 
 
-def test_processes_that_share_a_gpu_unasked_are_refused():
+def test_processes_on_the_same_gpu_without_share_gpu_are_refused():
     for outcome in outcomes(refused, 2, environment={"EMULATED_GPUS": "2"}):
         assert outcome.error.startswith("ConfigError: processes 0, 1 are on the same GPU.")
 
@@ -104,7 +104,7 @@ def interface():
         return os.environ.get("NCCL_SOCKET_IFNAME"), os.environ.get("GLOO_SOCKET_IFNAME")
 
 
-def test_nccl_meets_on_the_loopback_interface_of_one_host_unless_told_otherwise():
+def test_nccl_uses_loopback_on_one_host_unless_interface_is_set():
     assert together(interface, 2, environment={"EMULATED_GPUS": "2"}) == [["=lo", "lo"]] * 2
     chosen = {"EMULATED_GPUS": "2", "NCCL_SOCKET_IFNAME": "eth7"}
     assert [name for name, _ in together(interface, 2, environment=chosen)] == ["eth7"] * 2
@@ -129,7 +129,7 @@ def half():
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [("7.0", "float16"), ("7.5", "float16"), ("8.0", "bfloat16")])
-def test_amp_takes_bf16_only_where_it_is_not_emulated(capability, dtype):
+def test_amp_uses_bf16_only_with_hardware_support(capability, dtype):
     environment = {"EMULATED_GPUS": "1", "EMULATED_GPU_CAPABILITY": capability}
     assert together(half, 1, environment=environment) == [f"torch.{dtype}"]
 
@@ -151,7 +151,7 @@ def test_tf32_is_refused_in_exact_mode():
     assert "run.tf32" in ended.output
 
 
-# -- who uses a GPU ----------------------------------------------------------------------------------------------------
+# -- processes that use a GPU ------------------------------------------------------------------------------------------
 
 
 def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
@@ -182,7 +182,7 @@ def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
     assert len(users) == 3  # the probe and two workers
 
 
-def test_eval_and_play_use_the_gpu_unless_told_otherwise(tmp_path):
+def test_eval_and_play_use_the_gpu_unless_device_is_cpu(tmp_path):
     assert (
         on(0, *train(tmp_path, "run")[:3], "run.total_samples=256", f"run.runs_dir={tmp_path}", "run.name=run").code
         == 0
@@ -198,7 +198,7 @@ def test_eval_and_play_use_the_gpu_unless_told_otherwise(tmp_path):
 
 
 @pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_doctor_trains_on_as_many_gpus_as_there_are(tmp_path, gpus):
+def test_doctor_trains_on_all_gpus(tmp_path, gpus):
     ended = on(gpus, "doctor", "--dir", tmp_path)
     assert ended.code == 0, ended.output
     assert "trained the same agent" in ended.output
@@ -217,7 +217,7 @@ def test_prove_runs_two_processes_on_one_gpu():
     ("device", "parameters", "batch", "noted"),
     [("cuda", 9_000, 128, True), ("mps", 9_000, 64, True), ("cuda", 300_000, 2048, False), ("cpu", 9_000, 256, False)],
 )
-def test_network_for_which_the_cpu_may_be_faster_is_noted(device, parameters, batch, noted):
+def test_small_network_note_suggests_the_cpu(device, parameters, batch, noted):
     sentence = small_network_note(torch.device(device), parameters, batch)
     assert bool(sentence) is noted
     assert ("--run.device cpu" in sentence) is noted

@@ -1,4 +1,4 @@
-"""The optimizer on an emulated GPU: no waiting in a step, and the same steps, skips and stops as on the CPU."""
+"""The optimizer on an emulated GPU: no synchronization in a step, and the same steps, skips and stops as on the CPU."""
 
 import math
 
@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import emulated_cuda
+from helpers.multiprocess import together
 from lockstep.config import RunConfig
 from lockstep.distributed import DistributedOptimizer, FusedAdam, NonFiniteError, Runtime
 from lockstep.distributed.device_steps import MAX_UNCONFIRMED
 from lockstep.distributed.nonfinite import MAX_CONSECUTIVE_SKIPS
 from lockstep.protocols import Loss
-from processes import together
 
 GOOD, BAD = [1.0] * 8, [1.0] * 5 + [math.nan] + [1.0] * 2
 
@@ -24,7 +24,7 @@ def on_gpus(function, *arguments, processes=1):
 
 
 class Line(nn.Module):
-    """One weight that is to be what it is told, next to one that no loss touches."""
+    """A weight that is fit to a target, and a parameter that no loss uses."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def line(device, **settings):
 
 
 def follow(device, script, **settings):
-    """Take steps on good (1) and non-finite (0) batches, then confirm; the weight after it, or the error."""
+    """Take steps on finite (1) and non-finite (0) batches, then check; return updates or error, and the weight."""
     net, optimizer = line(device, **settings)
     batches = {number: {"y": torch.tensor(values).to(device)} for number, values in ((0, BAD), (1, GOOD))}
     try:
@@ -52,7 +52,7 @@ def follow(device, script, **settings):
         optimizer.check_last_step()
     except NonFiniteError as error:
         return f"{error}".splitlines()[:2], net.weight.item()
-    optimizer.state()
+    optimizer.shared_state()
     return int(optimizer.updates), net.weight.item()
 
 
@@ -62,14 +62,14 @@ def same_on_both(script, settings):
 
 @pytest.mark.parametrize("script", [[1], [1, 1, 1], [1, 0, 1, 1], [0, 1, 0], [1] * 70 + [0] + [1] * 3])
 @pytest.mark.parametrize("compile", ["off", "graphs"])
-def test_steps_with_non_finite_gradients_are_skipped_as_on_the_cpu(script, compile):
+def test_nonfinite_skip_on_device_matches_cpu(script, compile):
     there, here = on_gpus(same_on_both, script, {"on_nonfinite": "skip", "compile": compile})
     assert there == pytest.approx(here, rel=1e-6)
 
 
 @pytest.mark.parametrize("script", [[0], [1, 0], [1, 1, 0, 1, 1, 1], [1] * 70 + [0, 1]])
 @pytest.mark.parametrize("compile", ["off", "graphs"])
-def test_run_stops_with_the_weights_it_had_before_the_non_finite_step(script, compile):
+def test_nonfinite_stop_restores_the_weights_before_the_step(script, compile):
     there, here = on_gpus(same_on_both, script, {"on_nonfinite": "stop", "compile": compile})
     assert here[0][0] == f"the gradient of update {script.index(0) + 1} is not finite:"
     assert there[0] == here[0]
@@ -77,18 +77,18 @@ def test_run_stops_with_the_weights_it_had_before_the_non_finite_step(script, co
 
 
 def sent_by(compile):
-    """Bytes that steps would have sent to other processes, by name and size."""
+    """Return the bytes that steps would have sent to other processes, by name and size."""
     net, optimizer = line("cuda:0", compile=compile)
-    for _ in range(6):  # as written, recorded and replayed
+    for _ in range(6):  # eager, captured and replayed
         optimizer.step(net.loss, {"y": torch.tensor(GOOD).to("cuda")})
     return sorted([*key, count] for key, count in optimizer.runtime.bytes_reduced.items())
 
 
-def test_recorded_steps_count_what_steps_as_written_send():
+def test_captured_steps_count_the_same_bytes_as_eager_steps():
     assert on_gpus(sent_by, "graphs") == on_gpus(sent_by, "off")
 
 
-def test_too_many_skips_in_a_row_stop_the_run():
+def test_too_many_consecutive_skips_stop_the_run():
     there, _ = on_gpus(same_on_both, [0] * MAX_CONSECUTIVE_SKIPS, {"on_nonfinite": "skip"})
     assert "is not finite" in there[0][0]
 
@@ -111,7 +111,7 @@ def counted(steps, reduction, precision):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
-def test_steps_do_not_wait_for_the_device(precision):
+def test_optimizer_steps_do_not_synchronize(precision):
     waits, confirming, reading, skipped = on_gpus(counted, 10, "fast", precision)
     assert waits == {}
     assert (confirming, reading) == (1, 1)
@@ -119,7 +119,7 @@ def test_steps_do_not_wait_for_the_device(precision):
 
 
 def kept():
-    """Bytes that steps without and with `rebuild` keep on the device until they are confirmed."""
+    """Return the bytes that steps without and with `rebuild` keep on the device until they are checked."""
     found = []
     for rebuilt in (False, True):
         net, optimizer = line("cuda:0")
@@ -162,7 +162,9 @@ def gradients_of(processes_settings):
 def test_gradient_is_the_same_in_buckets_micro_batches_and_on_several_gpus(processes):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
-    net(torch.linspace(-1, 1, 64 * 4).view(64, 4)).square().mean().backward()  # the fused step leaves the mean
+    net(
+        torch.linspace(-1, 1, 64 * 4).view(64, 4)
+    ).square().mean().backward()  # the fused step divides by the sample count
     expected = torch.cat([p.grad.flatten() for p in reversed(list(net.parameters()))]).tolist()
     values = on_gpus(gradients_of, ("fp32", [1, 2, 4]), processes=processes)
     for found in values if processes > 1 else [values]:
@@ -171,5 +173,5 @@ def test_gradient_is_the_same_in_buckets_micro_batches_and_on_several_gpus(proce
             assert gradient == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def test_confirming_is_due_before_flags_run_out():
+def test_max_unconfirmed_is_below_max_consecutive_skips():
     assert MAX_UNCONFIRMED < MAX_CONSECUTIVE_SKIPS

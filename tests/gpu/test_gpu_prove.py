@@ -6,16 +6,16 @@ import sys
 import pytest
 
 import emulated_cuda
+from helpers.multiprocess import command
 from lockstep.registry import RECIPES
-from processes import command
 
 SECONDS = 1200.0
-"""A proof of the largest recipe on two cores that other tests use, too."""
+"""Time limit for the largest recipe on two cores shared with other tests."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_proof_on_gpus_finds_one_agent(tmp_path, name):
+def test_prove_on_1_2_4_gpus_with_kills_finds_one_hash(tmp_path, name):
     words = [sys.executable, "-m", "lockstep", "prove", name, "--procs", "1", "2", "4", "--kill"]
     words += ["--json", tmp_path / "proof.json", "run.device=cuda"]
     ended = command(words, directory=tmp_path, environment=emulated_cuda.environment(4), seconds=SECONDS)
@@ -23,5 +23,5 @@ def test_proof_on_gpus_finds_one_agent(tmp_path, name):
     proof = json.loads((tmp_path / "proof.json").read_text())
     assert proof["verdict"] == "one agent"
     assert len({row["hash"] for row in proof["rows"]}) == 1
-    assert [row["processes"] for row in proof["rows"]][:3] == ["1", "2", "4"]  # and then the killed runs
+    assert [row["processes"] for row in proof["rows"]][:3] == ["1", "2", "4"]  # followed by the killed runs
     assert len(proof["rows"]) == 5

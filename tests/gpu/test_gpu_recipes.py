@@ -1,16 +1,16 @@
-"""Every recipe on emulated GPUs: one hash in exact mode on any number of them, and the same agent in fast mode."""
+"""Every recipe on emulated GPUs: one hash in exact mode on any number of GPUs, and close weights in fast mode."""
 
 import pytest
 import torch
 
+from helpers.multiprocess import together
+from helpers.tiny_recipes import hash_of
 from lockstep.cli.options import parse_recipe, parse_start
 from lockstep.clock import TrainState
 from lockstep.config import resolve_lanes
 from lockstep.distributed import Runtime
 from lockstep.registry import RECIPES
-from lockstep.train import iterate, train
-from processes import together
-from tiny import hash_of
+from lockstep.training_loop import iterate, train
 
 UPDATES = 20
 
@@ -21,13 +21,13 @@ def parse(*words):
 
 
 def trained(words):
-    """Train a recipe as one of the processes of a group; what it trained on."""
+    """Train a recipe as one process of a group; return whether it used the GPU."""
     train(parse(*words))
     return torch.cuda.max_memory_allocated() > 0
 
 
 def short(name, path):
-    """A command line for four iterations in exact mode on CUDA, with an evaluation and saves."""
+    """Return a command line for four iterations in exact mode on CUDA, with evaluations and saves."""
     recipe = parse(name)
     step = recipe.algo.samples_per_iteration(recipe.task)
     settings = {
@@ -41,7 +41,7 @@ def short(name, path):
     return [name, *(f"run.{key}={value}" for key, value in settings.items())]
 
 
-# In CI one recipe of each kind; those with a network of the same kind are slow tests.
+# CI runs one recipe of each kind; the others are slow tests.
 KINDS = ("snake-ppo", "gym-ppo-lstm", "gym-ddpg", "dmc-tdmpc2", "cricket-gnn")
 each_recipe = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in RECIPES]
@@ -54,13 +54,13 @@ def test_exact_training_has_one_hash_on_one_and_two_gpus(name, tmp_path):
     for gpus in (1, 2):
         path = tmp_path / f"gpus-{gpus}"
         used = together(trained, gpus, short(name, path), environment={"EMULATED_GPUS": str(gpus)})
-        assert used == [True] * gpus  # and not quietly the CPU
+        assert used == [True] * gpus  # the GPU was used
         hashes.append(hash_of(path))
     assert hashes[0] == hashes[1]
 
 
 def weights(words):
-    """The weights of an agent after some updates in fast mode."""
+    """Return the weights of an agent after some updates in fast mode."""
     recipe = parse(*words)
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
@@ -72,8 +72,8 @@ def weights(words):
         return {name: tensor.detach().double().flatten().tolist() for name, tensor in state.items()}
 
 
-# The smoke setting's pendulum earns nothing at first: gradients are zero but for rounding, which Adam makes steps of.
-# A planned action is the best of some samples: where two are nearly as good, rounding decides which one it is.
+# The pendulum of the smoke settings has no reward at first: gradients are only rounding errors, which Adam amplifies.
+# A planned action is the best of several samples: if two are nearly equal, rounding selects one.
 SMOOTH = {"dmc-tdmpc2": ["--task.tasks", "cartpole-balance", "algo.mpc=false"]}
 
 
@@ -86,7 +86,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "gpus"), CASES)
-def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
+def test_fast_training_on_several_gpus_matches_one_gpu(name, gpus):
     words = [name, "run.device=cuda", *SMOOTH.get(name, [])]
     one = together(weights, 1, words, environment={"EMULATED_GPUS": "1"})[0]
     for several in together(weights, gpus, words, environment={"EMULATED_GPUS": str(gpus)}):
@@ -95,7 +95,7 @@ def test_fast_training_on_several_gpus_makes_the_agent_of_one(name, gpus):
 
 
 def stepped(name):
-    """Run each bare work of a recipe that `bench` times; the names of its parts."""
+    """Run each benchmark operation of a recipe; return their kinds."""
     recipe = parse(name)
     runtime = Runtime.single_process(resolve_lanes(recipe.run, 1), "cuda:0")
     task = recipe.task.build(runtime.lanes, runtime.device)
@@ -109,7 +109,7 @@ def stepped(name):
 
 
 @pytest.mark.parametrize("name", ["snake-ppo", "team-ddpg", "dmc-tdmpc2", "cricket-gnn"])  # one for each algorithm
-def test_bare_work_runs_on_a_gpu(name):
+def test_benchmark_ops_run_on_a_gpu(name):
     parts = together(stepped, 1, name, environment={"EMULATED_GPUS": "1"})[0]
     assert parts[-1] == "learning"
     assert ("env" in parts) == (name != "cricket-gnn")

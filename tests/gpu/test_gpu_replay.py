@@ -1,4 +1,4 @@
-"""Replay on an emulated GPU: the draws of replay in host memory, bit for bit, without waiting for the device."""
+"""Replay on an emulated GPU: samples are bitwise equal to those of host replay, without synchronization."""
 
 import random
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import emulated_cuda
+from helpers.multiprocess import together
 from lockstep.data.replay_buffer import Replay, ReplayConfig
 from lockstep.lanes import Lanes
 from lockstep.protocols import AppendOnlyTensor
 from lockstep.pytree import named_leaves
-from processes import together
 
 LANES, ENVS = 4, 2
 GPU = torch.device("cuda", 0)
@@ -21,7 +21,7 @@ def on_gpu(function, *arguments, **settings):
 
 
 def step_of(chance, agents, end_every):
-    """A step of every environment, with random numbers and endings."""
+    """Return a random step of every environment, with random episode ends."""
     count = LANES * ENVS
     over = torch.tensor([chance.random() < 1 / end_every for _ in range(count)])
     kind = torch.tensor([chance.random() < 0.5 for _ in range(count)])
@@ -42,7 +42,7 @@ def to_gpu(tree):
 
 
 def pair(rows, steps, agents, end_every, seed):
-    """Replay on the device, in host memory for a learner on the device, and in host memory, with the same contents."""
+    """Return replay on the device, on the host for a learner on the device, and on the host, with equal contents."""
     chance, lanes = random.Random(seed), Lanes(LANES, range(LANES), seed)
     values = [step_of(chance, agents, end_every) for _ in range(steps)]
     kinds = [(ReplayConfig(device="cuda"), GPU), (ReplayConfig(device="cpu"), GPU), (None, None)]
@@ -54,11 +54,11 @@ def pair(rows, steps, agents, end_every, seed):
 
 
 def compared(cases):
-    """Where draws differ between the three, and the devices of what was drawn."""
+    """Return where samples of the three differ, and the devices of the samples."""
     differences, devices = [], set()
     for rows, steps, agents, end_every, ahead, discount, seed in cases:
         replays = pair(rows, steps, agents, end_every, seed)
-        # Copied: replay in host memory uploads every draw into the same buffer.
+        # Copied: host replay uploads every sample into the same buffer.
         draws = [
             {name: x.clone() for name, x in named_leaves(replay.sample(3, 25, ahead, discount)).items()}
             for replay in replays
@@ -74,7 +74,7 @@ def compared(cases):
             for name, expected in draws[2].items():
                 found = draw[name].cpu()
                 if name.startswith("slice") and name != "slice whole":
-                    found, expected = found[whole], expected[whole]  # the others count nothing
+                    found, expected = found[whole], expected[whole]  # incomplete slices are masked
                 if not torch.equal(found, expected):
                     differences.append((rows, steps, agents, end_every, ahead, name))
     return differences, sorted(devices)
@@ -87,14 +87,14 @@ def cases():
         yield rows, chance.randrange(1, 30), chance.choice([0, 3]), chance.choice([1.5, 3, 10]), ahead, 0.97, number
 
 
-def test_draws_on_the_device_have_the_bits_of_those_on_the_host():
+def test_replay_samples_on_device_are_bitwise_equal_to_host():
     differences, devices = on_gpu(compared, list(cases()))
     assert differences == []
     assert devices == ["cuda:0"]
 
 
 def waits():
-    """Host synchronizations of a step written and of draws, on the device and in host memory."""
+    """Return the host synchronizations of a write and of samples, for replay on the device and on the host."""
     found = {}
     on_device, in_host, _ = pair(50, 60, 0, 5, 0)
     value = to_gpu(step_of(random.Random(1), 0, 5))
@@ -110,12 +110,12 @@ def waits():
     return found
 
 
-def test_only_a_write_to_host_memory_waits_for_the_device():
+def test_only_writes_to_host_replay_synchronize():
     assert on_gpu(waits) == {"device": [0, 0], "host": [1, 0]}
 
 
 def moved():
-    """Whether replay loads what another one saved, from the device to the host and back."""
+    """Save and load replay from the device to the host and back; return the comparisons."""
     on_device, _, in_host = pair(7, 20, 0, 4, 3)
     found = []
     for source, target in ((on_device, in_host), (in_host, on_device)):
@@ -131,7 +131,7 @@ def moved():
     return found
 
 
-def test_what_is_saved_on_the_device_loads_on_the_host_and_back():
+def test_replay_state_moves_between_device_and_host():
     found = on_gpu(moved)
     assert all(found)
     assert len(found) > 20
@@ -146,5 +146,5 @@ def kept(wanted, capacity):
 @pytest.mark.parametrize(
     ("wanted", "memory", "device"), [("auto", 2**30, "cuda"), ("auto", 2**17, "cpu"), ("cpu", 2**30, "cpu")]
 )
-def test_replay_is_kept_on_the_device_where_it_fits(wanted, memory, device):
+def test_replay_is_on_the_device_if_it_fits(wanted, memory, device):
     assert on_gpu(kept, wanted, 4000, EMULATED_GPU_MEMORY=str(memory)) == device

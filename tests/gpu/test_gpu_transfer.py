@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import emulated_cuda
+from helpers.multiprocess import together
 from lockstep.lanes import Lanes
 from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
@@ -11,7 +12,6 @@ from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.kernels import Buffers
 from lockstep.tasks.snake.env import SnakeConfig
 from lockstep.transfer import Uploader
-from processes import together
 
 DEVICE = torch.device("cuda", 0)
 
@@ -21,7 +21,7 @@ def on_gpu(function, *arguments):
 
 
 def uploaded():
-    """Trees that are uploaded one after another, and what the device saw of each."""
+    """Upload several trees in sequence; return what the device received, and the copies and synchronizations."""
     upload, seen, counts = Uploader(DEVICE), [], []
     for number in range(4):
         tree = {
@@ -32,7 +32,7 @@ def uploaded():
         with emulated_cuda.counting() as count:
             shown = named_leaves(upload(tree))
         counts.append((count.by_name.get("copy host to device", 0), count.syncs))
-        seen.append({name: tensor.clone() for name, tensor in shown.items()})  # before the next one overwrites it
+        seen.append({name: tensor.clone() for name, tensor in shown.items()})  # before the next upload overwrites it
         torch.cuda.current_stream().synchronize()
     return [{name: tensor.flatten().tolist() for name, tensor in each.items()} for each in seen], counts
 
@@ -47,7 +47,7 @@ def test_tree_is_uploaded_in_one_copy_without_waiting():
 
 
 def written_again():
-    """A kernel's arrays, written again immediately after each is published."""
+    """Overwrite a kernel's arrays immediately after each copy to the device."""
     buffers, kept = Buffers(DEVICE, obs=(torch.int64, (1 << 12,)), done=(torch.bool, (3,))), []
     for step in range(8):
         buffers.arrays["obs"][:] = step
@@ -55,12 +55,12 @@ def written_again():
     return [(obs == step).all().item() for step, obs in enumerate(kept)]
 
 
-def test_arrays_that_are_written_again_immediately_arrive_as_they_were():
+def test_buffers_overwritten_after_copy_arrive_unchanged():
     assert on_gpu(written_again) == [True] * 8
 
 
 def played(config):
-    """Whether an environment on the device shows what the same one on the CPU shows, step by step."""
+    """Compare an environment on the device with the same one on the CPU, step by step."""
     here, there = (config.build(Lanes(8, range(8), 0), device) for device in (torch.device("cpu"), DEVICE))
     same = [torch.equal(here.reset(), there.reset().cpu())]
     for time in range(50):
@@ -84,11 +84,11 @@ def played_snake():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_gym_environments_show_the_device_what_they_show_the_cpu(workers):
+def test_gym_env_on_device_matches_cpu(workers):
     assert on_gpu(played_gym, workers) == [True, 301]
 
 
-def test_compiled_environments_show_the_device_what_they_show_the_cpu():
+def test_compiled_env_on_device_matches_cpu():
     same, compared = on_gpu(played_snake)
     assert same
     assert compared > 300

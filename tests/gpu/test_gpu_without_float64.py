@@ -1,28 +1,28 @@
-"""Every recipe on a device without float64, as MPS is: an emulated GPU that refuses such tensors."""
+"""Every recipe on a device without float64, such as MPS: an emulated GPU that rejects float64 tensors."""
 
 import pytest
 import torch
 
+from helpers.multiprocess import together
 from lockstep import transfer
 from lockstep.cli.options import parse_recipe, parse_start
 from lockstep.clock import TrainState
 from lockstep.distributed import Runtime
-from lockstep.evaluate import evaluate
+from lockstep.evaluation import evaluate
 from lockstep.ops.philox import draws
 from lockstep.registry import RECIPES
-from lockstep.train import iterate
-from processes import together
+from lockstep.training_loop import iterate
 
 ENVIRONMENT = {"EMULATED_GPUS": "1", "EMULATED_GPU_DOUBLE": "0"}
 
 ON_HOST = ["algo.replay.device=cpu"]
 REPLAY = {"gym-ddpg": ON_HOST, "team-ddpg": ON_HOST, "dmc-tdmpc2": ON_HOST}
-"""Replay is kept on the device only where that is CUDA."""
+"""Replay is kept on the device only with CUDA, so these recipes keep it on the host."""
 
 
 def trained(name, reduction):
-    """Train, evaluate and restore a recipe as on MPS; how many scores its evaluation has."""
-    # What is asked about MPS by its name. This process is forked for one test.
+    """Train, evaluate and restore a recipe as on MPS; return the number of evaluation scores."""
+    # Settings that depend on the device name "mps". This process is forked for one test.
     transfer.WITHOUT_FLOAT64.add("cuda")
     draws._DRAWN_ON_HOST |= {"cuda"}
     with pytest.raises(TypeError, match="float64"):

@@ -1,4 +1,4 @@
-"""DDPG learns: a probe of seconds, and the figures of the references, marked slow."""
+"""DDPG learns: a short test, and the reference scores, marked slow."""
 
 import statistics
 from pathlib import Path
@@ -10,7 +10,7 @@ from lockstep.launch.launcher import launch_captured
 
 
 def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
-    """Train with the command line's own words; the last value of everything that was logged."""
+    """Train with command-line words; return the last value of every logged metric."""
     problem = launch_captured(
         ["train", *words, f"run.runs_dir={directory}", "run.name=run", "run.record_video=false"], processes
     )
@@ -19,7 +19,7 @@ def trained(directory: Path, processes: int, *words: str) -> dict[str, float]:
 
 
 @pytest.mark.distributed
-def test_ddpg_learns_team_snakes_well_enough_to_beat_random_play(tmp_path: Path) -> None:
+def test_ddpg_on_team_snakes_beats_random_play(tmp_path: Path) -> None:
     words = (
         "team-ddpg",
         "task.opponent_level=0",
@@ -37,7 +37,7 @@ def test_ddpg_learns_team_snakes_well_enough_to_beat_random_play(tmp_path: Path)
 @pytest.mark.distributed
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("processes", [1, 2])
-def test_ddpg_swings_the_pendulum_up_within_twenty_thousand_steps(tmp_path: Path, processes: int) -> None:
+def test_ddpg_solves_pendulum_in_20k_steps(tmp_path: Path, processes: int) -> None:
     words = ("gym-ddpg", "run.total_samples=20000", "run.eval_every=20000", "run.eval_episodes=32")
     scores = [
         trained(tmp_path / str(seed), processes, *words, f"run.seed={seed}")["eval/return_mean"] for seed in range(3)

@@ -1,7 +1,7 @@
-"""A disk in memory, with a scheduler that decides after every operation which process goes on.
+"""A disk in memory, with a scheduler that selects the next process after every operation.
 
-A process can be killed between any two of its operations, or be stalled while others go on. A power cut ends all of
-them and leaves what was synced, with any prefix of the changes to each directory since it was synced, and files torn.
+A process can be killed between any two of its operations, or be stalled while others run. A power cut ends all of them.
+It keeps what was synced, any prefix of the later changes to each directory, and truncated files.
 """
 
 import json
@@ -14,7 +14,7 @@ from lockstep.checkpoint.format import CorruptCheckpointError
 
 
 class Killed(BaseException):
-    """Raised inside a process that was killed: whatever it still tries has no effect."""
+    """Raised inside a killed process, so that its further operations have no effect."""
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class Directory:
     entries: dict = field(default_factory=dict)
     synced: dict = field(default_factory=dict)
     unsynced: list = field(default_factory=list)
-    """Changes since the last sync: each a dict of names, with None for a name that went."""
+    """Changes since the last sync: each a dict of names, with None for a removed name."""
 
     def change(self, **names):
         self.unsynced.append(names)
@@ -65,21 +65,21 @@ class Process:
     work: greenlet | None = None
     dead: bool = False
     asleep: int = 0
-    """For how many operations of others it stays stalled."""
+    """Number of operations of other processes for which it stays stalled."""
     loaded: bool = False
-    """Whether it has loaded a checkpoint, or found that there is none."""
+    """Whether it has loaded a checkpoint or found none."""
     ended: str = ""
     generation: int = 0
 
 
 class SimulatedDisk(Disk):
-    """What one process sees of the common tree."""
+    """One process's view of the shared tree."""
 
     def __init__(self, world):
         self.world = world
         self.process = Process("", self)
 
-    # -- every operation passes here -----------------------------------------------------------------------------------
+    # -- hook of every operation ---------------------------------------------------------------------------------------
 
     def _step(self, what, path):
         self.world.pause(self.process, what, path)
@@ -217,7 +217,7 @@ FILES = ("shared", "manifest.json")
 
 
 def content(checkpoint, name):
-    """What a file of a checkpoint holds: the same for equal samples, whoever wrote it."""
+    """Return the content of a checkpoint file, which depends only on the samples, not on the writer."""
     samples, _, _ = checkpoint.name.lstrip(".").partition("-")
     return json.dumps([name, int(samples)])
 
@@ -239,5 +239,5 @@ class Scheduler:
         return [p for p in self.processes if not p.dead and not p.work.dead]
 
     def run_one_and_hear(self, process):
-        """Let a process do its next operation; what it is about to do then, or None if it has ended."""
+        """Let a process do its next operation; return the one it is about to do then, or None if it has ended."""
         return process.work.switch()

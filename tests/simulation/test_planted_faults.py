@@ -1,4 +1,4 @@
-"""The simulator finds faults that were in the code once, and others that are easily made: each is planted here."""
+"""The simulator detects injected faults: earlier bugs of the code and other likely ones."""
 
 import pytest
 from test_schedules import explore
@@ -12,7 +12,7 @@ SCHEDULES = 3000
 
 
 def any_claim_supersedes(patch):
-    """A start stops as soon as a newer one has claimed, whether or not that one can load."""
+    """A start stops as soon as a newer one has claimed a generation, even if the newer one cannot load."""
 
     def superseded(self):
         self.superseded_by = "a newer claim" if self._newer() else ""
@@ -22,7 +22,7 @@ def any_claim_supersedes(patch):
 
 
 def parent_is_chosen_before_the_claim(patch):
-    """The older start may delete it in between; what is loaded is not looked at again."""
+    """The older start may delete the parent in between; the loaded checkpoint is not verified again."""
 
     def confirm(self, chosen, problems):
         if problems:
@@ -77,7 +77,7 @@ def publishing_is_not_synced(patch):
 
 
 def deleting_takes_many_steps(patch):
-    """Half a checkpoint under its name."""
+    """A partly deleted checkpoint remains under its final name."""
     patch.setattr(publishing, "discard", lambda disk, path: disk.remove_tree(path))
 
 
@@ -105,7 +105,7 @@ def resume_begins_at_zero_if_it_finds_nothing(patch):
     ],
     ids=lambda plant: plant.__name__,
 )
-def test_fault_is_found(monkeypatch, plant):
+def test_simulator_finds_injected_fault(monkeypatch, plant):
     plant(monkeypatch)
     violations, _, _ = explore(range(SCHEDULES), stop_at=1)
     assert violations

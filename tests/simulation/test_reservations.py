@@ -1,4 +1,4 @@
-"""Starts at the same moment, with names of Lockstep's own choosing, never share a directory."""
+"""Simultaneous starts with automatic names never share a directory."""
 
 import random
 from pathlib import Path
@@ -14,7 +14,7 @@ RECIPE = SimpleNamespace(name="gym-ppo", run=SimpleNamespace(runs_dir="/checkpoi
 
 
 def check_then_make(recipe, disk):
-    """How it was done once: look whether the name is taken, then take it."""
+    """The earlier, racy implementation: check whether the name exists, then create it."""
     path = run_dir.run_path(recipe)
     number = 1
     while disk.exists(path):
@@ -25,7 +25,7 @@ def check_then_make(recipe, disk):
 
 
 def reserve_at_once(seed, reserve, starts=8):
-    """The directories that so many starts get, in a random order of their operations."""
+    """Return the directories of `starts` simultaneous starts, in a random order of their operations."""
     world = World(seed)
     got = []
     for number in range(starts):
@@ -41,10 +41,10 @@ def _one_moment(monkeypatch):
     monkeypatch.setattr(run_dir, "run_path", lambda recipe: Path(recipe.run.runs_dir) / "gym-ppo-20261116-120000")
 
 
-def test_eight_starts_at_the_same_moment_get_eight_directories():
+def test_reserve_simultaneous_starts_get_distinct_directories():
     for seed in range(500):
         assert len(set(reserve_at_once(seed, run_dir.reserve))) == 8, f"seed {seed}"
 
 
-def test_a_look_before_the_reservation_is_found_out():
+def test_simulator_finds_the_race_of_check_then_make():
     assert any(len(set(reserve_at_once(seed, check_then_make))) < 8 for seed in range(20))

@@ -1,4 +1,4 @@
-"""Random schedules of starts, kills, stalls and power cuts on a simulated disk; the seed of a failing one is printed.
+"""Random schedules of starts, kills, stalls and power cuts on a simulated disk. A failure prints the seed.
 
 LOCKSTEP_SCHEDULES=1000000 pytest tests/simulation      the nightly number
 """
@@ -11,11 +11,11 @@ SCHEDULES = int(os.environ.get("LOCKSTEP_SCHEDULES", "20000"))
 
 
 def schedule(seed):
-    """One history of a run: a first start, then two or three at once, one of which may go back; then calm."""
+    """Simulate a run: a first start, one or two concurrent starts that may use an older checkpoint, a last start."""
     world = World(seed)
     random = world.random
     world.start("first", saves=random.randint(1, 5))
-    if random.random() < 0.5:  # else it still trains when the others start
+    if random.random() < 0.5:  # otherwise it still trains when the others start
         world.run(kill=random.choice([0, 0.01]))
     for number in range(random.randint(1, 2)):
         at = random.randint(1, 4) if random.random() < 0.25 else None
@@ -31,7 +31,7 @@ def schedule(seed):
 
 
 def explore(seeds, stop_at=None):
-    """The violations of some schedules by seed, how many distinct states of the directory were met, and operations."""
+    """Run schedules; return the violations by seed, the number of distinct directory states, and the operations."""
     states, violations, operations = set(), {}, 0
     for seed in seeds:
         try:

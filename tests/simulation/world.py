@@ -1,4 +1,4 @@
-"""Starts of one run on a simulated disk, and the invariants that must hold whatever happens to them."""
+"""Starts of one run on a simulated disk, and the invariants that must always hold."""
 
 import random as randomness
 from pathlib import Path
@@ -18,11 +18,11 @@ KEEP = 2
 
 
 class Violation(AssertionError):
-    """An invariant does not hold."""
+    """An invariant is violated."""
 
 
 class World:
-    """One disk, and all that happened on it."""
+    """One disk, its processes and its history."""
 
     def __init__(self, seed):
         self.random = randomness.Random(seed)
@@ -31,15 +31,15 @@ class World:
         self.directory = self.root.entries["checkpoints"]
         self.scheduler = Scheduler(self.random)
         self.published_by: list[CheckpointName] = []
-        """In the order of time."""
+        """Published checkpoints in chronological order."""
         self.parents: dict[int, CheckpointName | None] = {}
         self.states: set[int] = set()
         self.watching = True
 
-    # -- what the disk tells -------------------------------------------------------------------------------------------
+    # -- callbacks of the disk -----------------------------------------------------------------------------------------
 
     def pause(self, process, what, path):
-        """Before every operation: let the scheduler choose who goes on."""
+        """Before every operation, let the scheduler choose the next process."""
         if process.dead:
             raise Killed
         if not self.watching:
@@ -59,16 +59,16 @@ class World:
             self.published_by.append(name)
 
     def note_unpublished(self, process, path):
-        """No whole checkpoint is deleted before one of as many samples or more is durable."""
+        """Check that an undamaged checkpoint is deleted only if another with at least as many samples is durable."""
         gone = CheckpointName.parse(path.name)
         if gone is None or not self.whole(gone, self.directory.entries):
             return
         names = (CheckpointName.parse(name) for name in self.directory.synced)
         durable = [n for n in names if n and n != gone and self.whole(n, self.directory.synced)]
         if not any(name.samples >= gone.samples for name in durable):
-            raise Violation(f"{process.name} deletes {gone}, the newest whole checkpoint; durable: {durable}")
+            raise Violation(f"{process.name} deletes {gone}, the newest undamaged checkpoint; durable: {durable}")
 
-    # -- what processes do ---------------------------------------------------------------------------------------------
+    # -- processes -----------------------------------------------------------------------------------------------------
 
     def start(self, name, at=None, saves=3):
         """Add a process that starts or resumes the run, trains and saves."""
@@ -123,7 +123,7 @@ class World:
         return "finished"
 
     def _check_nothing_is_left(self, process):
-        """A start that failed has withdrawn its claim, whose number another start may have taken since."""
+        """Check that a failed start has withdrawn its claim. Another start may have claimed the same number since."""
         holders = [p for p in self.scheduler.processes if p is not process and p.generation == process.generation]
         claim = generation_file(RUN, process.generation).name
         if not process.loaded and claim in self.directory.entries and not holders:
@@ -147,7 +147,7 @@ class World:
         publish(fence, partial, name)
 
     def _stop(self, process):
-        """A start stops only for a newer one that has loaded its checkpoint."""
+        """Check that a start stops only for a newer one that has loaded its checkpoint."""
         newer = [p for p in self.scheduler.processes if p.loaded and p.generation > process.generation]
         if not newer:
             raise Violation(f"{process.name} stopped, but no newer start has loaded a checkpoint")
@@ -156,7 +156,7 @@ class World:
     # -- schedules -----------------------------------------------------------------------------------------------------
 
     def run(self, kill=0.0, stall=0.0, cut=0.0):
-        """Until every process has ended, been killed, or lost its power."""
+        """Run until every process has finished or was killed, or until a power cut."""
         random = self.random
         while True:
             runnable = self.scheduler.runnable()
@@ -189,14 +189,14 @@ class World:
         self.published_by = [name for name in self.published_by if str(name) in alive]
 
     def line(self):
-        """The newest generation that published, and what it went on from: what a resume must go on with."""
+        """Return the newest checkpoint of the newest generation that published: a resume must use it."""
         if not self.published_by:
             return None
         newest = max(name.generation for name in self.published_by)
         return max(name for name in self.published_by if name.generation == newest)
 
     def check_at_the_end(self):
-        """When nobody is active: a resume goes on from the newest durable checkpoint of the newest line."""
+        """With no active process, check that a resume uses the newest durable checkpoint of the newest lineage."""
         self.watching = False
         disk = SimulatedDisk(self)
         whole = [
@@ -206,13 +206,13 @@ class World:
             found, notes = find(RUN, None, None, disk)
         except ConfigError as error:
             if whole:
-                raise Violation(f"a resume is refused although {whole} are whole: {error}") from None
+                raise Violation(f"a resume is refused although {whole} are undamaged: {error}") from None
             return
         wanted = self.line()
         if found is None and whole:
-            raise Violation(f"a resume begins at zero although {whole} are whole")
+            raise Violation(f"a resume starts at zero although {whole} are undamaged")
         if wanted is not None and found != wanted:
-            raise Violation(f"a resume goes on from {found} and not from {wanted} ({notes})")
+            raise Violation(f"a resume uses {found} instead of {wanted} ({notes})")
         line = lineage(RUN, disk)
         newest = max((n.generation for n in self.published_by), default=0)
         late = [n for n in line if n.generation != newest and n.samples > (self.parents.get(newest) or n).samples]

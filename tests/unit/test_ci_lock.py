@@ -1,4 +1,4 @@
-"""The hashed requirements of CI are those of its constraints."""
+"""CI requirements with hashes match the CI constraints."""
 
 import re
 from pathlib import Path
@@ -7,12 +7,12 @@ CI = Path(__file__).parents[2] / ".ci"
 
 
 def pins(name):
-    """The packages of a requirements file, with their versions; names as PyPI compares them."""
+    """Return the pinned versions of a requirements file by normalized package name."""
     found = re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (CI / name).read_text(), re.MULTILINE)
     return {re.sub(r"[-_.]+", "-", package).lower(): version for package, version in found}
 
 
-def test_lock_has_every_constraint_but_torch():
+def test_lock_contains_every_constraint_except_torch():
     wanted = pins("constraints.txt")
     wanted.pop("torch")
     locked = pins("requirements.txt")
@@ -20,7 +20,7 @@ def test_lock_has_every_constraint_but_torch():
     assert pins("uv.txt") == {"uv": wanted["uv"]}
 
 
-def test_lock_has_a_hash_for_every_package_and_leaves_torch_out():
+def test_lock_has_hash_for_every_package_and_excludes_torch():
     for name in ("requirements.txt", "uv.txt"):
         parts = re.split(r"^(?=[a-zA-Z0-9])", (CI / name).read_text(), flags=re.MULTILINE)[1:]
         assert parts

@@ -1,4 +1,4 @@
-"""Configs: frozen, overlaid by values of any form that yaml or a command line gives, and kept whole on disk."""
+"""Configs: immutability, overrides from YAML and the command line, type conversion, YAML round trip, recipes."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Small(Recipe):
 
 
 def every_variation():
-    """Every recipe as it is, with each preset, and with its smoke setting."""
+    """Yield every recipe with its defaults, with each preset and with its smoke settings."""
     for name in RECIPES:
         kind = find_recipe(name)
         variations = {"": {}, "smoke": kind.smoke_overrides} | {
@@ -49,30 +49,30 @@ def every_variation():
             yield pytest.param(kind, values, id=f"{name} {word}".strip())
 
 
-# -------------------------------------------------------------------------------------------------------------- overlay
+# ------------------------------------------------------------------------------------------------------------ overrides
 
 
-def test_an_overlay_changes_what_it_names_and_nothing_else():
+def test_overrides_change_only_named_fields():
     changed = apply_overrides(Small(), {"algo": {"net": {"width": 8}}, "run": {"total_samples": 5}})
     assert changed == Small(algo=Algo(net=Net(width=8)), run=RunConfig(total_samples=5))
 
 
-def test_keys_may_be_nested_dotted_or_both():
+def test_override_keys_may_be_nested_or_dotted():
     wanted = apply_overrides(Small(), {"algo": {"rate": 0.5, "net": {"width": 8}}})
     assert apply_overrides(Small(), {"algo.rate": 0.5, "algo.net.width": 8}) == wanted
     assert apply_overrides(Small(), {"algo": {"rate": 0.5, "net.width": 8}}) == wanted
     assert apply_overrides(Small(), {"algo.rate": 0.5, "algo.net": {"width": 8}}) == wanted
 
 
-def test_keys_may_be_written_with_dashes():
+def test_override_keys_may_contain_dashes():
     assert apply_overrides(Small(), {"run.log-every": 7}).run.log_every == 7
 
 
-def test_a_later_key_beats_an_earlier_one():
+def test_later_override_wins():
     assert apply_overrides(Small(), {"algo.rate": 0.5, "algo": {"rate": 0.25}}).algo.rate == 0.25
 
 
-def test_an_overlay_leaves_the_original_alone():
+def test_overrides_do_not_modify_original_config():
     recipe = Small()
     apply_overrides(recipe, {"algo.net.width": 8, "algo.options": {"a": 1}})
     assert recipe == Small()
@@ -81,7 +81,7 @@ def test_an_overlay_leaves_the_original_alone():
 @pytest.mark.parametrize(
     "config", [RunConfig(), *(find_recipe(name)() for name in RECIPES)], ids=lambda c: type(c).__name__
 )
-def test_configs_are_frozen_to_their_last_part(config):
+def test_configs_are_frozen_recursively(config):
     def visit(part):
         for entry in dataclasses.fields(part):
             with pytest.raises(dataclasses.FrozenInstanceError):
@@ -100,11 +100,11 @@ def test_configs_are_frozen_to_their_last_part(config):
         ({"ago.rate": 1}, "'ago.rate' is not a setting: Small has no 'ago'.", "Did you mean 'algo'?"),
         ({"run.total_samlpes": 1}, "'run.total_samlpes' is not a setting", "Did you mean 'total_samples'?"),
         ({"algo.net.qqq": 1}, "'algo.net.qqq' is not a setting", "It has: board, channels, width."),
-        ({"algo.rate.x": 1}, "'algo.rate.x' is not a setting: 'rate' has no parts.", "Set 'rate' itself."),
-        ({"algo": 3}, "'algo' is a group of settings, not 3.", "Give its fields one by one."),
+        ({"algo.rate.x": 1}, "'algo.rate.x' is not a setting: 'rate' has no fields.", "Set 'rate' itself."),
+        ({"algo": 3}, "'algo' is a group of settings, not 3.", "Set its fields one by one."),
     ],
 )
-def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem, hint):
+def test_unknown_setting_error_suggests_closest_name(values, problem, hint):
     with pytest.raises(ConfigError) as caught:
         apply_overrides(Small(), values)
     first, second = str(caught.value).split("\n")
@@ -118,7 +118,7 @@ def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem,
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
-        ("algo.rate", "3e-4", 3e-4),  # which yaml reads as text
+        ("algo.rate", "3e-4", 3e-4),  # YAML reads this as a string
         ("algo.rate", "1", 1.0),
         ("algo.target", "2e-2", 0.02),
         ("algo.target", "null", None),
@@ -148,11 +148,11 @@ def test_a_key_that_is_no_setting_is_an_error_with_a_suggestion(values, problem,
         ),
     ],
 )
-def test_a_value_from_yaml_takes_the_type_of_its_field(key, text, value):
+def test_yaml_value_is_converted_to_field_type(key, text, value):
     found = apply_overrides(Small(), {key: yaml.safe_load(text)})
     for name in key.split("."):
         found = getattr(found, name)
-    assert repr(found) == repr(value)  # 1 and 1.0 and True are equal, and not the same setting
+    assert repr(found) == repr(value)  # 1, 1.0 and True compare equal but are different settings
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_value_from_yaml_takes_the_type_of_its_field(key, text, value):
         ("algo.options", 3, "'algo.options' is 3, which is not dict"),
     ],
 )
-def test_a_value_of_another_kind_is_refused_with_what_is_wanted(key, value, words):
+def test_value_of_wrong_type_error_states_expected_type(key, value, words):
     with pytest.raises(ConfigError) as caught:
         apply_overrides(Small(), {key: value})
     assert str(caught.value).startswith(words)
@@ -184,13 +184,13 @@ def test_a_value_of_another_kind_is_refused_with_what_is_wanted(key, value, word
 
 
 @given(st.integers(-(2**200), 2**200))
-def test_a_whole_number_keeps_every_digit(number):
+def test_coerce_int_keeps_every_digit(number):
     assert coerce(number, int, "seed") == number
     assert coerce(str(number), int, "seed") == number
 
 
 @given(st.floats(allow_nan=False))
-def test_a_number_keeps_every_bit_on_its_way_through_yaml(number):
+def test_coerce_float_after_yaml_round_trip_is_bit_identical(number):
     assert coerce(yaml.safe_load(yaml.safe_dump(number)), float, "rate") == number
 
 
@@ -198,7 +198,7 @@ def test_a_number_keeps_every_bit_on_its_way_through_yaml(number):
 
 
 @pytest.mark.parametrize(("kind", "values"), list(every_variation()))
-def test_every_recipe_comes_back_from_its_yaml_as_it_was(kind, values, tmp_path):
+def test_recipe_survives_config_file_round_trip(kind, values, tmp_path):
     recipe = apply_overrides(kind(), values)
     path = tmp_path / "run"
     path.mkdir()
@@ -227,13 +227,13 @@ options = st.dictionaries(
 
 
 @given(runs, options, st.lists(st.integers(0, 2**40)), st.none() | st.floats(allow_nan=False))
-def test_any_setting_comes_back_from_yaml_as_it_was(run, options, channels, target):
+def test_settings_survive_yaml_round_trip(run, options, channels, target):
     recipe = Small(algo=Algo(options=options, target=target, net=Net(channels=tuple(channels))), run=run)
     back = apply_overrides(Small(), yaml.safe_load(yaml.safe_dump(as_dict(recipe), sort_keys=False)))
     assert repr(back) == repr(recipe)
 
 
-def test_a_moved_run_directory_belongs_where_it_stands(tmp_path):
+def test_read_config_of_moved_run_uses_current_directory(tmp_path):
     path = tmp_path / "elsewhere"
     path.mkdir()
     (path / "config.yaml").write_text(
@@ -243,7 +243,7 @@ def test_a_moved_run_directory_belongs_where_it_stands(tmp_path):
     assert (values["run"]["runs_dir"], values["run"]["name"]) == (str(tmp_path), "elsewhere")
 
 
-def test_an_empty_yaml_file_changes_nothing(tmp_path):
+def test_read_yaml_of_empty_file_returns_empty_dict(tmp_path):
     (tmp_path / "a.yaml").write_text("# nothing yet\n")
     assert read_yaml(tmp_path / "a.yaml") == {}
 
@@ -252,12 +252,12 @@ def test_an_empty_yaml_file_changes_nothing(tmp_path):
     ("text", "words"),
     [
         (None, "does not exist"),
-        ("- a\n- b\n", "holds list, not settings"),
-        ("a: [", "is not yaml"),
-        ("!!python/object/apply:os.system ['true']", "is not yaml"),  # the safe loader runs nothing
+        ("- a\n- b\n", "contains list, not settings"),
+        ("a: [", "is not valid yaml"),
+        ("!!python/object/apply:os.system ['true']", "is not valid yaml"),  # the safe loader executes no code
     ],
 )
-def test_a_file_that_is_not_settings_is_refused_in_words(tmp_path, text, words):
+def test_read_yaml_of_invalid_file_error_names_path(tmp_path, text, words):
     path = tmp_path / "a.yaml"
     if text is not None:
         path.write_text(text)
@@ -266,7 +266,7 @@ def test_a_file_that_is_not_settings_is_refused_in_words(tmp_path, text, words):
     assert str(path) in str(caught.value)
 
 
-def test_a_directory_without_a_config_is_no_run(tmp_path):
+def test_read_config_without_config_file_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
         read_config(tmp_path)
 
@@ -274,17 +274,17 @@ def test_a_directory_without_a_config_is_no_run(tmp_path):
 # -------------------------------------------------------------------------------------------------------------- recipes
 
 
-def test_an_unknown_recipe_is_an_error_with_a_suggestion():
+def test_unknown_recipe_error_suggests_closest_name():
     with pytest.raises(ConfigError, match=r"there is no recipe 'snake-pp'.\nDid you mean 'snake-ppo'\?"):
         find_recipe("snake-pp")
-    with pytest.raises(ConfigError, match=r"There are: .*snake-ppo"):
+    with pytest.raises(ConfigError, match=r"Use one of .*snake-ppo"):
         find_recipe("zzz")
 
 
 RECIPE_FILE = '''
 from dataclasses import dataclass
 from lockstep.config import Recipe, RunConfig
-from lockstep.recipes.snake_ppo import SnakePPO  # one that is only imported is not this file's recipe
+from lockstep.recipes.snake_ppo import SnakePPO  # an imported recipe does not count
 
 @dataclass(frozen=True, kw_only=True)
 class Mine(Recipe):
@@ -292,7 +292,7 @@ class Mine(Recipe):
 '''  # fmt: skip
 
 
-def test_a_recipe_of_the_users_is_a_file_and_is_called_by_its_path(tmp_path, monkeypatch):
+def test_recipe_file_is_found_and_named_by_path(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(RECIPE_FILE)
     monkeypatch.chdir(tmp_path)
     recipe = find_recipe("mine.py")
@@ -301,18 +301,18 @@ def test_a_recipe_of_the_users_is_a_file_and_is_called_by_its_path(tmp_path, mon
 
 
 @pytest.mark.parametrize(("text", "count"), [("x = 1", 0), (RECIPE_FILE + RECIPE_FILE.replace("Mine", "Other"), 2)])
-def test_a_recipe_file_without_exactly_one_recipe_is_refused(tmp_path, text, count):
+def test_recipe_file_without_exactly_one_recipe_is_rejected(tmp_path, text, count):
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ConfigError, match=f"defines {count} recipes; it needs exactly one"):
         find_recipe(str(tmp_path / "mine.py"))
 
 
-def test_a_recipe_file_that_is_not_there_is_refused():
+def test_missing_recipe_file_is_rejected():
     with pytest.raises(ConfigError, match=r"there is no recipe file nowhere\.py"):
         find_recipe("nowhere.py")
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_called_by_the_name_it_is_listed_under(name):
+def test_recipe_name_matches_registry_key(name):
     assert find_recipe(name).name == name
     assert Path(find_recipe(name).__module__.replace(".", "/")).parent.name == "recipes"

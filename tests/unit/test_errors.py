@@ -1,4 +1,4 @@
-"""Errors a user meets: each says what, which process, why, and what mends it."""
+"""User-facing errors: each states the problem, the process, the cause and the fix."""
 
 import errno
 import socket
@@ -23,7 +23,7 @@ THIRD = WorldInfo(rank=2, size=4, local_rank=2, local_size=4, launched=True)
         RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
     ],
 )
-def test_memory_that_ran_out_is_told_with_the_numbers_to_lower(error):
+def test_out_of_memory_error_names_settings_to_lower(error):
     said = to_user_error(error, THIRD)
     assert isinstance(said, ConfigError)
     assert "process 2 of 4 ran out of memory: " in str(said)
@@ -31,26 +31,26 @@ def test_memory_that_ran_out_is_told_with_the_numbers_to_lower(error):
     assert "Lower algo.batch_size" in str(said)
 
 
-def test_a_run_that_is_out_of_memory_ends_with_a_sentence(capsys, monkeypatch, tmp_path):
+def test_train_out_of_memory_exits_without_traceback(capsys, monkeypatch, tmp_path):
     def train(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("lockstep.train.train", train)
+    monkeypatch.setattr("lockstep.training_loop.train", train)
     assert main(["train", "gym-ppo", "--smoke", f"run.runs_dir={tmp_path}"]) == 2
     told = capsys.readouterr().err
     assert "process 0 of 1 ran out of memory: CUDA out of memory." in told
     assert "Traceback" not in told
 
 
-def test_a_port_that_is_taken_is_named(monkeypatch):
+def test_address_in_use_error_names_port(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29511")
     for error in (OSError(errno.EADDRINUSE, "Address already in use"), RuntimeError("failed, name: EADDRINUSE")):
         said = str(to_user_error(error, THIRD))
-        assert "process 2 of 4 cannot listen at port 29511, which another program holds." in said
+        assert "process 2 of 4 cannot listen on port 29511: another program uses it." in said
         assert "--standalone" in said
 
 
-def test_an_endpoint_that_another_program_holds_is_named(capsys, tmp_path):
+def test_rendezvous_endpoint_in_use_error_names_endpoint(capsys, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -58,16 +58,16 @@ def test_an_endpoint_that_another_program_holds_is_named(capsys, tmp_path):
         meeting = ["--nnodes", "1:2", "--rdzv-endpoint", place, "--rdzv-id", "x"]
         assert main(["train", "gym-ppo", "--smoke", "--procs", "2", *meeting, f"run.runs_dir={tmp_path}"]) == 2
     told = capsys.readouterr().err
-    assert f"hosts cannot meet at {place}: another program holds that port" in told
-    assert "Choose another port" in told
+    assert f"cannot connect to the rendezvous at {place}: another program uses that port" in told
+    assert "use another port in --rdzv-endpoint" in told
 
 
-def test_other_errors_are_left_as_they_are():
+def test_to_user_error_returns_other_errors_unchanged():
     error = ValueError("something else")
     assert to_user_error(error, THIRD) is error
 
 
-def test_more_processes_than_gpus_are_refused_with_the_number_that_fits(monkeypatch):
+def test_more_processes_than_gpus_are_rejected_with_usable_count(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(
@@ -86,7 +86,7 @@ def test_more_processes_than_gpus_are_refused_with_the_number_that_fits(monkeypa
     ],
 )
 @pytest.mark.parametrize("ask", [lambda: choose_device("cuda", THIRD), lambda: require_gpus("cuda", 1, False)])
-def test_missing_gpu_is_refused_with_its_cause(monkeypatch, cuda, visible, fix, ask):
+def test_missing_gpu_is_rejected_with_cause(monkeypatch, cuda, visible, fix, ask):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("torch.version.cuda", cuda)
@@ -100,12 +100,12 @@ def test_missing_gpu_is_refused_with_its_cause(monkeypatch, cuda, visible, fix, 
     assert "or use --run.device cpu" in str(refusal.value)
 
 
-def test_several_processes_on_a_mac_are_told_that_nothing_is_gained(caplog):
+def test_several_processes_on_mps_log_warning(caplog):
     assert choose_device("mps", THIRD) == torch.device("mps")
     assert "4 processes share one MPS device: nothing is gained over --procs 1." in caplog.text
 
 
-def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch, capsys, tmp_path):
+def test_missing_extra_error_shows_install_command(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("lockstep.nn.gnn.find_spec", lambda name: None)
     assert main(["train", "cricket-gnn", "--smoke", f"run.runs_dir={tmp_path}"]) == 2
     assert 'pip install "lockstep-rl[gnn]"' in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Lanes: dealt to processes without gaps, and told in words when a number cannot be shared."""
+"""Lanes: contiguous partition across processes and errors for totals that lanes cannot share evenly."""
 
 import re
 
@@ -23,12 +23,12 @@ def numbers_in(text):
         (3, 3, [range(0, 1), range(1, 2), range(2, 3)]),
     ],
 )
-def test_lanes_are_dealt_as_worked_by_hand(lanes, processes, shares):
+def test_partition_lanes_returns_expected_ranges(lanes, processes, shares):
     assert partition_lanes(lanes, processes) == shares
 
 
 @given(st.data(), st.integers(1, 300))
-def test_every_lane_has_one_host_in_order_and_shares_differ_by_one_at_most(data, lanes):
+def test_partition_lanes_is_ordered_complete_and_balanced(data, lanes):
     processes = data.draw(st.integers(1, lanes))
     shares = partition_lanes(lanes, processes)
     assert [lane for share in shares for lane in share] == list(range(lanes))
@@ -40,17 +40,17 @@ def test_every_lane_has_one_host_in_order_and_shares_differ_by_one_at_most(data,
 
 
 @pytest.mark.parametrize("processes", [0, -1, 9, 100])
-def test_processes_that_would_host_nothing_are_refused_in_words(processes):
+def test_partition_lanes_with_invalid_process_count_is_rejected(processes):
     with pytest.raises(ConfigError, match=rf"{processes} processes cannot host 8 lanes") as caught:
         partition_lanes(8, processes)
     assert "at most 8 processes" in str(caught.value)
 
 
-def test_a_share_that_comes_out_even_is_the_quotient():
+def test_per_lane_of_divisible_total_returns_quotient():
     assert Lanes(8, range(2, 4), 0).per_lane(96, "num_envs") == 12
 
 
-def test_a_number_that_lanes_cannot_share_is_refused_as_the_style_guide_says():
+def test_per_lane_of_indivisible_total_error_suggests_values():
     with pytest.raises(ConfigError) as caught:
         Lanes(8, range(8), 0).per_lane(100, "num_envs")
     wanted = "num_envs is 100, which 8 lanes cannot share evenly.\nUse 96 or 104, or set --run.lanes 5."
@@ -58,7 +58,7 @@ def test_a_number_that_lanes_cannot_share_is_refused_as_the_style_guide_says():
 
 
 @given(st.integers(1, 64), st.integers(-50, 500))
-def test_whatever_is_suggested_instead_works(count, total):
+def test_per_lane_error_suggestions_are_valid(count, total):
     lanes = Lanes(count, range(count), 0)
     try:
         share = lanes.per_lane(total, "num_envs")
@@ -76,12 +76,12 @@ def test_whatever_is_suggested_instead_works(count, total):
         assert share >= 1
 
 
-def test_lanes_know_how_many_live_here():
+def test_len_of_lanes_is_number_of_local_lanes():
     assert len(Lanes(8, range(3, 6), 0)) == 3
 
 
-def test_the_rows_of_a_lane_are_counted_among_the_local_ones():
+def test_lane_slice_is_relative_to_local_lanes():
     lanes = Lanes(8, range(3, 6), 0)
     assert [lanes.lane_slice(lane, 4) for lane in lanes.local] == [slice(0, 4), slice(4, 8), slice(8, 12)]
     with pytest.raises(ValueError, match="not in range"):
-        lanes.lane_slice(2, 4)  # it lives elsewhere
+        lanes.lane_slice(2, 4)  # lane 2 is hosted by another process

@@ -1,1 +1,1 @@
-"""Algorithms: one file each, written without a rank in sight."""
+"""Algorithms, one module or package each. Their code does not depend on the number of processes."""

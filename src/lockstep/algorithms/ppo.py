@@ -1,10 +1,11 @@
-"""PPO: collect with the current policy, then a few epochs of clipped updates on what was collected.
+"""Proximal policy optimization (PPO): collect with the current policy, then take epochs of clipped updates.
 
-Shapes: L local lanes, T horizon, E environments a lane, B = L x E local environments, lane after lane; M samples a lane
-in a minibatch. A network with memory learns from sequences of S steps, and N samples are N / S of them.
+Schulman et al., 2017, arXiv:1707.06347; advantages by GAE, Schulman et al., 2016, arXiv:1506.02438.
+
+Shapes: L local lanes, T rollout steps, E environments per lane, B = L x E local environments in lane order, M samples
+per lane in a minibatch. A recurrent network is trained on sequences of S steps; N samples are N / S sequences.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,88 +15,80 @@ from torch import Tensor
 
 from lockstep.algorithms.greedy_policy import GreedyPolicy
 from lockstep.algorithms.ppo_benchmark import benchmark_ops
+from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
+from lockstep.data.collector import OnPolicyCollector
 from lockstep.data.nonfinite import locate_nonfinite, value_range
-from lockstep.data.rollout import (
-    EpisodeStatistics,
-    Rollout,
-    episode_starts,
-    flatten_rollout,
-    minibatch_at,
-    minibatches,
-    sequences,
-)
-from lockstep.distributed import DistributedOptimizer, FusedAdam, Runtime
-from lockstep.lanes import Lanes
+from lockstep.data.rollout import flatten_rollout, minibatch_at, minibatches
+from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics, widen
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
-from lockstep.nn.initialization import seeded_init
 from lockstep.nn.normalization import ObservationNormalizer, RunningMeanStd
 from lockstep.nn.recurrent import PaddedSegments, PieceCutter, RecurrentConfig
-from lockstep.ops.functional import Scaling, Schedule, compute_gae, lr_scale, moments, ppo_loss, schedule
-from lockstep.protocols import BenchmarkOp, Loss, StateDict, VecEnv
-from lockstep.pytree import Tree, load_into, named_leaves, tree_map, tree_where
+from lockstep.ops.functional import Scaling, Schedule, lr_scale, moments, ppo_loss, schedule
+from lockstep.protocols import BenchmarkOp, Loss, StateDict
+from lockstep.pytree import tree_map
 from lockstep.transfer import upload
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(Algorithm.Config):
     """Settings of PPO. Every number is for the whole run, not for one process."""
 
     learning_rate: float = 3e-4
     """Peak learning rate; `schedule` shapes it over the run."""
     schedule: Schedule = "constant"
-    """How the learning rate goes from its peak over the run."""
+    """Schedule of the learning rate from its peak over the run."""
     warmup_fraction: float = 0.0
-    """Part of the run over which the learning rate rises to its peak."""
+    """Fraction of the run over which the learning rate rises to its peak."""
     lr_scaling: Scaling = "none"
     """Scaling of the learning rate with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
     reference_batch_size: int | None = None
-    """Batch size that `learning_rate` is meant for; none takes the recipe's own."""
+    """Batch size that `learning_rate` was tuned for. None: the recipe's own."""
     rollout_steps: int = 128
     """Steps each environment takes between updates."""
     batch_size: int = 2048
-    """Samples of one update, over all processes."""
+    """Samples per update, over all processes."""
     epochs: int = 4
-    """Passes over what was collected."""
+    """Passes over each rollout."""
     gamma: float = 0.99
-    """Discount of future rewards."""
+    """Discount factor."""
     gae_lambda: float = 0.95
-    """Trace decay of the advantage estimate."""
+    """Lambda of generalized advantage estimation."""
     clip_coef: float = 0.2
-    """How far the policy's probability ratio may move in one iteration before its gradient stops."""
+    """Clipping range of the probability ratio."""
     clip_coef_schedule: Schedule = "constant"
     """Schedule of `clip_coef` over the run."""
     value_clip_coef: float | None = None
-    """The same for values; none does not clip them."""
+    """Clipping range of value predictions. None: no clipping."""
     entropy_coef: float = 0.01
     """Weight of the entropy bonus."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     max_grad_norm: float = 0.5
-    """The gradient of the whole batch is clipped to this norm."""
+    """Maximum norm of the gradient of the whole batch."""
     target_kl: float | None = None
-    """Stop an update's epochs early when the policy has moved this far. None never stops."""
+    """Approximate KL divergence after which an iteration skips its remaining epochs. None: no limit."""
     grad_accum_steps: int = 1
-    """Micro-batches a minibatch is cut into; lowers memory, changes nothing else."""
+    """Micro-batches per minibatch. Lowers memory and changes nothing else."""
     adam_eps: float = 1e-5
-    """Adam's denominator offset."""
+    """Epsilon of Adam."""
     normalize_obs: bool = False
-    """Shift and scale observations by their running moments."""
+    """Whether to standardize observations with running statistics."""
     normalize_rewards: bool = False
-    """Scale rewards by the running deviation of the discounted return."""
+    """Whether to divide rewards by the running standard deviation of the discounted return."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
-    """Shape of the network."""
+    """Encoder architecture."""
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig)
-    """What the network remembers between steps."""
+    """Recurrent layer."""
     bptt_steps: int | None = None
-    """Steps of the sequences that a network with memory learns from, which must divide the horizon; none takes all."""
+    """Steps of backpropagation through time of a recurrent network; must divide `rollout_steps`. None: all of them."""
 
     def validate(self, task: Any, run: RunConfig) -> None:
-        """Refuse numbers that do not divide, in words, before any process starts."""
+        """Raise ConfigError for sizes that do not divide, before any process starts."""
         if self.rollout_steps < 1:
             raise ConfigError(f"rollout_steps is {self.rollout_steps}.", "Take at least one step between updates.")
         if self.length < 1 or self.rollout_steps % self.length:
@@ -104,7 +97,7 @@ class PPOConfig:
                 "Use --algo.bptt-steps none to learn from all of it.",
             )
         rollout, lanes = task.num_envs * self.rollout_steps, resolve_lanes(run, 1).lanes or 0
-        Lanes(lanes, range(0), run.seed).per_lane(task.num_envs, "num_envs")
+        super().validate(task, run)
         unit = lanes * self.length
         if self.batch_size % unit:
             below = max(unit, self.batch_size - self.batch_size % unit)
@@ -119,220 +112,156 @@ class PPOConfig:
             raise ConfigError(
                 f"an iteration collects {task.num_envs} x {self.rollout_steps} = {rollout} samples, "
                 f"which minibatches of {self.batch_size} do not divide.",
-                f"Use --algo.batch-size {near}, or change --task.num-envs or --algo.rollout_steps.",
+                f"Use --algo.batch-size {near}, or change --task.num-envs or --algo.rollout-steps.",
             )
 
     @property
     def length(self) -> int:
-        """S: steps that are learned from together; without memory, every step stands for itself."""
+        """S: steps per training sequence; 1 for a feed-forward network."""
         return 1 if self.recurrent.kind == "none" else self.bptt_steps or self.rollout_steps
 
-    def samples_per_iteration(self, task: Any) -> int:
-        return int(task.num_envs * self.rollout_steps)
 
-    def build(self, task: VecEnv, runtime: Runtime) -> "PPO":
-        return PPO(self, task, runtime)
+class PPO(Algorithm):
+    """An actor-critic network trained by PPO."""
 
+    Config = PPOConfig
+    config: PPOConfig
 
-class PPO:
-    """One agent learning by PPO."""
-
-    def __init__(self, config: PPOConfig, task: VecEnv, runtime: Runtime) -> None:
-        self.config, self.task, self.runtime = config, task, runtime
-        lanes = runtime.lanes
-        self.envs = task.num_envs // len(lanes)
-        self.samples = lanes.num_lanes * self.envs * config.rollout_steps
+    def setup(self) -> None:
+        config, task, runtime = self.config, self.task, self.runtime
         self.actions = make_distribution(task.action_space)
-        with seeded_init(lanes.shared_stream("ppo.init")):
-            self.net = ActorCritic(task.observation_space, self.actions, config.encoder, config.recurrent)
-            self.net.to(runtime.device)
-        rate = FusedAdam(self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_eps)
-        varying = (
-            "" if config.recurrent.kind == "none" else "sequences are cut where episodes end, so their shapes vary"
-        )
+        self.net = ActorCritic(task.observation_space, self.actions, config.encoder, config.recurrent)
+        self.net.to(runtime.device)
+        adam = FusedAdam(self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_eps)
         self.optimizer = DistributedOptimizer(
-            runtime, rate, max_grad_norm=config.max_grad_norm, accumulate=config.grad_accum_steps, not_compiled=varying
+            runtime,
+            adam,
+            max_grad_norm=config.max_grad_norm,
+            accumulate=config.grad_accum_steps,
+            not_compiled="" if config.recurrent.kind == "none" else "sequences are split at episode ends: shapes vary",
         )
-        self.noise, self.shuffle = lanes.streams("ppo.noise"), lanes.streams("ppo.shuffle")
         self.normalizer = ObservationNormalizer(task.reset(), config.normalize_obs)
+        self.collector = OnPolicyCollector(self, self.net, self.actions, self.normalizer, config.length)
+        self.shuffle = self.lanes.streams("ppo.shuffle")
         self.return_moments = RunningMeanStd(1, runtime.device)
-        self.discounted = torch.zeros(len(lanes), self.envs, device=runtime.device)  # [L, E], for reward scaling
-        self.episodes = EpisodeStatistics(lanes.local, self.envs, runtime.device)
-        self.rollout, self.outcomes = Rollout(config.rollout_steps), Rollout(config.rollout_steps)
-        self.memory = self.net.initial_state(task.num_envs)  # [B, ...], before the step that comes next
-        self.initial_state = self.net.initial_state(1)
-        self.memories = Rollout(config.rollout_steps // config.length)  # the same at the start of each sequence
-        self.truncation_values = torch.zeros(
-            config.rollout_steps, task.num_envs, device=runtime.device
-        )  # read where truncated
+        self.register_state("return_moments", self.return_moments.sums)
+        self.discounted = torch.zeros(task.num_envs, device=runtime.device)  # [B], running return for reward scaling
+        self.register_lane_state("discounted", self.discounted)
         self.clip: float | Tensor = config.clip_coef
-        if runtime.compilation.mode != "off":  # a compiled update reads it where it is
+        if runtime.compilation.mode != "off":  # a compiled update reads it from a fixed address
             self.clip = torch.full((), config.clip_coef, device=runtime.device)
         self._cut = PieceCutter(runtime.device)
         self._pieces: PaddedSegments | None = None
-        """How the sequences of the minibatch under way are cut, where the host worked it out ahead."""
-        # Asked with the environments of the whole run: how many processes share them decides nothing.
-        self.acting = nullcontext if self.net.prefers_fp32(lanes.num_lanes * self.envs) else runtime.autocast
-        self._act = runtime.compilation(self._act_on, "acting")
-        self._value = runtime.compilation(self._value_of, "a value")
+        """Segments of the current minibatch's sequences, if the host computed them in advance."""
 
-    @property
-    def updates(self) -> int:
-        return int(self.optimizer.updates)
-
-    # -- collecting ----------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
     def collect(self, clock: TrainState) -> Metrics:
         """Take `rollout_steps` steps in every environment."""
-        runtime, rollout, outcomes = self.runtime, self.rollout, self.outcomes
-        shape, device = (self.config.rollout_steps, self.envs), runtime.device
-        noise = self.actions.sample_noise(self.noise, clock.iteration, *shape, device=device)  # [L, T, E, ...]
-        noise = noise.transpose(0, 1).flatten(1, 2)  # [T, B, ...]
-        obs = self.task.observations()
-        for t, draws in enumerate(noise.unbind(0)):
-            with runtime.phase("act"):
-                if self.memory and t % self.config.length == 0:
-                    self.memories.write(t // self.config.length, {"memory": self.memory})
-                acted = runtime.map_lanes(self._act, {"obs": obs, "noise": draws, "memory": self.memory})
-                memory = acted.pop("memory")
-                rollout.write(t, {"obs": obs, **acted})
-            with runtime.phase("env"):
-                step = self.task.step(acted["action"])
-            outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
-            outcomes.write(t, {**outcome, **step.episode_info})
-            if step.any_truncated:
-                # What was cut off goes on in value from its last observation, not from the next episode's first.
-                self.truncation_values[t] = runtime.map_lanes(self._value, {"obs": step.final_obs, "memory": memory})
-            obs, self.memory = step.obs, tree_where(step.terminated | step.truncated, self.initial_state, memory)
-        self.last_value = runtime.map_lanes(self._value, {"obs": obs, "memory": self.memory})  # [B]
-        ended = outcomes["terminated"] | outcomes["truncated"]
-        return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode_info})
-
-    def _act_on(self, part: dict[str, Any]) -> Tree:
-        with self.acting():
-            outputs, value, memory = self.net.step(self.normalizer(part["obs"]), part["memory"])
-        action = self.actions.sample(outputs, part["noise"])
-        return {"action": action, "outputs": outputs, "value": value, "memory": memory}
-
-    def _value_of(self, part: dict[str, Any]) -> Tensor:
-        with self.acting():
-            return self.net.value(self.normalizer(part["obs"]), part["memory"])
-
-    # -- learning ------------------------------------------------------------------------------------------------------
+        return self.collector.collect(clock)
 
     def update(self, clock: TrainState) -> Metrics:
         """Learn from the rollout just collected."""
         config = self.config
+        # Schedules
         factor = lr_scale(config.lr_scaling, config.batch_size, config.reference_batch_size)
         warmup = config.warmup_fraction or (0.05 if factor > 1.0 else 0.0)
         rate = schedule(config.schedule, config.learning_rate * factor, clock.progress, warmup)
         clip = schedule(config.clip_coef_schedule, config.clip_coef, clock.progress)
         self.clip = self.clip.fill_(clip) if isinstance(self.clip, Tensor) else clip
+
+        # Advantages, returns and their statistics over the whole run
         metrics = Metrics()
         batch = self._prepare_batch(metrics)
         if not batch:
             return self._skip_rollout(clock)
-        rows = self._in_sequences(batch) if self.memory else batch
-        # On a device the host cuts sequences ahead of each step: there it would have to wait for how many there are.
-        ahead = bool(self.memory) and self.runtime.device.type != "cpu" and not self.runtime.exact
+
+        # Epochs of minibatches
+        recurrent = bool(self.collector.memory)
+        rows = self.collector.to_sequences(batch) if recurrent else batch
+        # On a device the host splits sequences before each step: splitting there would synchronize with the device.
+        ahead = recurrent and self.runtime.device.type != "cpu" and not self.runtime.exact
         starts = rows["starts"].cpu() if ahead and config.grad_accum_steps == 1 else None
-        per_lane = config.batch_size // self.runtime.lanes.num_lanes // config.length
-        count = config.rollout_steps // config.length * self.envs  # rows of a lane
+        per_lane = config.batch_size // self.lanes.num_lanes // config.length
+        count = config.rollout_steps // config.length * self.envs_per_lane  # rows per lane
         for epoch in range(config.epochs):
             counter = clock.iteration * config.epochs + epoch
             order = self.shuffle.permutation(counter, count, device=self.runtime.device)
             parts = None
-            if starts is not None:  # in the same order, which has the same bits on the host
+            if starts is not None:  # in the same order: host and device draw the same bits
                 parts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
             for number, minibatch in enumerate(minibatches(rows, order, per_lane)):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
                 self._pieces = self._cut(next(parts)) if parts is not None else None
-                metrics += self.optimizer.step(
-                    self.loss, minibatch, rate, where, partial(minibatch_at, rows, order, per_lane, number)
-                )
-            self._pieces = None  # from here on a loss may be of another batch
+                again = partial(minibatch_at, rows, order, per_lane, number)
+                metrics += self.optimizer.step(self.loss, minibatch, rate, where, again)
+            self._pieces = None  # the next loss may be of another batch
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
                 break
-        self.optimizer.check_last_step()  # before anything else of the agent changes
+        self.optimizer.check_last_step()  # before other state of the agent changes
+
+        # Observation statistics. Last, so that the first epoch normalizes exactly as the acting policy did.
         if config.normalize_obs:
-            # Last, so that the first epoch sees the observations exactly as the acting policy saw them.
-            seen = tree_map(lambda x: x.unflatten(0, (len(self.runtime.lanes), -1)), batch["obs"])
+            seen = tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), batch["obs"])
             self.normalizer.update(self.runtime.exact_sum(self.normalizer.batch_stats(seen)))
         return metrics
 
     @torch.no_grad()
     def _prepare_batch(self, metrics: Metrics) -> dict[str, Any]:
-        """The rollout with its advantages and returns, as samples [L x T x E, ...]; nothing if it has bad numbers."""
-        before = self.return_moments.sums.clone(), self.discounted
-        config, rollout, lanes = self.config, self.rollout, len(self.runtime.lanes)
-        values, terminated, truncated = rollout["value"], self.outcomes["terminated"], self.outcomes["truncated"]
-        following = torch.cat([values[1:], self.last_value.unsqueeze(0)])  # [T, B]
-        following = torch.where(truncated, self.truncation_values, following)
-        ended = terminated | truncated
-        rewards = (
-            self._normalize_rewards(self.outcomes["reward"], ended)
-            if config.normalize_rewards
-            else self.outcomes["reward"]
-        )
-        advantages = compute_gae(rewards, values, following, terminated, ended, config.gamma, config.gae_lambda)
-        returns = advantages + values
-        batch = flatten_rollout(rollout.buffers | {"advantage": advantages, "return": returns}, lanes)
+        """Return the rollout with standardized advantages as samples [L x T x E, ...]; empty if it is not finite."""
+        config, lanes, outcomes = self.config, len(self.lanes), self.collector.outcomes
+        before = self.return_moments.sums.clone(), self.discounted.clone()
+        rewards = None
+        if config.normalize_rewards:
+            rewards = self._normalize_rewards(outcomes["reward"], outcomes["terminated"] | outcomes["truncated"])
+        batch = self.collector.batch(config.gamma, config.gae_lambda, rewards)
+
+        # One reduction over the whole run: moments of advantages and returns, value error, range of observations
         advantages, returns = batch["advantage"], batch["return"]
         columns = [advantages, advantages.square(), returns, returns.square(), (returns - batch["value"]).square()]
-        # Lane by lane, so that the bits of a lane's sums do not depend on who else lives here.
+        # Sum per lane so that results do not depend on which lanes share a process.
         table = widen(torch.stack(columns, dim=1)).chunk(lanes)  # [T x E, 5] each
-        # The observations' extent goes along: sums are finite only if all they are made of is, here and elsewhere.
-        seen = upload(value_range(rollout["obs"]), self.runtime.device).expand(lanes, 1)
+        seen = upload(value_range(self.collector.rollout["obs"]), self.runtime.device).expand(lanes, 1)
         sums = self.runtime.exact_sum(torch.cat([torch.stack([lane.sum(0) for lane in table]), seen], dim=1))
-        if not sums.isfinite().all():
+        if not sums.isfinite().all():  # some value of some process is not finite; all processes see the same sums
             self.return_moments.sums.copy_(before[0])
-            self.discounted = before[1]
+            self.discounted.copy_(before[1])
             return {}
+
+        # Global advantage statistics
         count = torch.tensor(float(self.samples), dtype=torch.float64)
         mean, variance = moments(sums[0], sums[1], count)
         batch["advantage"] = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
         _, spread = moments(sums[2], sums[3], count)
         metrics.add_global("explained_variance", 1.0 - sums[4] / count / spread.clamp(min=1e-8), 1.0)
-        # The acting policy's log probabilities: here all at once, not in every step of the rollout.
+
+        # Log probabilities of the acting policy: once here instead of in every step of the rollout
         batch["log_prob"] = self.runtime.map_lanes(
             lambda part: self.actions.log_prob_and_entropy(part["outputs"], part["action"])[0],
             {name: batch[name] for name in ("outputs", "action")},
         )
         del batch["outputs"]
-        return dict(batch)
-
-    def _in_sequences(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Samples as sequences [L x T/S x E, S, ...], with the memory before each and where in it episodes started."""
-        lanes, outcomes = len(self.runtime.lanes), self.outcomes
-        steps = batch | {
-            "starts": flatten_rollout(episode_starts(outcomes["terminated"] | outcomes["truncated"]), lanes)
-        }
-        rows = sequences(steps, lanes, self.config.rollout_steps, self.config.length)
-        return dict(rows | {"memory": flatten_rollout(self.memories["memory"], lanes)})
+        return batch
 
     def _skip_rollout(self, clock: TrainState) -> Metrics:
-        """Stop at a rollout with bad numbers, or learn nothing from all of it: of the agent nothing changes."""
-        outcomes, lanes = self.outcomes, self.runtime.lanes.local
-        # With what followed the last step, whose value belongs to this rollout.
-        obs = tree_map(
-            lambda past, now: torch.cat([past, now.unsqueeze(0)]), self.rollout["obs"], self.task.observations()
-        )
-        values = torch.cat([self.rollout["value"], self.last_value.unsqueeze(0)])
-        cut = torch.where(outcomes["truncated"], self.truncation_values, 0.0)
+        """Abort at a rollout with non-finite values, or skip all updates from it. The agent does not change."""
+        collector, lanes = self.collector, self.lanes.local
+        rollout, outcomes = collector.rollout, collector.outcomes
+        # With the observation after the last step, whose value is part of this rollout.
+        obs = tree_map(lambda past, now: torch.cat([past, now.unsqueeze(0)]), rollout["obs"], self.task.observations())
+        values = torch.cat([rollout["value"], collector.last_value.unsqueeze(0)])
+        cut = torch.where(outcomes["truncated"], collector.truncation_values, 0.0)
         given, made = {"observation": obs, "reward": outcomes["reward"]}, {"value": values, "value at a cut": cut}
         self.optimizer.nonfinite_policy.handle(
             f"iteration {clock.iteration + 1}, before update {self.updates + 1}, has a rollout that is not finite:",
             locate_nonfinite(given, lanes) or locate_nonfinite(made, lanes),
-            "Mend the environment, or use --run.on-nonfinite skip to leave such iterations out.",
-            {"rollout": self.rollout.buffers | self.outcomes.buffers | {"last_obs": self.task.observations()}},
+            "Fix the environment, or use --run.on-nonfinite skip to skip such iterations.",
+            {"rollout": rollout.buffers | outcomes.buffers | {"last_obs": self.task.observations()}},
         )
         metrics, updates = Metrics(), torch.tensor(self.config.epochs * self.samples // self.config.batch_size)
         metrics.add_global("skipped", updates, updates)
         return metrics
 
     def loss(self, batch: dict[str, Any]) -> Loss:
-        """The PPO loss of a part of a minibatch, as sums over its samples."""
+        """Return the PPO loss of (a part of) a minibatch, as sums over its samples."""
         config, memory, starts = self.config, batch.get("memory"), batch.get("starts")
         if starts is not None:
             steps = {name: part for name, part in batch.items() if name != "memory"}
@@ -353,46 +282,27 @@ class PPO:
         return Loss(loss.total, num_samples=len(value), metric_sums=dict(zip(names, loss[1:], strict=True)))
 
     def _normalize_rewards(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Rewards [T, B] over the running deviation of the discounted return, this rollout's included."""
-        discounted = torch.empty_like(rewards)
-        running = self.discounted.flatten()
+        """Divide rewards [T, B] by the running standard deviation of the discounted return, this rollout included."""
+        discounted, running = torch.empty_like(rewards), self.discounted
         for t in range(len(rewards)):
             running = running * self.config.gamma + rewards[t]
             discounted[t] = running
             running = running * ~ended[t]
-        self.discounted = running.view_as(self.discounted)
-        lanes = len(self.runtime.lanes)
+        self.discounted.copy_(running)
+        lanes = len(self.lanes)
         table = RunningMeanStd.batch_stats(flatten_rollout(discounted, lanes).view(lanes, -1, 1))
         self.return_moments.update(self.runtime.exact_sum(table))
         return (rewards / self.return_moments.mean_and_std()[1]).clamp(-10.0, 10.0)
 
-    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        return benchmark_ops(self, fewer)
-
-    def sample_buffers(self) -> Tree:
-        kept = {"rollout": self.rollout, "outcomes": self.outcomes, "memories": self.memories}
-        return {name: rollout.buffers for name, rollout in kept.items()} | {"cut_values": self.truncation_values}
-
-    # -- state ---------------------------------------------------------------------------------------------------------
-
     def policy(self) -> GreedyPolicy:
         return GreedyPolicy(self.net, self.actions, self.normalizer)
 
-    def model_state_dict(self) -> StateDict:
-        net = {f"net.{name}": tensor for name, tensor in self.net.state_dict(keep_vars=True).items()}
-        return net | self.normalizer.state()
+    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
+        return benchmark_ops(self, fewer)
 
-    def shared_state(self) -> StateDict:
-        return self.model_state_dict() | self.optimizer.state() | {"return_moments": self.return_moments.sums}
+    def model_state_dict(self) -> StateDict:
+        return super().model_state_dict() | self.normalizer.state()
 
     def load_shared_state(self, state: StateDict) -> None:
-        load_into(self.shared_state(), state, "the agent")
+        super().load_shared_state(state)
         self.normalizer.freeze()
-
-    def lane_state(self, lane: int) -> StateDict:
-        place = self.runtime.lanes.local.index(lane)
-        memory = tree_map(lambda x: x.unflatten(0, (-1, self.envs))[place], self.memory)
-        return {"discounted": self.discounted[place], **named_leaves(memory, "memory")} | self.episodes.state(lane)
-
-    def load_lane_state(self, lane: int, state: StateDict) -> None:
-        load_into(self.lane_state(lane), state, f"lane {lane}")

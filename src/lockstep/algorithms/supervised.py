@@ -1,6 +1,8 @@
-"""Supervised learning: an iteration takes the next batch of a data set and makes one update of it.
+"""Supervised learning: each iteration takes the next batch of a data set and makes one update with AdamW.
 
-Shapes: L local lanes, M examples a lane; a batch is [L x M, ...], lane after lane.
+AdamW: Loshchilov & Hutter, 2017, arXiv:1711.05101.
+
+Shapes: L local lanes, M examples per lane; a batch is [L x M, ...] in lane order.
 """
 
 import copy
@@ -12,212 +14,194 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from lockstep.base import Algorithm, Dataset
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
 from lockstep.data.dataloader import DataLoader
-from lockstep.distributed import DistributedOptimizer, FusedAdam, Runtime
+from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics
 from lockstep.nn.gnn import GraphConfig, GraphNet
-from lockstep.nn.initialization import seeded_init
 from lockstep.ops.functional import Scaling, lr_scale, schedule
-from lockstep.protocols import BenchmarkOp, Dataset, Loss, StateDict
-from lockstep.pytree import Tree, load_into, tree_map
+from lockstep.protocols import BenchmarkOp, Loss, Policy
+from lockstep.pytree import Tree, tree_map
 from lockstep.transfer import Uploader
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedConfig:
+class SupervisedConfig(Algorithm.Config):
     """Settings of supervised learning. Every number is for the whole run, not for one process."""
 
     learning_rate: float = 1e-3
     """Peak learning rate; `schedule` shapes it over the run."""
     schedule: Literal["constant", "linear", "cosine", "plateau"] = "cosine"
-    """How the learning rate goes from its peak; plateau halves it when evaluations stop getting better."""
+    """Schedule of the learning rate from its peak over the run. plateau: halve it when evaluations stop improving."""
     plateau_patience: int = 3
-    """Evaluations without a better one after which plateau halves the learning rate, and after as many again."""
+    """Consecutive evaluations without improvement per halving of the learning rate by the plateau schedule."""
     warmup_fraction: float = 0.05
-    """Part of the run over which the learning rate rises to its peak."""
+    """Fraction of the run over which the learning rate rises to its peak."""
     lr_scaling: Scaling = "none"
     """Scaling of the learning rate with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
     reference_batch_size: int | None = None
-    """Batch size that `learning_rate` is meant for; none takes the recipe's own."""
+    """Batch size that `learning_rate` was tuned for. None: the recipe's own."""
     batch_size: int = 512
-    """Examples of one update, over all processes; the last batch of an epoch has what is left."""
+    """Examples per update, over all processes. The last batch of an epoch may be smaller."""
     weight_decay: float = 1e-2
-    """AdamW's decay of weights; biases, norms and embeddings are left alone."""
+    """Weight decay of AdamW; biases, norms and embeddings are excluded."""
     max_grad_norm: float = 1.0
-    """The gradient of the whole batch is clipped to this norm."""
+    """Maximum norm of the gradient of the whole batch."""
     grad_accum_steps: int = 1
-    """Micro-batches a batch is cut into; lowers memory, changes nothing else."""
+    """Micro-batches per batch. Lowers memory and changes nothing else."""
     num_workers: int = 0
-    """Processes that read batches ahead, for each process of the run; 0 reads in a thread. Changes no bit."""
+    """Loader processes per process of the run. 0: load in a thread. Does not change results."""
     net: GraphConfig = field(default_factory=GraphConfig)
-    """Shape of the network."""
+    """Network architecture."""
 
     def validate(self, task: Any, run: RunConfig) -> None:
-        """Refuse impossible numbers, in words, before any process starts."""
+        """Raise ConfigError for invalid settings, before any process starts."""
         if self.batch_size < 1:
-            raise ConfigError(f"batch_size is {self.batch_size}.", "An update needs at least one example.")
+            raise ConfigError(f"batch_size is {self.batch_size}.", "Use at least one example per update.")
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}.", "Use 0 for a thread, or a number of processes.")
         if self.learning_rate <= 0.0:
             raise ConfigError(f"learning_rate is {self.learning_rate}.", "Use a number above 0, such as 1e-3.")
         if not 0.0 <= self.warmup_fraction < 1.0:
             raise ConfigError(
-                f"warmup_fraction is {self.warmup_fraction}, which is no part of a run.", "Use 0.05, or 0 for none."
+                f"warmup_fraction is {self.warmup_fraction}, which is not a fraction of the run from 0 to below 1.",
+                "Use 0.05, or 0 for no warm-up.",
             )
         if self.schedule == "plateau" and (self.plateau_patience < 1 or not run.eval_every):
             raise ConfigError(
-                f"a plateau is looked for in evaluations, with plateau_patience {self.plateau_patience} and "
-                f"eval_every {run.eval_every}.",
+                f"the plateau schedule needs evaluations, but plateau_patience is {self.plateau_patience} and "
+                f"eval_every is {run.eval_every}.",
                 "Set both to at least 1, or use --algo.schedule cosine.",
             )
         self.net.validate()
 
     def samples_per_iteration(self, task: Any) -> int:
-        """Of an iteration that is not the last of its epoch."""
+        """Return the samples of an iteration. The last one of an epoch may have fewer."""
         return self.batch_size
 
-    def build(self, task: Dataset, runtime: Runtime) -> "Supervised":
-        return Supervised(self, task, runtime)
 
+class Supervised(Algorithm):
+    """A network trained on examples."""
 
-class Supervised:
-    """One network learning from examples."""
+    Config = SupervisedConfig
+    config: SupervisedConfig
+    task: Dataset
 
-    def __init__(self, config: SupervisedConfig, task: Dataset, runtime: Runtime) -> None:
-        self.config, self.task, self.runtime = config, task, runtime
+    def setup(self) -> None:
+        config, task, runtime = self.config, self.task, self.runtime
         self.samples = min(config.batch_size, task.count("train"))
         self.loader = DataLoader(task, config.batch_size, runtime.lanes, config.num_workers)
         example = task.read("train", np.zeros(1, dtype=np.int64))["inputs"]
-        with seeded_init(runtime.lanes.shared_stream("supervised.init")):
-            self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
-        rate = FusedAdam(_groups(self.net, config.weight_decay), lr=config.learning_rate, decoupled_weight_decay=True)
+        self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
+        adam = FusedAdam(_groups(self.net, config.weight_decay), lr=config.learning_rate, decoupled_weight_decay=True)
         self.optimizer = DistributedOptimizer(
             runtime,
-            rate,
+            adam,
             max_grad_norm=config.max_grad_norm,
             accumulate=config.grad_accum_steps,
             not_compiled="batches of examples vary in shape",
         )
-        self.halvings, self.heard = torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64)
-        """How often plateau halved the learning rate, and how many evaluations it has heard of."""
+        self.halvings = self.register_state("halvings", torch.zeros((), dtype=torch.int64))
+        """Number of times that the plateau schedule halved the learning rate."""
+        self.evaluations = self.register_state("evaluations", torch.zeros((), dtype=torch.int64))
+        """Number of evaluations that the plateau schedule has used."""
         self.batch: dict[str, Any] = {}
         self._upload = Uploader(runtime.device)
-        # On a device the host works out where nodes and edges are before it uploads them: there it would have to wait.
+        # On a device the host indexes nodes and edges before the upload: indexing there would synchronize.
         self._locates = runtime.device.type != "cpu" and not runtime.exact and config.grad_accum_steps == 1
         self._index: Any = None
-        """Where nodes and edges of the batch under way are; None where the network is to work it out."""
-
-    @property
-    def updates(self) -> int:
-        return int(self.optimizer.updates)
+        """Indices of the nodes and edges of the current batch; None if the network computes them."""
 
     def collect(self, clock: TrainState) -> Metrics:
-        """Take the batch that comes next; the loader has read it by now, unless it is too slow."""
+        """Take the next batch. The loader reads ahead, so this waits only if loading is slower than training."""
+        # Next batch
         with self.runtime.phase("load"):
             batch, self.samples = self.loader.batch(clock.samples)
             index = self.net.locate(batch["inputs"]) if self._locates else {}
+        # Upload to the device
         uploaded = self._upload({"batch": batch, "index": index})
         self.batch, self._index = uploaded["batch"], uploaded["index"] or None
         return Metrics()
 
     def update(self, clock: TrainState) -> Metrics:
-        """One step on the batch just taken."""
+        """Take one optimizer step on the current batch."""
         epoch, position = divmod(clock.samples, self.loader.count)
         where = f"epoch {epoch + 1}, example {position:,}"
+        # AdamW step
         metrics = self.optimizer.step(self.loss, self.batch, self._rate(clock), where)
-        self._index = None  # from here on a loss may be of a part of the batch
+        self._index = None  # later losses may be of a part of the batch
         self.optimizer.check_last_step()
         return metrics
 
     def _rate(self, clock: TrainState) -> float:
+        """Return the learning rate of the next update."""
         config = self.config
+        # Scaling with the batch size, and warm-up
         factor = lr_scale(config.lr_scaling, config.batch_size, config.reference_batch_size)
         warmup = config.warmup_fraction or (0.05 if factor > 1.0 else 0.0)
         progress = clock.progress
-        if progress < warmup:  # the first update of a warm-up is its first step, not one of size zero
+        if progress < warmup:  # use the progress after this update, so that the first rate is not zero
             progress = min(warmup, (clock.samples + self.samples) / clock.total_samples)
         peak = config.learning_rate * factor
         if config.schedule != "plateau":
             return schedule(config.schedule, peak, progress, warmup)
-        if clock.evaluations > self.heard:
-            self.heard.fill_(clock.evaluations)
+        # Plateau: process each evaluation once
+        if clock.evaluations > self.evaluations:
+            self.evaluations.fill_(clock.evaluations)
             self.halvings += clock.evals_since_best > 0 and clock.evals_since_best % config.plateau_patience == 0
         return schedule("constant", peak, progress, warmup) * 0.5 ** int(self.halvings)
 
     def loss(self, batch: dict[str, Any]) -> Loss:
-        """The loss summed over examples; those that only fill a lane up weigh nothing."""
+        """Return the loss as a sum over examples. Padding of a lane has weight 0."""
         prediction, weight = self.net(batch["inputs"], self._index).float(), batch["weight"]
         if self.task.target_type == "classification":
             each = nnf.binary_cross_entropy_with_logits(prediction, batch["target"], reduction="none")
         else:
-            mean, deviation = self.task.target_mean_std
-            each = (prediction - (batch["target"] - mean) / deviation).square()
+            mean, std = self.task.target_mean_std
+            each = (prediction - (batch["target"] - mean) / std).square()
         total = (each * weight).sum()
         return Loss(total, weight.sum(), {"example_loss": total.detach()})
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        """The network's forward, backward and step on the last batch, with nothing around them."""
+        """Return forward, backward and optimizer step on the last batch, without the code around them."""
         net = copy.deepcopy(self.net)
-        rate = FusedAdam(net.parameters(), weight_decay=1e-2, decoupled_weight_decay=True)
+        adam = FusedAdam(net.parameters(), weight_decay=1e-2, decoupled_weight_decay=True)
         rows = max(1, len(self.batch["weight"]) // fewer)
         inputs = tree_map(lambda x: x[:rows].clone(), self.batch["inputs"])
 
         def learn() -> None:
             with self.runtime.autocast():
                 predictions = net(inputs)
-            rate.zero_grad()
+            adam.zero_grad()
             predictions.sum().backward()
-            rate.step()
+            adam.step()
 
         return [BenchmarkOp("learning", rows, 1, learn, fewer)]
 
     def sample_buffers(self) -> Tree:
         return self.batch
 
-    # -- state ---------------------------------------------------------------------------------------------------------
-
     def policy(self) -> "Predictor":
         return Predictor(self.net, self.task.target_mean_std)
 
-    def model_state_dict(self) -> StateDict:
-        return {f"net.{name}": tensor for name, tensor in self.net.state_dict(keep_vars=True).items()}
 
-    def shared_state(self) -> StateDict:
-        return self.model_state_dict() | self.optimizer.state() | {"halvings": self.halvings, "heard": self.heard}
-
-    def load_shared_state(self, state: StateDict) -> None:
-        load_into(self.shared_state(), state, "the network")
-
-    def lane_state(self, lane: int) -> StateDict:
-        return {}  # the place in the data is a function of the clock
-
-    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
-
-
-class Predictor:
-    """A number for each example: what is predicted, or the log-odds of the label 1."""
+class Predictor(Policy):
+    """Prediction for each example: a number, or the log-odds of the label 1."""
 
     def __init__(self, net: nn.Module, scale: tuple[float, float]) -> None:
         self.net, self.scale = net, scale
 
-    def initial_state(self, count: int) -> Tree:
-        return {}
-
-    def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
-        prediction, _, after = self.forward(obs, memory)
-        return prediction, after
-
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        mean, deviation = self.scale
+        mean, std = self.scale
         outputs = self.net(obs).float()
-        return outputs * deviation + mean, outputs, memory
+        return outputs * std + mean, outputs, memory
 
 
 def _groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Parameters that decay, which are the matrices of layers, and those that do not."""
+    """Split parameters into those with weight decay (matrices of layers) and those without."""
     embedded = {p for module in net.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     matrices = [(name, p) for name, p in net.named_parameters() if p.dim() > 1 and p not in embedded]
     others = [(name, p) for name, p in net.named_parameters() if p.dim() <= 1 or p in embedded]

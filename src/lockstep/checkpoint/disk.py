@@ -1,7 +1,7 @@
-"""The file operations by which checkpoints are claimed, published and deleted.
+"""File operations that claim, publish and delete checkpoints.
 
-One object, so that tests can put a simulated disk in its place: one that stalls a process between any two operations,
-kills it there, or loses what was not synced.
+They are methods of one object so that tests can substitute a simulated disk. The simulated disk stalls or kills a
+process between any two operations, or loses data that was not synced.
 """
 
 import os
@@ -14,71 +14,71 @@ from lockstep.io.durable import fsync_dir, make_directories
 
 
 class Disk:
-    """The disk of this machine."""
+    """File operations on the local file system."""
 
     def names(self, directory: Path) -> list[str]:
-        """The names in a directory."""
+        """List the names in a directory."""
         return os.listdir(directory)
 
     def is_directory(self, path: Path) -> bool:
-        """Whether a path is a directory, and not a link to one."""
+        """Return whether a path is a directory and not a symbolic link."""
         return path.is_dir() and not path.is_symlink()
 
     def exists(self, path: Path) -> bool:
         return path.exists()
 
     def read_json(self, path: Path) -> Any:
-        """A small JSON file; Damaged where it is missing or is none."""
+        """Read a small JSON file. Raises CorruptCheckpointError if it is missing or invalid."""
         return form.read_json(path)
 
     def verify(self, checkpoint: Path) -> None:
-        """Damaged, if a file of a checkpoint is not as it was written."""
+        """Check the files of a checkpoint. Raises CorruptCheckpointError if one differs from what was written."""
         form.verify(checkpoint)
 
     def is_milestone(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is to be kept for good."""
+        """Return whether a checkpoint is permanent, that is, exempt from pruning (`run.keep_every`)."""
         return form.is_permanent(checkpoint)
 
     def make(self, directory: Path) -> None:
-        """Create a directory, if it is not there."""
+        """Create a directory unless it exists."""
         directory.mkdir(exist_ok=True)
 
     def make_all(self, directory: Path) -> None:
-        """Create a directory and those above it, if they are not there, and sync their names."""
+        """Create a directory and its missing parents, and fsync the directories that contain them."""
         make_directories(directory)
 
     def make_new(self, directory: Path) -> None:
-        """Create a directory and sync its name; FileExistsError where something of that name is there."""
+        """Create a directory and fsync its parent. Raises FileExistsError if the path exists."""
         directory.mkdir()
         fsync_dir(directory.parent)
 
     def create(self, path: Path, text: str) -> None:
-        """Write a new file and sync it; FileExistsError where somebody else has created it."""
+        """Create a file and fsync it. Raises FileExistsError if another process has created it."""
         with path.open("x") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
 
     def replace(self, path: Path, text: str) -> None:
-        """Replace a small file in one step."""
+        """Replace a small file atomically."""
         form.replace_text(path, text)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
     def remove(self, path: Path) -> None:
-        """Remove a file, or a directory with all that is in it, if it is there."""
+        """Remove a file or a directory tree if it exists, ignoring errors inside the tree."""
         if self.is_directory(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
 
     def remove_tree(self, directory: Path) -> None:
-        """Remove a directory with all that is in it; OSError where that fails."""
+        """Remove a directory tree. Raises OSError if that fails."""
         shutil.rmtree(directory)
 
     def settle(self, directory: Path) -> None:
-        """Sync the names in a directory."""
+        """Fsync a directory, so that the names in it are durable."""
         fsync_dir(directory)
 
 

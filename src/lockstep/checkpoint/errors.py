@@ -6,29 +6,32 @@ from pathlib import Path
 
 from lockstep.config import ConfigError
 
-READ_ERROR = "That is no damage, and nothing was deleted. Check the permissions and the disk, then try again."
+READ_ERROR = "The checkpoint may be intact; nothing was deleted. Check the permissions and the disk, then try again."
 
 
 class CorruptCheckpointError(Exception):
-    """A checkpoint that must not be used: which file, and what is wrong with it."""
+    """Damaged checkpoint. The message names the file and what is wrong with it."""
 
 
 @contextmanager
 def user_facing_errors(path: Path) -> Iterator[None]:
-    """While a checkpoint is put to use: it may be whole and still be none of this run's, or made to do harm."""
+    """Turn errors while loading a checkpoint into ConfigError.
+
+    An undamaged checkpoint may still belong to another run or be malicious, so loading it can raise many errors.
+    """
     try:
         yield
     except ConfigError:
         raise
     except CorruptCheckpointError as damage:
         raise ConfigError(
-            f"{damage}.", "Start again: an older checkpoint is used where the newest is damaged."
+            f"{damage}.", "Start again: the run then resumes from the newest undamaged checkpoint."
         ) from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}.", READ_ERROR) from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        words = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be used here: {words[:1000]}", _REMOVE.format(path)) from error
+        message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{path} cannot be loaded: {message[:1000]}", _REMOVE.format(path)) from error
 
 
-_REMOVE = "To go on from the checkpoint before it, remove {}."
+_REMOVE = "To resume from the previous checkpoint, remove {}."

@@ -1,4 +1,4 @@
-"""Of two starts of one run, the newer has it, once it has loaded a checkpoint: the older finds out and stops."""
+"""Fencing: when a run is started twice, the older start stops as soon as the newer one has loaded a checkpoint."""
 
 import json
 import os
@@ -13,43 +13,45 @@ from lockstep.checkpoint.naming import CheckpointName, generation_file, generati
 from lockstep.config import ConfigError
 
 ROUNDS = 3
-"""How often a start loads anew because the older one has published meanwhile; then it goes on from what it has."""
+"""Maximum number of loads while an older start keeps publishing. The last one loaded is then used."""
 PENDING_SECONDS = 600.0
-"""For so long the older start deletes nothing, so that a newer one can load; it may have died while it loaded."""
+"""Seconds for which the older start deletes nothing after a newer claim, so that the newer start can load.
+
+Limited because the newer start may have died while loading."""
 
 
 class SupersededError(RuntimeError):
-    """Somebody started this run anew: what this process still does belongs to no run."""
+    """The run was started again, so this process must stop and publish nothing."""
 
 
 class GenerationFence:
-    """One start of a run: the generation that it claims, what it goes on from, and whether it is still the newest."""
+    """One start of a run: its generation, the checkpoint it resumes from, and whether it is still the newest start."""
 
     def __init__(self, directory: Path, main: bool, disk: Disk = DISK) -> None:
         self.directory, self.main, self.disk = directory, main, disk
         self.generation = 0
-        """The one this start has claimed."""
+        """The generation that this start has claimed."""
         self.settled = False
-        """Whether it has loaded a checkpoint, so that older starts stop."""
+        """Whether this start has loaded a checkpoint and confirmed its claim, which stops older starts."""
         self.superseded_by = ""
-        """Why this process may publish nothing more, in a sentence; empty as long as it may."""
+        """Message naming the newer start; empty while this start may publish."""
         self._looked_at = 0.0
         self._at: int | None = None
         self._tip: CheckpointName | None = None
-        """The newest checkpoint when this start last chose one."""
+        """The newest checkpoint of the run at the time of the last selection."""
         self._rounds = 0
         self._check: Check | None = None
         self._claim: dict[str, Any] = {}
 
-    # -- taking a run over ---------------------------------------------------------------------------------------------
+    # -- taking over a run ---------------------------------------------------------------------------------------------
 
     def begin(
         self, at: int | None, job: str = "", processes: int = 1, check: Check | None = None
     ) -> tuple[CheckpointName | None, list[str]]:
-        """On the main process: claim a generation, then choose the checkpoint to load; and what the user should know.
+        """Claim a generation on the main process; return the checkpoint to load, and messages for the user.
 
-        `at` asks for the checkpoint at so many samples, `check` tells whether one is whole. The claim is pending:
-        nobody stops because of it.
+        `at` selects a checkpoint by its global samples. `check` raises CorruptCheckpointError for a damaged one. The
+        claim is pending: older starts do not stop because of it.
         """
         self.disk.make(self.directory)
         self._at = None if self.came_further(job) else at
@@ -66,7 +68,7 @@ class GenerationFence:
             if newest >= LIMIT:
                 raise ConfigError(
                     f"{self.directory} holds generation {newest}, which is more starts than a run can have.",
-                    "Lockstep did not write that: remove the files of this generation.",
+                    "Lockstep did not write this generation. Remove its files.",
                 )
             try:
                 self.disk.create(generation_file(self.directory, newest + 1), json.dumps(self._claim))
@@ -76,10 +78,11 @@ class GenerationFence:
         return self._select()
 
     def confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[CheckpointName | None, list[str]]:
-        """On the main process, when all processes have tried to load a checkpoint: the same one if the run goes on from
-        it, which stops older starts; or another one to load, because an older start has deleted or overtaken it.
+        """Confirm the claim on the main process, after all processes have tried to load a checkpoint.
 
-        A checkpoint that cannot be loaded is a ConfigError: then the claim is withdrawn, and nothing has changed.
+        Returns the same checkpoint if the run resumes from it; older starts then stop. Returns another one to load if
+        an older start has deleted the chosen one or published a newer one. Raises ConfigError if the checkpoint cannot
+        be loaded; the claim is then withdrawn and nothing has changed.
         """
         self._rounds += 1
         gone = chosen is not None and not self.disk.exists(self.directory / str(chosen))
@@ -93,7 +96,7 @@ class GenerationFence:
                 return following, notes
         claim = {"parent": str(chosen) if chosen else None, **self._claim}
         try:
-            # Synced before anything is published that only this claim makes part of the run.
+            # Sync the claim before publishing: without it, later checkpoints would not be part of the run.
             self.disk.replace(generation_file(self.directory, self.generation), json.dumps(claim))
             self.disk.settle(self.directory)
         except OSError:
@@ -103,7 +106,7 @@ class GenerationFence:
         return chosen, []
 
     def withdraw(self) -> None:
-        """Give up a claim that leads nowhere."""
+        """Remove a pending claim."""
         if self.generation and not self.settled:
             self.disk.remove(generation_file(self.directory, self.generation))
 
@@ -114,7 +117,8 @@ class GenerationFence:
             if chosen is None and list_checkpoints(self.directory, self.disk):
                 raise ConfigError(
                     f"{self.directory} holds checkpoints, but none belongs to the run.",
-                    "Claims of generations may have been removed: move the checkpoints away to start at zero.",
+                    "Claim files (attempt-*.json) may have been removed. Restore them, or move the checkpoints away to "
+                    "start from scratch.",
                 )
         except BaseException:
             self.withdraw()
@@ -125,39 +129,39 @@ class GenerationFence:
         return next(iter(lineage(self.directory, self.disk)), None)
 
     def came_further(self, job: str) -> bool:
-        """Whether this job went on from a checkpoint once already, and has published another one since."""
+        """Return whether an earlier start of the same job has already published a checkpoint."""
         if not job or not self.disk.is_directory(self.directory):
             return False
         writers = {name.generation for name in list_checkpoints(self.directory, self.disk)}
         return any(read_claim(self.directory, writer, self.disk).get("job") == job for writer in writers)
 
-    # -- while it runs -------------------------------------------------------------------------------------------------
+    # -- during training -----------------------------------------------------------------------------------------------
 
     def superseded(self) -> bool:
-        """Whether a newer start of this run has loaded a checkpoint; asked on the main process."""
+        """Return whether a newer start of this run has loaded a checkpoint. Only the main process reads the claims."""
         if self.superseded_by or not self.main:
             return bool(self.superseded_by)
         try:
             newer = sorted(self._newer(), reverse=True)
         except OSError:
-            return False  # the directory cannot be read just now, nor written to
+            return False  # an unreadable directory cannot be written to either, so nothing is published meanwhile
         for generation in newer:
             by = read_claim(self.directory, generation, self.disk)
             if "parent" in by:
                 self.superseded_by = (
-                    f"this run was started anew (generation {generation}, by pid {by.get('pid', '?')} on"
+                    f"this run was started again (generation {generation}, by pid {by.get('pid', '?')} on"
                     f" {by.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
                 )
                 break
         return bool(self.superseded_by)
 
     def is_loading(self) -> bool:
-        """Whether a newer start may be loading a checkpoint now."""
+        """Return whether a newer start may be loading a checkpoint now."""
         began = (read_claim(self.directory, generation, self.disk).get("began") for generation in self._newer())
         return any(isinstance(at, float) and 0 <= time.time() - at < PENDING_SECONDS for at in began)
 
     def poll(self) -> bool:
-        """Whether it is superseded, looked up at most once a second."""
+        """Like `superseded`, but read the directory at most once per second."""
         if time.monotonic() - self._looked_at > 1.0:
             self._looked_at = time.monotonic()
             self.superseded()

@@ -1,8 +1,8 @@
-"""A checkpoint on disk: a directory of safetensors, a json of plain values, and a manifest with the hash of each file.
+"""A checkpoint on disk: a directory of safetensors, a JSON of plain values, and a manifest with the hash of each file.
 
-Nothing here can run code: tensors are safetensors, the rest is json, and a file name that leads out of the directory is
-refused. Nor does anything here take memory because a file says so: small files have bounds, and tensors are mapped from
-their file, to be copied into those of a run that have the same shape and kind.
+Loading a checkpoint cannot run code: tensors are safetensors, the rest is JSON, and file names that lead out of the
+directory are rejected. File headers cannot trigger large allocations: small files have size limits. Tensors are memory
+mapped, and copied only into tensors of the run that have the same shape and dtype.
 """
 
 import hashlib
@@ -43,53 +43,53 @@ def lane_file(lanes: range) -> str:
 
 
 def rows_file(lanes: range, first: int, stop: int) -> str:
-    """A segment: rows `first` up to `stop` of everything that grows on some lanes. It is written once, then linked."""
+    """Name of a segment: rows `first` up to `stop` of the append-only tensors of some lanes."""
     return f"replay-{lanes.start:04d}-{lanes.stop - 1:04d}-{first:012d}-{stop:012d}.safetensors"
 
 
 def parity_file(segment: str) -> str:
-    """The parity of a segment, from which a damaged one is repaired."""
+    """Name of the parity file of a segment, from which a damaged segment is repaired."""
     return segment.removesuffix(".safetensors") + ".parity"
 
 
 def lane_prefix(lane: int) -> str:
-    """How the names of a lane's tensors begin."""
+    """Prefix of the names of a lane's tensors."""
     return f"lane-{lane:04d}."
 
 
 def write_tensors(path: Path, tensors: StateDict) -> str:
-    """Write named tensors durably; return the SHA-256 of what was meant to be written."""
+    """Write named tensors durably; return the SHA-256 of the bytes in memory, not of the file."""
     return write_tensor_file(path, tensors)[path.name]
 
 
 def write_json(path: Path, value: Any) -> str:
-    """Write plain values durably; return the SHA-256 of what was meant to be written."""
+    """Write plain values durably; return the SHA-256 of the bytes in memory, not of the file."""
     return write_bytes(path, [json.dumps(value, indent=1, sort_keys=True).encode()])
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a small file in one step: a reader sees the old text or the new one, never half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    beside.unlink(missing_ok=True)  # a kill may have left it, or a stranger a link to somewhere else
-    with beside.open("x") as file:
+    """Replace a small file atomically: a reader sees either the old text or the new text."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    temporary.unlink(missing_ok=True)  # left by a killed process, or a link that another user has planted
+    with temporary.open("x") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(beside, path)
+    os.replace(temporary, path)
     fsync_dir(path.parent)
 
 
 def verify(directory: Path, replay: bool = True) -> dict[str, Any]:
-    """Check every file of a checkpoint, or with `replay=False` all but its replay.
+    """Check every file of a checkpoint; with `replay=False`, all but its replay segments.
 
-    A damaged segment is repaired from its parity file where that is possible. Parity itself is not needed.
+    A damaged segment is repaired from its parity file if possible. Parity files themselves are not checked.
 
     Returns:
         The manifest, in the current format.
 
     Raises:
-        Damaged: A file is not what was written.
-        UnknownFormat: Another version of Lockstep wrote it.
+        CorruptCheckpointError: A file differs from what was written.
+        UnknownFormat: Another version of Lockstep wrote the checkpoint.
         OSError: A file could not be read, which is not damage.
     """
     manifest = read_manifest(directory)
@@ -97,7 +97,7 @@ def verify(directory: Path, replay: bool = True) -> dict[str, Any]:
     for name in files:
         if segment_rows(name) is None or (replay and rows_of(name) is not None):
             check_file(directory, files, name)
-    held = 0  # lanes from the first one on
+    held = 0  # the lane files hold lanes 0 to held - 1
     for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
         held = lanes.stop if lanes.start == held else held
     values = read_values(directory)
@@ -109,7 +109,7 @@ def verify(directory: Path, replay: bool = True) -> dict[str, Any]:
 
 
 def verify_weights(directory: Path) -> dict[str, Any]:
-    """Check what an agent without replay and environments needs: the shared tensors and the clock."""
+    """Check only the files that inference needs: the shared tensors and the clock."""
     manifest = read_manifest(directory)
     for name in (SHARED, VALUES):
         check_file(directory, manifest["files"], name)
@@ -118,14 +118,14 @@ def verify_weights(directory: Path) -> dict[str, Any]:
 
 
 def check_file(directory: Path, files: Mapping[str, str], name: str) -> int:
-    """Compare a file with its hash in the manifest; repair it where it has parity.
+    """Compare a file with its hash in the manifest; repair it if it has a parity file.
 
     Returns:
-        How many blocks were repaired.
+        Number of repaired blocks.
 
     Raises:
-        Damaged: It is not what was written, and could not be repaired.
-        OSError: It could not be read, or the repair could not be written.
+        CorruptCheckpointError: The file differs from what was written and cannot be repaired.
+        OSError: The file could not be read, or the repair could not be written.
     """
     path, parity = resolve_member(directory, name), parity_file(name)
     if not _is_file(path):
@@ -142,7 +142,7 @@ def check_file(directory: Path, files: Mapping[str, str], name: str) -> int:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is a plain file; OSError where that cannot be known, such as EACCES."""
+    """Return whether a regular file exists. Raises OSError if that is unknown, for example EACCES."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -150,31 +150,31 @@ def _is_file(path: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint in the current format: `files` with their hashes, `keep`, `machine`."""
+    """Read the manifest of a checkpoint in the current format: `files` with their hashes, `keep`, `machine`."""
     path = directory / MANIFEST
     manifest = read_json(path)
-    # Before anything else: a damaged version, machine or file list must not be taken for what was written.
+    # Check the checksum first: a damaged version, machine or file list must not be trusted.
     if isinstance(manifest, dict) and ("checksum" in manifest or manifest.get("format") == FORMAT):
         checksum = manifest.pop("checksum", None)
         if checksum != _checksum(manifest):
-            raise CorruptCheckpointError(f"{path} is not as it was written")
+            raise CorruptCheckpointError(f"{path} is not what was written (its checksum differs)")
     manifest = _migrated(migrations.MANIFEST, manifest, path) if isinstance(manifest, dict) else {}
     files = manifest.get("files")
     if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
         raise CorruptCheckpointError(f"{path} does not list the files of a checkpoint")
     if not isinstance(manifest.get("machine"), dict):
-        raise CorruptCheckpointError(f"{path} does not say which machine wrote the checkpoint")
+        raise CorruptCheckpointError(f"{path} does not record which machine wrote the checkpoint")
     return manifest
 
 
 def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: dict[str, str]) -> None:
-    """Write the manifest durably; it comes last, when every file it names is on disk."""
+    """Write the manifest durably. Call this last, when every file that it lists is on disk."""
     manifest = {"format": FORMAT, "files": files, "keep": keep, "machine": machine}
     write_json(directory / MANIFEST, manifest | {"checksum": _checksum(manifest)})
 
 
 def _checksum(values: dict[str, Any]) -> str:
-    """SHA-256 of plain values, whatever their order and layout in a file."""
+    """SHA-256 of plain values, independent of their order and layout in a file."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -199,9 +199,10 @@ def digest_file(path: Path) -> str:
 
 
 def is_permanent(directory: Path) -> bool:
-    """Whether a checkpoint is to be kept for good; one that a kill left half deleted is not.
+    """Return whether a checkpoint is permanent, that is, exempt from pruning (`run.keep_every`).
 
-    A checkpoint that cannot be read, or that another Lockstep wrote, is kept: neither is a reason to delete it.
+    A damaged or partly deleted checkpoint is not. One that cannot be read, or that another Lockstep version wrote, is:
+    neither is a reason to delete it.
     """
     try:
         return bool(read_manifest(directory).get("keep"))
@@ -212,7 +213,7 @@ def is_permanent(directory: Path) -> bool:
 
 
 def resolve_member(directory: Path, name: str) -> Path:
-    """The path of a file a manifest names, which must be a plain file of its directory."""
+    """Return the path of a file that a manifest lists. It must lie in the directory and not be a link."""
     path = directory / name
     if not _FILE.fullmatch(name) or path.is_symlink():
         raise CorruptCheckpointError(f"{directory / MANIFEST} names {name[:100]!r}, which leads out of the checkpoint")
@@ -233,14 +234,14 @@ def read_json(path: Path) -> Any:
 
 
 def read_values(directory: Path) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors: `clock`, `lanes`, `processes` and perhaps `rows`, of the right kinds."""
+    """Read and validate the plain values of a checkpoint: `clock`, `lanes`, `processes` and optionally `rows`."""
     path = directory / VALUES
     values = read_json(path)
     return check_values(_migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}, path)
 
 
 def read_shared(directory: Path) -> StateDict:
-    """The tensors all lanes share."""
+    """Read the tensors that all lanes share."""
     return read_tensor_file(directory / SHARED, None)
 
 
@@ -251,15 +252,15 @@ def read_lane(
     rows: list[int] | None = None,
     live: Mapping[str, AppendOnlyTensor] | None = None,
 ) -> StateDict:
-    """The tensors of one lane, from whichever files hold them.
+    """Read the tensors of one lane from the files that hold them.
 
     Args:
         directory: The checkpoint.
         lane: Global index of the lane.
         files: Names of the checkpoint's files.
-        rows: As the checkpoint's values have them; None leaves replay out.
-        live: What grows on the lane of the run that loads it: other names, shapes or dtypes, or more rows than it can
-            hold, are refused before they take memory.
+        rows: First and stop of the replay rows, as in the checkpoint's values; None: skip replay.
+        live: Append-only tensors of this lane in the run that loads the checkpoint. Saved ones with other names, shapes
+            or dtypes, or with more rows than fit, are rejected before memory is allocated.
     """
     for name in files:
         if lane in _lanes_in(name):
@@ -275,7 +276,7 @@ def _read_rows(
     rows: list[int] | None,
     live: Mapping[str, AppendOnlyTensor] | None = None,
 ) -> StateDict:
-    """What grows on a lane, each tensor put together from its segments and cut to the rows that are still there."""
+    """Read the append-only tensors of a lane: concatenate their segments and drop rows before `rows[0]`."""
     pieces: dict[str, list[Tensor]] = {}
     for name, start, stop in segments(directory, files, lane, rows) if rows else ():
         tensors = read_tensor_file(resolve_member(directory, name), lane_prefix(lane))
@@ -294,9 +295,9 @@ def _read_rows(
 
 
 def _refuse_unfit(path: Path, tensors: StateDict, live: Mapping[str, AppendOnlyTensor], rows: list[int]) -> None:
-    """Compare the tensors of a segment, which are only mapped, with those of the run that is to load them."""
+    """Compare the memory-mapped tensors of a segment with those of the run that loads them."""
     if tensors.keys() != live.keys():
-        raise ValueError(f"{path} has other parts than {', '.join(live)[:300]}.")
+        raise ValueError(f"{path} has other tensors than {', '.join(live)[:300]}.")
     for key, grown in live.items():
         tensor, empty = tensors[key], grown.read(grown.first, grown.first)
         if tensor.dtype != empty.dtype or tensor.shape[1:] != empty.shape[1:]:
@@ -305,11 +306,11 @@ def _refuse_unfit(path: Path, tensors: StateDict, live: Mapping[str, AppendOnlyT
                 f"{tuple(empty.shape[1:])} here.\nResume a run with the configuration it was started with."
             )
         if grown.capacity is not None and rows[1] - rows[0] > grown.capacity:
-            raise ValueError(f"{path}: {rows[1] - rows[0]:,} rows were saved, and {grown.capacity:,} can be held here.")
+            raise ValueError(f"{path}: {rows[1] - rows[0]:,} rows were saved, and {grown.capacity:,} fit this run.")
 
 
 def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) -> list[tuple[str, int, int]]:
-    """The files that hold a lane's rows, with the numbers they begin and end at, one following the other."""
+    """List the files that hold a lane's rows as (name, first row, stop row), in order and without gaps."""
     first, stop = rows
     matches = [match for match in map(_ROWS_FILE.fullmatch, files) if match]
     spans = [(match[0], int(match[3]), int(match[4])) for match in matches if int(match[1]) <= lane <= int(match[2])]
@@ -321,29 +322,29 @@ def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) 
 
 
 def segment_rows(name: str) -> range | None:
-    """The rows of a segment or of its parity file; None for other files."""
+    """Return the rows of a segment or of its parity file, from its name; None for other files."""
     return rows_of(name.removesuffix(".parity") + ".safetensors") if name.endswith(".parity") else rows_of(name)
 
 
 def rows_of(name: str) -> range | None:
-    """The rows that a segment of that name holds; none for other files."""
+    """Return the rows of a segment, from its name; None for other files."""
     match = _ROWS_FILE.fullmatch(name)
     return range(int(match[3]), int(match[4])) if match else None
 
 
 def _lanes_in(name: str) -> range:
-    """The lanes that a file of that name holds; none for other files."""
+    """Return the lanes of a lane file, from its name; empty for other files."""
     match = _LANE_FILE.fullmatch(name)
     return range(int(match[1]), int(match[2]) + 1) if match else range(0)
 
 
 def strip_prefix(state: StateDict, owner: str) -> StateDict:
-    """The entries `owner.NAME` of a state, as NAME."""
+    """Select the entries `owner.NAME` of a state, renamed to NAME."""
     return {name.removeprefix(f"{owner}."): tensor for name, tensor in state.items() if name.startswith(f"{owner}.")}
 
 
 def add_prefix(**owners: LaneState) -> StateDict:
-    """States of several owners in one, under `owner.NAME`, copied to host memory, with all rows of what grows."""
+    """Merge the states of several owners under `owner.NAME`, copied to host memory, with all append-only rows."""
     return {
         f"{owner}.{name}": value.all() if isinstance(value, AppendOnlyTensor) else value.detach().to("cpu", copy=True)
         for owner, state in owners.items()
@@ -352,14 +353,14 @@ def add_prefix(**owners: LaneState) -> StateDict:
 
 
 def digest_tensor(name: str, tensor: Tensor) -> str:
-    """SHA-256 of a name and a tensor's dtype, shape and logical bytes. Strides and files do not matter."""
+    """SHA-256 of a name and a tensor's dtype, shape and logical bytes, independent of strides and files."""
     whole = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
     whole.update(bytes_of(tensor.to("cpu")))
     return whole.hexdigest()
 
 
 def hash_checkpoint(directory: Path) -> str:
-    """The hash of a run: every tensor by sorted name, then the clock; never times, paths, generations or layout."""
+    """Hash a run: every tensor by sorted name, then the clock. Times, paths, generations and layout do not count."""
     files, values = verify(directory)["files"], read_values(directory)
     digests: dict[str, str] = {}
     for name in files:
@@ -367,7 +368,7 @@ def hash_checkpoint(directory: Path) -> str:
             tensors = read_tensor_file(directory / name, None)
             digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
     for lane in range(values["lanes"]) if "rows" in values else ():
-        grown = _read_rows(directory, lane, files, values["rows"])  # however saves have cut it into segments
+        grown = _read_rows(directory, lane, files, values["rows"])  # concatenated: segment boundaries do not count
         digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}
     whole = hashlib.sha256()
     for name in sorted(digests):

@@ -1,10 +1,11 @@
-"""Generations and lineage: which checkpoints of a run directory belong to the run as it is now.
+"""Generations and lineage: which checkpoints of a run directory belong to the current run.
 
 Every start claims a generation: a file that only one process can create. The claim is pending until the start has
-loaded a checkpoint; then it names that checkpoint as its parent. Checkpoint names carry their generation. Readers
-follow the newest generation that has published a checkpoint, its parent, the parent's generation up to that parent, and
-so on. So a start that ended before its first checkpoint leaves the run as it was, and what an older start publishes
-late is on no such line.
+loaded a checkpoint; then it names that checkpoint as its parent. Checkpoint names contain their generation.
+
+The lineage begins with the newest generation that has published a checkpoint. It continues with the parent, the
+parent's generation up to that parent, and so on. A start that ends before its first checkpoint therefore does not
+change the run, and checkpoints that an older start publishes late are not part of it.
 """
 
 from collections.abc import Callable
@@ -18,18 +19,18 @@ from lockstep.config import ConfigError
 from lockstep.io.safe_read import ReadFailed, UnreadableFileError, read_text
 
 LIMIT = 10**6
-"""A run has fewer starts than this: a larger generation was not written by Lockstep."""
+"""Upper bound on generations. Lockstep does not write larger ones."""
 
 
 def newest_generation(directory: Path, disk: Disk = DISK) -> int:
-    """The newest generation, claimed or published; 0 where there is none."""
+    """Return the newest generation, claimed or published; 0 if there is none."""
     names = disk.names(directory)
     published = (name.generation for name in map(CheckpointName.parse, names) if name)
     return max([*generations(names), *published], default=0)
 
 
 def read_claim(directory: Path, generation: int, disk: Disk = DISK) -> dict[str, Any]:
-    """Who claimed a generation: host, pid, job; nothing where it is not known."""
+    """Read the claim of a generation (host, pid, job); empty if it is missing or unreadable."""
     try:
         claimed = disk.read_json(generation_file(directory, generation))
     except (CorruptCheckpointError, OSError):
@@ -38,7 +39,10 @@ def read_claim(directory: Path, generation: int, disk: Disk = DISK) -> dict[str,
 
 
 def parent_of(directory: Path, generation: int, disk: Disk = DISK) -> CheckpointName | None:
-    """The checkpoint a generation went on from, None for a fresh start; Damaged where the claim does not say."""
+    """Return the checkpoint that a generation resumed from; None for a fresh start.
+
+    Raises CorruptCheckpointError if the claim names no parent.
+    """
     path = generation_file(directory, generation)
     claimed = disk.read_json(path)
     parent = claimed.get("parent", "") if isinstance(claimed, dict) else ""
@@ -49,13 +53,13 @@ def parent_of(directory: Path, generation: int, disk: Disk = DISK) -> Checkpoint
 
 
 def list_checkpoints(directory: Path, disk: Disk = DISK) -> list[CheckpointName]:
-    """All checkpoints there are, newest first, whoever wrote them."""
+    """List all checkpoints of all generations, newest first."""
     names = filter(None, map(CheckpointName.parse, disk.names(directory)))
     return sorted((name for name in names if disk.is_directory(directory / str(name))), reverse=True)
 
 
 def lineage(directory: Path, disk: Disk = DISK) -> list[CheckpointName]:
-    """The checkpoints of the run as it is now, newest first."""
+    """List the checkpoints of the current run, newest first."""
     line: list[CheckpointName] = []
     limit: CheckpointName | None = None
     everything = list_checkpoints(directory, disk)
@@ -73,15 +77,15 @@ def lineage(directory: Path, disk: Disk = DISK) -> list[CheckpointName]:
 
 
 Check = Callable[[Path], object]
-"""Raises Damaged for a checkpoint that must not be used."""
+"""Function that raises CorruptCheckpointError for a damaged checkpoint."""
 
 
 def find(
     directory: Path, at: int | None = None, check: Check | None = None, disk: Disk = DISK
 ) -> tuple[CheckpointName | None, list[str]]:
-    """The newest whole checkpoint of a run (or the one at so many samples), and a sentence for each damaged one.
+    """Return the newest undamaged checkpoint (or the one at `at` samples), and a message for each damaged one.
 
-    One that cannot be read is not skipped: ConfigError.
+    A checkpoint that cannot be read is not skipped; it raises ConfigError.
     """
     try:
         return _find(directory, at, check or disk.verify, disk)
@@ -99,30 +103,28 @@ def _find(directory: Path, at: int | None, check: Check, disk: Disk) -> tuple[Ch
     for name in wanted:
         try:
             check(directory / str(name))
-            return name, [f"{note} Using the one before it." for note in notes]
+            return name, [f"{note} Using the previous one." for note in notes]
         except (CorruptCheckpointError, OSError) as damage:
             if not disk.exists(directory / str(name)):
-                continue  # the start that trains now has deleted it meanwhile
+                continue  # the start that is training has deleted it in the meantime
             if isinstance(damage, OSError):
                 raise
             notes.append(f"Checkpoint {name} is damaged: {damage}.")
     if notes and at is not None:
-        raise ConfigError("\n".join(notes), "Ask for another one, or for none: then the newest whole one is used.")
+        raise ConfigError("\n".join(notes), "Choose another checkpoint, or omit it to use the newest undamaged one.")
     if notes:
-        raise ConfigError("\n".join(notes), f"No whole checkpoint is left in {directory}.")
+        raise ConfigError("\n".join(notes), f"No undamaged checkpoint is left in {directory}.")
     if wanted:
-        return _find(
-            directory, at, check, disk
-        )  # all of them were deleted while this looked, after newer ones had come
+        return _find(directory, at, check, disk)  # all were deleted in the meantime, after newer ones were published
     return None, notes
 
 
 def best_checkpoint(directory: Path, disk: Disk = DISK) -> CheckpointName | None:
-    """The checkpoint with the best evaluation, if the run as it is now has one."""
+    """Return the checkpoint with the best evaluation, if the current run has one."""
     try:
         name = CheckpointName.parse(read_text(directory / "best", 100).strip())
     except ReadFailed as failed:
-        raise failed.error from None  # which one is the best is not known, so none may be deleted
+        raise failed.error from None  # the best checkpoint is unknown, so none may be deleted
     except (FileNotFoundError, UnreadableFileError):
         return None
     return name if name in lineage(directory, disk) else None

@@ -1,7 +1,7 @@
 """The machine and the library versions that computed a checkpoint.
 
-Exact reduction gives the same bits on any number of processes of one kind of machine. Another CPU capability (AVX2 or
-AVX-512), another GPU or another version of torch may round differently, so a checkpoint records them.
+Exact reduction gives the same bits on any number of processes of one kind of machine. A different CPU capability (AVX2
+or AVX-512), GPU or version of torch may round differently, so a checkpoint records them.
 """
 
 import platform
@@ -24,11 +24,11 @@ NAMES = {
     "numba": "numba",
     "lockstep": "Lockstep",
 }
-"""What is compared, and how a message names it."""
+"""Compared keys, and their names in messages."""
 
 
 def describe_machine(device: torch.device | str = "cpu") -> Machine:
-    """What may change the bits of a computation: CPU capability, device, and versions of the libraries that compute."""
+    """Describe what affects the bits of results: CPU capability, device and versions of the numerical libraries."""
     kind = torch.device(device)
     return {
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -49,7 +49,7 @@ def _version(package: str) -> str:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What differs, as "NAME was A and is B"; a value that one side does not record is not compared."""
+    """List the differences as "NAME was A and is B". A value missing on either side is not compared."""
     return [
         f"{name} was {str(one[key])[:100]} and is {str(other[key])[:100]}"
         for key, name in NAMES.items()
@@ -61,7 +61,7 @@ def compare_machines(saved: Mapping[str, Any], machines: Sequence[Machine], run:
     """Compare the machine of a checkpoint with those of all processes.
 
     Returns:
-        Sentences for the log: one for all differences.
+        Messages for the log: at most one, which lists all differences.
 
     Raises:
         ConfigError: Something differs, the reduction is exact, and `run.allow_other_machine` is not set.
@@ -72,11 +72,11 @@ def compare_machines(saved: Mapping[str, Any], machines: Sequence[Machine], run:
             found.setdefault(difference, rank)
     if not found:
         return []
-    listed = "; ".join(f"{words}{f' on process {rank}' if rank else ''}" for words, rank in found.items())
+    listed = "; ".join(f"{difference}{f' on process {rank}' if rank else ''}" for difference, rank in found.items())
     if run.reduction == "exact" and not run.allow_other_machine:
         raise ConfigError(
-            f"this machine differs from the one that wrote the checkpoint: {listed}. Exact mode promises the bits of "
-            "the uninterrupted run, and they may differ here.",
-            "Use the same kind of machine and versions. To accept other bits, add: run.allow_other_machine=true",
+            f"this machine differs from the one that wrote the checkpoint: {listed}. Exact mode requires bit-identical "
+            "results, and the bits may differ on this machine.",
+            "Use the same kind of machine and versions. To accept different bits, add: run.allow_other_machine=true",
         )
     return [f"This machine differs from the one that wrote the checkpoint: {listed}. Results may differ slightly."]

@@ -1,4 +1,4 @@
-"""Checkpoints: the whole run, written in the background, published by one rename, restored on any world size."""
+"""Checkpoints of the whole run: written in the background, published by a rename, restored on any world size."""
 
 import json
 import logging
@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint import salvage
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
@@ -31,48 +32,48 @@ from lockstep.distributed.kv_store import InMemoryStore, KeyValueStore, heartbea
 from lockstep.io.durable import fsync_dir
 from lockstep.io.jsonl import CHECKPOINTS, sync_lines
 from lockstep.lanes import partition_lanes
-from lockstep.protocols import Algorithm, AppendOnlyTensor, StateDict, VecEnv
+from lockstep.protocols import AppendOnlyTensor, StateDict
 from lockstep.pytree import load_into
 
 SLOW_SECONDS = 1.0
-"""A wait for the save before that is worth a word."""
+"""Warn if training waits longer than this for the previous save."""
 _LOGGER = logging.getLogger("lockstep")
 
 
 class CheckpointManager:
-    """The checkpoints of one run directory, seen from a process that takes part in the run."""
+    """Saves and restores the checkpoints of one run directory. Every process of the run has one."""
 
     def __init__(self, directory: Path, run: RunConfig, runtime: Runtime) -> None:
         self.directory, self.run, self.runtime = directory, run, runtime
         self.notes: list[str] = []
-        """What the user should know about the restore, in sentences."""
+        """Messages for the user about the restore."""
         self._last: CheckpointName | None = None
         self._last_complete: CheckpointName | None = None
-        """The newest checkpoint that is known to stand."""
+        """The newest checkpoint that is known to be published."""
         self._thread: threading.Thread | None = None
         self._problem = ""
-        """Why the last save was given up, the same words on every process; empty where it was published."""
+        """Why the last save failed, equal on all processes; empty if it was published."""
         self._error: BaseException | None = None
         self._cadence = SaveInterval()
         self._segments = IncrementalState(run.replay_parity)
         self._machine = describe_machine(runtime.device)
         self.fence = GenerationFence(directory, runtime.is_main)
-        # Opened while everybody is there: whoever looks for the store of a process that died waits for very long.
+        # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
         self._mailbox: KeyValueStore = runtime.kv_store()
         self._pulse: KeyValueStore = runtime.kv_store()
-        """For the thread that saves, and for its heartbeat."""
+        """Store connections of the save thread and of its heartbeat."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
     def restore(
         self, algorithm: Algorithm, task: VecEnv, clock: TrainState, at: int | None = None, without_replay: bool = False
     ) -> None:
-        """Put the newest whole checkpoint, or the one at so many samples, into agent, task and clock, if any.
+        """Restore agent, task and clock from the newest undamaged checkpoint, or the one at `at` samples, if any.
 
-        `without_replay` uses one whose replay is damaged, too, and starts with an empty replay buffer.
+        `without_replay` also accepts a checkpoint with damaged replay, and starts with an empty replay buffer.
         """
         machines = self.runtime.all_gather_json(self._machine)
-        # A job that was started again, and has published since, has replay of its own by now.
+        # If an earlier start of this job has published a checkpoint, that one has valid replay: load it.
         job = self.runtime.job_id
         without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.came_further(job))
         text, self.fence.generation, self.notes = self.runtime.run_on_main(lambda: self._begin(at, without_replay))
@@ -96,7 +97,7 @@ class CheckpointManager:
         clock: TrainState,
         without_replay: bool,
     ) -> str:
-        """Put a checkpoint into agent, task and clock; or why that cannot be."""
+        """Restore agent, task and clock from a checkpoint; return an error message, empty on success."""
         path = self.directory / str(name)
         try:
             with form.user_facing_errors(path):
@@ -112,7 +113,7 @@ class CheckpointManager:
         if values["lanes"] != self.runtime.lanes.num_lanes:
             raise ConfigError(
                 f"{path} was written with {values['lanes']} lanes and the config says {self.runtime.lanes.num_lanes}.",
-                f"Lanes are fixed when a run starts: set run.lanes to {values['lanes']} in its config.yaml.",
+                f"The number of lanes of a run cannot change: set run.lanes to {values['lanes']} in its config.yaml.",
             )
         shared = form.read_shared(path)
         algorithm.load_shared_state(form.strip_prefix(shared, "algorithm"))
@@ -130,23 +131,23 @@ class CheckpointManager:
         budget, patience = clock.total_samples, clock.patience
         for name, value in values["clock"].items():
             setattr(clock, name, value)
-        clock.total_samples, clock.patience = budget, patience  # a resumed run may be given more of both
+        clock.total_samples, clock.patience = budget, patience  # a resumed run may have larger values of both
         if without_replay and rows:
             self.notes.append(salvage.warning(path.name, rows))
-        self.notes.append(_deal_sentence(self.runtime.lanes.num_lanes, self.runtime.size, values["processes"]))
+        self.notes.append(_partition_message(self.runtime.lanes.num_lanes, self.runtime.size, values["processes"]))
 
     def _begin(self, at: int | None, without_replay: bool) -> tuple[str | None, int, list[str]]:
-        """On the main process: the checkpoint to load, and the generation that was claimed."""
-        with self._said_in_words():
+        """On the main process: choose the checkpoint to load and claim a generation."""
+        with self._user_facing_errors():
             check = partial(form.verify, replay=not without_replay)
             chosen, notes = self.fence.begin(at, self.runtime.job_id, self.runtime.size, check)
         return (str(chosen) if chosen else None), self.fence.generation, notes
 
     def _confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[str | None, list[str]]:
-        """Settle on a checkpoint that all processes have loaded; or the one to load instead, the same everywhere."""
+        """Confirm a checkpoint that all processes have loaded, or return the one to load instead, on all processes."""
 
         def confirm() -> tuple[str | None, list[str]]:
-            with self._said_in_words():
+            with self._user_facing_errors():
                 following, notes = self.fence.confirm(chosen, problems)
                 if self.fence.settled:
                     clear_leftovers(self.fence)
@@ -156,35 +157,35 @@ class CheckpointManager:
         return text, notes
 
     @contextmanager
-    def _said_in_words(self) -> Iterator[None]:
+    def _user_facing_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise ConfigError(
-                f"{self.directory} cannot be used: {error}.", "Check the disk, and who may write there."
+                f"{self.directory} cannot be used: {error}.", "Check the disk and the permissions of the directory."
             ) from None
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
     def due(self) -> bool:
-        """Whether the main process finds it time to save; others hear of it through the loop's agreement."""
+        """Return whether an automatic save is due. Only the main process decides; the training loop all-reduces it."""
         automatic = self.run.save_every is None and self.runtime.is_main
         return automatic and self._cadence.due
 
     def save(self, algorithm: Algorithm, task: VecEnv, clock: TrainState, *, best: bool = False) -> None:
-        """Copy everything to host memory now; write and publish it in the background."""
+        """Copy the state to host memory now; write and publish it in the background."""
         began = time.perf_counter()
         with self.runtime.phase("copy"):
             waited = self.wait()
             if waited > SLOW_SECONDS and self.runtime.is_main:
                 _LOGGER.warning(
-                    "Training waited %.0f s for the save before this one: the disk is slow. Save less often, with "
+                    "Training waited %.0f s for the previous save: the disk is slow. Save less often with "
                     "--run.save-every.",
                     waited,
                 )
             name = CheckpointName(clock.samples, self.fence.generation)
             if name == self._last:
-                # Known here, not read from disk: processes may find the directory at different stages of its writing.
+                # Decide from memory, not from disk: processes may see the directory at different stages of writing.
                 if best and self.runtime.is_main:
                     self._update_pointers_and_prune(name, best)
                 return
@@ -202,9 +203,9 @@ class CheckpointManager:
         self._thread.start()
 
     def wait(self) -> float:
-        """Until the save under way, if any, is published or given up, on every process alike; the seconds it took.
+        """Wait until the current save is published or has failed on all processes; return the seconds waited.
 
-        A save that a disk did not take is given up with a warning, and the next one tries again.
+        A save that fails because of the disk only logs a warning; the next save tries again.
         """
         began = time.monotonic()
         if self._thread is not None:
@@ -217,21 +218,21 @@ class CheckpointManager:
         return time.monotonic() - began
 
     def finish(self) -> None:
-        """Wait for the last save of a run; without it, the run is not over."""
+        """Wait for the last save of a run. Raises ConfigError if it failed."""
         self.wait()
-        # Closed while the process is whole: what is left to the interpreter's end is torn down in no known order.
+        # Close the connections now: at interpreter exit, objects are destroyed in an undefined order.
         self._mailbox = self._pulse = InMemoryStore()
         if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
             raise SupersededError(self.fence.superseded_by or self._problem)
         if self._problem:
             raise ConfigError(
                 f"the last checkpoint could not be written: {self._problem}.",
-                f"{_stands(self._last_complete)}. Mend that, then go on: lockstep resume {self.directory.parent}",
+                f"{_last_saved(self._last_complete)}. Fix that, then run: lockstep resume {self.directory.parent}",
             )
 
     def _finish_save(self) -> None:
-        """Take note of how the last save ended."""
-        # Nobody goes on, perhaps to leave and take the store along, before everybody has heard how it ended.
+        """Record whether the last save was published or failed."""
+        # Wait until all processes know the result: a process that exits earlier may take the store with it.
         self.runtime.all_reduce_any(heard=True)
         if self.runtime.is_main:
             self._mailbox.delete([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
@@ -243,10 +244,10 @@ class CheckpointManager:
             self._segments.reset()
         if self.runtime.is_main:
             _LOGGER.warning(
-                "The checkpoint %s could not be written: %s. %s; training goes on, and the next save tries again.",
+                "The checkpoint %s could not be written: %s. %s. Training continues, and the next save tries again.",
                 self._last,
                 self._problem,
-                _stands(self._last_complete),
+                _last_saved(self._last_complete),
             )
         self._last = self._last_complete
 
@@ -265,9 +266,9 @@ class CheckpointManager:
             self._write_files(name, lanes, shared, values, keep, best)
         except BaseException as error:
             self._error = error
-        told = self._cadence.update(copying + time.thread_time())  # of this thread, which wrote this one checkpoint
-        if told and self.run.save_every is None and self.runtime.is_main:
-            self.runtime.pending_messages.append(told)
+        message = self._cadence.update(copying + time.thread_time())  # CPU time of this thread, used only by this save
+        if message and self.run.save_every is None and self.runtime.is_main:
+            self.runtime.pending_messages.append(message)
         watchdog = self.runtime.watchdog
         watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - began)
 
@@ -293,7 +294,7 @@ class CheckpointManager:
             if not self._problem:
                 self._update_pointers_and_prune(name, best)
             return
-        silence = f"the main process has said nothing for {self.run.collective_timeout:.0f} s"
+        silence = f"the main process has sent no heartbeat for {self.run.collective_timeout:.0f} s"
         patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
         verdict = wait_with_heartbeat(
             mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", patience, silence, on_beat
@@ -301,7 +302,7 @@ class CheckpointManager:
         self._problem, self._segments.unlinked = json.loads(verdict)
 
     def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: object, keep: bool) -> str:
-        """On the main process: write the rest, hear from everybody, and publish; or what kept it from being whole."""
+        """On the main process: write the shared files, collect all results and publish; return problems, if any."""
         files, problems = {}, []
         try:
             files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
@@ -309,15 +310,15 @@ class CheckpointManager:
         except OSError as error:
             problems.append(self._describe(error))
         mailbox = self._mailbox
-        words = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
-        for rank, word in words.items():
-            # However long it takes, as long as that process is at work; no collective would tell of its end here.
-            silence = f"process {rank} has said nothing for {self.run.collective_timeout:.0f} s"
+        keys = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
+        for rank, key in keys.items():
+            # Wait as long as heartbeats arrive. No collective runs here that would detect the death of that process.
+            silence = f"process {rank} has sent no heartbeat for {self.run.collective_timeout:.0f} s"
             patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
-            answer = json.loads(wait_with_heartbeat(mailbox, word, f"{word}/beat", patience, silence, on_beat))
+            answer = json.loads(wait_with_heartbeat(mailbox, key, f"{key}/beat", patience, silence, on_beat))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []
-        mailbox.delete([*words.values(), *(f"{words[rank]}/beat" for rank in words if rank)])
+        mailbox.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
         if not problems:
             try:
                 self._segments.link(
@@ -331,18 +332,22 @@ class CheckpointManager:
             except (OSError, CorruptCheckpointError) as error:
                 problems.append(self._describe(error))
         if problems:
-            shutil.rmtree(partial, ignore_errors=True)  # nobody writes there any more: all have said so
+            shutil.rmtree(partial, ignore_errors=True)  # all processes have reported, so none still writes here
         return "; ".join(dict.fromkeys(problems))
 
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
-        """Point to a new checkpoint and delete old ones; what fails here takes nothing from the run."""
+        """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""
         try:
             self._point("latest", name)
             if best:
                 self._point("best", name)
             prune(self.fence, self.run.keep_last)
         except (OSError, CorruptCheckpointError) as error:
-            _LOGGER.warning("Checkpoint %s stands, but around it %s.", name, self._describe(error))
+            _LOGGER.warning(
+                "Checkpoint %s is published, but updating pointers or deleting old checkpoints failed: %s.",
+                name,
+                self._describe(error),
+            )
 
     def _describe(self, error: Exception) -> str:
         return f"process {self.runtime.rank} on {socket.gethostname()}: {error}"
@@ -351,19 +356,19 @@ class CheckpointManager:
         form.replace_text(self.directory / pointer, str(name))
 
 
-def _stands(name: CheckpointName | None) -> str:
-    return f"The checkpoint at {name.samples:,} samples stands" if name else "There is no checkpoint yet"
+def _last_saved(name: CheckpointName | None) -> str:
+    return f"The checkpoint at {name.samples:,} samples is kept" if name else "There is no checkpoint yet"
 
 
-def _deal_sentence(lanes: int, now: int, before: int) -> str:
+def _partition_message(lanes: int, now: int, before: int) -> str:
     shares = [len(share) for share in partition_lanes(lanes, now)]
-    dealt = f"{shares[0]} each" if len(set(shares)) == 1 else ", ".join(map(str, shares))
-    hosts = f"1 process hosts all {lanes} lanes" if now == 1 else f"{now} processes host the {lanes} lanes ({dealt})"
+    split = f"{shares[0]} each" if len(set(shares)) == 1 else ", ".join(map(str, shares))
+    hosts = f"1 process hosts all {lanes} lanes" if now == 1 else f"{now} processes host the {lanes} lanes ({split})"
     return f"{hosts} of this run; the checkpoint was written by {before}."
 
 
 def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
-    """Start an agent from the weights of another run, `RUN` or `RUN@STEP`; everything else stays fresh."""
+    """Initialize an agent from the weights of another run, `RUN` or `RUN@STEP`. No other state is loaded."""
     run, _, step = source.partition("@")
     directory = Path(run) / CHECKPOINTS
     if step and not step.isdecimal():

@@ -1,15 +1,14 @@
-"""Versions of the on-disk format, and functions that bring older files up to the current one.
+"""Versions of the on-disk format, and functions that migrate older files to the current one.
 
-config.yaml, manifest.json and train_state.json each carry `format`. A file of an older version passes through one
-function per version, down to OLDEST. Other versions are refused, and nothing of them is changed: this Lockstep cannot
-know what they mean.
+config.yaml, manifest.json and train_state.json each contain `format`. A file of an older version passes through one
+function per version, starting at OLDEST at the earliest. Files of other versions are rejected and left unchanged.
 
 - 1: no `format` field.
 - 2: `format`; the manifest names the machine and the library versions that wrote it, and may list parity files.
-- 3: the names of Lockstep 0.2 for settings, tensors and files. Versions 1 and 2 were written before any release.
+- 3: the names of Lockstep 0.2 for settings, tensors and files. Versions 1 and 2 predate the first release.
 
 To change the format: add 1 to FORMAT, describe the version here, add a function to each table, and add a test with a
-file of the version before.
+file of the previous version.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,18 +23,18 @@ OLDEST = 3
 """The oldest version that this Lockstep reads."""
 Values = dict[str, Any]
 Migration = Callable[[Values], Values]
-"""From the values of one version to those of the next; the input is not changed."""
+"""Converts the values of one version to the next without changing its input."""
 CLOCK_3 = frozenset(
     {
         *("total_samples", "samples", "iteration", "last_iteration_samples", "evaluation", "best", "evaluations"),
         *("evals_since_best", "patience", "eval_pending", "metrics", "metric_sums"),
     }
 )
-"""Clock fields of version 3. Fields that were added later have a default, which older checkpoints get."""
+"""Clock fields of version 3. Fields added later have a default, which is used for older checkpoints."""
 
 
 class UnknownFormat(ConfigError):
-    """A file of another Lockstep. It may be whole: it must not be skipped as damaged, rewritten or deleted."""
+    """A file of another Lockstep version. It may be undamaged, so it must not be skipped, rewritten or deleted."""
 
     def __init__(self, problem: str, hint: str, version: int = 0) -> None:
         super().__init__(problem, hint)
@@ -48,7 +47,7 @@ CONFIG: Mapping[int, Migration] = {}
 
 
 def migrate(table: Mapping[int, Migration], values: Mapping[str, Any], source: object) -> Values:
-    """The values of a file in the current format, without `format`.
+    """Convert the values of a file to the current format, without `format`.
 
     Args:
         table: The migrations of this kind of file, by the version they start from.
@@ -56,13 +55,13 @@ def migrate(table: Mapping[int, Migration], values: Mapping[str, Any], source: o
         source: Path of the file, for messages.
 
     Raises:
-        UnknownFormat: The file is of a newer version, or of one before OLDEST.
-        ValueError: `format` is not a version.
+        UnknownFormat: The file has a version newer than FORMAT or older than OLDEST.
+        ValueError: `format` is not a version number.
     """
     current = dict(values)
     version = current.pop("format", 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ValueError(f"{source} has format {str(version)[:100]!r}, which is not a version")
+        raise ValueError(f"{source} has format {str(version)[:100]!r}, which is not a version number")
     if version > FORMAT:
         raise UnknownFormat(
             f"{source} has format {str(version)[:30]}, and Lockstep {__version__} knows formats up to {FORMAT}.",
@@ -81,17 +80,17 @@ def migrate(table: Mapping[int, Migration], values: Mapping[str, Any], source: o
 
 
 def migrate_config(values: Mapping[str, Any], path: object) -> Values:
-    """The settings of a run's config.yaml in the current format; ConfigError where they cannot be."""
+    """Convert the settings of a run's config.yaml to the current format. Raises ConfigError if that is impossible."""
     try:
         return migrate(CONFIG, values, path)
     except UnknownFormat:
         raise
     except ValueError as error:
-        raise ConfigError(f"{error}.", "Restore the file from a copy, or write the format it had.") from None
+        raise ConfigError(f"{error}.", "Restore the file from a copy, or restore its format number.") from None
 
 
 def complete_clock(clock: Mapping[str, Any], defaults: Mapping[str, Any], source: object) -> Values:
-    """A saved clock with the defaults of fields that were added after it was saved.
+    """Add defaults for the fields that a saved clock does not have because they are newer.
 
     Raises:
         UnknownFormat: The clock has a field that this Lockstep does not know.
@@ -99,6 +98,6 @@ def complete_clock(clock: Mapping[str, Any], defaults: Mapping[str, Any], source
     if unknown := sorted(clock.keys() - CLOCK_3 - defaults.keys()):
         raise UnknownFormat(
             f"{source} has the clock field {unknown[0][:100]!r}, which Lockstep {__version__} does not know.",
-            "Another version of Lockstep wrote it: use that version. Nothing was changed.",
+            "Another version of Lockstep wrote it. Use that version. Nothing was changed.",
         )
     return {name: value for name, value in defaults.items() if name not in CLOCK_3} | dict(clock)

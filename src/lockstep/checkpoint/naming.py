@@ -1,4 +1,4 @@
-"""The names of checkpoints and of generations: no torch needed to read them."""
+"""Names of checkpoints and generations. This module does not import torch."""
 
 import re
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ _GENERATION = re.compile(r"attempt-(\d{1,9})\.json", re.ASCII)
 
 @dataclass(frozen=True, order=True)
 class CheckpointName:
-    """The name of a checkpoint: the clock's samples and the generation that wrote it."""
+    """Name of a checkpoint: its global samples and the generation that wrote it."""
 
     samples: int
     generation: int
@@ -26,10 +26,10 @@ class CheckpointName:
 
 
 def generation_file(directory: Path, generation: int) -> Path:
-    """Where the start that claimed a generation says who it is, and what it goes on from."""
+    """Return the path of a generation's claim: host, pid and job of the start, and the checkpoint it resumes from."""
     return directory / f"attempt-{generation:04d}.json"
 
 
 def generations(names: Iterable[str]) -> list[int]:
-    """The generations that files of these names claim, in no order."""
+    """Return the generations whose claim files are among these names, unsorted."""
     return [int(match[1]) for match in map(_GENERATION.fullmatch, names) if match]

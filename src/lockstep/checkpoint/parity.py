@@ -1,9 +1,9 @@
 """Parity files: repair damaged blocks of a file that several checkpoints share.
 
 The file is cut into blocks. Block i belongs to stripe i modulo the number of stripes, and the parity of a stripe is the
-XOR of its blocks, so one damaged block of each stripe can be computed from the others. Neighbouring blocks are in
-different stripes: any damaged stretch of up to a tenth of the file is repaired. CRC-32 finds the damaged blocks.
-Whether the result is right is decided by the SHA-256 of the whole file in the manifest.
+XOR of its blocks, so one damaged block of each stripe can be computed from the others. Neighboring blocks are in
+different stripes, so any damaged range of up to a tenth of the file can be repaired. CRC-32 finds the damaged blocks.
+The SHA-256 of the whole file in the manifest confirms the result.
 
 Layout, little endian: MAGIC, size of the file (8 bytes), CRC-32 of the table (4), the table (the CRC-32 of each block,
 then of each stripe's parity), and the parity of each stripe.
@@ -26,7 +26,7 @@ _CHUNK = 256 * BLOCK
 
 
 class Parity:
-    """The parity of a file of known size, computed while its bytes pass by."""
+    """Parity of a file of known size, computed incrementally while the file is written or read."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -42,9 +42,9 @@ class Parity:
         data, view, at = np.frombuffer(part, np.uint8), memoryview(part), self._at
         done = 0
         while done < len(data):
-            place = (at + done) % len(self.fold)
-            count = min(len(data) - done, len(self.fold) - place)
-            self.fold[place : place + count] ^= data[done : done + count]
+            offset = (at + done) % len(self.fold)
+            count = min(len(data) - done, len(self.fold) - offset)
+            self.fold[offset : offset + count] ^= data[done : done + count]
             done += count
         done = 0
         while done < len(data):
@@ -55,7 +55,7 @@ class Parity:
         self._at += len(data)
 
     def parts(self) -> Iterator[bytes | memoryview]:
-        """The content of the parity file, once the whole file has passed."""
+        """Yield the content of the parity file. Call after `update` has received the whole file."""
         self.checks[self.blocks :] = [zlib.crc32(stripe.data) for stripe in self.fold.reshape(-1, BLOCK)]
         yield _HEAD.pack(MAGIC, self.size, zlib.crc32(self.checks.data))
         yield self.checks.data.cast("B")
@@ -63,7 +63,7 @@ class Parity:
 
 
 def parity_of(path: Path) -> Parity:
-    """The parity of a file on disk."""
+    """Compute the parity of a file on disk."""
     parity = Parity(path.stat().st_size)
     with path.open("rb") as file:
         while part := file.read(_CHUNK):
@@ -74,8 +74,8 @@ def parity_of(path: Path) -> Parity:
 def repair(path: Path, parity: Path, digest: str) -> int:
     """Repair a damaged file in place.
 
-    Only damaged blocks are written, and the parity file is not: a crash in between leaves a file that can be repaired.
-    The file keeps its inode, so every hard link to it is repaired.
+    Only damaged blocks are written, and the parity file does not change. After a crash in between, the file can still
+    be repaired. The file keeps its inode, so every hard link to it is repaired.
 
     Args:
         path: The damaged file.
@@ -83,7 +83,7 @@ def repair(path: Path, parity: Path, digest: str) -> int:
         digest: SHA-256 of the file as it was written.
 
     Returns:
-        How many blocks were repaired; 0 where the damage is too large, and then nothing is written.
+        Number of repaired blocks; 0 if the damage is too large, in which case nothing is written.
     """
     known = _read(parity)
     if known is None:
@@ -110,12 +110,12 @@ def repair(path: Path, parity: Path, digest: str) -> int:
 
 
 def _read(path: Path) -> Parity | None:
-    """A parity file whose head and table are as written; otherwise None."""
+    """Read a parity file; None if its header or table is damaged."""
     try:
         length = path.stat().st_size
         with path.open("rb") as file:
             magic, size, check = _HEAD.unpack(file.read(_HEAD.size))
-            # Parity has a tenth of the bytes of its file, so a small parity file cannot ask for much memory.
+            # Parity is a tenth of the size of its file. Checking this bounds the memory that the header can request.
             if magic != MAGIC or size > 2 * GROUP * length:
                 return None
             known = Parity(size)
@@ -137,7 +137,7 @@ def _bad_blocks(file: int, known: Parity) -> list[int]:
 
 
 def _rebuild(file: int, known: Parity, block: int) -> bytes:
-    """A block from the others of its stripe and the parity."""
+    """Compute a block from the other blocks of its stripe and the parity."""
     stripe = block % known.stripes
     content = known.fold[stripe * BLOCK : (stripe + 1) * BLOCK].copy()
     for other in range(stripe, known.blocks, known.stripes):
@@ -148,12 +148,12 @@ def _rebuild(file: int, known: Parity, block: int) -> bytes:
 
 
 def _blocks(file: int, known: Parity, repaired: dict[int, bytes]) -> Iterator[bytes]:
-    """The blocks of a file in order, some of them replaced; a missing end is left out of its block."""
+    """Yield the blocks of a file in order, some of them replaced. A block beyond the end of the file is shorter."""
     for start in range(0, known.blocks * BLOCK, _CHUNK):
         chunk = os.pread(file, min(_CHUNK, known.size - start), start)
-        for place in range(0, min(_CHUNK, known.size - start), BLOCK):
-            block = (start + place) // BLOCK
-            yield repaired.get(block, chunk[place : place + BLOCK])
+        for offset in range(0, min(_CHUNK, known.size - start), BLOCK):
+            block = (start + offset) // BLOCK
+            yield repaired.get(block, chunk[offset : offset + BLOCK])
 
 
 def _length(known: Parity, block: int) -> int:

@@ -1,7 +1,7 @@
-"""How a checkpoint that was written becomes part of a run, and how old ones go.
+"""Publication of written checkpoints, and deletion of old ones.
 
-Both are one rename: a checkpoint that is to go is renamed first, so that nobody finds half of one, and of two processes
-that want the same directory only one gets it.
+Both are a single rename. A checkpoint is renamed before it is deleted, so that no reader finds a partial one. If two
+processes rename the same directory, only one succeeds.
 """
 
 import re
@@ -15,15 +15,15 @@ from lockstep.checkpoint.lineage import best_checkpoint, lineage, list_checkpoin
 from lockstep.checkpoint.naming import CheckpointName
 
 _GENERATION = re.compile(r"(?:-g|attempt-)(\d{1,9})", re.ASCII)
-"""Which start has written a checkpoint or a claim that is not finished."""
+"""Finds the generation in the name of an unfinished checkpoint or claim."""
 
 
 def publish(fence: GenerationFence, partial: Path, name: CheckpointName) -> None:
-    """Make a directory that was written and synced a checkpoint of the run; OSError where that is not to be."""
+    """Publish a written and synced directory as a checkpoint. Raises OSError if this start is superseded."""
     disk, target = fence.disk, fence.directory / str(name)
     if fence.superseded():
         raise OSError(fence.superseded_by)
-    if disk.exists(target):  # renamed by an attempt whose sync then failed
+    if disk.exists(target):  # renamed by an earlier save whose fsync failed
         try:
             disk.verify(target)
         except CorruptCheckpointError:
@@ -36,10 +36,10 @@ def publish(fence: GenerationFence, partial: Path, name: CheckpointName) -> None
 
 
 def prune(fence: GenerationFence, keep: int) -> None:
-    """Delete what is neither among the newest, nor the best, nor a milestone, nor this generation's parent.
+    """Delete all checkpoints but the `keep` newest, the best, permanent ones and this generation's parent.
 
-    Called when a new checkpoint is on disk. What has more samples than that one stays until the run has come as far,
-    and what a newer start has written is never touched.
+    Called when a new checkpoint is on disk. Checkpoints with more samples than that one are kept until the run has
+    reached their samples. Checkpoints of a newer start are never touched.
     """
     if fence.superseded() or fence.is_loading():
         return
@@ -58,29 +58,29 @@ def prune(fence: GenerationFence, keep: int) -> None:
 
 
 def discard(disk: Disk, path: Path) -> None:
-    """Delete a directory, which is gone in one step."""
-    grave = path.with_name(f".{path.name.strip('.')}.deleted")
-    if disk.exists(grave):  # a kill may have left it
-        disk.remove(grave)
-    with suppress(FileNotFoundError):  # somebody else deletes it
-        disk.rename(path, grave)
-        disk.remove(grave)
+    """Delete a directory atomically: rename it, then remove it."""
+    trash = path.with_name(f".{path.name.strip('.')}.deleted")
+    if disk.exists(trash):  # left by a killed process
+        disk.remove(trash)
+    with suppress(FileNotFoundError):  # another process has deleted it
+        disk.rename(path, trash)
+        disk.remove(trash)
 
 
 def clear_leftovers(fence: GenerationFence) -> None:
-    """Delete what saves and deletions of this and older starts left when they were killed or given up."""
+    """Delete what interrupted saves and deletions of this and older starts have left."""
     for leftover in fence.disk.names(fence.directory):
         path = fence.directory / leftover
         if not _is_leftover(leftover, fence.generation):
             continue
         if leftover.endswith(".partial") and fence.disk.is_directory(path):
-            discard(fence.disk, path)  # an older start may still be about to publish it
+            discard(fence.disk, path)  # rename first: an older start may still try to publish it
         else:
             fence.disk.remove(path)
 
 
 def _is_leftover(name: str, generation: int) -> bool:
-    """Whether a name is that of a file or directory that some start up to a generation did not finish."""
+    """Return whether a name belongs to an unfinished file or directory of this or an older generation."""
     if not (name.startswith(".") and name.endswith((".partial", ".deleted"))):
         return False
     written_by = _GENERATION.search(name)

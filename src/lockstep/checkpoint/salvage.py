@@ -1,14 +1,14 @@
-"""Resume without replay: everything else of a checkpoint whose replay is lost."""
+"""Resume without replay, for checkpoints whose replay is damaged."""
 
 from lockstep.protocols import AppendOnlyTensor, LaneState, StateDict
 
 
 def without_rows(saved: StateDict, fresh: LaneState) -> StateDict:
-    """The saved state of a lane, with replay as it is in a new agent.
+    """Return the saved state of a lane with the empty replay of a new agent.
 
     Args:
-        saved: What the lane file of a checkpoint holds.
-        fresh: The state of the same lane of an agent that was just built, under the same names.
+        saved: State from the lane file of a checkpoint.
+        fresh: State of the same lane of a newly built agent, under the same names.
     """
     owners = {name.partition(".")[0] for name, value in fresh.items() if isinstance(value, AppendOnlyTensor)}
     kept = {name: tensor for name, tensor in saved.items() if name.partition(".")[0] not in owners}
@@ -17,9 +17,9 @@ def without_rows(saved: StateDict, fresh: LaneState) -> StateDict:
 
 
 def warning(checkpoint: str, rows: list[int]) -> str:
-    """The sentence that tells the user what was lost."""
+    """Message for the user that states how much replay was dropped."""
     return (
-        f"WITHOUT REPLAY: {rows[1] - rows[0]:,} rows of replay of checkpoint {checkpoint} were dropped, as "
-        "--without-replay asks. The replay buffer is empty: the agent collects before it learns again, and the run "
-        "differs from the uninterrupted one."
+        f"WITHOUT REPLAY: {rows[1] - rows[0]:,} rows of replay of checkpoint {checkpoint} were dropped because of "
+        "--without-replay. The replay buffer is empty: the agent collects transitions before it learns again, and the "
+        "run differs from the uninterrupted one."
     )

@@ -1,20 +1,20 @@
-"""How often a run saves when its config leaves that open: as often as it is cheap."""
+"""Automatic save interval, used if `run.save_every` is not set."""
 
 import time
 
 FIRST, LEAST, MOST = 20.0, 10.0, 600.0
-"""Seconds to the first save, and between two of them at least and at most."""
+"""Seconds before the first save, and the minimum and maximum between two saves."""
 SHARE = 0.01
-"""How much of the time saves may take."""
+"""Fraction of run time that saves may take."""
 
 
 class SaveInterval:
-    """When the next save is due, from what the last one cost."""
+    """Decides when the next save is due from the cost of the last one."""
 
     def __init__(self) -> None:
         self._cost: float | None = None
         self._saved_at = time.monotonic()
-        self._told = 0.0
+        self._reported = 0.0
 
     @property
     def interval(self) -> float:
@@ -26,13 +26,13 @@ class SaveInterval:
         return time.monotonic() - self._saved_at > self.interval
 
     def begin(self) -> None:
-        """A save begins."""
+        """Record the start of a save."""
         self._saved_at = time.monotonic()
 
     def update(self, cost: float) -> str:
-        """Take note of the seconds of work that a save took; what to tell, whenever the interval has changed much."""
+        """Record the seconds of work of a save; return a message if the interval changed by a factor of 2 or more."""
         self._cost = cost
-        if 0.5 < self.interval / max(self._told, 1e-9) < 2.0:
+        if 0.5 < self.interval / max(self._reported, 1e-9) < 2.0:
             return ""
-        self._told = self.interval
+        self._reported = self.interval
         return f"Saving every {self.interval:.0f} s: a save takes {cost:.2f} s of work."

@@ -1,7 +1,8 @@
 """Copies of the state of an algorithm and a task, to be written while training continues."""
 
+from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
-from lockstep.protocols import Algorithm, AppendOnlyTensor, StateDict, VecEnv
+from lockstep.protocols import AppendOnlyTensor, StateDict
 
 
 def snapshot_shared(algorithm: Algorithm, task: VecEnv) -> StateDict:

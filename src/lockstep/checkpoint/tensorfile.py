@@ -1,7 +1,7 @@
-"""Safetensors files: written in a stream, hashing the bytes that are meant to be written, and read within bounds.
+"""Safetensors files: written as a stream and hashed from memory, read with size limits.
 
-A checksum of the file as read back would also accept a byte that changed between memory and disk. Streaming keeps one
-tensor in memory at a time, whatever the size of the file, and files follow the umask.
+The hash is computed from the bytes in memory. A hash of the file as read back would accept a byte that changed between
+memory and disk. Streaming needs one extra tensor of memory at most, and files follow the umask.
 """
 
 import hashlib
@@ -21,12 +21,12 @@ from lockstep.io.safe_read import UnreadableFileError, open_regular
 from lockstep.protocols import StateDict
 
 CHUNK = 4 * 2**20
-"""Bytes that are hashed and written at a time, so that they are still in the cache of the processor."""
+"""Bytes hashed and written at a time. Small enough that they are still in the CPU cache when they are written."""
 HEADER_BYTES = 16 * 2**20
-"""What a file of tensors may say about them: enough for 100,000. Nothing but empty ones takes under 512 MiB."""
+"""Maximum header size: enough for 100,000 tensors. Parsing a header of this size takes less than 512 MiB."""
 MEMORIES = 16
-"""How many times this machine's memory a file may hold: a larger machine may have written it for several of these."""
-# In the order in which the safetensors library sorts tensors: the largest alignment first, then by name.
+"""Maximum file size as a multiple of this machine's memory. A larger machine may have written the file."""
+# In the order in which the safetensors library sorts tensors: largest alignment first, then by name.
 _DTYPES = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -43,19 +43,19 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ORDER = {dtype: place for place, dtype in enumerate(_DTYPES)}
+_ORDER = {dtype: position for position, dtype in enumerate(_DTYPES)}
 
 
 def write_tensor_file(path: Path, tensors: StateDict, parity: Path | None = None) -> dict[str, str]:
     """Write named tensors durably as a safetensors file.
 
     Args:
-        path: The file; one that is there is replaced.
+        path: The file. An existing file is overwritten.
         tensors: Tensors in host memory, with any strides.
-        parity: Also write a parity file there.
+        parity: Path of a parity file to write as well.
 
     Returns:
-        The SHA-256 of what was meant to be written, by file name.
+        The SHA-256 of the bytes in memory, by file name.
     """
     ordered = sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0]))
     header, stop = {}, 0
@@ -73,7 +73,7 @@ def write_tensor_file(path: Path, tensors: StateDict, parity: Path | None = None
 
 
 def write_bytes(path: Path, parts: Iterable[bytes | memoryview], parity: Parity | None = None) -> str:
-    """Write a file durably; return the SHA-256 of what was meant to be written."""
+    """Write a file durably; return the SHA-256 of the bytes in memory, not of the file."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for part in parts:
@@ -95,21 +95,21 @@ def _parts(head: bytes, tensors: list[tuple[str, Tensor]]) -> Iterator[bytes | m
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The logical bytes of a tensor in host memory, copied only where it is not contiguous."""
+    """Return the logical bytes of a tensor in host memory; copy only if it is not contiguous."""
     tensor = tensor.detach().contiguous()
-    # A single element counts as contiguous with any stride, and its bytes can then not be viewed.
+    # A single element counts as contiguous with any stride, but view(uint8) needs stride 1.
     flat = tensor.reshape(-1).as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy().data
 
 
 def read_tensor_file(path: Path, prefix: str | None) -> StateDict:
-    """The tensors of a file, or those whose names begin with a prefix, without it; mapped, not copied."""
+    """Memory-map the tensors of a file, or those whose names begin with a prefix, which is removed."""
     try:
         check_file_size(path)
         with open_regular(path) as file:
             header = int.from_bytes(file.read(8), "little")
         if header > HEADER_BYTES:
-            raise ValueError(f"it says {header:,} bytes about its tensors, more than the {HEADER_BYTES:,} it may")
+            raise ValueError(f"its header has {header:,} bytes, more than the maximum of {HEADER_BYTES:,}")
         with safetensors.safe_open(path, framework="pt") as tensors:
             names = [name for name in tensors.keys() if prefix is None or name.startswith(prefix)]  # noqa: SIM118
             return {name.removeprefix(prefix or ""): tensors.get_tensor(name) for name in names}
@@ -120,7 +120,7 @@ def read_tensor_file(path: Path, prefix: str | None) -> StateDict:
 
 
 def check_file_size(path: Path) -> None:
-    """A checkpoint was memory once: a file far beyond what a host has is refused before a byte of it is read."""
+    """Reject a file much larger than the memory of a host before reading it: checkpoints are copies of memory."""
     size, memory = path.stat().st_size, psutil.virtual_memory().total
     if size > MEMORIES * memory:
         raise CorruptCheckpointError(f"{path} holds {size:,} bytes, and this machine has {memory:,} bytes of memory")

@@ -1,4 +1,4 @@
-"""Check the plain values of a checkpoint: a file with the right hash may still hold the wrong kinds."""
+"""Validate the plain values of a checkpoint: a file with the right hash may still hold wrong types."""
 
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -10,28 +10,28 @@ from lockstep.clock import TrainState
 
 
 def check_values(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The values of train_state.json in the current format, of the right kinds and with a complete clock."""
+    """Validate the values of train_state.json in the current format; return them with a complete clock."""
     saved = values.get("clock")
     if not isinstance(saved, dict):
         raise CorruptCheckpointError(f"{path} holds no clock")
     clock = complete_clock(saved, asdict(TrainState(total_samples=0)), path)
     for name in ("lanes", "processes"):
         if not _is_count(values.get(name)) or values[name] < 1:
-            raise CorruptCheckpointError(f"{path} does not say how many {name} there were")
+            raise CorruptCheckpointError(f"{path} has no valid number of {name}")
     rows = values.get("rows", [0, 0])
     if not (isinstance(rows, list) and len(rows) == 2 and all(map(_is_count, rows)) and rows[0] <= rows[1]):
-        raise CorruptCheckpointError(f"{path} does not say which rows there were")
+        raise CorruptCheckpointError(f"{path} has no valid range of rows")
     kinds = get_type_hints(TrainState)
     for field in fields(TrainState):
         if field.name not in clock or not _fits(clock[field.name], kinds[field.name]):
-            raise CorruptCheckpointError(f"{path} does not say the clock's {field.name}")
+            raise CorruptCheckpointError(f"{path} has no valid value for the clock's {field.name}")
     if any(len(pair) != 2 for pair in clock["metric_sums"].values()):
-        raise CorruptCheckpointError(f"{path} does not say the clock's metric_sums")
+        raise CorruptCheckpointError(f"{path} has no valid value for the clock's metric_sums")
     return values | {"clock": clock}
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a plain value is of the kind a field of the clock declares."""
+    """Return whether a plain value has the type that a field of the clock declares."""
     parts = get_args(kind)
     if get_origin(kind) is dict:
         return isinstance(value, dict) and all(_fits(part, parts[1]) for part in value.values())

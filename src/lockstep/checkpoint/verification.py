@@ -1,4 +1,4 @@
-"""Check every file of a run's checkpoints against its hash, and repair what can be repaired."""
+"""Check every file of a run's checkpoints against its hash, and repair damaged files if possible."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lockstep.io.jsonl import CHECKPOINTS
 
 @dataclass(frozen=True)
 class Checked:
-    """One file, under one of its names."""
+    """Result for one file."""
 
     path: Path
     size: int
@@ -24,7 +24,7 @@ class Checked:
 
 
 def count_bytes(run: Path) -> int:
-    """How many bytes `scrub` will read; files that several checkpoints link to count once."""
+    """Count the bytes that `scrub` will read. Files that several checkpoints link to count once."""
     seen: dict[tuple[int, int], int] = {}
     for name in list_checkpoints(run / CHECKPOINTS):
         for path in (run / CHECKPOINTS / str(name)).iterdir():
@@ -48,7 +48,7 @@ def scrub(run: Path) -> Iterator[Checked]:
         except OSError as error:
             yield Checked(directory, 0, "unreadable", str(error))
             continue
-        # Segments before their parity: a segment is repaired from its parity, then the parity from its segment.
+        # Check segments before parity files: a segment is repaired from its parity, then parity from its segment.
         for file in sorted(files, key=lambda file: file.endswith(".parity")):
             checked = _check(directory, files, file, seen)
             if checked is not None and directory.exists():
@@ -76,7 +76,7 @@ def _check(directory: Path, files: dict[str, str], name: str, seen: set[tuple[in
 
 
 def _rebuild_parity(directory: Path, files: dict[str, str], name: str) -> bool:
-    """Write a parity file again from a whole segment, in place, so that every link to it is repaired."""
+    """Rewrite a parity file in place from its undamaged segment, so that every link to it is repaired."""
     segment = name.removesuffix(".parity") + ".safetensors"
     try:
         form.resolve_member(directory, name)

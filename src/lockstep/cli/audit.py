@@ -1,4 +1,4 @@
-"""`lockstep audit SCRIPT [ARGUMENTS]`: do the processes of any training script train one model?"""
+"""`lockstep audit SCRIPT [ARGUMENTS]`: check that all processes of a training script train the same model."""
 
 import sys
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """Run a PyTorch training script on several processes for a few optimizer steps: do they train one model?
+    """Run a PyTorch training script for a few optimizer steps and check that all processes train the same model.
 
-    The script is any that runs under torchrun, unchanged; what follows its name is for it. It does all that it does
-    otherwise, also to your files. Leaves with 0 if nothing was found, 1 on a finding, 2 if it could not be run.
+    The script is any unchanged torchrun script; arguments after its name are passed to it. It runs normally and may
+    write files. Exit code 0: no finding. 1: at least one finding. 2: the script could not be run.
     """
 
     script: tyro.conf.Positional[str]
-    """A Python file, or with -m a module; everything after it is the script's own."""
+    """Python file, or module with -m. Arguments after it are passed to the script."""
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 2
-    """Processes to run it on."""
+    """Number of processes."""
     steps: int = 5
-    """Optimizer steps after which it is stopped; what happens later is not seen."""
+    """Optimizer steps after which the script is stopped. Later steps are not checked."""
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"])] = False
-    """SCRIPT is the name of a module, as with python -m."""
+    """Treat SCRIPT as a module name, as with python -m."""
     step_timeout: float = 30.0
-    """Seconds without a step on any process (ten times as many before the first) that count as a hang."""
+    """Seconds without an optimizer step on any process that count as a hang. Tenfold before the first step."""
     ignore: tuple[str, ...] = ()
-    """Findings that are meant to be: collectives, gradients, parameters, state, buffers, data."""
+    """Kinds of findings that are intended: collectives, gradients, parameters, state, buffers, data."""
     json: bool = False
-    """Print one json object instead of words."""
+    """Print one JSON object instead of text."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -53,23 +53,23 @@ def run(arguments: Sequence[str]) -> int:
 
     unknown = [kind for kind in command.ignore if kind not in KINDS]
     if unknown:
-        raise ConfigError(f"--ignore {unknown[0]!r} is no kind of finding.", f"They are: {', '.join(KINDS)}.")
+        raise ConfigError(f"--ignore {unknown[0]!r} is not a kind of finding.", f"Use one of: {', '.join(KINDS)}.")
     if command.procs < 2 or command.steps < 1:
         raise ConfigError(
             f"--procs is {command.procs} and --steps {command.steps}.",
-            "An audit compares processes: give at least 2, and at least one step.",
+            "Use at least 2 processes, because an audit compares them, and at least 1 step.",
         )
     if not command.module and not os.path.isfile(command.script):
-        raise ConfigError(f"there is no script {command.script}.", "Give the path of a Python file, or -m MODULE.")
-    words = [*(["-m"] if command.module else []), command.script, *script]
+        raise ConfigError(f"there is no script {command.script}.", "Use the path of a Python file, or -m MODULE.")
+    line = [*(["-m"] if command.module else []), command.script, *script]
     with temporary_directory("audit") as directory:
         console = PrintableConsole(stderr=True)
         with console.status(f"running {command.script} on {command.procs} processes") as status:
             records = run_script(
-                words, directory, command.procs, command.steps, command.step_timeout, lambda w: status.update(w)
+                line, directory, command.procs, command.steps, command.step_timeout, lambda w: status.update(w)
             )
     if not any(record["steps"] for record in records):
-        raise ConfigError(_unauditable(command.script, records), "See that it runs under torchrun, and try again.")
+        raise ConfigError(_unauditable(command.script, records), "Check that it runs under torchrun, and try again.")
     verdict = analyze(records)
     wrong = [finding for finding in verdict.findings if finding.kind not in command.ignore]
     if command.json:
@@ -80,22 +80,22 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def part(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words for the audit, up to and with the script, and those after it, which are the script's."""
+    """Split arguments into those of `audit`, including the script, and those of the script."""
     takes_value = {"--procs", "-n", "--steps", "--step-timeout", "--ignore"}
-    place = 0
-    while place < len(arguments) and arguments[place].startswith("-"):
-        place += 2 if arguments[place] in takes_value else 1
-    own, script = list(arguments[: place + 1]), list(arguments[place + 1 :])
-    if place < len(arguments):
-        own = [own[-1], *own[:-1]]  # the script first: what follows --ignore would be taken for a kind
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-"):
+        index += 2 if arguments[index] in takes_value else 1
+    own, script = list(arguments[: index + 1]), list(arguments[index + 1 :])
+    if index < len(arguments):
+        own = [own[-1], *own[:-1]]  # the script first: after --ignore it would be parsed as a kind
     return own, script
 
 
 def _unauditable(script: str, records: list[dict[str, Any]]) -> str:
-    """Why there is nothing to judge: the script failed, or it never stepped an optimizer."""
+    """Return why there is nothing to compare: the script failed, or it never stepped an optimizer."""
     failed = next((record for record in records if record["error"]), None)
     if failed is None:
-        return f"{script} took no step of a torch optimizer, which is what an audit watches."
+        return f"{script} never stepped a torch optimizer, so there is nothing to audit."
     return (
         f"{script} failed before its first optimizer step, on process {failed['process']}: {failed['error']}\n"
         + failed["output"].rstrip()
@@ -107,14 +107,14 @@ def _print(command: Audit, verdict: "AuditReport") -> None:
     from lockstep.tools.audit.analysis import KINDS
 
     console = PrintableConsole(soft_wrap=True)
-    console.print(f"{command.script} on {command.procs} processes, {verdict.steps} optimizer steps by all\n")
+    console.print(f"{command.script} on {command.procs} processes, {verdict.steps} optimizer steps on every process\n")
     found = {finding.kind for finding in verdict.findings}
     for kind, right in KINDS.items():
         if kind not in found:
             console.print(f"  {'?    ' if kind in verdict.unseen else '[green]yes[/green]  '} {right}", markup=True)
     for finding in verdict.findings:
         allowed = finding.kind in command.ignore
-        console.print("  [yellow]meant[/yellow]" if allowed else "  [red]NO[/red]   ", end="", markup=True)
+        console.print("  [yellow]allow[/yellow]" if allowed else "  [red]NO[/red]   ", end="", markup=True)
         since = f", from step {finding.step}" if finding.step else ""
         console.print(f" {finding.what}{since}")
         for name in finding.tensors[:8]:

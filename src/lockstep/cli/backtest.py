@@ -1,4 +1,4 @@
-"""`lockstep backtest RECIPE --data FILE`: walk forward over a file of prices, and say what it would have earned."""
+"""`lockstep backtest RECIPE --data FILE`: run a walk-forward backtest on a price file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backtest:
-    """Train a fresh agent for each fold on the bars before it, trade the fold, and stitch the folds into one curve.
+    """Train a new agent for each fold on the bars before it, trade the fold, and join the folds into one equity curve.
 
-    The recipe's own flags may follow, as with `train`.
+    Accepts settings of the recipe, as `train` does.
     """
 
     recipe: tyro.conf.Positional[str]
-    """A recipe that trades, such as trading-lstm."""
+    """Recipe with the trading task, such as trading-lstm."""
     folds: int = 4
-    """Tests, one after another."""
+    """Number of consecutive test folds."""
     train_fraction: float = 0.5
-    """Part of the file that the first agent is trained on; the others have all that came before their fold."""
+    """Fraction of the bars that the first agent trains on. Later agents train on all bars before their fold."""
     out: Path = Path("backtest")
-    """Directory for the runs of the folds, backtest.png and backtest.html; it must not hold any yet."""
+    """Output directory for the runs of the folds, backtest.png and backtest.html. It must not contain any yet."""
     preset: str | None = None
-    """One of the recipe's named variations."""
+    """Preset of the recipe, a named set of values. None: the defaults."""
     smoke: bool = False
-    """Take the recipe's smallest setting."""
+    """Use the recipe's smoke setting."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,8 +40,8 @@ def run(arguments: Sequence[str]) -> int:
     command, rest = parse_command(Backtest, arguments, "backtest")
     if command.folds < 1 or not 0 < command.train_fraction < 1:
         raise ConfigError(
-            f"folds is {command.folds} and train_fraction {command.train_fraction}.",
-            "Use at least 1, and a part between 0 and 1.",
+            f"--folds is {command.folds} and --train-fraction is {command.train_fraction}.",
+            "Use at least 1 fold and a fraction between 0 and 1.",
         )
     start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep backtest {command.recipe}")
@@ -50,7 +50,9 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.tasks.trading.env import TradingConfig
 
     if not isinstance(recipe.task, TradingConfig):
-        raise ConfigError(f"{command.recipe} does not trade.", "Use trading-lstm, or a recipe with the trading task.")
+        raise ConfigError(
+            f"{command.recipe} does not have the trading task.", "Use trading-lstm, or a recipe with the trading task."
+        )
     report = walk_forward(recipe, command.out, command.folds, command.train_fraction)
     _present(report, command.out)
     return 0
@@ -68,7 +70,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
     agent = measures["agent"]
     notes = [
         f"{len(report.time):,} bars in {agent.years:.1f} years out of sample, marked at each open, after all costs; "
-        f"annualised with {a_year:,.0f} bars a year.",
+        f"annualized with {a_year:,.0f} bars a year.",
         *report.bars.notes,
     ]
     warnings = []
@@ -85,6 +87,6 @@ def _present(report: "BacktestReport", out: Path) -> None:
     console.print(table)
     for sentence in [*warnings, *notes]:
         console.print(sentence)
-    picture = draw(report, out / "backtest.png")
-    write_page(report, out / "backtest.html", picture, notes, warnings)
-    console.print(f"The picture: {out / 'backtest.png'}, and as a page: {out / 'backtest.html'}")
+    plot = draw(report, out / "backtest.png")
+    write_page(report, out / "backtest.html", plot, notes, warnings)
+    console.print(f"Plot: {out / 'backtest.png'}, report: {out / 'backtest.html'}")

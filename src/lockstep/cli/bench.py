@@ -1,4 +1,4 @@
-"""`lockstep bench RECIPE`: how fast a recipe is here, beside the bare engine, and what bounds it."""
+"""`lockstep bench RECIPE`: measure the throughput of a recipe, compare it with the bare engine, name the bottleneck."""
 
 import json
 import sys
@@ -16,27 +16,27 @@ from lockstep.io.temporary_directory import temporary_directory
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure a recipe's speed, its time split, and its ratio to the bare engine: the environments and networks alone.
+    """Measure the throughput and time split of a recipe, and compare it with its bare environments and networks.
 
-    Its own flags may follow, as with `train`. Nothing is trained for long, and no run is left behind.
+    Accepts settings of the recipe, as `train` does. No run directory is created.
     """
 
     recipe: tyro.conf.Positional[str]
-    """A recipe's name, or a Python file with a recipe of your own."""
+    """Recipe name, or a Python file that defines a recipe."""
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
-    """Processes to measure with, on this machine."""
+    """Number of processes on this machine."""
     scaling: str | None = None
-    """Several numbers of processes at the same global batch, such as 1,2,4."""
+    """Numbers of processes to compare at the same global batch, such as 1,2,4. None: --procs only."""
     seconds: float = 10.0
-    """About how long to measure, for each number of processes."""
+    """Approximate duration of a measurement in seconds, for each number of processes."""
     preset: str | None = None
-    """One of the recipe's named variations."""
+    """Preset of the recipe, a named set of values. None: the defaults."""
     smoke: bool = False
-    """Take the recipe's smallest setting."""
+    """Use the recipe's smoke setting."""
     json: bool = False
     """Print one JSON object instead of a table."""
     out: Path | None = None
-    """Also leave bench.json and bench.svg in this directory; a run directory shows them in its report."""
+    """Directory for bench.json and bench.svg. In a run directory, `lockstep report` shows them. None: not written."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -65,12 +65,12 @@ def _sizes(command: Bench) -> list[int]:
         return [command.procs]
     sizes = [int(word) for word in command.scaling.split(",") if word.strip().isdigit()]
     if not sizes or min(sizes) < 1 or len(sizes) != len(command.scaling.split(",")):
-        raise ConfigError(f"--scaling is {command.scaling!r}.", "Give numbers of processes, such as --scaling 1,2,4.")
+        raise ConfigError(f"--scaling is {command.scaling!r}.", "Use numbers of processes, such as --scaling 1,2,4.")
     return sizes
 
 
 def _measure_here(recipe: Recipe, command: Bench) -> int:
-    """As one of the processes that are measured; the main one leaves the report."""
+    """Measure as one of the workers. Rank 0 writes the report."""
     from lockstep.distributed import Runtime
     from lockstep.tools.bench.measure import measure
 
@@ -82,20 +82,20 @@ def _measure_here(recipe: Recipe, command: Bench) -> int:
 
 
 def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) -> dict[str, Any]:
-    """The report for one number of processes, each of them started afresh."""
+    """Start new processes, measure, and return the report."""
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.launcher import launch_captured
 
     console = PrintableConsole(stderr=True)
-    words = ["bench", command.recipe, *rest, "--seconds", str(command.seconds), f"run.lanes={recipe.run.lanes}"]
-    words += ["--preset", command.preset] if command.preset else []
-    words += ["--smoke"] if command.smoke else []
+    args = ["bench", command.recipe, *rest, "--seconds", str(command.seconds), f"run.lanes={recipe.run.lanes}"]
+    args += ["--preset", command.preset] if command.preset else []
+    args += ["--smoke"] if command.smoke else []
     count = "1 process" if processes == 1 else f"{processes} processes"
     with (
         temporary_directory("bench") as directory,
         console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
     ):
-        cause = launch_captured([*words, "--out", str(directory)], processes)
+        cause = launch_captured([*args, "--out", str(directory)], processes)
         if cause:
             raise ConfigError(f"{command.recipe} could not be measured on {count}: {cause}")
         report: dict[str, Any] = json.loads((directory / "bench.json").read_text())

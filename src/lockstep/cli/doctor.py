@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from lockstep.tools.doctor.finding import CheckResult
 
 TRIAL = "--trial"
-"""What the processes are started with that train the small agent; it is no flag of the user's."""
+"""Internal first argument of the processes that train the small agent."""
 
 
 @dataclass(frozen=True)
 class Doctor:
     """Check this machine, train a small agent on it in several processes, and print a fix for every problem found.
 
-    Takes less than half a minute. Exit code 1 if there is trouble; advice alone is no trouble. With --gpu, try
-    everything on the GPUs instead, in less than 15 minutes, and write one file about it.
+    Takes less than half a minute. Exit code 1 if there is trouble; advice does not count. With --gpu, test everything
+    on the GPUs instead, in less than 15 minutes, and write a report file.
     """
 
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 2
-    """Processes to train the small agent on."""
+    """Number of processes that train the small agent."""
     dir: Path = Path("runs")
-    """Where runs will be kept."""
+    """Directory for runs; its disk is checked."""
     bug_report: bool = False
-    """Print a block for a bug report instead: no names of yours, no addresses, no secrets."""
+    """Print a block for a bug report instead, without user names, addresses or secrets."""
     gpu: bool = False
-    """Try every recipe, precision, proof, drill and benchmark on the GPUs of this machine."""
+    """Run every recipe, precision, proof, fault drill and benchmark on the GPUs of this machine."""
     out: Path | None = None
-    """File that --gpu writes: no names, addresses or secrets. None: report.json."""
+    """File that --gpu writes, without user names, addresses or secrets. None: report.json."""
     quick: bool = False
-    """With --gpu: fewer recipes and smaller sizes, for a first look. Its figures of speed mean little."""
+    """With --gpu: fewer recipes and smaller sizes, for a first test. Its throughput numbers are not meaningful."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -54,17 +54,17 @@ def run(arguments: Sequence[str]) -> int:
         return work(arguments[1:])
     command = tyro.cli(Doctor, args=list(arguments), prog="lockstep doctor")
     if command.procs < 1:
-        raise ConfigError(f"--procs is {command.procs}.", "Give at least 1.")
+        raise ConfigError(f"--procs is {command.procs}.", "Use at least 1.")
     if command.gpu:
-        return _first_contact(command)
+        return _test_gpus(command)
     if command.out is not None or command.quick:
-        raise ConfigError("--out and --quick belong to --gpu.", "Use: lockstep doctor --gpu --out report.json")
+        raise ConfigError("--out and --quick require --gpu.", "Use: lockstep doctor --gpu --out report.json")
 
     from lockstep.io.rich_console import PrintableConsole
 
     lines: list[CheckResult] = []
     console = PrintableConsole(soft_wrap=True)
-    with PrintableConsole(stderr=True).status("looking around") as status:
+    with PrintableConsole(stderr=True).status("checking this machine") as status:
         for line in _examine(command, status.update):
             lines.append(line)
             if not command.bug_report:
@@ -86,36 +86,36 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _first_contact(command: Doctor) -> int:
-    """Run the first-contact kit. This process imports no torch and uses no GPU."""
+def _test_gpus(command: Doctor) -> int:
+    """Run the GPU tests. This process imports no torch and uses no GPU."""
     from lockstep.tools.doctor.gpu.runner import run_kit
 
     path = command.out or Path("report.json")
     if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written.", "Name a file in a directory that exists.")
+        raise ConfigError(f"{path} cannot be written.", "Choose a file in an existing directory.")
 
-    def tell(line: str) -> None:
+    def say(line: str) -> None:
         write_text(sys.stdout, line + "\n")
 
-    report = run_kit(path, command.quick, tell)
+    report = run_kit(path, command.quick, say)
     if not report.finished:
-        tell(f"The report, without results from a GPU, is in {path}.")
+        say(f"The report, without results from a GPU, is in {path}.")
         problem = next((step["reason"] for step in report.steps if step["result"] == "failed"), "no GPU was found.")
         raise ConfigError(
             problem,
             "Check that `nvidia-smi` lists the GPUs, that CUDA_VISIBLE_DEVICES does not hide them, and that torch is "
             "built for CUDA: https://pytorch.org/get-started/locally",
         )
-    tell("")
+    say("")
     for line in report.summary:
-        tell(line)
+        say(line)
     failed = f"{len(report.failed)} of {len(report.steps)} steps failed" if report.failed else "No step failed"
-    tell(f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs.")
+    say(f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs.")
     return int(bool(report.failed))
 
 
 def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckResult"]:
-    """Everything that is looked at, quick things first; the trial only where nothing stands in its way."""
+    """Run all checks, quick ones first. Train the small agent only if no check found trouble."""
     import os
 
     from lockstep.io.temporary_directory import temporary_directory
@@ -138,7 +138,7 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckRes
             yield line
     if not sound:
         return
-    tell(f"training a small agent, {command.procs} processes")
+    tell(f"training a small agent on {command.procs} processes")
     from lockstep.tools.doctor.smoke_test import check_distributed
 
     with temporary_directory("doctor") as directory:
@@ -146,8 +146,8 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckRes
 
 
 def _print(console: "PrintableConsole", line: "CheckResult") -> None:
-    colour, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[line.level]
-    console.print(f"[{colour}]{mark:7}[/{colour}]  ", end="", markup=True)
+    color, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[line.level]
+    console.print(f"[{color}]{mark:7}[/{color}]  ", end="", markup=True)
     console.print(f"{line.about:10}  {line.says}")
     if line.fix:
         console.print(f"{'':21}fix: {line.fix}")

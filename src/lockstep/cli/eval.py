@@ -1,4 +1,4 @@
-"""`lockstep eval RUN`: score the best policy of a run; needs no launcher."""
+"""`lockstep eval RUN`: evaluate the best policy of a run in one process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Play whole episodes with a run's best policy, or predict a split of its data, and print what that came to."""
+    """Evaluate a run's best policy on full episodes, or on a split of its dataset, and print the metrics."""
 
     run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """Run directory."""
     episodes: int = 100
-    """How many episodes to play."""
+    """Number of episodes."""
     split: Literal["train", "validation", "test"] = "test"
-    """Which part of a data set to predict, where the run learns from one."""
+    """Dataset split to predict, for supervised runs."""
     opponents: tuple[str, ...] = ()
-    """Play a team against these, and each against each: all, a level, a run directory, or RUN@SAMPLES of one."""
+    """Opponents of a round-robin tournament (team snakes): all, a script level, a run directory or RUN@SAMPLES."""
     games: int = 200
-    """Games of each pair of teams, half of them on each side."""
+    """Games per pair of teams, an even number: half of them on each side."""
     plots: Path | None = None
-    """Also draw the predictions, or the ladder of teams, into this directory."""
+    """Directory for plots of the predictions or the team ratings. None: no plots."""
     checkpoint: int | None = None
-    """Use the checkpoint at this many samples instead of the best."""
+    """Global samples of the checkpoint to use. None: the best, or the newest if none was evaluated."""
     seed: int = 1
-    """Seed of the episodes; other than the run's own evaluations unless it happens to be the run's seed."""
+    """Seed of the episodes. They differ from the run's own evaluations unless it equals run.seed."""
     device: str = "auto"
-    """auto, cpu, cuda or mps. auto: CUDA where there is a GPU, else MPS on a Mac, else the CPU."""
+    """auto, cpu, cuda or mps. auto: CUDA if available, else MPS, else the CPU."""
     json: bool = False
-    """Print one json object instead of a table."""
+    """Print one JSON object instead of a table."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
     from lockstep.distributed import Runtime
-    from lockstep.evaluate import evaluate, measure, predict
+    from lockstep.evaluation import evaluate, measure, predict
     from lockstep.inference import load
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import choose_device
@@ -70,16 +70,18 @@ def run(arguments: Sequence[str]) -> int:
     console = PrintableConsole()
     task, played = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
     if played and command.plots is not None:
-        raise ConfigError(f"{command.run} plays, and pictures are of predictions.", f"Use lockstep play {command.run}")
+        raise ConfigError(
+            f"--plots draws predictions, but {command.run} plays episodes.", f"Use lockstep play {command.run}"
+        )
     work = f"{command.episodes} episodes" if played else f"the {command.split} split"
     with console.status(f"{'playing' if played else 'predicting'} {work}") if not command.json else nullcontext():
         if played:
             scores = evaluate(loaded.policy, task, runtime, command.episodes)
-        else:  # predicted once, for the measures and for the pictures
+        else:  # predict once, for both metrics and plots
             data = task.build(runtime.lanes, runtime.device)
             predictions = predict(loaded.policy, data, runtime, command.split)
             scores = None if predictions is None else measure(data, command.split, predictions)
-    assert scores is not None  # nobody asks this runtime to stop
+    assert scores is not None  # None only after a stop request, which a single process without a launcher never gets
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True)
     else:
@@ -87,12 +89,12 @@ def run(arguments: Sequence[str]) -> int:
         console.print(_table(scores) if played else _table_of_parts(scores))
     if command.plots is not None:
         for path in data.plot(command.split, predictions, command.plots):
-            console.print(f"drawn: {path}", soft_wrap=True)
+            console.print(f"plot: {path}", soft_wrap=True)
     return 0
 
 
 def _table(scores: dict[str, float]) -> "Table":
-    """A row for each measure."""
+    """Return a table with one row per metric."""
     from rich.table import Table
 
     table = Table()
@@ -104,7 +106,7 @@ def _table(scores: dict[str, float]) -> "Table":
 
 
 def _table_of_parts(scores: dict[str, float]) -> "Table":
-    """A row for the whole and one for each part, a column for each measure."""
+    """Return a table with a row for all data and one per part, and a column per metric."""
     from rich.table import Table
 
     from lockstep.ops.prediction_metrics import overall_metrics

@@ -1,4 +1,4 @@
-"""`lockstep export RUN --to FORMAT`: take a model away; it is tried before it counts as written."""
+"""`lockstep export RUN --to FORMAT`: export a policy and verify the written file."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "sb3": ".zip", "pt2"
 
 @dataclass(frozen=True)
 class Export:
-    """Write a run's best policy as a file for other programs, after comparing it with the policy.
+    """Export a run's best policy for other programs. The outputs of the file are compared with those of the policy.
 
-    safetensors: the weights by name. onnx: a graph for any runtime, with memory in and out. pt2: the same for torch
-    alone. sb3: a zip that Stable-Baselines3's PPO loads. jidi: a directory to hand in at the team snakes competition.
+    safetensors: weights by name. onnx: a graph for any runtime, with recurrent state as input and output. pt2: such a
+    graph for torch. sb3: a zip for PPO of Stable-Baselines3. jidi: a submission to the team snakes competition.
     """
 
     run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """Run directory."""
     to: Literal["safetensors", "onnx", "sb3", "pt2", "jidi"] = "safetensors"
-    """What to write."""
+    """Output format."""
     out: Path | None = None
-    """Where; beside the run's checkpoints under the run's name unless told, and for jidi in ./submission."""
+    """Output path. None: a file named after the run, in the run directory; for jidi ./submission."""
     checkpoint: int | None = None
-    """Use the checkpoint at this many samples instead of the best."""
+    """Global samples of the checkpoint to use. None: the best, or the newest if none was evaluated."""
 
 
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Export, args=list(arguments), prog="lockstep export")
 
     if command.to == "jidi":
-        return _hand_in(command)
+        return _write_submission(command)
 
     import os
     import warnings
@@ -47,35 +47,35 @@ def run(arguments: Sequence[str]) -> int:
     path = command.out or command.run / f"{command.run.resolve().name}{SUFFIXES[command.to]}"
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent}.", f"mkdir -p {path.parent}")
-    beside = path.with_name(f".{path.name}.partial{SUFFIXES[command.to]}")
+    partial = path.with_name(f".{path.name}.partial{SUFFIXES[command.to]}")
     write = _writer(command.to)
     try:
-        with console.status(f"writing {path}, and trying it"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # libraries talk about themselves
+        with console.status(f"writing and verifying {path}"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings of export libraries do not concern the user
             algorithm = load_algorithm(command.run, recipe, command.checkpoint)
-            apart = write(beside, algorithm, recipe)
-        os.replace(beside, path)
+            difference = write(partial, algorithm, recipe)
+        os.replace(partial, path)
     finally:
-        beside.unlink(missing_ok=True)
-    equal = "the same to the last bit" if apart == 0.0 else f"apart by at most {apart:.1g}"
+        partial.unlink(missing_ok=True)
+    result = "bit-identical" if difference == 0.0 else f"maximum difference {difference:.1g}"
     console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
-    console.print(f"  tried on {COUNT} random observations beside the policy: {equal}")
+    console.print(f"  compared with the policy on {COUNT} random observations: {result}")
     return 0
 
 
-def _hand_in(command: Export) -> int:
+def _write_submission(command: Export) -> int:
     from lockstep.apps.jidi.submission import write_submission
     from lockstep.inference import load
     from lockstep.io.rich_console import PrintableConsole
 
     out = command.out or Path("submission")
     write_submission(load(command.run, command.checkpoint), out)
-    PrintableConsole(soft_wrap=True).print(f"{out}: hand in this directory; it needs numpy alone.")
+    PrintableConsole(soft_wrap=True).print(f"{out}: submit this directory. It only needs numpy.")
     return 0
 
 
 def _writer(to: str) -> Callable[..., Any]:
-    """What writes a format; each of them returns how far the file's outputs are from the policy's."""
+    """Return the writer of a format. It returns the maximum difference between outputs of the file and the policy."""
     if to == "sb3":
         from lockstep.tools.export.sb3 import write_sb3
 

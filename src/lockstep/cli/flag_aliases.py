@@ -1,4 +1,4 @@
-"""The words people bring along: `key=value`, underscores, and the flag names of earlier tools."""
+"""Flag aliases: `key=value`, underscores, and the flag names of other tools."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,17 +35,17 @@ ALIASES = {
     "wandb-entity": "run.wandb-entity",
     "wandb-mode": "run.wandb-mode",
 }
-"""Words of earlier tools that mean one of our settings or flags as it is."""
+"""Flag names of other tools that are aliases of our settings or flags."""
 
 PROCESSES = ("procs", "num-gpus", "world-size")
-"""Words that say how many processes to start."""
+"""Flags that set the number of processes."""
 
 DROPPED = {
-    "master-port": "a free port is found by itself on one machine",
-    "load-model": "--init-from RUN says it all",
-    "enable-opponent-evasion": "--task.evade-after-samples SAMPLES says it all",
+    "master-port": "a free port is chosen automatically on one machine",
+    "load-model": "use --init-from RUN",
+    "enable-opponent-evasion": "use --task.evade-after-samples SAMPLES",
 }
-"""Words that need no counterpart, with what to tell the user."""
+"""Ignored flags of other tools, with the note that is printed."""
 
 EPISODES = {
     "episodes": "run.total-samples",
@@ -53,12 +53,12 @@ EPISODES = {
     "opponent-evasion-start-episode": "task.evade-after-samples",
     "load-model-run-episode": "init-from",
 }
-"""Words that count episodes, and which of our settings counts samples in their place."""
+"""Flags that count episodes, with the setting that counts samples instead."""
 
 
 @dataclass
 class ParsedArgs:
-    """A command line taken apart: flags for tyro, settings given as `key=value`, and sentences to print once."""
+    """Parsed command line: flags for tyro, settings given as `key=value`, and notes to print once."""
 
     flags: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class ParsedArgs:
 def normalize_args(
     arguments: Sequence[str], aliases: Mapping[str, str], episode_length: int | None = None
 ) -> ParsedArgs:
-    """Bring a command line into our own words; recipe aliases beat the common ones."""
+    """Replace aliases in a command line. Aliases of the recipe take precedence over the common ones."""
     known: dict[str, str] = {**ALIASES, **aliases}
     words, at = ParsedArgs(), ""
     rest = list(arguments)
@@ -82,14 +82,14 @@ def normalize_args(
         name, has_value, value = word.removeprefix("--").partition("=")
         name = name.replace("_", "-")
         if name in (*DROPPED, "distributed") and not has_value and rest and is_switch(rest[0]):
-            value = rest.pop(0)  # any other word stands for itself
+            value = rest.pop(0)  # any other argument is not a value of this flag
         if name == "distributed":
             if not counted and value.lower() not in ("false", "0"):
                 words.flags += ["--procs", "auto"]
                 words.notes.append("--distributed means --procs auto: one process for each GPU.")
         elif name in DROPPED:
             words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
-        elif name == "compile":  # on or off elsewhere, one of three things here
+        elif name == "compile":  # a boolean in other tools; off, on or graphs here
             if not has_value:
                 value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
             words.flags += ["--run.compile", {"true": "on", "false": "off"}.get(value.lower(), value)]
@@ -104,18 +104,18 @@ def normalize_args(
             words.flags += [f"--{known.get(name, name)}", *([value] if has_value else [])]
         else:
             _set(words, flag, known.get(name, name), value)
-    if at and "--init-from" in words.flags[:-1]:  # a run and a point of it were two words once
+    if at and "--init-from" in words.flags[:-1]:  # run and episode are two flags in other tools
         words.flags[words.flags.index("--init-from") + 1] += at
     return words
 
 
 def flag_name(word: str) -> str:
-    """The name of a flag without its dashes and value, with dashes for underscores."""
+    """Return the name of a flag without leading dashes and value. Underscores become dashes."""
     return word.removeprefix("--").partition("=")[0].replace("_", "-") if word.startswith("--") else ""
 
 
 def is_switch(word: str) -> bool:
-    """Whether a word is the value of a flag that is on or off."""
+    """Return whether an argument is a value of a boolean flag."""
     return word.isdigit() or word.lower() in ("true", "false")
 
 
@@ -129,10 +129,10 @@ def _set(words: ParsedArgs, flag: bool, name: str, value: str) -> None:
 def _episodes_as_samples(name: str, count: str, length: int | None, say: Callable[[str], None]) -> str:
     if length is None:
         raise ConfigError(
-            f"--{name} counts episodes, which have no fixed length in this recipe.", "Use --run.total-samples."
+            f"--{name} counts episodes, but episodes of this recipe have no fixed length.", "Use --run.total-samples."
         )
     if not count.isdigit():
-        raise ConfigError(f"--{name} is {count!r}, which is not a whole number.", "Give a number of episodes.")
+        raise ConfigError(f"--{name} is {count!r}, which is not a whole number.", "Use a number of episodes.")
     samples = int(count) * length
-    say(f"--{name} {count} becomes {samples:,} global samples: episodes of at most {length} steps.")
+    say(f"--{name} {count} is read as {samples:,} global samples: an episode has at most {length} steps.")
     return str(samples)

@@ -1,4 +1,4 @@
-"""`lockstep import FILE`: weights of another program become a run."""
+"""`lockstep import FILE`: import weights of another program as a new run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ import tyro
 
 @dataclass(frozen=True)
 class Import:
-    """Make a run out of a model: of Stable-Baselines3's PPO (.zip), of `lockstep export` (.safetensors), or of a state
-    dict (.pt, .pth, .safetensors), with or without `module.` before its names.
+    """Import weights as a new run: a PPO model of Stable-Baselines3 (.zip), a `lockstep export` (.safetensors), or a
+    state dict (.pt, .pth, .safetensors), with or without the prefix `module.`.
 
-    Settings of the recipe may follow, as with `train`. Nothing in the file is run: of a pickle, only tensors are read.
+    Accepts settings of the recipe, as `train` does. No code in the file is executed: only tensors are read.
     """
 
     file: tyro.conf.Positional[Path]
-    """The file."""
+    """Model file."""
     recipe: str | None = None
-    """The recipe the model is for; a file of `lockstep export` knows its own."""
+    """Recipe of the model. None: the recipe stored in the file, which only files of `lockstep export` have."""
     preset: str | None = None
-    """One of the recipe's named variations."""
+    """Preset of the recipe, a named set of values. None: the defaults."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -35,18 +35,20 @@ def run(arguments: Sequence[str]) -> int:
 
     console = PrintableConsole(soft_wrap=True)
     if not command.file.is_file():
-        raise ConfigError(f"there is no file {command.file}.", "Give a .zip of SB3, a .safetensors, or a .pt.")
+        raise ConfigError(f"there is no file {command.file}.", "Use a .zip of SB3, a .safetensors or a .pt file.")
     with bounded(command.file), console.status(f"reading {command.file}"):
         weights, settings, known = read_weights(command.file)
         refuse_code(settings, rest, command.file)
         name = command.recipe or known
         if not name:
-            raise ConfigError(f"{command.file} does not say which recipe it is for.", "Add --recipe gym-ppo, say.")
+            raise ConfigError(
+                f"{command.file} does not name its recipe.", "Add --recipe, for example --recipe gym-ppo."
+            )
         start = TrainOptions(recipe=name, preset=command.preset)
         recipe = parse_recipe(start, rest, f"lockstep import {command.file}", settings)
         path = import_run(weights, recipe, command.file)
-    console.print(f"{len(weights)} tensors of {command.file} are now {path}")
-    console.print(f"  score it   lockstep eval {path}")
-    console.print(f"  go on      lockstep resume {path}")
-    console.print(f"  begin      lockstep train {name} --init-from {path}")
+    console.print(f"Imported {len(weights)} tensors of {command.file} as {path}")
+    console.print(f"  evaluate      lockstep eval {path}")
+    console.print(f"  resume        lockstep resume {path}")
+    console.print(f"  start from it lockstep train {name} --init-from {path}")
     return 0

@@ -1,4 +1,4 @@
-"""`lockstep jobfile slurm|k8s|sky -- train RECIPE ...`: print a file that a scheduler takes as it is."""
+"""`lockstep jobfile slurm|k8s|sky -- train RECIPE ...`: print a job file for a scheduler."""
 
 import re
 import shlex
@@ -21,70 +21,73 @@ FILES = {"slurm": "slurm.sbatch", "k8s": "k8s.yaml", "sky": "sky.yaml"}
 class JobFile:
     """Print a job file for a scheduler: an sbatch script, a Kubeflow TrainJob, or a SkyPilot task.
 
-    What follows `--` is a `lockstep train` command; it is checked now, not when the job's turn has come.
+    The arguments after `--` are a `lockstep train` command. It is validated now, not when the job starts.
     """
 
     to: tyro.conf.Positional[Literal["slurm", "k8s", "sky"]]
-    """What starts the job."""
+    """Scheduler."""
     nodes: int = 1
-    """How many machines."""
+    """Number of machines."""
     gpus: int = 8
-    """GPUs of each machine, and so processes."""
+    """GPUs per machine. One process is started per GPU."""
     cpus: int = 32
-    """Cores of each machine."""
+    """CPU cores per machine."""
     gpu: str = "H100"
-    """Kind of GPU to rent (sky)."""
+    """GPU type to rent (sky)."""
     name: str = "lockstep"
-    """Name of the job, and of the run except under SLURM, where that is the job's number."""
+    """Name of the job and of the run. SLURM: the run is named after the job ID."""
     image: str = "lockstep"
-    """Container image with lockstep in it, such as one made from our Dockerfile (k8s)."""
+    """Container image with lockstep installed, such as one built from our Dockerfile (k8s)."""
     install: str = "lockstep-rl[all]"
-    """What pip installs on a machine that was rented (sky)."""
+    """Package that pip installs on a rented machine (sky)."""
     storage: str = "runs"
-    """Claim (k8s) or volume (sky) that runs are kept on."""
+    """Persistent volume claim (k8s) or volume (sky) for run directories."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    place = list(arguments).index("--") if "--" in arguments else len(arguments)
-    command = tyro.cli(JobFile, args=list(arguments[:place]), prog="lockstep jobfile")
-    words = list(arguments[place + 1 :])
-    _check(command, words)
-    write_text(sys.stdout, render(command, words[1:]))
+    separator = list(arguments).index("--") if "--" in arguments else len(arguments)
+    command = tyro.cli(JobFile, args=list(arguments[:separator]), prog="lockstep jobfile")
+    args = list(arguments[separator + 1 :])
+    _check(command, args)
+    write_text(sys.stdout, render(command, args[1:]))
     return 0
 
 
-def _check(command: JobFile, words: list[str]) -> None:
-    """What would fail on the cluster fails here, in words."""
-    if words[:1] != ["train"]:
+def _check(command: JobFile, args: list[str]) -> None:
+    """Validate the options and the train command, so that errors show before the job is submitted."""
+    if args[:1] != ["train"]:
         raise ConfigError(
-            "a job trains: there is no `-- train ...`.", f"Write: lockstep jobfile {command.to} -- train snake-ppo"
+            "the command line has no `-- train ...`.", f"Use: lockstep jobfile {command.to} -- train snake-ppo"
         )
     if min(command.nodes, command.gpus, command.cpus) < 1:
-        raise ConfigError("--nodes, --gpus and --cpus count from 1.", "Give numbers such as --nodes 2 --gpus 8.")
+        raise ConfigError("--nodes, --gpus and --cpus must be at least 1.", "Use for example --nodes 2 --gpus 8.")
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,48}[a-z0-9])?", command.name):
         raise ConfigError(
-            f"--name is {command.name!r}.", "Use small letters, digits and dashes, a letter first, at most 50."
+            f"--name is {command.name!r}.",
+            "Use at most 50 lowercase letters, digits and dashes, starting with a letter.",
         )
     for label, value in (("--image", command.image), ("--storage", command.storage), ("--gpu", command.gpu)):
         if not re.fullmatch(r"[A-Za-z0-9][\w.:/@-]*", value):
-            raise ConfigError(f"{label} is {value!r}, which is no name.", "Use letters, digits and . : / @ - _ alone.")
-    torn = [word for word in (command.install, *words) if "\n" in word]
-    if torn:
-        raise ConfigError(f"{torn[0]!r} is more than one line.", "Put long settings into a file: --config FILE.")
-    ours = [*LAUNCHER_FLAGS, "n", "run.name", *(["run.runs-dir"] if command.to != "slurm" else [])]
-    for word in words:
-        name = word.lstrip("-").partition("=")[0].replace("_", "-")
-        if (word.startswith("-") or "=" in word) and name in ours:
-            raise ConfigError(f"{word} is what the job file says.", "Leave it out; --nodes, --gpus and --name decide.")
-    start, rest, _ = parse_start(words[1:], "train", "")
+            raise ConfigError(
+                f"{label} is {value!r}, which is not a valid name.", "Use letters, digits and . : / @ - _ only."
+            )
+    multiline = [arg for arg in (command.install, *args) if "\n" in arg]
+    if multiline:
+        raise ConfigError(f"{multiline[0]!r} contains a line break.", "Put long settings into a file: --config FILE.")
+    reserved = [*LAUNCHER_FLAGS, "n", "run.name", *(["run.runs-dir"] if command.to != "slurm" else [])]
+    for arg in args:
+        name = arg.lstrip("-").partition("=")[0].replace("_", "-")
+        if (arg.startswith("-") or "=" in arg) and name in reserved:
+            raise ConfigError(f"{arg} is set by the job file.", "Remove it. Use --nodes, --gpus and --name instead.")
+    start, rest, _ = parse_start(args[1:], "train", "")
     processes = command.nodes * command.gpus
     parse_recipe(TrainOptions(**(vars(start) | {"procs": processes})), rest, f"lockstep train {start.recipe}")
 
 
-def render(command: JobFile, words: Sequence[str], about: str = "") -> str:
-    """The file: a template with its `@NAMES@` filled in."""
+def render(command: JobFile, args: Sequence[str], about: str = "") -> str:
+    """Return the template with its `@NAMES@` replaced."""
     submit = {"slurm": "sbatch FILE", "k8s": "kubectl create -f FILE", "sky": "sky jobs launch FILE"}[command.to]
-    line = f"lockstep jobfile {command.to} ... -- train {shlex.join(words)} > FILE"
+    line = f"lockstep jobfile {command.to} ... -- train {shlex.join(args)} > FILE"
     values = {
         "ABOUT": about or f"#   {line}\n#   {submit}",
         "NAME": command.name,
@@ -95,7 +98,7 @@ def render(command: JobFile, words: Sequence[str], about: str = "") -> str:
         "IMAGE": command.image,
         "INSTALL": shlex.quote(command.install),
         "STORAGE": command.storage,
-        "WORDS": shlex.join(words),
+        "WORDS": shlex.join(args),
     }
     text = resources.files("lockstep.cli").joinpath("jobs", FILES[command.to]).read_text()
-    return re.sub("@([A-Z]+)@", lambda found: values[found[1]], text)
+    return re.sub("@([A-Z]+)@", lambda match: values[match[1]], text)

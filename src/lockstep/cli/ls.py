@@ -1,4 +1,4 @@
-"""`lockstep ls`: the runs in a directory and where they stand."""
+"""`lockstep ls`: list the runs in a directory with their state, progress and returns."""
 
 import re
 import sys
@@ -11,11 +11,11 @@ import tyro
 from lockstep.io.printable import printable, write_text
 
 SHOWN = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
-"""Logged quantities that are listed."""
+"""Metrics that are listed."""
 HEADINGS = ("run", "recipe", "state", "steps", "of", "steps/s", "return", "eval")
 WORDS = HEADINGS[:3]
 MANY = 200
-"""More runs than this are listed without a frame."""
+"""More runs than this are listed as plain text, because rich tables are slow."""
 _FORMAT = re.compile(r"^format: (\d{1,9})$", re.ASCII | re.MULTILINE)
 _RECIPE = re.compile(r"^recipe: ([\w./-]{1,200})$", re.ASCII | re.MULTILINE)
 _BUDGET = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", re.ASCII | re.MULTILINE)
@@ -23,10 +23,10 @@ _BUDGET = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", re.ASCI
 
 @dataclass(frozen=True)
 class List:
-    """List the runs in a directory: how far, how fast, how good."""
+    """List the runs in a directory with their state, progress, throughput and returns."""
 
     dir: tyro.conf.Positional[Path] = Path("runs")
-    """Where run directories are."""
+    """Directory that contains the run directories."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,7 +48,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     table = Table()
     for heading in HEADINGS:
-        # Folded, never cut: a run's name is there to be copied.
+        # Fold long cells instead of truncating them, so that run names can be copied.
         table.add_column(heading, justify="left" if heading in WORDS else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of plain columns: rich takes a millisecond for each row of a table."""
+    """Format rows as plain columns. A rich table takes about 1 ms per row."""
     whole = [(*row, *[""] * (len(HEADINGS) - len(row))) for row in rows]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     sides = ["<" if heading in WORDS else ">" for heading in HEADINGS]
@@ -66,7 +66,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cells(path: Path) -> tuple[str, ...]:
-    """What is shown of a run beside its name."""
+    """Return the table cells of a run after its name."""
     from lockstep.checkpoint.migrations import UnknownFormat
     from lockstep.config import ConfigError
     from lockstep.io.jsonl import METRICS, read_status
@@ -75,7 +75,7 @@ def _cells(path: Path) -> tuple[str, ...]:
     try:
         recipe, budget = _read_config(path)
     except UnknownFormat as error:
-        return (f"format {error.version}, of another version of Lockstep",)
+        return (f"format {error.version} of another Lockstep version",)
     except ConfigError:
         return ("config.yaml cannot be read",)
     values = newest_values(path / METRICS, SHOWN)
@@ -91,9 +91,9 @@ def _cells(path: Path) -> tuple[str, ...]:
 
 
 def _read_config(path: Path) -> tuple[object, object]:
-    """The recipe and the total samples of a run. ConfigError where they cannot be read.
+    """Return the recipe and the total samples of a run. Raise ConfigError if they cannot be read.
 
-    They are found by two searches where the file is as lockstep writes it: to parse yaml takes 7 ms for each run.
+    Use regular expressions if the file has the usual layout, because parsing yaml takes 7 ms per run.
     """
     from lockstep.checkpoint.migrations import FORMAT, migrate_config
     from lockstep.config import read_yaml
@@ -113,7 +113,7 @@ def _read_config(path: Path) -> tuple[object, object]:
 
 
 def _number(value: object, form: str) -> str:
-    """A number of a run's files as it is shown; what is none, or has hundreds of digits, is not."""
+    """Format a number. Return "-" for other types and for integers that overflow a float."""
     try:
         return format(float(value), form) if isinstance(value, int | float) else "-"
     except OverflowError:
@@ -121,5 +121,5 @@ def _number(value: object, form: str) -> str:
 
 
 def _short(value: object) -> str:
-    """The beginning of a value in a foreign file, on one line."""
+    """Return the first characters of an untrusted value, on one line."""
     return printable(value[:60], newlines=False) if isinstance(value, str) else "?"

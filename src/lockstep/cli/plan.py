@@ -1,4 +1,4 @@
-"""`lockstep plan RECIPE --gpus 1 8 64`: before renting, what more GPUs would bring, where they stop paying, and why."""
+"""`lockstep plan RECIPE --gpus 1 8 64`: predict throughput on more GPUs, and what limits scaling."""
 
 import json
 import math
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from lockstep.tools.bench.scaling_model import CostProfile, Prediction
 
 ASSUMPTIONS = (
-    "Work is as measured on one process of this machine (or in --measured); a process's share of it costs a fixed time "
-    "and a time for each sample, fitted to its shares as one of 1, 2, 4, ... processes.",
-    "Buckets of the gradient travel during half of an update's work; everything else that is sent is waited for.",
-    "All processes are equally fast: environments that take longer on some of them are not in the model.",
-    "Memory is parameters, optimizer and gradient, the rollout, and what backward keeps; not torch itself.",
+    "Compute time is measured on one process of this machine, or read from --measured. The share of a process costs a "
+    "fixed time plus a time per sample, fitted to the shares of 1, 2, 4, ... processes.",
+    "Gradient buckets overlap with half of the compute time of an update; other communication does not overlap.",
+    "All processes are equally fast: the model has no stragglers with slower environments.",
+    "Memory counts parameters, optimizer, gradients, rollout and saved activations; not torch itself.",
 )
 
 
@@ -32,33 +32,33 @@ ASSUMPTIONS = (
 class Plan:
     """Predict steps/s, efficiency, hours and memory on many GPUs from a short measurement on this machine.
 
-    Its own flags may follow, as with `train`. Every assumption is printed.
+    Accepts settings of the recipe, as `train` does. Prints all assumptions.
     """
 
     recipe: tyro.conf.Positional[str]
-    """A recipe's name, or a Python file with a recipe of your own."""
+    """Recipe name, or a Python file that defines a recipe."""
     gpus: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 8, 64, 512, 4096)
-    """Numbers of GPUs (processes) to plan for."""
+    """Numbers of GPUs (processes) to predict."""
     network: str | None = None
-    """What joins them: nvlink+ib, nvlink+ethernet-100g, pcie+ethernet-100g, pcie+ethernet-25g, ethernet-25g,
-    ethernet-10g; here: this machine's own cores and loopback, measured; or a file of --time-network or of
-    `lockstep doctor --gpu`. None: the network in --measured if it holds one, else nvlink+ib."""
+    """Network: nvlink+ib, nvlink+ethernet-100g, pcie+ethernet-100g, pcie+ethernet-25g, ethernet-25g or
+    ethernet-10g; here: measure the cores and loopback of this machine; or a file of --time-network or of
+    `lockstep doctor --gpu`. None: the network in --measured if it has one, else nvlink+ib."""
     measured: Path | None = None
-    """Take the measurement in this file instead of making one: a file of --save, or of `lockstep doctor --gpu`."""
+    """File with a measurement, from --save or `lockstep doctor --gpu`. None: measure this machine."""
     save: Path | None = None
-    """Leave the measurement in this file."""
+    """File to write the measurement to. None: it is not kept."""
     rounds: int = 3
-    """Iterations to time for each share."""
+    """Iterations to time for each share of the work."""
     preset: str | None = None
-    """One of the recipe's named variations."""
+    """Preset of the recipe, a named set of values. None: the defaults."""
     smoke: bool = False
-    """Take the recipe's smallest setting."""
+    """Use the recipe's smoke setting."""
     json: bool = False
     """Print one JSON object instead of tables."""
     time_network: Path | None = None
-    """Only time reductions between the processes that torchrun started, and leave them in this file for --network."""
+    """Only time all-reduces between the processes of torchrun and write them to this file, for --network."""
     sizes: tuple[int, ...] = ()
-    """Bytes of the reductions that --time-network times. Empty: 64 B, 64 KiB, 1 MiB and 4 MiB."""
+    """Sizes in bytes of the all-reduces of --time-network. Empty: 64 B, 64 KiB, 1 MiB and 4 MiB."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def run(arguments: Sequence[str]) -> int:
 
     command, rest = parse_command(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
-        raise ConfigError("--gpus and --rounds count from 1.", "Give numbers such as --gpus 1 8 64 --rounds 3.")
+        raise ConfigError("--gpus and --rounds must be at least 1.", "Use for example --gpus 1 8 64 --rounds 3.")
     start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
     if command.time_network is not None:
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
 
     if not isinstance(recipe.task, TaskConfig):
         raise ConfigError(
-            f"{command.recipe} collects no rollouts, which is what a plan is made of.",
+            f"{command.recipe} collects no rollouts, so its scaling cannot be predicted.",
             f"Measure it: lockstep bench {command.recipe} --scaling 1,2",
         )
     here = command.network == "here"
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _measured(command: Plan, recipe: Recipe) -> "CostProfile":
-    """The measurement in a file, or one made now; on one thread where processes are to share this machine."""
+    """Read or make the measurement. Use one thread if the predicted processes share this machine."""
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import configure_torch, threads_per_process
     from lockstep.launch.world import WorldInfo
@@ -121,7 +121,7 @@ def _measured(command: Plan, recipe: Recipe) -> "CostProfile":
             raise
         except (OSError, UnreadableFileError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(
-                f"{command.measured} holds no measurement: {error}.", "Make one: lockstep plan RECIPE --save FILE."
+                f"{command.measured} contains no measurement: {error}.", "Create one: lockstep plan RECIPE --save FILE."
             ) from None
     configure_torch(recipe.run, WorldInfo(local_size=threads_per_process(1) if command.network == "here" else 1))
     console = PrintableConsole(stderr=True)
@@ -135,44 +135,44 @@ def _measured(command: Plan, recipe: Recipe) -> "CostProfile":
 
 
 def _shares_of_kit(path: Path, shares: dict[str, Any], recipe: str) -> Any:
-    """The shares of a recipe in a file of `lockstep doctor --gpu`."""
+    """Return the shares of a recipe in a file of `lockstep doctor --gpu`."""
     if recipe not in shares:
         there = ", ".join(shares) or "none"
         raise ConfigError(
-            f"{path} holds no measurement of {recipe}. It holds: {there}.",
+            f"{path} contains no measurement of {recipe}. It contains: {there}.",
             f"Measure it on that machine: lockstep plan {recipe} --save FILE.",
         )
     return shares[recipe]
 
 
 def _network_of_kit(path: Path) -> "NetworkModel | None":
-    """The network that `lockstep doctor --gpu` measured. None: another file, or a machine with one GPU."""
+    """Return the network measured by `lockstep doctor --gpu`, or None if the file has none."""
     try:
         found = read_json(path)
         if "steps" not in found or not found["network"]:
             return None
     except (OSError, UnreadableFileError, LookupError, TypeError):
-        return None  # whoever reads the file next says what is wrong with it
+        return None  # the next reader of the file reports the error
     return _network_from(path, found["network"])
 
 
 def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
-    """This machine's loopback, by timing reductions of two processes."""
+    """Measure the loopback of this machine by timing all-reduces between two processes."""
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.launcher import launch_captured
 
-    words = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
-    words += ["--smoke"] if command.smoke else []
-    with temporary_directory("plan") as directory, PrintableConsole(stderr=True).status("the network"):
+    args = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
+    args += ["--smoke"] if command.smoke else []
+    with temporary_directory("plan") as directory, PrintableConsole(stderr=True).status("measuring the network"):
         path = directory / "here.json"
-        cause = launch_captured([*words, "--time-network", str(path)], 2)
+        cause = launch_captured([*args, "--time-network", str(path)], 2)
         if cause:
-            raise ConfigError(f"reductions could not be timed on two processes: {cause}")
+            raise ConfigError(f"all-reduces could not be timed on two processes: {cause}")
         return _read_network(path)
 
 
 def _read_network(path: Path) -> "NetworkModel":
-    """A network of equal links that explains the times in a file."""
+    """Fit a network of equal links to the times in a file."""
     try:
         timed = read_json(path)
     except (OSError, UnreadableFileError) as error:
@@ -181,7 +181,7 @@ def _read_network(path: Path) -> "NetworkModel":
 
 
 def _network_from(path: Path, timed: Any) -> "NetworkModel":
-    """The same for times that were read from a file."""
+    """Fit a network of equal links to times that were read from a file."""
     from lockstep.tools.bench.network_model import NetworkModel, fit_link
 
     try:
@@ -189,7 +189,7 @@ def _network_from(path: Path, timed: Any) -> "NetworkModel":
         contention = float(timed.get("contention", 1.0))
         jitter = tuple(float(part) for part in timed.get("jitter", ()))
         if not all(map(math.isfinite, (link.latency, link.bandwidth, contention, *jitter))):
-            raise ValueError("its times are no numbers")
+            raise ValueError("its times are not finite")
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise _no_times(path, error) from None
     return NetworkModel(path.stem, 2**20, link, link, launch=0.0, contention=contention, jitter=jitter)
@@ -197,8 +197,8 @@ def _network_from(path: Path, timed: Any) -> "NetworkModel":
 
 def _no_times(path: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{path} holds no times of reductions: {error!r}.",
-        f"Make it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
+        f"{path} contains no all-reduce times: {error!r}.",
+        f"Create it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
     )
 
 
@@ -213,10 +213,12 @@ def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
     )
 
     if sizes and min(sizes) < 4:
-        raise ConfigError("--sizes counts bytes of float32 numbers.", "Give numbers from 4, such as --sizes 64 65536.")
+        raise ConfigError("--sizes must be at least 4, the bytes of one float32.", "Use for example --sizes 64 65536.")
     with Runtime.start(recipe.run) as runtime:
         if runtime.size == 1:
-            raise ConfigError("one process has no network to time.", "Start several: torchrun --nproc-per-node=2 ...")
+            raise ConfigError(
+                "--time-network needs at least 2 processes.", "Start them: torchrun --nproc-per-node=2 ..."
+            )
         timed = time_reductions(runtime, sizes=sizes or REDUCTIONS)
         crowding = time_contention(IterationTimer(recipe, runtime), times=24)
         if runtime.is_main:
@@ -238,19 +240,19 @@ def _print(
     from lockstep.tools.bench.scaling_model import imbalance, scaling_limit, slowest_of
 
     console = PrintableConsole()
-    console.print(_table(f"{name}: the same global batch", fixed))
+    console.print(_table(f"{name}: fixed global batch", fixed))
     console.print(scaling_limit(shares, fixed, cores))
     console.print()
-    console.print(_table(f"{name}: a batch that grows with the GPUs", growing))
+    console.print(_table(f"{name}: global batch proportional to GPUs", growing))
     console.print(
-        "Faster, and another experiment: a larger batch learns less from each sample, so hours are those to the same "
-        "number of samples, not to the same score. --algo.lr-scaling says how the learning rate follows."
+        "A larger batch learns less per sample: times are to the same number of samples, not to the same score. "
+        "--algo.lr-scaling sets how the learning rate scales with the batch."
     )
-    console.print("\nAssumed:")
-    slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all are busy"
-    crowded = () if cores is None else (f"{cores} cores are shared by all processes, one thread each{slower}.",)
+    console.print("\nAssumptions:")
+    slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all cores are busy"
+    crowded = () if cores is None else (f"All processes share {cores} cores, one thread each{slower}.",)
     jitter = imbalance(shares, network)
-    waits = f"All wait for the slowest process: of two of them it takes {slowest_of(2, jitter):.2f}x."
+    waits = f"All processes wait for the slowest: the slower of two takes {slowest_of(2, jitter):.2f}x the mean time."
     for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
         console.print(f"  - {line}", soft_wrap=True)
 
@@ -260,7 +262,7 @@ def _table(title: str, rows: list["Prediction"]) -> Any:
 
     table = Table(title=title, title_justify="left")
     for column in ("GPUs", "batch", "steps/s", "efficiency", "time", "waiting", "memory", "way"):
-        table.add_column(column, justify="right", overflow="fold")  # a number that is cut is another number
+        table.add_column(column, justify="right", overflow="fold")  # never truncate a number
     for row in rows:
         if row.impossible:
             table.add_row(f"{row.processes:,}", f"{row.batch:,}", "-", "-", "-", "-", "-", "")
@@ -279,7 +281,7 @@ def _table(title: str, rows: list["Prediction"]) -> Any:
 
 
 def _duration(hours: float) -> str:
-    """Hours as people say them, from a second to years."""
+    """Format hours in a readable unit."""
     for unit, length in (("days", 24.0), ("h", 1.0), ("min", 1 / 60)):
         if hours >= (2 * length if unit == "days" else length):
             return f"{hours / length:,.1f} {unit}"

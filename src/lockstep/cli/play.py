@@ -1,4 +1,4 @@
-"""`lockstep play RUN`: watch a policy in the terminal or a window, or keep it as a GIF, an MP4 or a replay."""
+"""`lockstep play RUN`: watch a policy in the terminal or a window, or record a GIF, an MP4 or a replay."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Play:
-    """Watch a run's best policy: episodes that it plays, or one cricket match that it predicts, ball by ball."""
+    """Watch a run's best policy: episodes, or ball-by-ball predictions of cricket matches."""
 
     run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """Run directory."""
     episodes: int = 1
-    """How many episodes, or matches, to watch."""
+    """Number of episodes or matches."""
     fps: float = 10.0
-    """Frames a second."""
+    """Frames per second."""
     gif: Path | None = None
-    """Write a GIF to this file instead of playing in the terminal; of a long episode, every so many-th frame."""
+    """GIF file to write instead of playing in the terminal. Long episodes are subsampled to every n-th frame."""
     mp4: Path | None = None
-    """Write a video to this file instead of playing in the terminal (extra `video`)."""
+    """MP4 file to write instead of playing in the terminal (extra `video`)."""
     window: bool = False
-    """Open a window instead of playing in the terminal (extra `play`); Escape, q or closing it ends."""
+    """Open a window instead of playing in the terminal (extra `play`). Escape, q or closing it ends playback."""
     replay: Path | None = None
-    """Write a game of team snakes to this file, for the viewer of the competition's platform."""
+    """Replay file to write: a game of team snakes for the viewer of the competition platform."""
     checkpoint: int | None = None
-    """Use the checkpoint at this many samples instead of the best."""
+    """Global samples of the checkpoint to use. None: the best, or the newest if none was evaluated."""
     seed: int = 1
-    """Seed of the episodes; of matches, 1 begins with the closest of the test split, 2 with the next."""
+    """Seed of the episodes. Matches: rank of the first match in the test split, 1 for the closest."""
     max_steps: int = 2000
-    """Stop after this many steps."""
+    """Maximum number of steps."""
     max_mb: float | None = None
-    """Leave out frames until the GIF has at most so many megabytes."""
+    """Maximum size of the GIF in megabytes; frames are dropped to reach it. None: no limit."""
     device: str = "auto"
-    """auto, cpu, cuda or mps. auto: CUDA where there is a GPU, else MPS on a Mac, else the CPU."""
+    """auto, cpu, cuda or mps. auto: CUDA if available, else MPS, else the CPU."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.config import ConfigError
 
     if command.fps <= 0 or command.episodes < 1 or command.max_steps < 1:
-        raise ConfigError("fps, episodes or max-steps is too small.", "Use numbers above 0.")
+        raise ConfigError("--fps, --episodes and --max-steps must be positive.", "Use numbers above 0.")
     import_torch_with_status()
 
     from lockstep.inference import load
@@ -69,17 +69,17 @@ def run(arguments: Sequence[str]) -> int:
     show = command.episodes, command.seed, command.max_steps
     if command.gif is not None:
         limit = None if command.max_mb is None else 1e6 * command.max_mb
-        _say(command.gif, write_gif(play_episodes(policy, *show), command.gif, command.fps, limit))
+        _print_written(command.gif, write_gif(play_episodes(policy, *show), command.gif, command.fps, limit))
     if command.mp4 is not None:
-        _say(command.mp4, write_mp4(play_episodes(policy, *show), command.mp4, command.fps))
+        _print_written(command.mp4, write_mp4(play_episodes(policy, *show), command.mp4, command.fps))
     if command.gif is None and command.mp4 is None:
         (show_in_window if command.window else show_in_terminal)(play_episodes(policy, *show), command.fps)
     return 0
 
 
-def _say(path: Path, written: "VideoInfo") -> None:
+def _print_written(path: Path, written: "VideoInfo") -> None:
     from lockstep.io.rich_console import PrintableConsole
 
     thinned = f", one for every {written.every} steps" if written.every > 1 else ""
-    words = f"{written.frames} frames{thinned}, {written.size / 1e6:.2f} MB: {path}"
-    PrintableConsole(soft_wrap=True).print(words)
+    line = f"{written.frames} frames{thinned}, {written.size / 1e6:.2f} MB: {path}"
+    PrintableConsole(soft_wrap=True).print(line)

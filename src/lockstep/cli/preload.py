@@ -1,4 +1,4 @@
-"""Import what workers need and fork a server from this process, before a command does anything else."""
+"""Import the modules of workers and fork a server from this process, before a command does anything else."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.launch.process_lifetime import started_by_a_launcher
 
 _MODULES = (
-    "lockstep.train",
+    "lockstep.training_loop",
     "lockstep.cli.train",
     "lockstep.cli.resume",
     "lockstep.cli.workers",
@@ -32,7 +32,7 @@ _PROCESSES = ("procs", "n", "num-gpus", "world-size", "gpus", "nnodes", "distrib
 def preload(words: Sequence[str]) -> list[str] | None:
     """Fork a server early if a command is likely to start workers.
 
-    This comes before a user's own files are imported, so that each worker imports them itself.
+    This runs before files of the user are imported, so that each worker imports them itself.
 
     Returns:
         None, or the arguments of a worker if this process is now one.
@@ -47,7 +47,7 @@ def preload(words: Sequence[str]) -> list[str] | None:
 
 
 def serve(descriptor: int) -> list[str]:
-    """Be a server that was started as a process of its own. Returns only in a worker, with its arguments."""
+    """Run as a separate fork server. Return only in a worker, with its arguments."""
     channel = socket.socket(fileno=descriptor)
     channel.set_inheritable(False)
     with _quiet_imports():
@@ -57,7 +57,7 @@ def serve(descriptor: int) -> list[str]:
 
 
 def import_modules(words: Sequence[str]) -> None:
-    """Import what workers of a command need, without starting a thread."""
+    """Import the modules that workers of a command need, without starting a thread."""
     for module in (*_MODULES, *_recipes(words)):
         importlib.import_module(module)
     from lockstep.ops.cpu_kernels import start_numba
@@ -67,14 +67,14 @@ def import_modules(words: Sequence[str]) -> None:
 
 @contextmanager
 def _quiet_imports() -> Iterator[None]:
-    """Set variables that libraries read once, when they are loaded: OpenBLAS starts threads as it is."""
+    """Set variables that libraries read once, at import. Without them, OpenBLAS starts threads at import."""
     settings = {"OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     process = os.getpid()
     yield
     if os.getpid() != process:
-        return  # a worker, which has an environment of its own by now
+        return  # a forked worker, which has its own environment
     for name, value in before.items():
         if value is None:
             del os.environ[name]
@@ -83,7 +83,7 @@ def _quiet_imports() -> Iterator[None]:
 
 
 def asks_for_workers(words: Sequence[str]) -> bool:
-    """Whether a command line is likely to start workers. A wrong guess costs time only."""
+    """Return whether a command line is likely to start workers. A wrong guess only costs time."""
     if any(word in ("-h", "--help") for word in words):
         return False
     if words[0] in ("prove", "bench"):
@@ -100,7 +100,7 @@ def asks_for_workers(words: Sequence[str]) -> bool:
 
 
 def _recipes(words: Sequence[str]) -> list[str]:
-    """Modules of lockstep that the recipes named in a command line need."""
+    """Return the lockstep modules that the recipes in a command line need."""
     from lockstep.registry import RECIPES
 
     modules = []
@@ -115,7 +115,7 @@ def _recipes(words: Sequence[str]) -> list[str]:
 
 
 def _imports_of(path: Path) -> list[str]:
-    """Modules of lockstep that a user's file imports. The file is parsed and not run."""
+    """Return the lockstep modules that a user's file imports. The file is parsed and not run."""
     try:
         tree = ast.parse(path.read_bytes() if path.is_file() else b"")
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -126,9 +126,9 @@ def _imports_of(path: Path) -> list[str]:
 
 
 def _recipe_of_run(run: Path) -> list[str]:
-    """The name of the recipe in a run directory, if it is a built-in one."""
+    """Return the recipe name of a run directory if it is a built-in recipe."""
     path = run / "config.yaml"
-    if not path.is_file():  # which a pipe, that blocks its reader, is not
+    if not path.is_file():  # excludes pipes, which would block
         return []
     try:
         with path.open("rb") as file:

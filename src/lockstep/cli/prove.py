@@ -1,4 +1,4 @@
-"""`lockstep prove RECIPE`: show on this machine that any number of processes, killed or not, trains the same agent."""
+"""`lockstep prove RECIPE`: prove on this machine that any number of processes, killed or not, trains the same agent."""
 
 import json
 import time
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from lockstep.io.rich_console import PrintableConsole
 
 CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
-"""Makes torch compare what every process is about to do at each collective: a branch that one takes alone is named."""
+"""Make torch compare every collective across processes, so that mismatched collectives are reported."""
 
 
 @dataclass(frozen=True)
 class Prove:
-    """Train a recipe in exact mode on several numbers of processes and compare all a checkpoint holds, bit by bit.
+    """Train a recipe with exact reduction on several numbers of processes and compare the checkpoints bit by bit.
 
-    The recipe's smoke setting is used; give --no-smoke for its real one. Its own flags may follow, as with `train`.
+    Uses the recipe's smoke setting unless --no-smoke is given. Accepts settings of the recipe, as `train` does.
     """
 
     recipe: tyro.conf.Positional[str]
-    """A recipe's name, or a Python file with a recipe of your own."""
+    """Recipe name, or a Python file that defines a recipe."""
     procs: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 2)
     """Numbers of processes to compare."""
     kill: bool = False
-    """Also kill a process in mid-iteration, and one during a save, and resume on other numbers of processes."""
+    """Also kill one process during an iteration and one during a save, and resume on other numbers of processes."""
     iterations: int | None = None
-    """Iterations to train; the recipe's smoke setting decides when not given."""
+    """Iterations to train. None: run.total_samples of the recipe."""
     preset: str | None = None
-    """One of the recipe's named variations."""
+    """Preset of the recipe, a named set of values. None: the defaults."""
     smoke: bool = True
-    """Use the recipe's smoke setting. --no-smoke: its real one."""
+    """Use the recipe's smoke setting. --no-smoke: its full settings."""
     seed: int = 0
-    """Chooses who is killed, and when."""
+    """Seed that selects which process is killed, and when."""
     output_dir: Path | None = None
-    """Keep the runs in this directory."""
+    """Directory to keep the runs in. None: they are deleted."""
     json: Path | None = None
-    """Also leave a record in this file: settings, versions, every run's hash and the verdict, for `lockstep report`."""
+    """File for a JSON record of settings, versions, hashes and verdict, for `lockstep report`."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One line of the proof."""
+    """Result of one run, a row of the result table."""
 
     processes: str
     event: str
@@ -64,7 +64,7 @@ class RunRecord:
 
 @dataclass
 class Verification:
-    """Runs one recipe again and again, and keeps what came of it."""
+    """Run one recipe several times and collect the results."""
 
     recipe: str
     flags: list[str]
@@ -73,28 +73,28 @@ class Verification:
     console: "PrintableConsole"
     rows: list[RunRecord] = field(default_factory=list)
     resolved: Any = None
-    """The recipe that the flags make."""
+    """The recipe with all flags applied."""
 
     def undisturbed(self, processes: int) -> None:
-        """A run that nothing happens to."""
+        """Train without faults."""
         path, began = self.directory / f"procs-{processes}", time.perf_counter()
         with self.console.status(f"training on {_processes(processes)}"):
             problem = self._train(path, processes)
         self._finish(str(processes), "", path, began, problem)
 
     def killed(self, processes: int, resumed_on: int, phase: str) -> None:
-        """A run that loses a process to SIGKILL in a phase, and goes on with another number of processes."""
+        """Kill a process of a run with SIGKILL in a phase, then resume on another number of processes."""
         from lockstep.distributed.fault_injection import SWITCH, VARIABLE
         from lockstep.rng import RandomStream
 
         victim = RandomStream(self.seed, f"prove.victim.{phase}").draw_seed(0) % processes
-        count = self._moment(processes, phase)
+        count = self._kill_count(processes, phase)
         path, began = self.directory / f"killed-{phase}", time.perf_counter()
         where = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
         event = f"process {victim} killed {where}"
         with self.console.status(f"training on {_processes(processes)}, {event}"):
             cause = self._train(path, processes, {SWITCH: "1", VARIABLE: f"{victim}:{phase}:{count}"})
-        problem = "" if cause and "SIGKILL" in cause else f"the kill did not strike: {cause or 'the run ended well'}"
+        problem = "" if cause and "SIGKILL" in cause else f"the process was not killed: {cause or 'the run finished'}"
         if not problem:
             with self.console.status(f"resuming on {_processes(resumed_on)}"):
                 problem = self._launch(["resume", str(path)], resumed_on)
@@ -102,6 +102,9 @@ class Verification:
 
     def _train(self, path: Path, processes: int, environment: dict[str, str] | None = None) -> str:
         recipe = apply_overrides(self.resolved, {"run.runs_dir": str(path.parent), "run.name": path.name})
+        if environment and recipe.run.save_every is None:  # save often enough to be killed during a save
+            every = recipe.algo.samples_per_iteration(recipe.task)
+            recipe = apply_overrides(recipe, {"run.save_every": every})
         with temporary_directory("train") as directory:
             return self._launch(write_spec(directory / "spec.json", recipe), processes, environment)
 
@@ -110,8 +113,8 @@ class Verification:
 
         return launch_captured(arguments, processes, CHECKED | (environment or {}))
 
-    def _moment(self, processes: int, phase: str) -> int:
-        """When to strike: the second save, or some reduction of an iteration in the middle of the undisturbed run."""
+    def _kill_count(self, processes: int, phase: str) -> int:
+        """Return which save or reduction to kill at: the second save, or a reduction of the middle iteration."""
         from lockstep.io.jsonl import DIGESTS, read_jsonl
         from lockstep.rng import RandomStream
 
@@ -119,7 +122,7 @@ class Verification:
             return 2
         lines = read_jsonl(self.directory / f"procs-{processes}" / DIGESTS)
         if len(lines) < 3:
-            raise ConfigError("the run is too short to be killed in its middle.", "Use --iterations 4 or more.")
+            raise ConfigError("the run has fewer than 3 iterations, too few for --kill.", "Use --iterations 4 or more.")
         middle = len(lines) // 2
         first, last = (lines[i]["passed"][phase] for i in (middle - 1, middle))
         return first + 1 + RandomStream(self.seed, "prove.moment").draw_seed(0) % max(1, last - first)
@@ -142,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
 
     command, rest = parse_command(Prove, arguments, "prove")
     if command.json is not None and (command.json.is_dir() or not command.json.parent.is_dir()):
-        raise ConfigError(f"{command.json} cannot be written.", "Name a file in a directory that is there.")
+        raise ConfigError(f"{command.json} cannot be written.", "Choose a file in an existing directory.")
     start = TrainOptions(recipe=command.recipe, procs=max(command.procs), smoke=command.smoke, preset=command.preset)
     recipe = parse_recipe(start, rest, f"lockstep prove {command.recipe}")
     samples = recipe.run.total_samples
@@ -180,7 +183,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def record(proof: Verification) -> dict[str, Any]:
-    """What was compared, with what, and what came of it: all that somebody else needs to do it again."""
+    """Return a JSON record: settings, versions, hashes and verdict, enough to repeat the proof."""
     import platform
 
     from lockstep.checkpoint.machine import describe_machine
@@ -210,7 +213,7 @@ def record(proof: Verification) -> dict[str, Any]:
 
 
 def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) -> int:
-    """Print the table and what it means; 0 only if every row ended with the same hash."""
+    """Print the table and the verdict. Return 0 only if all rows have the same hash."""
     from rich.table import Table
     from rich.text import Text
 
@@ -239,7 +242,7 @@ def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) ->
 
 
 def first_difference(one: Path, other: Path) -> str:
-    """The first iteration and tensors in which two runs go apart, in words."""
+    """Describe the first iteration and tensors in which two runs differ."""
     from lockstep.io.jsonl import DIGESTS, read_jsonl
 
     theirs = {line["iteration"]: line["digests"] for line in read_jsonl(other / DIGESTS)}
@@ -247,12 +250,12 @@ def first_difference(one: Path, other: Path) -> str:
         digests = theirs.get(line["iteration"], {})
         names = [name for name, digest in line["digests"].items() if digests.get(name) != digest]
         if names:
-            # Lanes first: they collect before the agent learns, so what went wrong there came first.
+            # List lanes first: rollouts precede updates, so a difference there is the earlier one.
             lanes = [name for name in names if name.startswith("lane-")]
             few = lanes[:3] + [name for name in names if name not in lanes][:3]
             shown = ", ".join(few) + (f" and {len(names) - len(few)} more" if len(names) > len(few) else "")
             return f"{other.name} differs from {one.name} first at iteration {line['iteration']}: {shown}"
-    return f"{other.name} differs from {one.name} in its clock or evaluation only; every tensor is equal throughout"
+    return f"{other.name} differs from {one.name} only in its clock or evaluations; all tensors are equal"
 
 
 def _processes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`lockstep report RUN...`: one HTML file about one run or several, to look at and to send."""
+"""`lockstep report RUN...`: write one self-contained HTML file about one or more runs."""
 
 import sys
 from collections.abc import Sequence
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 class Report:
     """Write one self-contained HTML file about runs: curves, evaluations, speed, proof and config.
 
-    Runs that differ in nothing but their seed are shown as one experiment, with its mean and its spread. The file needs
-    no network and runs no script.
+    Runs that differ only in their seed are shown as one experiment, with mean and spread. The file loads nothing from
+    the network and contains no scripts.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """A run directory."""
+    """Run directory."""
     more: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = ()
-    """Others to show beside it."""
+    """More run directories to compare."""
     out: Path = Path("report.html")
-    """The file to write."""
+    """HTML file to write."""
     reference: Path | None = None
-    """Curves to lay behind the evaluations: a CSV file with the columns step, reward and seed."""
+    """CSV file with reference curves for the evaluation plot: columns step, reward and seed. None: no reference."""
     reference_steps_per_sample: float = 1.0
-    """How many of the reference's steps are one sample of the run, such as 2 for the DeepMind control suite."""
+    """Steps of the reference per sample of the run, such as 2 for the DeepMind control suite."""
     proof: Path | None = None
-    """A record that `lockstep prove --json FILE` left."""
+    """File written by `lockstep prove --json FILE`. None: the report has no proof."""
     bench: Path | None = None
-    """A bench.json that `lockstep bench --out DIR` left; one in the run directory is found by itself."""
+    """File bench.json written by `lockstep bench --out DIR`. None: bench.json in the run directory, if any."""
     gif: Path | None = None
-    """A film to show; best.gif in the run directory is found by itself."""
+    """GIF to show. None: best.gif in the run directory, if any."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -49,26 +49,28 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.tools.report.run_data import read_gif, read_record, read_runs
 
     if command.out.is_dir():
-        raise ConfigError(f"{command.out} is a directory.", f"Name a file: --out {command.out / 'report.html'}")
+        raise ConfigError(f"{command.out} is a directory.", f"Choose a file: --out {command.out / 'report.html'}")
     try:
-        film = read_gif(command.gif) if command.gif else None
+        gif = read_gif(command.gif) if command.gif else None
     except UnreadableFileError as error:
-        raise ConfigError(f"{error}.", "Give another with --gif.") from None
+        raise ConfigError(f"{error}.", "Choose another file with --gif.") from None
     try:
         runs = read_runs([command.run, *command.more])
     except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.", "Check who may read it.") from None
+        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.", "Check its permissions.") from None
     extras = Extras(
         reference=_reference(command),
-        proof=read_record(command.proof, "a file that `lockstep prove --json FILE` left") if command.proof else None,
+        proof=read_record(command.proof, "a file written by `lockstep prove --json FILE`") if command.proof else None,
         bench=read_record(command.bench, "a bench.json of `lockstep bench --out DIR`") if command.bench else None,
-        gif=film,
+        gif=gif,
     )
     page = write_page(runs, extras).encode("utf-8", "replace")
     try:
         command.out.write_bytes(page)
     except OSError as error:
-        raise ConfigError(f"{command.out} cannot be written: {error.strerror}.", "Name another with --out.") from None
+        raise ConfigError(
+            f"{command.out} cannot be written: {error.strerror}.", "Choose another file with --out."
+        ) from None
     write_text(sys.stdout, f"{command.out}: {len(page) / 1e3:,.0f} kB\n")
     return 0
 
@@ -83,6 +85,6 @@ def _reference(command: Report) -> "Reference | None":
     if not 0 < command.reference_steps_per_sample < 1e9:
         raise ConfigError(
             f"--reference-steps-per-sample is {command.reference_steps_per_sample}.",
-            "Give how many of its steps are a sample, such as 2.",
+            "Use the number of reference steps per sample, such as 2.",
         )
     return Reference(command.reference.stem, read_reference(command.reference), command.reference_steps_per_sample)

@@ -1,4 +1,4 @@
-"""`lockstep resume RUN`: go on from the newest whole checkpoint, on any number of processes."""
+"""`lockstep resume RUN`: resume from the newest valid checkpoint, on any number of processes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,52 +28,52 @@ CHANGEABLE = (
     "max_hours",
     "allow_other_machine",
 )
-"""Settings of the run that may change when it goes on without making it another run."""
+"""Settings of `run` that may be changed when a run is resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(LaunchOptions):
-    """Go on with a run from its newest whole checkpoint, on the same or another number of processes."""
+    """Resume a run from its newest valid checkpoint, on the same or another number of processes."""
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
     checkpoint: int | None = None
-    """Go on from the checkpoint at this many samples instead of the newest."""
+    """Global samples of the checkpoint to resume from. None: the newest."""
     without_replay: bool = False
-    """Drop the replay buffer and start with an empty one, to rescue a run whose replay is damaged beyond repair. The
-    run then differs from the uninterrupted one."""
+    """Resume with an empty replay buffer if the saved one cannot be repaired. The run then differs from the
+    uninterrupted one."""
     total_samples: int | None = None
-    """A new, larger budget of global samples."""
+    """New total of global samples. None: the run's own total."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    words = normalize_args(
+    parsed = normalize_args(
         arguments,
         dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples"),
     )
-    flags, settings = _part(words.flags)
+    flags, settings = _split(parsed.flags)
     command = tyro.cli(Resume, args=flags, prog="lockstep resume")
     procs = resolve_procs(command)
-    settings |= words.settings
+    settings |= parsed.settings
     changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in settings.items()}
     for key in changes:
         if key not in CHANGEABLE:
             raise ConfigError(
-                f"'{key}' cannot change when a run goes on: it would be another run.",
-                f"These can: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
+                f"'{key}' cannot be changed when a run is resumed.",
+                f"Change one of: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
             )
     import_torch_with_status()
 
     from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
     from lockstep.inference import load_recipe
     from lockstep.launch.device import require_gpus
-    from lockstep.train import train
+    from lockstep.training_loop import train
 
     recipe = apply_overrides(load_recipe(command.run), {f"run.{key}": value for key, value in changes.items()})
     if command.total_samples is not None:
         recipe = apply_overrides(recipe, {"run.total_samples": command.total_samples})
     recipe = resolve(recipe, procs)
-    say_notes(words.notes)
+    say_notes(parsed.notes)
     fleet = command.fleet(procs)
     if not started_processes():
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
@@ -86,14 +86,14 @@ def run(arguments: Sequence[str]) -> int:
         return launch_and_report(write_spec(directory / "spec.json", recipe, **options), fleet)
 
 
-def _part(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """A command line parted into this verb's own flags and the settings of the run, `--run.device cpu`, among them."""
+def _split(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Split arguments into flags of this command and settings of the run, such as `--run.device cpu`."""
     flags: list[str] = []
     settings: dict[str, str] = {}
-    rest = iter(words)
-    for word in rest:
-        if word.startswith("--") and "." in word:
-            settings[word.removeprefix("--")] = next(rest, "")
+    rest = iter(args)
+    for arg in rest:
+        if arg.startswith("--") and "." in arg:
+            settings[arg.removeprefix("--")] = next(rest, "")
         else:
-            flags.append(word)
+            flags.append(arg)
     return flags, settings

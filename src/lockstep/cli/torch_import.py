@@ -1,4 +1,4 @@
-"""A word on the terminal while torch is imported, which takes seconds."""
+"""Status message on the terminal while torch is imported, which takes seconds."""
 
 import sys
 
@@ -6,10 +6,10 @@ from lockstep.launch.process_lifetime import started_by_a_launcher
 
 
 def import_torch_with_status() -> None:
-    """Import torch, and say so where somebody looks; a process that a launcher started is one of many, and silent."""
+    """Import torch and show a status on the terminal. Workers of a launcher show nothing."""
     if started_by_a_launcher() or not sys.stderr.isatty() or "torch" in sys.modules:
-        return  # whoever needs it imports it
+        return  # the modules that need torch import it
     from lockstep.io.rich_console import PrintableConsole
 
-    with PrintableConsole(stderr=True).status("waking torch"):
+    with PrintableConsole(stderr=True).status("importing torch"):
         import torch  # noqa: F401

@@ -1,4 +1,4 @@
-"""`lockstep train RECIPE`: train on one process, on several here, or as one of those that torchrun started."""
+"""`lockstep train RECIPE`: train on one process, start several, or run as a worker of torchrun."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
 PROBE = "--probe"
-"""First argument of the process that probes this machine for --autoscale; it is no flag for users."""
+"""Internal first argument of the process that probes this machine for --autoscale."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -28,9 +28,7 @@ def run(arguments: Sequence[str]) -> int:
         return run_spec(Path(arguments[1]))
     if arguments[:1] == [PROBE]:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
-    start, rest, notes = parse_start(
-        arguments, "train", "Train a recipe on one process or many: the same agent, sooner."
-    )
+    start, rest, notes = parse_start(arguments, "train", "Train a recipe on one or more processes.")
     if start.resume is not None:
         from lockstep.cli.resume import run as resume
 
@@ -43,12 +41,12 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
     from lockstep.launch.device import require_gpus
     from lockstep.run_dir import reserve
-    from lockstep.train import train
+    from lockstep.training_loop import train
 
     started = started_processes()
     procs = started if started and start.procs == "auto" else resolve_procs(start)
     if started and procs not in (1, started):
-        raise ConfigError(f"--procs {procs} was given to one of {started} processes of torchrun.", "Leave --procs out.")
+        raise ConfigError(f"--procs is {procs}, but torchrun started {started} processes.", "Remove --procs.")
     recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
     say_notes(notes)
     if not started:
@@ -56,17 +54,17 @@ def run(arguments: Sequence[str]) -> int:
     settings = _autoscaled(arguments, started, procs) if start.autoscale else {}
     recipe = resolve(apply_overrides(recipe, settings), started or procs)
     fleet = start.fleet(procs)
-    # A job with a name goes on with the run it began: a scheduler that queues it again gives the very same command.
+    # A job with an ID resumes the run that it started: a scheduler requeues it with an identical command.
     alone = fleet.nodes[1] == 1 and fleet.job is None
     if started or (procs == 1 and alone):
         return run_training_worker(lambda: train(recipe, init_from=start.init_from))
     if not alone:
-        # The number of processes, on which lanes depend, is known when the hosts have met: workers resolve the recipe.
+        # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
         words = [*_without(arguments, *LAUNCHER_FLAGS)]
         words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
         words += [f"{name}={value}" for name, value in settings.items()]
         return launch_and_report(["train", *words], fleet)
-    path = reserve(recipe)  # here, so that a name already taken is refused before anything starts
+    path = reserve(recipe)  # before workers start, so that a name in use fails early
     recipe = apply_overrides(recipe, {"run.name": path.name})
     try:
         with temporary_directory("train") as directory:
@@ -78,14 +76,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:
-    """Settings that short probes of this machine chose, printed with the reasons before anything starts.
+    """Choose settings by short probes of this machine and print them with the reasons.
 
-    The probes run in a process of their own: a launcher that used a GPU would keep memory on it for the whole run.
+    The probes run in a separate process: a launcher that used a GPU would hold GPU memory for the whole run.
     """
     if started > 1:
         raise ConfigError(
-            "--autoscale probes one machine before its processes start, and torchrun has started them already.",
-            "Let `lockstep train --autoscale --procs N` choose, and give torchrun the numbers it prints.",
+            "--autoscale must probe the machine before processes start, but torchrun has already started them.",
+            "Run `lockstep train --autoscale --procs N` once and pass the settings it prints to torchrun.",
         )
     from lockstep.io.rich_console import PrintableConsole
 
@@ -95,19 +93,19 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
         with console.status("probing this machine") as status:
             code = run_probe([PROBE, str(out), str(procs), *arguments], status.update)
         if code or not out.exists():
-            raise ConfigError("the probes of --autoscale failed; their error is above.", "Train without --autoscale.")
+            raise ConfigError("the probes of --autoscale failed. See the error above.", "Train without --autoscale.")
         choice = json.loads(out.read_text())
     console.print("Scaled to this machine:")
     for reason in choice["reasons"]:
         console.print(f"  {reason}")
     settings: dict[str, Any] = choice["settings"]
     words = " ".join(f"{name}={value}" for name, value in settings.items())
-    console.print(f"  the same again, without probing: {words}", soft_wrap=True)
+    console.print(f"  to use these settings without probing: {words}", soft_wrap=True)
     return settings
 
 
 def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
-    """Run `lockstep train WORDS` in a process of its own, with a call for every line it prints; its exit code."""
+    """Run `lockstep train WORDS` in a separate process, call `progress` for every output line, return the exit code."""
     command = [sys.executable, "-P", "-m", "lockstep", "train", *words]
     environment = os.environ | {ENV_PARENT_PID: str(os.getpid())}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -117,7 +115,7 @@ def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
 
 
 def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
-    """Probe this machine, print progress by line, and leave the choice in a file."""
+    """Probe this machine, print progress line by line and write the chosen settings to a file."""
     from lockstep.launch.device import configure_torch
     from lockstep.launch.world import WorldInfo
     from lockstep.tools.bench.autoscale import autoscale
@@ -135,7 +133,7 @@ def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:
-    """The arguments less some flags and their values, which are for the launcher alone."""
+    """Return the arguments without some flags and their values."""
     kept, skip = [], False
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, has_value, _ = word.lstrip("-").replace("_", "-").partition("=")

@@ -1,4 +1,4 @@
-"""`lockstep verify-files RUN`: compare every file of a run's checkpoints with its hash, and repair what can be."""
+"""`lockstep verify-files RUN`: compare checkpoint files with their hashes and repair replay data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ import tyro
 class VerifyFiles:
     """Check every checkpoint file of a run for damage, and repair replay segments from their parity files.
 
-    Exit code 0: everything is whole, or was repaired. 1: damage remains, or a file could not be read. Nothing is ever
+    Exit code 0: all files are intact or were repaired. 1: damage remains, or a file could not be read. No file is
     deleted.
     """
 
     run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """Run directory."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -30,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.io.rich_console import PrintableConsole
 
     if not (command.run / CHECKPOINTS).is_dir():
-        raise ConfigError(f"{command.run} has no checkpoints.", "Give a run directory; `lockstep ls` lists them.")
+        raise ConfigError(f"{command.run} has no checkpoints.", "Use a run directory listed by `lockstep ls`.")
     console = PrintableConsole(soft_wrap=True)
     columns = TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     counts = {"whole": 0, "repaired": 0, "damaged": 0, "unreadable": 0}
@@ -44,12 +44,12 @@ def run(arguments: Sequence[str]) -> int:
                     console.print(f"{checked.state}: {checked.path}: {checked.words}", markup=False)
         except OSError as error:
             raise ConfigError(f"{command.run} cannot be read: {error}.", "Check permissions and disk.") from None
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count or state == "whole")
-    console.print(f"{command.run}: {sum(counts.values())} files: {told}.", markup=False)
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count or state == "whole")
+    console.print(f"{command.run}: {sum(counts.values())} files: {summary}.", markup=False)
     if counts["damaged"]:
         console.print(
-            "What can still be used: lockstep export takes the weights wherever shared.safetensors is whole, and\n"
-            "lockstep resume --without-replay continues with an empty replay buffer.",
+            "lockstep export still works for checkpoints with an intact shared.safetensors.\n"
+            "lockstep resume --without-replay resumes with an empty replay buffer.",
             markup=False,
         )
     return 1 if counts["damaged"] or counts["unreadable"] else 0

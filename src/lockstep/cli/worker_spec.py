@@ -1,7 +1,6 @@
-"""What a launcher hands to its workers: the resolved recipe and how to start it, so that no worker parses flags again.
+"""Worker spec: a file with the resolved recipe and options, so that workers do not parse the command line again.
 
-Parsing a command line takes a fifth of a second. Four workers that share two cores would spend most of their start on
-it.
+Parsing takes 0.2 s. Four workers on two cores would spend most of their startup on it.
 """
 
 import json
@@ -11,21 +10,21 @@ from typing import Any
 from lockstep.config import Recipe, apply_overrides, as_dict
 
 WORKER = "--worker"
-"""First argument of `train` in a worker, before the path of its spec. It is not a flag for users."""
+"""Internal first argument of `train` in a worker. The path of its spec follows."""
 
 
 def write_spec(path: Path, recipe: Recipe, **options: Any) -> list[str]:
-    """Write a recipe and the options of `train()`. Returns the arguments with which a worker runs them."""
+    """Write a recipe and the options of `train()`. Return the command line of a worker."""
     spec = {"recipe": recipe.name, "settings": as_dict(recipe), "options": options}
     path.write_text(json.dumps(spec), encoding="utf-8")
     return ["train", WORKER, str(path)]
 
 
 def run_spec(path: Path) -> int:
-    """Train what a launcher has written, as one of its workers. Returns the exit code."""
+    """Train the recipe of a spec as a worker. Return the exit code."""
     from lockstep.cli.workers import run_training_worker
     from lockstep.registry import find_recipe
-    from lockstep.train import train
+    from lockstep.training_loop import train
 
     spec = json.loads(path.read_text(encoding="utf-8"))
     recipe = apply_overrides(find_recipe(spec["recipe"])(), spec["settings"])

@@ -1,10 +1,10 @@
-"""A loader: batches of a data set, dealt to lanes and read ahead while the learner works.
+"""Data loader: batches of a data set, partitioned among lanes and prefetched during training.
 
-An epoch is one permutation of the training examples, cut into batches of which the last may be smaller. Which examples
-a batch holds is a pure function of (seed, samples so far): a run that resumes in the middle of an epoch needs no other
-memory of where it was.
+An epoch is one permutation of the training examples, cut into batches of which the last may be smaller. The examples
+of a batch are a pure function of (seed, samples so far), so a run that resumes in the middle of an epoch needs no other
+loader state.
 
-Shapes: L local lanes, M examples a lane, N examples of the training split.
+Shapes: L local lanes, M examples per lane, N examples of the training split.
 """
 
 import threading
@@ -15,30 +15,30 @@ from typing import Any
 import numpy as np
 import torch
 
+from lockstep.base import Dataset
 from lockstep.data.dataloader_worker import LoaderWorker
 from lockstep.lanes import Lanes
-from lockstep.protocols import Dataset
 
 
 def deal_batch(order: np.ndarray, start: int, size: int, lanes: Lanes) -> tuple[np.ndarray, np.ndarray, int]:
-    """The batch that begins at `start` of an epoch's order [N]: its rows on the local lanes, their weights, its size.
+    """Partition the batch that begins at `start` of an epoch's order [N]; return local rows, weights, batch size.
 
-    Rows and weights are [L x M], lane after lane. All lanes get as many rows, so that a lane looks the same whoever
-    hosts it; where the batch does not divide, the rows that fill up weigh nothing.
+    Rows and weights are [L x M], lane after lane. All lanes get the same number of rows, so that a lane does not depend
+    on which process hosts it. If the batch does not divide evenly, padding rows have weight 0.
     """
     batch = order[start : start + size]
     share = -(-len(batch) // lanes.num_lanes)
-    # Dealt in turn, so that no lane of a small last batch is left with nothing but filling.
-    places = np.arange(share)[None, :] * lanes.num_lanes + np.array(lanes.local)[:, None]  # [L, M]
-    rows = batch[np.minimum(places, len(batch) - 1)]
-    return rows.reshape(-1), (places < len(batch)).reshape(-1).astype(np.float32), len(batch)
+    # Assign rows round-robin, so that padding of a small last batch is spread over the lanes.
+    positions = np.arange(share)[None, :] * lanes.num_lanes + np.array(lanes.local)[:, None]  # [L, M]
+    rows = batch[np.minimum(positions, len(batch) - 1)]
+    return rows.reshape(-1), (positions < len(batch)).reshape(-1).astype(np.float32), len(batch)
 
 
 class DataLoader:
-    """Batches of the training split in the order of a run, the next ones always under way."""
+    """Batches of the training split in the order of a run. The next batches are prefetched."""
 
     def __init__(self, data: Dataset, size: int, lanes: Lanes, readers: int = 0) -> None:
-        """With `readers`, so many processes read ahead, a batch each; without, a thread of this one."""
+        """Prefetch with `readers` worker processes, one batch each; with 0, in a thread of this process."""
         self.data, self.size, self.lanes = data, size, lanes
         self.count = data.count("train")
         self._stream = lanes.shared_stream("data.order")
@@ -48,8 +48,8 @@ class DataLoader:
         self._wanted = readers
 
     def batch(self, samples: int) -> tuple[dict[str, Any], int]:
-        """What comes after so many samples of the run: a batch [L x M, ...], and its global number of examples."""
-        if self._ahead and self._ahead[0].samples != samples:  # the run went on from elsewhere
+        """Return the batch that follows after `samples` of the run, [L x M, ...], and its global number of examples."""
+        if self._ahead and self._ahead[0].samples != samples:  # the run was restored to another position
             self._ahead.clear()
         if not self._ahead:
             self._ahead.append(self._begin(samples))
@@ -67,11 +67,11 @@ class DataLoader:
         return _Prefetcher(self._reading(), samples, *deal_batch(self._order, start, self.size, self.lanes))
 
     def _reading(self) -> Callable[[np.ndarray], dict[str, Any]]:
-        """Who reads the next batch: the readers in turn, started when there is a first batch to read."""
+        """Return the read function for the next batch. Workers take turns, and start with their first batch."""
         if not self._wanted:
             return lambda rows: self.data.read("train", rows)
         if len(self._readers) < self._wanted:
-            name = f"reader {len(self._readers) + 1} of {self._wanted}"
+            name = f"data worker {len(self._readers) + 1} of {self._wanted}"
             self._readers.append(LoaderWorker(self.data.config, "train", name))
         else:
             self._readers.append(self._readers.pop(0))
@@ -79,7 +79,7 @@ class DataLoader:
 
 
 class _Prefetcher:
-    """A batch that is being read while the learner works."""
+    """One batch that a thread reads during training."""
 
     def __init__(
         self,

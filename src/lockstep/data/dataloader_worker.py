@@ -1,8 +1,8 @@
-"""A reader: a process of its own that reads examples for a loader, and both ends of the line between them.
+"""Data worker: a process that reads examples for a data loader, and the pipe protocol between them.
 
-A reader is a fresh Python, not a fork: a process that has started threads cannot be forked safely. It builds the data
-set from its settings, takes row numbers on its standard input and answers with tensors in safetensors' form. It ends
-when nobody is left to ask.
+A worker is a new Python process, not a fork, because a process with threads cannot be forked safely. It builds the data
+set from its settings, receives row numbers on standard input and answers with tensors in safetensors format. It exits
+when its standard input is closed.
 """
 
 import importlib
@@ -25,25 +25,25 @@ from lockstep.lanes import Lanes
 from lockstep.pytree import named_leaves
 
 PATIENCE = 5.0
-"""Seconds for a reader to end before it is killed."""
+"""Seconds for a worker to exit before it is killed."""
 
 
 class ReaderError(RuntimeError):
-    """A reader died: which one, and how."""
+    """A data worker died. The message names the worker and its signal or exit code."""
 
 
 class LoaderWorker:
-    """A reader process, as its loader sees it."""
+    """Handle of a data worker process."""
 
     def __init__(self, config: Any, split: str, name: str) -> None:
         self.name = name
         kind = type(config)
         if kind.__module__ == "__main__" or kind.__module__.startswith("recipe_in_"):
             raise ConfigError(
-                f"{kind.__name__} is not in a module that a reader, which is a Python of its own, can import.",
-                "Put the data set in a module of its own, or use --algo.num-workers 0.",
+                f"{kind.__name__} is not in a module that a data worker, a separate Python process, can import.",
+                "Move the data set to a separate module, or use --algo.num-workers 0.",
             )
-        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "lockstep.data.dataloader_worker"],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
@@ -59,18 +59,18 @@ class LoaderWorker:
         self._send(json.dumps(settings).encode())
 
     def read(self, rows: np.ndarray) -> dict[str, Any]:
-        """The examples of some rows, as the data set itself would give them."""
+        """Read the examples of some rows, with the same result as `Dataset.read`."""
         with self._turn:
             self._send(rows.astype("<i8").tobytes())
             answer = _receive(self._answers)
         if answer is None:
             code = self.process.wait(PATIENCE)
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise ReaderError(f"{self.name} {how}; what it wrote to standard error says why.")
+            raise ReaderError(f"{self.name} {how}. See its output on standard error for the cause.")
         return _unfold(load(answer))
 
     def _send(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # it has died, as its answer will show
+        with suppress(BrokenPipeError):  # the worker has died; reading its answer reports that
             _send(self._questions, message)
 
 
@@ -92,7 +92,7 @@ def _send(pipe: IO[bytes], message: bytes) -> None:
 
 
 def _receive(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None when the other end is gone."""
+    """Return the next message; None if the other end is closed."""
     head = pipe.read(8)
     size = int.from_bytes(head, "little") if len(head) == 8 else 0
     message = pipe.read(size) if size else b""
@@ -100,27 +100,27 @@ def _receive(pipe: IO[bytes]) -> bytes | None:
 
 
 def _unfold(flat: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Tensors under dotted names as the tree they are of."""
+    """Rebuild a nested dict from tensors with dotted names."""
     tree: dict[str, Any] = {}
     for name, tensor in flat.items():
         *branches, leaf = name.split(".")
-        place = tree
+        node = tree
         for branch in branches:
-            place = place.setdefault(branch, {})
-        place[leaf] = tensor
+            node = node.setdefault(branch, {})
+        node[leaf] = tensor
     return tree
 
 
 def main() -> int:
-    """Build the data set and read what is asked for, until nobody is left to ask."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but a run that stops takes its last batch
+    """Build the data set and answer read requests until standard input is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches this process; a stopping run still reads a batch
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a data set prints must not come between the answers
+    os.dup2(2, 1)  # output that a data set prints must not mix with the answers
     torch.set_num_threads(1)
-    told = _receive(sys.stdin.buffer)
-    if told is None:
+    message = _receive(sys.stdin.buffer)
+    if message is None:
         return 0
-    settings = json.loads(told)
+    settings = json.loads(message)
     kind = getattr(importlib.import_module(settings["module"]), settings["name"])
     data = apply_overrides(kind(), settings["values"]).build(Lanes(1, range(1), 0), torch.device("cpu"))
     while (rows := _receive(sys.stdin.buffer)) is not None:

@@ -1,10 +1,10 @@
-"""Replay: the transitions of the last steps, a ring for each lane, to draw from again and again.
+"""Replay buffer: the most recent transitions, in one ring per lane.
 
-Every environment adds one transition a step, so all lanes hold the same number and the count of the whole run needs no
-agreement. What is drawn is a pure function of seed, lane and a counter. A transition holds the observation that really
-followed it: `final_obs` where its episode ended.
+Every environment adds one transition per step, so all lanes hold the same number and the global count needs no
+collective. Samples are a pure function of seed, lane and a counter. The next observation of a transition is `final_obs`
+if its episode ended.
 
-Shapes: L local lanes, E environments a lane, B = L x E, T rows of a ring (one step of a lane each), M samples a lane.
+Shapes: L local lanes, E environments per lane, B = L x E, T rows of a ring (one step of a lane), M samples per lane.
 """
 
 import math
@@ -29,13 +29,13 @@ from lockstep.pytree import leaves, named_leaves, tree_map, tree_where
 from lockstep.transfer import Uploader, download_bytes
 
 _TRIES = 16
-"""Stretches that are drawn for one sample, of which the first that lies in one episode is taken."""
+"""Random starts drawn per sequence. The first whose sequence lies in one episode is used."""
 OUTCOME = ("reward", "terminated", "truncated", "next_obs")
-"""Parts of a transition that n-step targets are made of; all others are what was seen and done."""
+"""Parts of a transition used for n-step targets; all others are observations and actions."""
 
 
 def outcome(step: Step) -> dict[str, Any]:
-    """The second half of a transition, [B, ...] each; rewards are the agents' own where there are several."""
+    """Return the parts of a transition that follow the action, [B, ...] each. A team has one reward per agent."""
     ended = step.terminated | step.truncated
     return {
         "reward": step.reward if step.agent_reward is None else step.agent_reward,
@@ -48,9 +48,10 @@ def outcome(step: Step) -> dict[str, Any]:
 def add_rollout(
     replay: "Replay", rollout: Rollout, outcomes: Rollout, optimizer: DistributedOptimizer, clock: TrainState
 ) -> bool:
-    """Write a rollout to replay, unless it has bad numbers on any process: those would stay for long. Whether it did.
+    """Write a rollout to replay, unless any process has non-finite values in it; return whether it was written.
 
-    An optimizer that learns from it says how many such rollouts may be left out, or stops the run.
+    Non-finite values would stay in replay for long. The optimizer's policy decides how many such rollouts may be
+    skipped before the run stops.
     """
     lanes, seen = optimizer.runtime.lanes, rollout.buffers | outcomes.buffers
     table = value_range(seen).expand(len(lanes), 1)
@@ -63,7 +64,7 @@ def add_rollout(
     optimizer.nonfinite_policy.handle(
         f"iteration {clock.iteration + 1}, before update {update}, has a rollout that is not finite:",
         locate_nonfinite(given, lanes.local) or locate_nonfinite({"action": rollout["action"]}, lanes.local),
-        "Mend the environment, or use --run.on-nonfinite skip to leave such iterations out.",
+        "Fix the environment, or use --run.on-nonfinite skip to skip such iterations.",
         {"rollout": seen},
     )
     return False
@@ -71,15 +72,15 @@ def add_rollout(
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Where replay is kept."""
+    """Storage of the replay buffer."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: on the GPU of each process where its share takes at most half of the free memory there, else in host
-    memory. Changes no bit of what is drawn."""
+    """Device that stores replay. auto: the GPU of each process if its share takes at most half of the free GPU memory,
+    otherwise host memory. Sampled values do not depend on it."""
 
 
 class Replay:
-    """Preallocated rings of transitions, in host memory or on the device of the learner."""
+    """Preallocated rings of transitions, in host memory or on the device that trains."""
 
     def __init__(
         self,
@@ -90,9 +91,10 @@ class Replay:
         config: ReplayConfig | None = None,
         learner: torch.device | None = None,
     ) -> None:
-        """`capacity` is of the whole run, rounded down to whole steps; `example` has the form of what is written.
+        """Allocate the rings.
 
-        What is drawn is on the device of the `learner`, by default the CPU.
+        `capacity` counts transitions of the whole run, rounded down to whole steps. `example` is a batch of transitions
+        with the names, shapes and dtypes to store. Samples are returned on device `learner`, by default the CPU.
         """
         self._lanes, self._streams = lanes, lanes.streams(purpose)
         self._learner = learner or torch.device("cpu")
@@ -101,23 +103,23 @@ class Replay:
         self.rows = capacity // (lanes.num_lanes * self.envs)
         if self.rows < 1:
             raise ConfigError(
-                f"replay for {capacity} transitions cannot hold one step of {lanes.num_lanes * self.envs} "
+                f"a replay buffer of {capacity} transitions cannot hold one step of {lanes.num_lanes * self.envs} "
                 "environments.",
                 f"Use {lanes.num_lanes * self.envs} or more.",
             )
         shape = (len(lanes), self.rows, self.envs)
         row = sum(leaf[:1].nbytes for leaf in leaves(example))
         self.device = _choose_device((config or ReplayConfig()).device, self._learner, math.prod(shape) * row)
-        # Lane-major, so that a lane's ring is one block whoever hosts it. Host memory is taken as it is written.
+        # Lane-major, so that the ring of a lane is one block. The OS allocates host memory only as it is written.
         self.buffers: dict[str, Any] = tree_map(
             lambda x: torch.empty(*shape, *x.shape[1:], dtype=x.dtype, device=self.device), example
         )
         self._written = np.zeros(len(lanes), np.int64)
-        """[L] rows that were ever written: the same for all lanes, but each lane's own to save."""
+        """[L] rows written since the start of the run. Equal for all lanes, but saved with each lane."""
 
     @property
     def count(self) -> int:
-        """Transitions that there are to draw from, over all lanes of the run."""
+        """Number of stored transitions over all lanes of the run."""
         return min(self._stop, self.rows) * self.envs * self._lanes.num_lanes
 
     @property
@@ -129,25 +131,25 @@ class Replay:
         return RingBuffer(max(0, self._stop - self.rows), self._stop, self.rows, self.envs)
 
     def write(self, values: dict[str, Any]) -> None:
-        """Add one step of every environment, [B, ...] each, in place of the oldest where the rings are full."""
+        """Add one step of every environment, [B, ...] each. Full rings overwrite their oldest row."""
         row = self._stop % self.rows
         slots = [ring[:, row] for ring in leaves(self.buffers)]
         given = [value.unflatten(0, (-1, self.envs)) for value in leaves(values)]
         if self.device.type == "cpu" and self._learner.type != "cpu":
-            given = download_bytes(given)  # one transfer for all of them
+            given = download_bytes(given)  # one transfer for all tensors
         torch._foreach_copy_(slots, given)
         self._written += 1
 
     def sample(self, counter: int, count: int, steps: int = 1, discount: float = 1.0) -> dict[str, Any]:
-        """Draw `count` transitions of each lane, each as likely as the others and perhaps twice; [L x M, ...] each.
+        """Sample `count` transitions of each lane uniformly with replacement, [L x M, ...] each.
 
-        What is drawn is valid until the next draw.
+        The result is valid until the next call.
 
-        `reward` is the discounted sum over up to `steps` steps, which end with the episode or with the newest row;
-        `next_obs` is what followed the last of them, and `discount` what its value counts: 0 after a termination.
+        `reward` is the discounted sum over up to `steps` steps, which stop at the episode's end or the newest row.
+        `next_obs` follows the last of them. `discount` is the factor of its bootstrap value: 0 after a termination.
         """
         if (self._written != self._stop).any() or not self._stop:
-            raise ValueError(f"there is nothing to draw from: lanes have written {self._written.tolist()} steps.")
+            raise ValueError(f"there is nothing to sample from: lanes have written {self._written.tolist()} steps.")
         held = min(self._stop, self.rows)
         rewards = self.buffers["reward"]
         if self.device.type != "cpu":
@@ -172,14 +174,14 @@ class Replay:
         return dict(self._upload(batch))
 
     def slices(self, counter: int, count: int, steps: int) -> dict[str, Any]:
-        """Draw `count` stretches of `steps` steps of each lane that lie in one episode; [L x M, steps, ...] each.
+        """Sample `count` sequences of `steps` steps of each lane, each within one episode, [L x M, steps, ...] each.
 
-        `obs` has one more: what followed the last step. Each stretch is as likely as the others. `whole` [L x M] says
-        whether a stretch is one: where no episode of a lane is that long, those drawn are to count nothing.
+        `obs` has one more step: the observation after the last step. Valid starts are equally likely. `whole` [L x M]
+        is a mask: if no episode of a lane is long enough, its sequences are invalid and must have weight 0.
         """
         held = min(self._stop, self.rows)
         if (self._written != self._stop).any() or held < steps:
-            raise ValueError(f"there are no {steps} steps to draw: lanes have written {self._written.tolist()}.")
+            raise ValueError(f"there are no {steps} steps to sample: lanes have written {self._written.tolist()}.")
         # [L, M, tries]
         tries = self._streams.integers(counter, (held - steps + 1) * self.envs, count, _TRIES, device=self.device)
         ends = self.buffers["terminated"].flatten(), self.buffers["truncated"].flatten()
@@ -202,22 +204,22 @@ class Replay:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def lane_state(self, lane: int) -> LaneState:
-        """How many rows a lane has written, and those that are there."""
-        place = self._lanes.local.index(lane)
-        stop = int(self._written[place])
+        """Return the number of rows that a lane has written, and its stored rows."""
+        position = self._lanes.local.index(lane)
+        stop = int(self._written[position])
         state: dict[str, Tensor | AppendOnlyTensor] = {"written": torch.tensor(stop)}
         for name, ring in named_leaves(self.buffers).items():
-            state[name] = AppendOnlyTensor(max(0, stop - self.rows), stop, partial(_read, ring[place]), self.rows)
+            state[name] = AppendOnlyTensor(max(0, stop - self.rows), stop, partial(_read, ring[position]), self.rows)
         return state
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
-        place, owner = self._lanes.local.index(lane), f"replay, lane {lane}"
-        rings = {name: ring[place] for name, ring in named_leaves(self.buffers).items()}
+        position, owner = self._lanes.local.index(lane), f"replay, lane {lane}"
+        rings = {name: ring[position] for name, ring in named_leaves(self.buffers).items()}
         if state.keys() != rings.keys() | {"written"} or state["written"].shape != ():
-            raise ValueError(f"{owner}: the saved transitions have other parts than {', '.join(rings)}.")
+            raise ValueError(f"{owner}: the saved transitions have other tensors than {', '.join(rings)}.")
         stop = int(state["written"])
         if not 0 <= stop < 2**62:
-            raise ValueError(f"{owner}: {stop} steps cannot have been written.")
+            raise ValueError(f"{owner}: {stop} is not a valid number of written steps.")
         held = min(stop, self.rows)
         for name, ring in rings.items():
             saved = state[name]
@@ -228,7 +230,7 @@ class Replay:
                 )
         for name, ring in rings.items():
             _write(ring, stop - held, state[name])
-        self._written[place] = stop
+        self._written[position] = stop
 
 
 @njit(cache=True, nogil=True)
@@ -245,13 +247,13 @@ def _accumulate(
     lasts: Any,
     weights: Any,
 ) -> None:
-    """Follow each draw [L, M] for up to `steps` steps: its place, the last one, the sum, what comes after counts."""
+    """Compute n-step targets from each start [L, M]: first and last index, reward sum and bootstrap discount."""
     sample = 0
     for lane in range(draws.shape[0]):
         for draw in draws[lane]:
             number, env = ring.first + draw // ring.envs, draw % ring.envs
             total[sample], weight = 0.0, 1.0
-            for ahead in range(min(steps, ring.stop - number)):  # never beyond the newest row
+            for ahead in range(min(steps, ring.stop - number)):  # not beyond the newest row
                 place = (lane * ring.rows + (number + ahead) % ring.rows) * ring.envs + env
                 if ahead == 0:
                     picks[sample] = place
@@ -269,9 +271,10 @@ def _accumulate(
 
 @njit(cache=True, nogil=True)
 def _follow(draws: Any, ring: RingBuffer, steps: int, terminated: Any, truncated: Any, places: Any, whole: Any) -> None:
-    """Places of the steps from the first of each sample's tries [L, M, tries] whose episode goes on for long enough.
+    """Find the indices of consecutive steps of one episode, from the first valid one of each sample's tries.
 
-    Where none does, the next one that does is looked for, step by step, and if there is none at all, it is not whole.
+    Tries are starts [L, M, tries]. If none is valid, search for the next valid start. `whole` is False if a lane has
+    none at all.
     """
     starts = (ring.stop - ring.first - steps + 1) * ring.envs
     for lane in range(draws.shape[0]):
@@ -301,7 +304,7 @@ def _follow(draws: Any, ring: RingBuffer, steps: int, terminated: Any, truncated
 
 
 def _choose_device(wanted: str, learner: torch.device, size: int) -> torch.device:
-    """Where rings of so many bytes are kept for a learner on some device."""
+    """Choose the device that stores rings of `size` bytes for training on device `learner`."""
     if wanted == "cpu" or learner.type != "cuda":
         return torch.device("cpu")
     fits = wanted == "cuda" or size <= torch.cuda.mem_get_info(learner)[0] // 2
@@ -309,17 +312,17 @@ def _choose_device(wanted: str, learner: torch.device, size: int) -> torch.devic
 
 
 def _by_agent(rewards: Tensor) -> Tensor:
-    """Rewards of rings [L, T, E, ...] as [places, A]."""
+    """Flatten the rewards of rings [L, T, E, ...] to [L x T x E, A]."""
     return rewards.flatten(0, 2).view(-1, rewards.shape[3:].numel())
 
 
 def _gather(rings: Any, places: Tensor) -> Any:
-    """What lies at places in rings [L, T, E, ...], counted through all of them."""
+    """Select the entries at flat indices `places` from rings [L, T, E, ...]."""
     return tree_map(lambda x: x.flatten(0, 2).index_select(0, places), rings)
 
 
 def _parts(size: int, start: int, stop: int) -> list[slice]:
-    """Where the rows from one number up to another lie in a ring: one stretch, or two where it begins anew."""
+    """Return the slices of a ring that hold rows `start` up to `stop`; the second is empty unless they wrap around."""
     first, count = start % size, stop - start
     until = min(first + count, size)
     return [slice(first, until), slice(0, count - (until - first))]

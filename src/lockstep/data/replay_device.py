@@ -1,8 +1,8 @@
-"""Draws from replay on a device, as tensor operations: what the compiled kernels of `replay.py` do, bit for bit.
+"""Replay sampling on a device with tensor operations, bit-identical to the compiled kernels of `replay_buffer.py`.
 
-No value is read on the host and no shape depends on data, so nothing waits for the device.
+No value is read on the host and no shape depends on data, so nothing synchronizes with the device.
 
-Shapes: L local lanes, M samples a lane, H steps, A agents.
+Shapes: L local lanes, M samples per lane, H steps, A agents.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class RingBuffer(NamedTuple):
-    """Where rows lie: numbers from `first` up to `stop`, each at its number modulo `rows`."""
+    """Layout of a ring: it holds rows `first` up to `stop`, and row number i is at index i modulo `rows`."""
 
     first: int
     stop: int
@@ -21,9 +21,9 @@ class RingBuffer(NamedTuple):
 
 
 def places_of(starts: Tensor, ring: RingBuffer, ahead: int = 0) -> Tensor:
-    """Where the steps that are `ahead` of some starts [L, ...] lie in the flattened rings of all lanes.
+    """Return the indices of the steps `ahead` after some starts [L, ...] in the flattened rings of all lanes.
 
-    A start counts the steps of a lane that are still there, oldest first, environment by environment.
+    A start is an index into the current steps of a lane, oldest row first, environment by environment.
     """
     number, env = ring.first + ahead + starts // ring.envs, starts % ring.envs
     lane = torch.arange(len(starts), device=starts.device).view(-1, *(1,) * (starts.dim() - 1))
@@ -31,16 +31,16 @@ def places_of(starts: Tensor, ring: RingBuffer, ahead: int = 0) -> Tensor:
 
 
 class Targets(NamedTuple):
-    """What n-step targets are made of."""
+    """Components of n-step targets."""
 
     reward: Tensor
-    """[L x M, A] discounted sums."""
+    """[L x M, A] discounted sums of rewards."""
     first: Tensor
-    """[L x M] where each sample is."""
+    """[L x M] index of the first step of each sample."""
     last: Tensor
-    """[L x M] where the last step of its sum is."""
+    """[L x M] index of the last step of its sum."""
     discount: Tensor
-    """[L x M] what the value of what follows counts: 0 after a termination."""
+    """[L x M] discount of the bootstrap value: 0 after a termination."""
 
 
 def n_step_targets(
@@ -52,9 +52,9 @@ def n_step_targets(
     truncated: Tensor,
     rewards: Tensor,
 ) -> Targets:
-    """Follow each start [L, M] for up to `steps` steps, which end with the episode or with the newest row.
+    """Compute n-step targets from each start [L, M] over up to `steps` steps, ending at episode end or newest row.
 
-    `terminated` and `truncated` are flat [places], `rewards` are [places, A].
+    `terminated` and `truncated` are flat [L x rows x envs], `rewards` are [L x rows x envs, A].
     """
     first = last = places_of(starts, ring).flatten()
     left = (ring.stop - ring.first - starts // ring.envs).flatten()  # steps up to the newest row
@@ -65,7 +65,7 @@ def n_step_targets(
         here = places_of(starts, ring, ahead).flatten()
         going = going & (left > ahead)
         last = torch.where(going, here, last)
-        # In double and rounded after each step, as the compiled kernel does; without fused multiply-adds.
+        # In float64 and rounded after each step like the compiled kernel, without fused multiply-adds.
         gain = torch.where(going, weight, 0.0).unsqueeze(1) * rewards.index_select(0, here).double()
         total = (total.double() + gain).float()
         ended, over = truncated.index_select(0, here), terminated.index_select(0, here)
@@ -77,9 +77,10 @@ def n_step_targets(
 def stretches(
     tries: Tensor, ring: RingBuffer, steps: int, terminated: Tensor, truncated: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Places [L x M, H] of the first of each sample's tries [L, M, tries] whose episode goes on for long enough.
+    """Return indices [L x M, H] of H consecutive steps of one episode, from the first valid one of each sample's tries.
 
-    Where none does, it is the next start after them that does. Also [L x M]: False where a lane has no such start.
+    Tries are starts [L, M, tries]. If none is valid, take the next valid start after the last one. Also return a mask
+    [L x M], False if a lane has no valid start.
     """
     lanes, count = tries.shape[:2]
     starts = (ring.stop - ring.first - steps + 1) * ring.envs
@@ -88,14 +89,14 @@ def stretches(
     fits = torch.ones(lanes, starts, dtype=torch.bool, device=tries.device)
     for ahead in range(steps - 1):  # the last step may end its episode
         fits = fits & ~ends[places_of(every, ring, ahead)]
-    # The next start that fits, from each on; beyond the last one it goes on with the first.
+    # The next valid start at or after each start, wrapping around to the first.
     following = torch.where(fits, every, starts).flip(1).cummin(1).values.flip(1)
     following = torch.where(following < starts, following, following[:, :1])
     whole = following[:, :1] < starts  # [L, 1]
 
     flat = tries.flatten(1)
     good = fits.gather(1, flat).view_as(tries)
-    chosen = tries.gather(2, good.int().argmax(2, keepdim=True)).squeeze(2)  # [L, M], the first that is good
+    chosen = tries.gather(2, good.int().argmax(2, keepdim=True)).squeeze(2)  # [L, M], the first valid try
     after = following.gather(1, (tries[:, :, -1] + 1) % starts)
     start = torch.where(good.any(2), chosen, torch.where(whole, after, tries[:, :, 0]))
     places = torch.stack([places_of(start, ring, ahead) for ahead in range(steps)], dim=-1)

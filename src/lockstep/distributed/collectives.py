@@ -1,8 +1,8 @@
-"""Collectives under way: handles to wait for, and a log of which one each process waits in.
+"""Pending collectives: handles to wait for, and a log of the collective that this process waits in.
 
 Over gloo `wait()` blocks the host. Over NCCL it returns immediately and the device waits instead, so a hang shows as a
-stream that does not advance. The log therefore brackets every wait of the device with two CUDA events: the first has
-passed when the device arrives at the collective, the second when the collective is done.
+stream that does not advance. The log therefore records two CUDA events around every wait of the device. The first
+completes when the device arrives at the collective, the second when the collective is done.
 """
 
 import sys
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 
 class Handle(Protocol):
-    """A reduction under way; its tensor holds the sum after `wait`."""
+    """A pending reduction; its tensor holds the result after `wait`."""
 
     def wait(self) -> Any: ...
 
 
 class CompletedHandle:
-    """A reduction over one process: there is nothing to wait for."""
+    """A reduction over one process, which is complete immediately."""
 
     def wait(self) -> None: ...
 
@@ -43,11 +43,11 @@ class PendingCollective(NamedTuple):
 
 
 class PeerLostError(RuntimeError):
-    """Another process went away during a collective. It knows why; this one only that."""
+    """Another process was lost during a collective. The cause is recorded in that process, not in this one."""
 
 
 class DeviceWait:
-    """A collective that the device waits for while the host goes on."""
+    """A collective that the device waits for while the host continues."""
 
     __slots__ = ("_arrived", "_done", "line", "name", "number", "since")
 
@@ -60,27 +60,27 @@ class DeviceWait:
         self._done.record()
 
     def seconds(self) -> float | None:
-        """How long the device waited; None while it still does."""
+        """Return how long the device waited; None while it still waits."""
         return self._arrived.elapsed_time(self._done) / 1e3 if self._done.query() else None
 
     def look(self) -> PendingCollective:
-        """Where the device is now. It counts as arrived from the first look that finds it there."""
+        """Return the state of this wait. `since` is the time of the first call that finds the device arrived."""
         if self.since is None and self._arrived.query():
             self.since = time.monotonic()
         return PendingCollective(self.number, self.name, self.since, self.line)
 
 
 class CollectiveLog:
-    """The collectives of one process, counted, so that others can be told which of them it has come to."""
+    """Numbered log of the collectives of one process. Heartbeats report the current number to other processes."""
 
     def __init__(self) -> None:
         self.begun = self.completed = 0
         self.last = ""
         self.waited = 0.0
-        """Seconds in all that this process, or its device, waited."""
+        """Total seconds that this process, or its device, waited."""
         self._blocked: PendingCollective | None = None
         self._queued: deque[DeviceWait] = deque()
-        self._lock = threading.Lock()  # the watchdog looks while the main thread queues
+        self._lock = threading.Lock()  # the watchdog thread reads while the main thread appends
 
     def begin(self, name: str) -> int:
         self.begun += 1
@@ -88,13 +88,13 @@ class CollectiveLog:
         return self.begun
 
     def wait(self, number: int, name: str, action: Callable[[], T]) -> T:
-        """Do what waits for the others, and let it be known meanwhile."""
+        """Run a blocking wait of the host, and log it as pending until it returns."""
         wait = self._blocked = PendingCollective(number, name, time.monotonic())
         try:
             return action()
         except RuntimeError as error:
-            if any(words in str(error) for words in _BROKEN):
-                raise PeerLostError(f"another process went away in collective {number} ('{name}'): {error}") from error
+            if any(phrase in str(error) for phrase in _BROKEN):
+                raise PeerLostError(f"another process was lost in collective {number} ('{name}'): {error}") from error
             raise
         finally:
             self.waited += time.monotonic() - (wait.since or 0.0)
@@ -102,13 +102,13 @@ class CollectiveLog:
             self.completed += 1
 
     def queue(self, number: int, name: str, wait: Callable[[], Any]) -> None:
-        """The same for a wait of the device, which does not block the host."""
+        """Start a wait of the device, which does not block the host, and log it as pending."""
         self._queued.append(DeviceWait(number, name, wait))
         if len(self._queued) > _BACKLOG:
             self._settle()
 
     def now(self) -> PendingCollective | None:
-        """The collective that this process waits in: the host's, else the oldest that the device has not passed."""
+        """Return the collective that the host waits in, else the oldest that the device has not completed."""
         self._settle()
         if self._blocked is not None:
             return self._blocked
@@ -116,7 +116,7 @@ class CollectiveLog:
             return self._queued[0].look() if self._queued else None
 
     def _settle(self) -> None:
-        """Forget the waits that the device has passed, and add up how long they took."""
+        """Remove the waits that the device has completed, and add up their durations."""
         with self._lock:
             while self._queued and (seconds := self._queued[0].seconds()) is not None:
                 self.waited += seconds
@@ -125,11 +125,11 @@ class CollectiveLog:
 
 
 _BACKLOG = 64
-"""Waits of the device that are kept before the main thread looks which are over."""
+"""Device waits that are queued before the main thread removes the completed ones."""
 
 
 class TrackedHandle:
-    """A collective under way whose wait is written down."""
+    """A pending collective whose wait is logged."""
 
     __slots__ = ("_ledger", "_name", "_number", "_wait", "_work")
 
@@ -143,7 +143,7 @@ class TrackedHandle:
 
 
 def _calling_line() -> str:
-    """The line outside of this package and torch that a collective was called from."""
+    """Return the line outside of this package and torch that called a collective."""
     frame = sys._getframe(2)
     while frame.f_back is not None and is_internal_frame(frame.f_code.co_filename):
         frame = frame.f_back
@@ -151,4 +151,4 @@ def _calling_line() -> str:
 
 
 _BROKEN = ("onnection closed", "onnection reset", "onnection refused", "roken pipe", "imed out", "emote process exited")
-"""How gloo and NCCL say that the other end is gone."""
+"""Parts of the error messages of gloo and NCCL for a lost connection."""

@@ -1,4 +1,4 @@
-"""One agent, or stop: fingerprints of named tensors, compared over all processes."""
+"""Replica consistency: compare fingerprints of named tensors between all processes."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from lockstep.protocols import StateDict
 
 
 class ReplicaMismatchError(RuntimeError):
-    """Processes that should hold one agent hold different ones."""
+    """Model replicas differ between processes."""
 
 
 def fingerprints(state: StateDict) -> Tensor:
-    """A 64-bit number for each tensor, [tensors] int64: integer sums, which wrap and never round."""
+    """Return a 64-bit fingerprint for each tensor, [tensors] int64. Integer sums wrap and never round."""
     found = [_fingerprint(tensor.detach()) for tensor in state.values()]
     numbers = torch.empty(len(found), dtype=torch.int64)
-    # An agent on a GPU has counters on the host, too: one transfer for each device.
+    # An agent on a GPU also has counters on the host. Use one transfer for each device.
     for device in {number.device for number in found}:
-        places = [place for place, number in enumerate(found) if number.device == device]
-        numbers[places] = torch.stack([found[place] for place in places]).to("cpu")
+        indices = [index for index, number in enumerate(found) if number.device == device]
+        numbers[indices] = torch.stack([found[index] for index in indices]).to("cpu")
     return numbers
 
 
@@ -29,9 +29,9 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def _fingerprint(tensor: Tensor) -> Tensor:
-    """A sum of all words, each times a number of its place: two numbers that move against each other show as well."""
+    """Sum all words, each times a weight that depends on its position, so that swapped values change the sum, too."""
     weights = _weights(tensor.device)
-    # Strided anew, because a single element counts as contiguous whatever its stride.
+    # Set the stride explicitly, because a single element counts as contiguous with any stride.
     flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
     parts = flat.view(_WORDS[tensor.element_size()]).split(len(weights))
     sums = [(part * weights[: len(part)]).sum() for part in parts]
@@ -40,27 +40,27 @@ def _fingerprint(tensor: Tensor) -> Tensor:
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """Odd, so that no change of one word is lost when the sum wraps; as many as stay in the cache."""
+    """Return odd weights, so that a change of one word always changes the wrapped sum. Their number fits the cache."""
     return torch.arange(1, 2**16 + 1, device=device) * -0x61C8864680B583EB | 1
 
 
 def payload_bytes(state: StateDict) -> int:
-    """Bytes that comparing a state sends."""
+    """Return the bytes that are all-reduced to compare a state."""
     return 2 * 8 * len(state)
 
 
 def all_equal(mine: Tensor, maximum: Callable[[Tensor], Tensor]) -> bool:
-    """Whether all processes hold the same numbers, by one reduction: the largest must be the smallest."""
-    # -(x + 1) instead of -x: it has no overflow at the smallest integer.
+    """Return whether all processes hold the same numbers: one reduction compares maximum and minimum."""
+    # ~x is -(x + 1). Unlike -x, it does not overflow at the smallest integer.
     both = maximum(torch.cat([mine, ~mine]))
     largest, smallest = both.chunk(2)
     return bool(torch.equal(largest, ~smallest))
 
 
-def format_mismatch(everybody: list[list[int]], names: list[str], where: str) -> str:
-    """Which tensors differ, on which processes, in words."""
+def format_mismatch(by_process: list[list[int]], names: list[str], where: str) -> str:
+    """Format a message that names the differing tensors and processes. `by_process` has the fingerprints of each."""
     odd: dict[int, list[str]] = {}
-    for name, values in zip(names, zip(*everybody, strict=True), strict=True):
+    for name, values in zip(names, zip(*by_process, strict=True), strict=True):
         usual, _ = Counter(values).most_common(1)[0]
         for process, value in enumerate(values):
             if value != usual:
@@ -71,9 +71,9 @@ def format_mismatch(everybody: list[list[int]], names: list[str], where: str) ->
     ]
     return "\n".join(
         [
-            f"the processes no longer hold one agent ({where}). They differ from the majority in:",
+            f"the replicas of the agent differ between processes ({where}). These tensors differ from the majority:",
             *lines,
-            "A number that was not shared reached the agent: look for one that was not pooled or agreed.",
-            "`lockstep prove` names the first iteration and tensor that go apart.",
+            "The update used a rank-local value. Look for a statistic or decision that is not all-reduced.",
+            "Run `lockstep prove` to find the first iteration and tensor that diverge.",
         ]
     )

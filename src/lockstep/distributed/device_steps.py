@@ -1,7 +1,7 @@
-"""Optimizer steps on a device: decided there, and read back by the host later, many at a time.
+"""Optimizer steps on a device. The device decides whether to apply each step; the host reads the decisions later.
 
-Whether a step is applied depends on its gradient. Asking the device before each step would make the host wait for every
-one of them, so the device decides for itself and leaves a flag.
+A step is skipped if its gradient is non-finite. Reading that back before each step would synchronize the host with the
+device every time, so the device decides and stores a flag. The host reads many flags at once.
 """
 
 from collections import Counter
@@ -15,16 +15,17 @@ from lockstep.distributed.runtime import Runtime
 from lockstep.pytree import Tree
 
 MAX_UNCONFIRMED = 64
-"""Steps that may be taken before the host must ask which of them were applied."""
+"""Steps that may be launched before the host must read which of them were applied."""
 
 
 class DeviceSteps:
-    """Flags of the latest steps, and the arithmetic that decides about each."""
+    """Flags of the latest steps, and the computation that decides whether to apply each."""
 
     def __init__(self, device: torch.device, halted: Tensor | None, recorded: bool = False) -> None:
-        """`halted` is set by a step that is skipped, and has all that follow it skipped, of other optimizers, too.
+        """Create the flags.
 
-        Steps that are `recorded` as a graph count on the device which of them they are.
+        A skipped step sets `halted`, after which all later steps are skipped, including those of other optimizers. With
+        `recorded`, steps are CUDA graphs and keep the index of the next flag on the device.
         """
         self._applied = torch.ones(MAX_UNCONFIRMED, dtype=torch.bool, device=device)
         self._slots = self._applied.unbind()
@@ -36,15 +37,15 @@ class DeviceSteps:
     def settle(
         self, gradient: Tensor, totals: Tensor, scale: Tensor | None, max_norm: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What to divide the summed gradient by, 1.0 if the step is to be skipped, and a row for the log.
+        """Return the divisor of the summed gradient, 1.0 if the step must be skipped (else 0.0), and a row for the log.
 
-        Few operations, because each is a launch. `totals` begins with the global number of samples.
+        Uses few operations, because each is a kernel launch. `totals` begins with the global number of samples.
         """
         base = totals[0].clamp(min=1)
         if scale is not None:
             base = base * scale
         norm = torch.linalg.vector_norm(gradient)
-        # NaN is not less than infinity, either.
+        # False for NaN, too.
         if self._position is None:
             finite = torch.lt(norm, torch.inf, out=self._slots[self._next])
             self._next += 1
@@ -55,12 +56,13 @@ class DeviceSteps:
         skip = torch.logical_not(finite, out=self._bad)
         if self._halted is not None:
             skip = torch.maximum(self._halted, skip, out=self._halted)
-        # Clipping divides by norm / max_norm where that is more than 1, and norm is the sum's, not the mean's.
+        # Gradient clipping divides the mean gradient by its norm / max_norm if that is above 1. Here `norm` is the norm
+        # of the summed gradient, so base * (norm / base / max_norm) is norm / max_norm.
         divisor = base if max_norm is None else torch.maximum(base, norm / max_norm)
         return divisor.float(), skip, torch.cat([totals, (norm / base).unsqueeze(0)])
 
     def applied(self, count: int) -> list[bool]:
-        """Whether each of the latest steps was applied. Waits for the device; the next step is the first one again."""
+        """Return whether each of the latest steps was applied, and reset the flags. Waits for the device."""
         flags: list[bool] = self._applied.tolist()[:count]
         self._next = 0
         if self._position is not None:
@@ -73,10 +75,10 @@ class DeviceSteps:
 class RecordedStep:
     """The step of one optimizer on one loss function as CUDA graphs.
 
-    One graph on one process, and two around the reduction on several. Collectives stay outside of graphs: the watchdog
-    could not name a collective in a graph in a hang report, NCCL's own error handling would not see it, and a process
-    whose recording failed would issue its collectives in another way than the others do. This costs the overlap of
-    reduction and backward.
+    One process uses one graph; several processes use two, before and after the reduction. Collectives stay outside of
+    graphs for three reasons: a hang report could not name a collective in a graph, NCCL's error handling would not see
+    it, and a process whose capture failed would launch its collectives differently from the others. The cost is that
+    reduction and backward do not overlap.
     """
 
     def __init__(
@@ -87,19 +89,19 @@ class RecordedStep:
         apply: Callable[[Tensor], Tensor],
         name: str,
     ) -> None:
-        """`backward` fills the local gradient and returns names and local sums; `apply` takes the reduced sums."""
+        """`backward` fills the local gradient and returns names and local sums. `apply` receives the reduced sums."""
         self._runtime, self._gradient = runtime, gradient
         self._backward_of, self._apply_of = backward, apply
         self._names: tuple[str, ...] = ()
         self._sent: Counter[tuple[str, int]] = Counter()
-        """What a step would send to other processes, by name and bytes."""
+        """Reductions of one step, by name and bytes."""
         compilation = runtime.compilation
         self._whole = compilation(self._take, f"the update by {name}")
         self._backward = compilation(self._fill, f"the gradient of {name}")
         self._apply = compilation(self._settle, f"the step by {name}")
 
     def __call__(self, batch: Tree) -> tuple[tuple[str, ...], Tensor]:
-        """Take the step; the names of its sums, and a row for the log."""
+        """Take the step. Return the names of its sums, and a row for the log."""
         if self._runtime.size == 1:
             row = self._take_whole(batch)
         else:
@@ -118,18 +120,18 @@ class RecordedStep:
         counted = sent - before
         if counted:
             self._sent = counted
-        else:  # a replay runs no Python, so nobody has counted
+        else:  # a graph replay runs no Python code, so it did not count its reductions
             sent.update(self._sent)
         return row
 
     def _take(self, batch: Tree) -> Tensor:
         totals = self._fill(batch)
-        self._runtime._start_sum("totals", totals)  # one process: only counted
+        self._runtime._start_sum("totals", totals)  # on one process this only counts bytes
         self._gradient.reduce()
         return self._settle(totals)
 
     def _fill(self, batch: Tree) -> Tensor:
-        """Fill the local gradient; the local sums."""
+        """Fill the local gradient and return the local sums."""
         self._names, totals = self._backward_of(batch)
         return totals
 

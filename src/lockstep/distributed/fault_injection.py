@@ -1,4 +1,4 @@
-"""Fault injection: a process signals itself, or its launcher, at a moment set beforehand. For `prove` and tests."""
+"""Fault injection for `prove` and tests: a process sends a signal to itself or its launcher at a configured point."""
 
 import os
 import signal
@@ -10,16 +10,16 @@ from lockstep.launch.process_lifetime import launcher_pid
 from lockstep.launch.world import WorldInfo
 
 SWITCH = "LOCKSTEP_FAULT_INJECTION"
-"""Must be 1, or VARIABLE has no effect: a variable left over in a shell must not end a run."""
+"""Must be 1, or VARIABLE has no effect. A variable left over in a shell must not end a run."""
 VARIABLE = "LOCKSTEP_INJECT_FAULT"
 """`PROCESS:PHASE:COUNT[:SIGNAL[:launcher]]`: on entering that phase for the COUNT-th time, that process sends SIGNAL
-(SIGKILL unless another is named) to itself, or to the launcher that started it. It strikes once, not after a restart.
+(default: SIGKILL) to itself, or to the launcher that started it. The fault is injected once, not after a restart.
 """
 
 
 @dataclass(frozen=True)
 class FaultInjector:
-    """One signal at one moment."""
+    """Sends one signal at one point of the run."""
 
     phase: str
     count: int
@@ -30,11 +30,11 @@ class FaultInjector:
         if (phase, count) == (self.phase, self.count):
             os.kill(launcher_pid() if self.launcher else os.getpid(), self.number)
             if self.launcher:
-                time.sleep(2.0)  # the launcher passes it on, or a short run would be over before that
+                time.sleep(2.0)  # a short run could end before the launcher forwards the signal
 
 
 def read(place: WorldInfo) -> FaultInjector | None:
-    """What the environment says about the process at this place."""
+    """Return the fault that the environment configures for this rank, or None."""
     script = os.environ.get(VARIABLE)
     if not script or os.environ.get(SWITCH) != "1" or place.restarts:
         return None
@@ -43,10 +43,11 @@ def read(place: WorldInfo) -> FaultInjector | None:
         number = signal.Signals[rest[0]] if rest else signal.SIGKILL
         if len(rest) > 2 or rest[1:] not in ([], ["launcher"]):
             raise ValueError(script)
-        strike = FaultInjector(phase, int(count), number, "launcher" in rest)
-        meant = int(process) == place.rank
+        fault = FaultInjector(phase, int(count), number, "launcher" in rest)
+        applies = int(process) == place.rank
     except (ValueError, KeyError):
         raise ConfigError(
-            f"{VARIABLE} is {script!r}.", f"Use PROCESS:PHASE:COUNT[:SIGNAL[:launcher]], or unset {SWITCH}."
+            f"{VARIABLE} is {script!r}, which is invalid.",
+            f"Use PROCESS:PHASE:COUNT[:SIGNAL[:launcher]], or unset {SWITCH}.",
         ) from None
-    return strike if meant else None
+    return fault if applies else None

@@ -1,7 +1,7 @@
-"""Gradient: the gradient of some parameters in one flat buffer, and its reduction over lanes and processes.
+"""Gradients in one flat buffer, and their all-reduce over lanes and processes.
 
-In fast mode the buffer is summed in buckets that leave while backward still runs; in exact mode lanes are summed as
-integers, which no order can change.
+In fast mode, buckets of the buffer are all-reduced while backward still runs. In exact mode, lanes are summed as
+integers, so the result does not depend on the order.
 
 Shapes: P parameters in one flat buffer, L local lanes.
 """
@@ -18,11 +18,11 @@ from lockstep.transfer import has_float64
 
 
 class GradientBuffer:
-    """The gradient of some parameters as one flat buffer, summed over the whole run."""
+    """Gradient of a list of parameters as one flat buffer, summed over the whole run."""
 
     def __init__(self, parameters: list[Parameter], runtime: Runtime) -> None:
         self.runtime = runtime
-        # Reversed, because backward makes the last layers' gradients first.
+        # Reversed, because backward computes the gradients of the last layers first.
         self.parameters = parameters[::-1]
         size = sum(p.numel() for p in parameters)
         self.flat = torch.zeros(size, device=parameters[0].device)  # [P]
@@ -36,23 +36,23 @@ class GradientBuffer:
         self._missing: list[int] = []
         self._in_flight: list[tuple[Handle, Tensor]] = []
         self._overlapping = False
-        # Where hooks run anyway, backward hands over what it has and it is copied into the buffer: that moves half as
-        # much memory as clearing the buffer and adding to it.
+        # With hooks, each gradient is copied from backward's own tensor into the buffer. That moves half as much memory
+        # as clearing the buffer and accumulating into it.
         self._handed_over = runtime.size > 1 and not runtime.exact
-        # On a GPU a copy for each parameter is a launch for each: there, gradients are copied a bucket at a time.
+        # On a GPU, one copy per parameter would be one launch per parameter, so gradients are copied per bucket.
         self._by_bucket = self.flat.device.type != "cpu" and not runtime.exact
         self._written: list[bool] = []
-        """Whether a bucket holds a gradient of an earlier micro-batch, to which the next is added."""
+        """Whether each bucket holds the gradient of an earlier micro-batch, to which the next is added."""
         self._views: dict[Parameter, Tensor] = {}
-        """Where in the buffer each parameter's gradient is."""
+        """View of the buffer for the gradient of each parameter."""
         self._lay_out()
 
     def _lay_out(self) -> None:
-        """Give every parameter its place, and every bucket its bounds; the same on every process."""
+        """Assign a view to every parameter and bounds to every bucket. The layout is the same on every process."""
         start = offset = 0
         for parameter in self.parameters:
-            place = self.flat.as_strided(parameter.shape, parameter.stride(), offset)
-            parameter.grad = self._views[parameter] = place
+            view = self.flat.as_strided(parameter.shape, parameter.stride(), offset)
+            parameter.grad = self._views[parameter] = view
             if self._handed_over:
                 parameter.register_post_accumulate_grad_hook(self._grad_hook)
             self._bucket_of[parameter] = len(self._bounds)
@@ -68,7 +68,7 @@ class GradientBuffer:
         self._expected = [len(members) for members in self._members]
 
     def clear(self) -> None:
-        """Start anew, at zero."""
+        """Reset the gradient to zero."""
         if self._handed_over or self._by_bucket:
             for parameter in self.parameters:
                 parameter.grad = None
@@ -81,10 +81,10 @@ class GradientBuffer:
         self._missing = self._expected.copy()
 
     def backward(self, total: Tensor, lane: int, last: bool) -> None:
-        """Add the gradient of one part's loss; with the last one, buckets leave as soon as backward has filled them."""
+        """Add the gradient of one micro-batch or lane. During the `last` one, all-reduce filled buckets."""
         if total.requires_grad:
             self._overlapping = last
-            # `inputs` keeps the gradient off everybody else's parameters, such as a critic's in an actor's loss.
+            # `inputs` excludes the parameters of other optimizers, such as those of the critic in an actor loss.
             torch.autograd.backward(total, inputs=self.parameters)
             self._overlapping = False
         if self._by_bucket:
@@ -95,11 +95,11 @@ class GradientBuffer:
             self.flat.zero_()
 
     def wait(self) -> None:
-        """Wait until `flat` holds the sum over the whole run; not a number anywhere if it was not one somewhere."""
+        """Wait until `flat` holds the sum over the whole run. NaN on any process makes the sum NaN on all of them."""
         if self._lanes is not None:
             self._sum_integers(self._lanes)
         else:
-            # What backward did not fill (a head unused here, a loss that touches nothing) is zero, and joins now.
+            # Parameters without a gradient (an unused head, a loss without gradient) contribute zeros.
             self.zero_missing()
             while len(self._in_flight) < len(self._bounds):
                 self._launch_next()
@@ -109,20 +109,20 @@ class GradientBuffer:
                     self.flat[start:stop] = bucket
 
     def reduce(self) -> None:
-        """The same for a gradient of which nothing left during backward, as when a graph filled it."""
+        """All-reduce all buckets and wait. For gradients that were not reduced during backward, as in a CUDA graph."""
         self._in_flight = []
         self.wait()
 
     def zero_missing(self) -> None:
-        """See that every parameter has its gradient in the buffer, zero if it has none."""
-        for parameter, place in self._views.items():
-            if parameter.grad is not place:
+        """Make every parameter's gradient a view of the buffer; zero those without a gradient."""
+        for parameter, view in self._views.items():
+            if parameter.grad is not view:
                 if not self._by_bucket or not self._written[self._bucket_of[parameter]]:
-                    place.zero_()
-                parameter.grad = place
+                    view.zero_()
+                parameter.grad = view
 
     def _gather(self, bucket: int) -> None:
-        """Bring what backward made of a bucket into the buffer, in one launch or two."""
+        """Copy or add the gradients of a bucket into the buffer, in one or two launches."""
         members = self._members[bucket]
         made = [parameter for parameter in members if parameter.grad is not None]
         views, grads = [self._views[p] for p in made], [p.grad for p in made if p.grad is not None]
@@ -140,14 +140,14 @@ class GradientBuffer:
 
     def _grad_hook(self, parameter: Tensor) -> None:
         if not self._by_bucket:
-            place = self._views[parameter]  # type: ignore[index]
-            if parameter.grad is not place:
-                place.copy_(parameter.grad)  # type: ignore[arg-type]
-                parameter.grad = place
+            view = self._views[parameter]  # type: ignore[index]
+            if parameter.grad is not view:
+                view.copy_(parameter.grad)  # type: ignore[arg-type]
+                parameter.grad = view
         if not self._overlapping:
-            return  # an earlier micro-batch: what it brought is not yet all of it
+            return  # later micro-batches will add to this gradient
         self._missing[self._bucket_of[parameter]] -= 1  # type: ignore[index]
-        # In one fixed order on every process: two buckets of equal size would else be summed crosswise without a word.
+        # Launch buckets in a fixed order; otherwise equally sized buckets could be reduced against each other silently.
         while len(self._in_flight) < len(self._bounds) and not self._missing[len(self._in_flight)]:
             self._launch_next()
 
@@ -157,19 +157,21 @@ class GradientBuffer:
         start, stop = self._bounds[len(self._in_flight)]
         bucket = self.flat[start:stop]
         if self.runtime.grad_comm_dtype is not None:
-            bucket = bucket.to(self.runtime.grad_comm_dtype)  # on one process, too: how many there are decides nothing
+            # On one process, too, so that results do not depend on the number of processes.
+            bucket = bucket.to(self.runtime.grad_comm_dtype)
         self._in_flight.append((self.runtime._start_sum("gradient", bucket), bucket))
 
     def _sum_integers(self, lanes: Tensor) -> None:
-        """Sum the lanes as 64-bit integers: no rounding, so no order, so the same bits on any number of processes."""
-        # NaN and infinity both make the largest number bad. A flag beside it, because a MAX reduction may lose a NaN.
-        # All of it stays on a GPU, which need not be waited for. MPS has no float64: there the CPU does it.
+        """Sum the lanes as 64-bit integers. Without rounding, the bits are the same on any number of processes."""
+        # Everything stays on the GPU, so the host does not wait. MPS has no float64: use the CPU there.
         if not has_float64(lanes.device):
             lanes = lanes.cpu()
+        # Largest magnitude over all lanes, and a flag for non-finite values, because a MAX reduction may lose a NaN.
         largest = torch.linalg.vector_norm(lanes, torch.inf)
         finite = largest.isfinite()
         extremes = torch.stack([torch.where(finite, largest, 0.0).double(), (~finite).double()])
         largest_of_all, bad = self.runtime.all_reduce_max(extremes).unbind()
+        # Scale so that the sum of all lanes fits into 62 bits.
         headroom = math.ceil(math.log2(self.runtime.lanes.num_lanes)) + 1
         scale = _power_of_two(62 - headroom - torch.frexp(largest_of_all).exponent.long())
         total = torch.zeros(lanes.shape[1], dtype=torch.int64, device=lanes.device)
@@ -180,9 +182,9 @@ class GradientBuffer:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """2 to some integers, as doubles with exactly that value: made of their bits, because `pow` may round."""
+    """Return 2 ** exponent as float64, built from its bits because `pow` may round."""
     return (exponent + 1023 << 52).view(torch.float64)
 
 
 _CHUNK = 2**15
-"""Columns converted to integers at a time, so that they stay in the cache."""
+"""Columns converted to integers at a time. They fit the cache."""

@@ -1,7 +1,7 @@
-"""Where every process of a run is, as each one last wrote it down, and what that says when somebody is missing.
+"""Heartbeats: files in which every process reports its progress, and hang reports made from them.
 
-Each process keeps one small file in a directory that all of them see. Files, not the store or a collective: they can
-be read when the main process, which holds the store, is the one that is stuck or stopped.
+Each process writes one small file to a shared directory. Files can still be read if the main process is stuck or
+stopped. The store cannot, because the main process hosts it.
 """
 
 import json
@@ -13,33 +13,33 @@ from statistics import median
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One process at one moment."""
+    """State of one process at one time."""
 
     process: int
     host: str
     pid: int
     sequence: int
-    """Grows while the process runs; one that stays the same belongs to a process that is stopped or gone."""
+    """Incremented with every write. If it does not change, the process is stopped or dead."""
     phase: str
     update: int
     collective: int
-    """How many collectives it has begun."""
+    """Number of collectives begun."""
     name: str
-    """The last of them."""
+    """Name of the latest collective."""
     wait_seconds: float | None
-    """Seconds it, or its device, has been waiting in that one; None when it does something else."""
+    """Seconds that the process, or its device, has waited in that collective; None if it does not wait."""
     busy: float
-    """Seconds since it started in which it waited for nobody."""
+    """Seconds since the start in which the process did not wait for other processes."""
     age: float = 0.0
-    """Seconds since it started."""
+    """Seconds since the start."""
     resources: dict[str, float] = field(default_factory=dict)
-    """What it takes of its machine, by name."""
+    """CPU, GPU and memory usage, by metric name."""
     stack: list[str] = field(default_factory=list)
-    """Its main thread, innermost last."""
+    """Stack of the main thread, innermost frame last."""
     launched_at: str = ""
-    """Line that launched the collective, where the device waits in it and the host has moved on."""
+    """Line that launched the collective, if the device waits in it and the host has continued."""
     device_behind: bool = False
-    """Whether the device still computes what comes before the collective, which the host has launched."""
+    """Whether the host has launched the collective, but the device still runs earlier kernels."""
 
     @property
     def line(self) -> str:
@@ -51,18 +51,18 @@ class Heartbeat:
 
 
 def write(directory: Path, presence: Heartbeat) -> None:
-    """Leave word; a disk that cannot take it must not disturb the work."""
+    """Write a heartbeat. Ignore disk errors, which must not stop training."""
     try:
-        beside = directory / f".{presence.process}"
-        beside.write_text(json.dumps(asdict(presence)))
-        beside.replace(directory / f"{presence.process}.json")
+        partial = directory / f".{presence.process}"
+        partial.write_text(json.dumps(asdict(presence)))
+        partial.replace(directory / f"{presence.process}.json")
     except OSError:
         return
 
 
 def read(directory: Path) -> dict[int, Heartbeat]:
-    """Everybody's last word; one that cannot be read is left out."""
-    everybody = {}
+    """Read the latest heartbeat of every process; skip unreadable files."""
+    heartbeats = {}
     try:
         paths = list(directory.glob("*.json"))
     except OSError:
@@ -72,19 +72,19 @@ def read(directory: Path) -> dict[int, Heartbeat]:
             presence = Heartbeat(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue
-        everybody[presence.process] = presence
-    return everybody
+        heartbeats[presence.process] = presence
+    return heartbeats
 
 
 def stale_processes(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat]) -> set[int]:
-    """Who has written nothing since then: stopped, or gone."""
+    """Return the processes that wrote no heartbeat since `before`: they are stopped or dead."""
     return {process for process, p in before.items() if process in now and now[process].sequence == p.sequence}
 
 
 def describe_hang(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat], size: int, me: Heartbeat) -> str:
-    """Who has not arrived at the collective that `me` waits in, where that process is, and who waits for it.
+    """Report which processes have not arrived at the collective that `me` waits in, and where they are.
 
-    `before` is what the same processes wrote some seconds earlier: who has written nothing since is stopped or gone.
+    `before` holds the heartbeats of some seconds earlier. Processes without a newer one are stopped or dead.
     """
     others = [now.get(process) for process in range(size)]
     quiet = stale_processes(before, now) - {me.process}
@@ -98,37 +98,37 @@ def describe_hang(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat],
     ]
     for p in gone:
         lines.append(
-            f"  {p.who}: it has said nothing for some seconds (stopped, or its host is gone);"
+            f"  {p.who}: it has sent no heartbeat for some seconds (stopped, or its host is down);"
             f" last seen in phase {p.phase} at {p.line}"
         )
     for p in missing:
         if p.device_behind:
             lines.append(
                 f"  {p.who}: it launched collective {p.collective} ('{p.name}') at {p.line},"
-                " and its device still computes what comes before it"
+                " and its device still runs earlier kernels"
             )
         else:
             lines.append(
                 f"  {p.who}: it is in phase {p.phase}, after collective {p.collective} ('{p.name}'), at {p.line}"
             )
         lines += [f"      {frame}" for frame in p.stack[-8:]]
-    lines += [f"  process {process}: it has never said where it is" for process in unknown]
+    lines += [f"  process {process}: it has never sent a heartbeat" for process in unknown]
     if not gone and not missing and not unknown:
         lines = describe_mismatch(waiting, me)
     return "\n".join(lines)
 
 
 def describe_mismatch(waiting: Sequence[Heartbeat], me: Heartbeat) -> list[str]:
-    """Everybody waits, but not for the same thing: some process took a branch that others did not."""
+    """Report that all processes wait, but in different collectives, because some took a branch that others did not."""
     places: dict[tuple[str, str], list[Heartbeat]] = {}
     for p in waiting:
         places.setdefault((p.name, p.line), []).append(p)
-    lines = [f"all processes wait at collective {me.collective} (update {me.update}), and not at the same one:"]
+    lines = [f"all processes wait at collective {me.collective} (update {me.update}), but not at the same one:"]
     for (name, line), there in sorted(places.items(), key=lambda item: len(item[1])):
         lines.append(f"  {_names(there)}: '{name}' (phase {there[0].phase}), at {line}")
         lines += [f"      {frame}" for frame in there[0].stack[-8:]]
     if len(places) > 1:
-        lines.append("  A branch around a collective was taken by some of them only: agree on it first.")
+        lines.append("  Only some processes took a branch around a collective. Synchronize the condition first.")
     return lines
 
 
@@ -141,24 +141,24 @@ def _names(there: Sequence[Heartbeat]) -> str:
 
 @dataclass(frozen=True)
 class UtilizationReport:
-    """What the processes did over some time."""
+    """Utilization of the processes since the previous report."""
 
     utilization: dict[int, float] = field(default_factory=dict)
-    """By process, the part of the time in which it waited for nobody; nothing of a process that is alone."""
+    """Fraction of time in which each process did not wait for others; empty for a single process."""
     resources: dict[str, float] = field(default_factory=dict)
-    """What they take of their machines, by name."""
+    """CPU, GPU and memory usage of all processes, by metric name."""
     slow: str = ""
-    """Which process the others wait for, if it is steadily the same."""
+    """Description of the straggler, if two reports in a row have the same one."""
 
 
 def utilization(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat]) -> dict[int, float]:
-    """By process, the part of the time between two words in which it waited for nobody."""
+    """Return the fraction of time between two heartbeats in which each process did not wait for others."""
     both = {p: (now[p].busy - before[p].busy, now[p].age - before[p].age) for p in sorted(now) if p in before}
     return {p: min(1.0, max(0.0, busy / age)) for p, (busy, age) in both.items() if age > 0}
 
 
 def find_straggler(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat]) -> tuple[Heartbeat, float] | None:
-    """The process that the others wait for, and how many times longer its work takes; None when they are even."""
+    """Return the process that works longest and its time relative to the median of the others; None if balanced."""
     worked = {p: now[p].busy - before[p].busy for p in now if p in before}
     if len(worked) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Words between processes that are not collectives: a key-value store, or a dict for a process alone."""
+"""Key-value store for messages between processes that are not collectives. One process alone uses a dict."""
 
 import threading
 import time
@@ -13,17 +13,17 @@ from lockstep.launch.private_store import is_private, wait_for
 
 
 class KeyValueStore(Protocol):
-    """Where background threads leave word for each other. A thread needs a mailbox of its own."""
+    """Key-value store for messages between background threads of different processes. Each thread needs its own."""
 
     def set(self, key: str, text: str) -> None: ...
     def wait(self, key: str, seconds: float) -> str:
-        """The text under a key, once somebody has posted it; TimeoutError when nobody does in time."""
+        """Wait until a process sets a key, and return its text. Raise TimeoutError after `seconds`."""
 
     def delete(self, keys: Iterable[str]) -> None: ...
 
 
 class InMemoryStore:
-    """The mailbox of a process that is alone."""
+    """Key-value store of a run with one process."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -37,7 +37,7 @@ class InMemoryStore:
     def wait(self, key: str, seconds: float) -> str:
         with self._changed:
             if not self._changed.wait_for(lambda: key in self._texts, seconds):
-                raise TimeoutError(f"nobody posted {key} within {seconds:.0f} s")
+                raise TimeoutError(f"no process set {key} within {seconds:.0f} s")
             return self._texts[key]
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -47,7 +47,7 @@ class InMemoryStore:
 
 
 class TorchStore:
-    """A mailbox on torch's store."""
+    """Key-value store on top of a torch.distributed store."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store, self._polls = store, is_private(store)
@@ -62,7 +62,7 @@ class TorchStore:
             elif not wait_for(self._store, key, seconds):
                 raise dist.DistStoreError("Wait timeout")
         except dist.DistStoreError as error:
-            raise TimeoutError(f"nobody posted {key} within {seconds:.0f} s") from error
+            raise TimeoutError(f"no process set {key} within {seconds:.0f} s") from error
         return self._store.get(key).decode()
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -72,7 +72,7 @@ class TorchStore:
 
 @contextmanager
 def heartbeat(mailbox: KeyValueStore, key: str, patience: float) -> Any:
-    """Post a growing number under a key while the block runs, several times within the patience of those who wait."""
+    """Set a key to an increasing number while the block runs, several times within the waiters' timeout `patience`."""
     finished = threading.Event()
 
     def beat() -> None:
@@ -99,7 +99,10 @@ def wait_with_heartbeat(
     silence: str,
     on_beat: Callable[[], None] = lambda: None,
 ) -> str:
-    """Wait for a text however long it takes, as long as the heartbeat goes on; then TimeoutError, with those words."""
+    """Wait for a key without a time limit while its heartbeat changes.
+
+    Raise TimeoutError with the message `silence` once the heartbeat has not changed for `patience` seconds.
+    """
     last, since = "", time.monotonic()
     while True:
         try:

@@ -1,18 +1,19 @@
-"""Numbers that are not finite: what a run does about those that one of its processes met, the same on all of them."""
+"""Policy for non-finite values: if one process finds any, all processes skip the update or stop the run together."""
 
 import torch
+from torch import Tensor
 
 from lockstep.distributed.runtime import Runtime
 from lockstep.protocols import StateDict
 from lockstep.pytree import Tree, named_leaves
 
 MAX_CONSECUTIVE_SKIPS = 100
-"""So many updates or iterations left out one after another end a run: it no longer learns."""
+"""Consecutive skipped updates or iterations after which a run is aborted, because it no longer learns."""
 _SHOWN = 6
 
 
 class NonFiniteError(FloatingPointError):
-    """Where numbers were not finite, in words, and the tensors of this process that they were met in."""
+    """Non-finite values. The message says where; `tensors` are the inputs of this process that produced them."""
 
     def __init__(self, sentence: str, evidence: StateDict) -> None:
         super().__init__(sentence)
@@ -20,40 +21,59 @@ class NonFiniteError(FloatingPointError):
 
 
 class NonFinitePolicy:
-    """What a run bears: `run.on_nonfinite` says whether bad numbers stop it or are left out.
+    """Skip updates with non-finite values or stop the run, as `run.on_nonfinite` says.
 
-    Whoever meets them has agreed with all other processes that somebody did, so they may talk about it here.
+    `handle` uses collectives. Callers must first synchronize that any process found non-finite values.
     """
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.consecutive_skips = torch.zeros((), dtype=torch.int64)
-        """What was left out since the last update that was taken; saved, so that a resumed run bears no more."""
-        self._left_out = 0
+        """Skips since the last applied update. Saved in checkpoints, so that a resume does not reset the count."""
+        self._skipped = 0
 
     def tolerate_overflow(self) -> bool:
-        """Whether half precision may overflow once more, as it will now and then: its loss scale is lower after it."""
-        forgiven = self.consecutive_skips < MAX_CONSECUTIVE_SKIPS - 1
-        self.consecutive_skips += int(forgiven)
-        return bool(forgiven)
+        """Count an fp16 overflow; return whether it is tolerated. Some are normal and lower the loss scale."""
+        tolerated = self.consecutive_skips < MAX_CONSECUTIVE_SKIPS - 1
+        self.consecutive_skips += int(tolerated)
+        return bool(tolerated)
 
     def handle(self, what: str, found: list[str], advice: str, evidence: Tree) -> None:
-        """Leave something out, or stop; `found` says what was met on the lanes here, and `evidence` what it was in."""
-        everybody = enumerate(self.runtime.all_gather_json(found))
-        lines = [f"  process {process}, {words}" for process, theirs in everybody for words in theirs]
+        """Log a skipped update, or raise NonFiniteError.
+
+        `found` describes the non-finite values on local lanes; `evidence` holds the tensors that produced them.
+        """
+        by_process = enumerate(self.runtime.all_gather_json(found))
+        lines = [f"  process {process}, {description}" for process, theirs in by_process for description in theirs]
         more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
         sentence = "\n".join(
-            [what, *(lines or ["  no lane by itself: the numbers are too large to be added up"])[:_SHOWN], *more]
+            [what, *(lines or ["  every lane is finite by itself, but their sum overflows"])[:_SHOWN], *more]
         )
         if self.runtime.nonfinite == "stop":
             raise NonFiniteError(f"{sentence}\n{advice}", named_leaves(evidence))
         self.consecutive_skips += 1
         if self.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
-            so_far = (
-                f"It is number {int(self.consecutive_skips)} in a row that was left out: this run no longer learns."
-            )
+            so_far = f"This is skip number {int(self.consecutive_skips)} in a row: this run no longer learns."
             raise NonFiniteError(f"{sentence}\n{so_far}\n{advice}", named_leaves(evidence))
-        self._left_out += 1
-        if self._left_out.bit_count() == 1:  # the 1st, 2nd, 4th, 8th ... time, so that nobody is drowned in words
-            times = "" if self._left_out == 1 else f" ({self._left_out} times since the start)"
-            self.runtime.pending_messages.append(f"Left out{times}: {sentence}")
+        self._skipped += 1
+        if self._skipped.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th ... skip only, to keep the log short
+            times = "" if self._skipped == 1 else f" ({self._skipped} times since the start)"
+            self.runtime.pending_messages.append(f"Skipped{times}: {sentence}")
+
+
+class LossScale:
+    """Dynamic loss scale against fp16 underflow: halved after an overflow, doubled after 2,000 steps without one."""
+
+    def __init__(self, enabled: bool, device: torch.device) -> None:
+        self.enabled = enabled
+        self.value = torch.full((), 2.0**16, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def factor(self, samples: int) -> Tensor | None:
+        """Return the scale of a loss summed over N samples. Divided by N, because fp16 could not hold the sum."""
+        return self.value / samples if self.enabled else None
+
+    def update(self, found_inf: Tensor) -> None:
+        if self.enabled:
+            torch._amp_update_scale_(self.value, self.good_steps, found_inf, 2.0, 0.5, 2000)
+            self.value.clamp_(min=1.0)

@@ -1,12 +1,11 @@
-"""Optimizer: the only way a parameter changes.
+"""Distributed optimizer: the only code that changes parameters.
 
-A loss comes in as a sum and a count; out of `step` comes an update made from the gradient of the whole run: backward on
-the local lanes, one reduction, division by the global count, clipping, the torch optimizer's step.
+Losses are sums with a sample count. `step` runs backward on the local lanes, all-reduces the gradient, divides it by
+the global count, clips it and calls the torch optimizer.
 
-Shapes: L local lanes, N samples a lane, K sums. A batch is [L x N, ...], lane after lane.
+Shapes: L local lanes, N samples per lane, K sums. A batch is [L x N, ...], lane after lane.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
 
 from lockstep.distributed.collectives import CompletedHandle, Handle
 from lockstep.distributed.device_steps import MAX_UNCONFIRMED, DeviceSteps, RecordedStep
 from lockstep.distributed.gradient_buffer import GradientBuffer
-from lockstep.distributed.nonfinite import NonFinitePolicy
+from lockstep.distributed.nonfinite import LossScale, NonFinitePolicy
 from lockstep.distributed.runtime import Runtime
 from lockstep.metrics import Metrics, widen
 from lockstep.protocols import LossFunction, StateDict
@@ -28,7 +26,7 @@ from lockstep.transfer import upload
 
 
 class DistributedOptimizer:
-    """A torch optimizer whose every step is taken by all processes together."""
+    """A torch optimizer that steps on the gradient of all processes."""
 
     def __init__(
         self,
@@ -39,16 +37,16 @@ class DistributedOptimizer:
         accumulate: int = 1,
         not_compiled: str = "",
     ) -> None:
-        """`torch_optimizer` must be fused, as `lockstep.distributed.FusedAdam` is, and made of named parameters.
+        """Wrap a torch optimizer that is fused, such as `lockstep.distributed.FusedAdam`, and has named parameters.
 
-        `not_compiled` is why `run.compile` does not apply to its losses, if it does not.
+        `not_compiled`: the reason why `run.compile` does not apply to the losses; empty if it applies.
         """
         if not getattr(torch_optimizer, "_step_supports_amp_scaling", False):
-            # A fused step divides, checks and skips on the device: no pass over the gradient more, and nobody waits.
+            # A fused step divides, checks and skips on the device, without another pass over the gradient or a sync.
             raise ValueError(
-                f"{type(torch_optimizer).__name__} was not made with fused=True.\n"
-                "Use lockstep.distributed.FusedAdam, or one of torch's optimizers that has it: Adam, AdamW, SGD or "
-                "Adagrad."
+                f"{type(torch_optimizer).__name__} was not created with fused=True.\n"
+                "Use lockstep.distributed.FusedAdam, or one of torch's optimizers that supports it: Adam, AdamW, SGD "
+                "or Adagrad."
             )
         self.runtime = runtime
         self.max_grad_norm = max_grad_norm
@@ -63,23 +61,23 @@ class DistributedOptimizer:
         device = self.gradient.flat.device
         self._loss_scale = LossScale(runtime.autocast_dtype == torch.float16, device)
         self._scale: Tensor | None = None
-        """What the losses of the step under way are multiplied by."""
+        """Loss scale of the current step."""
         self._on_cpu = device.type == "cpu"
         self.nonfinite_policy = NonFinitePolicy(runtime)
         self._unconfirmed: list[_Unconfirmed] = []
-        # Once a step that stops the run was skipped, the device skips all that follow: what led to it can be computed
-        # again when the host finds out. fp16 overflows now and then, and skips such steps alone.
+        # With on_nonfinite "stop", the device skips all steps after a skipped one, so that the host can recompute the
+        # failing step with the same parameters. fp16 overflows are normal: only the overflowing step is skipped.
         halts = runtime.nonfinite == "stop" and not self._loss_scale.enabled
         if runtime.halted is None and not self._on_cpu:
             runtime.halted = torch.zeros((), device=device)
         mode = runtime.compilation.mode
         self._compiles, self._records = mode == "on" and not not_compiled, mode == "graphs" and not not_compiled
         if not_compiled and mode != "off":
-            runtime.compilation.note(f"run.compile does not apply to updates here: {not_compiled}.")
+            runtime.compilation.note(f"run.compile does not apply to these updates: {not_compiled}.")
         self._losses: dict[LossFunction, LossFunction] = {}
         self._recorded: dict[LossFunction, RecordedStep] = {}
         self._steps = None if self._on_cpu else DeviceSteps(device, runtime.halted if halts else None, self._records)
-        if self._records:  # a graph reads the rate from the same address every time
+        if self._records:  # a CUDA graph reads the learning rate from a fixed address
             for group in groups:
                 group["lr"] = torch.full((), float(group["lr"]), device=device)
         self._counts: dict[int, Tensor] = {}
@@ -93,11 +91,17 @@ class DistributedOptimizer:
         where: str = "",
         rebuild: Callable[[], Tree] | None = None,
     ) -> Metrics:
-        """Take one step on a batch [L x N, ...] of the local lanes; the metrics returned are those of the whole run.
+        """Take one step on the batches [L x N, ...] of all processes.
 
-        `loss` gets the batch, or in exact mode one lane of it after another, and returns sums over samples. The batches
-        of all processes together are the batch of the step. `where` in the run this is, for a report of non-finite
-        values. `rebuild` makes the same batch again: with it, batches need not be kept until steps are confirmed.
+        Args:
+            loss: Returns sums over samples. Called with the whole batch, or in exact mode with one lane at a time.
+            batch: Batch of the local lanes.
+            learning_rate: Rate of the first parameter group; other groups keep their ratio to it.
+            where: Position in the run, for reports of non-finite values.
+            rebuild: Creates the same batch again, so that batches are not kept until steps are confirmed.
+
+        Returns:
+            Metrics of the whole run.
         """
         if self._steps is not None and len(self._unconfirmed) == MAX_UNCONFIRMED:
             self.check_last_step()
@@ -108,7 +112,7 @@ class DistributedOptimizer:
             names, row = self._recorded[loss](batch)
             skip = None
         else:
-            names, totals = self._backward(self._compiled(loss), batch)  # [K] of the whole run: the count, sums
+            names, totals = self._backward(self._compiled(loss), batch)  # [K] of the whole run: count, sums
             with self.runtime.phase("reduce"):
                 self.gradient.wait()
             skip, row = self._apply(totals)
@@ -122,7 +126,7 @@ class DistributedOptimizer:
         return metrics
 
     def _record(self, loss: LossFunction) -> RecordedStep:
-        """The step on this loss as CUDA graphs."""
+        """Create the step on this loss as CUDA graphs."""
 
         def backward(batch: Tree) -> tuple[tuple[str, ...], Tensor]:
             return self._backward(loss, batch, overlap=False)
@@ -141,8 +145,8 @@ class DistributedOptimizer:
         return self._losses[loss]
 
     def _apply(self, totals: Tensor) -> tuple[Tensor, Any]:
-        """Take the step by the gradient of the whole run; whether it was skipped, and a row for the log."""
-        # The one place where a gradient is divided: by the global count, and by what clipping asks for.
+        """Step on the reduced gradient. Return whether the step was skipped, and a row for the log."""
+        # The only place where a gradient is divided, by the global count and the clipping factor.
         if self._steps is None:
             settled: tuple[Tensor, Tensor, Any] = self._settle(totals, self._scale)
         else:
@@ -154,7 +158,7 @@ class DistributedOptimizer:
         return skip, row
 
     def _settle(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
-        """What `DeviceSteps.settle` does, with plain numbers: on a CPU they are much cheaper than tensors of one."""
+        """Compute `DeviceSteps.settle` with Python numbers, which are much cheaper on a CPU than scalar tensors."""
         row = totals.tolist()
         divisor = max(row[0], 1.0) * (1.0 if scale is None else scale.item())
         norm = torch.linalg.vector_norm(self.gradient.flat).item() / divisor
@@ -164,10 +168,10 @@ class DistributedOptimizer:
         return torch.tensor(divisor), torch.tensor(float(not finite)), np.array([*row, norm])
 
     def check_last_step(self) -> None:
-        """Check which steps were applied. Those with non-finite gradients are skipped, or abort the run.
+        """Check which steps were applied. Steps with non-finite gradients are skipped or abort the run.
 
-        On a device this waits for it, so algorithms call it once, after the steps of an iteration. All processes call
-        it at the same step, because they exchange what they found.
+        This synchronizes with the device, so algorithms call it once, after the steps of an iteration. It may use
+        collectives, so all processes must call it after the same step.
         """
         if self._steps is not None and self._unconfirmed:
             self._confirm(self._steps.applied(len(self._unconfirmed)))
@@ -179,35 +183,29 @@ class DistributedOptimizer:
                 self.nonfinite_policy.consecutive_skips.zero_()
             elif not (self._loss_scale.enabled and self.nonfinite_policy.tolerate_overflow()):
                 batch = step.rebuild()
-                place = f"update {step.number} ({step.where})" if step.where else f"update {step.number}"
-                what = f"the gradient of {place} is not finite:"
+                update = f"update {step.number} ({step.where})" if step.where else f"update {step.number}"
+                what = f"the gradient of {update} is not finite:"
                 self.nonfinite_policy.handle(what, self._find_bad(step.loss, batch), _ADVICE, {"batch": batch})
 
-    def state(self, prefix: str = "optimizer") -> StateDict:
-        """The live tensors of the optimizer by name."""
+    def shared_state(self) -> StateDict:
+        """Return the live tensors of the optimizer by name."""
         self.check_last_step()
-        state = {
-            f"{prefix}.updates": self.updates,
-            f"{prefix}.skipped_in_a_row": self.nonfinite_policy.consecutive_skips,
-        }
+        state = {"updates": self.updates, "skipped_in_a_row": self.nonfinite_policy.consecutive_skips}
         if self._loss_scale.enabled:
-            state |= {
-                f"{prefix}.loss_scale": self._loss_scale.value,
-                f"{prefix}.good_steps": self._loss_scale.good_steps,
-            }
+            state |= {"loss_scale": self._loss_scale.value, "good_steps": self._loss_scale.good_steps}
         for parameter, slots in self._inner.state.items():
             for slot, value in slots.items():
                 if isinstance(value, Tensor):
-                    state[f"{prefix}.{self._names[parameter]}.{slot}"] = value
+                    state[f"{self._names[parameter]}.{slot}"] = value
         return state
 
-    def load_state(self, state: StateDict, prefix: str = "optimizer") -> None:
-        load_into(self.state(prefix), state, prefix)
+    def load_shared_state(self, state: StateDict) -> None:
+        load_into(self.shared_state(), state, "the optimizer")
 
     def _backward(self, loss: LossFunction, batch: Tree, overlap: bool = True) -> tuple[tuple[str, ...], Tensor]:
-        """Fill the gradient from all micro-batches; the names of the sums, and the sums of the whole run, [K].
+        """Accumulate the gradient of all micro-batches. Return the names of the sums, and the global sums, [K].
 
-        Without `overlap` nothing is sent: the sums are those of this process.
+        Without `overlap` nothing is reduced: the sums are those of this process.
         """
         runtime, gradient = self.runtime, self.gradient
         samples = len(first_leaf(batch)) // len(runtime.lanes) * runtime.lanes.num_lanes
@@ -230,7 +228,7 @@ class DistributedOptimizer:
                 else:
                     rows[lane] = rows[lane] + row
                 if last and not runtime.exact:
-                    # Launched before backward, so that it travels while backward runs, and first on every process.
+                    # Launched before backward, to overlap with it and to be the first collective on every process.
                     totals = rows[0].clone() if runtime.size > 1 else rows[0]
                     if overlap:
                         handle = runtime._start_sum("totals", totals)
@@ -241,26 +239,26 @@ class DistributedOptimizer:
         return names, totals
 
     def _row(self, samples: Tensor | int, *sums: Tensor) -> Tensor:
-        """A count and sums next to each other, [K], wide enough to be summed over processes."""
+        """Concatenate a count and sums, [K], in a dtype wide enough to be summed over processes."""
         if self._on_cpu:
             numbers = [x.item() if isinstance(x, Tensor) else x for x in (samples, *sums)]
-            return torch.tensor(numbers, dtype=torch.float64)  # cheaper than stacking them
+            return torch.tensor(numbers, dtype=torch.float64)  # cheaper than torch.stack
         if isinstance(samples, int):
-            if samples not in self._counts:  # kept, because bringing a number to the device makes the host wait
+            if samples not in self._counts:  # cached, because copying a number to the device makes the host wait
                 self._counts[samples] = widen(torch.full((), float(samples), device=sums[0].device))
             samples = self._counts[samples]
         return torch.stack([widen(samples), *sums]).detach()
 
     def _set_rates(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            # Groups keep their proportions: the first group's rate is the one the caller names, and may be zero.
+            # Groups keep their ratio to the first group, whose rate the caller sets. It may be zero.
             first = self._base_rates[0]
             for number, base in enumerate(self._base_rates):
                 self._set_rate(number, learning_rate * base / first if first else learning_rate)
 
     def _set_rate(self, group: int, rate: float) -> None:
         if not self._on_cpu:
-            rate = float(np.float32(rate))  # as a graph reads it, so that recorded steps are those as written
+            rate = float(np.float32(rate))  # as in a CUDA graph, so that steps are equal with and without graphs
         groups = self._inner.param_groups
         if not self._records:
             groups[group]["lr"] = rate
@@ -282,7 +280,7 @@ class DistributedOptimizer:
             self._set_rate(number, base)
 
     def _find_bad(self, loss: LossFunction, batch: Tree) -> list[str]:
-        """What is not finite on each lane here, in words: computed anew, because reducing has mixed the gradients."""
+        """Describe non-finite values per local lane. Recomputes the gradients, because the reduced one is a sum."""
         found = []
         for lane, part in zip(self.runtime.lanes.local, self.runtime._lane_parts(batch), strict=True):
             with self.runtime.autocast():
@@ -302,11 +300,11 @@ class DistributedOptimizer:
         return found
 
 
-_ADVICE = "Lower the learning rate or the clipping norm, or use --run.on-nonfinite skip to leave such updates out."
+_ADVICE = "Lower the learning rate or the clipping norm, or use --run.on-nonfinite skip to skip such updates."
 
 
 class _Unconfirmed(NamedTuple):
-    """A step of which the host does not know yet whether it was applied."""
+    """A step that the host has not confirmed as applied yet."""
 
     number: int
     loss: LossFunction
@@ -314,26 +312,8 @@ class _Unconfirmed(NamedTuple):
     where: str
 
 
-class LossScale:
-    """The factor that keeps fp16 gradients above underflow: halved when one overflows, doubled after a long calm."""
-
-    def __init__(self, enabled: bool, device: torch.device) -> None:
-        self.enabled = enabled
-        self.value = torch.full((), 2.0**16, device=device)
-        self.good_steps = torch.zeros((), dtype=torch.int32, device=device)
-
-    def factor(self, samples: int) -> Tensor | None:
-        """What a loss over so many samples is multiplied by; fp16 has room for a mean, not for a sum."""
-        return self.value / samples if self.enabled else None
-
-    def update(self, found_inf: Tensor) -> None:
-        if self.enabled:
-            torch._amp_update_scale_(self.value, self.good_steps, found_inf, 2.0, 0.5, 2000)
-            self.value.clamp_(min=1.0)
-
-
 def _split(batch: Tree, pieces: int, lanes: int) -> list[Tree]:
-    """A batch cut into micro-batches, each with its part of every lane."""
+    """Split a batch into micro-batches, each with a part of every lane."""
     if pieces == 1:
         return [batch]
     samples = len(first_leaf(batch)) // lanes
@@ -344,22 +324,3 @@ def _split(batch: Tree, pieces: int, lanes: int) -> list[Tree]:
         return piece
 
     return [tree_map(lambda x, s=start: cut(x, s), batch) for start in range(0, samples, step)]
-
-
-class FusedAdam(torch.optim.Adam):
-    """torch's fused Adam without torch's compiler; AdamW with `decoupled_weight_decay=True`.
-
-    torch imports its compiler when an optimizer is built and when it steps, only to exclude both from compilation. The
-    import takes as long as importing torch itself, in every process of a run, which compiles nothing.
-    """
-
-    def __init__(self, parameters: ParamsT, **options: Any) -> None:
-        super().__init__(parameters, fused=True, **options)
-
-    # What torch wraps to ward off its compiler, unwrapped.
-    add_param_group = inspect.unwrap(torch.optim.Adam.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Adam.zero_grad)
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
-
-    def _accelerator_graph_capture_health_check(self) -> None:
-        """Skip a check that asks the GPU: it would take one into use even where parameters are on the CPU."""

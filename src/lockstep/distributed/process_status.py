@@ -24,7 +24,7 @@ class ProcessStatus:
     phase_counts: dict[str, int] = field(default_factory=dict)
     """How often each phase was entered."""
     progress: int = 0
-    """Grows with every phase entered or left. The watchdog ends a process in which it stays the same for too long."""
+    """Incremented with every phase entered or left. The watchdog ends a process if it does not change for too long."""
     update: int = 0
     """Number of the current optimizer update."""
     stop_requested: bool = False
@@ -39,5 +39,5 @@ class ProcessStatus:
         """The innermost phase; the compile phase while a numba kernel is compiled."""
         if is_compiling_kernel():
             return COMPILE
-        phases = self.phases[:]  # copied, because the main thread continues
+        phases = self.phases[:]  # copied, because the main thread may change the list
         return phases[-1] if phases else "between phases"

@@ -1,4 +1,4 @@
-"""How hard this process and its GPU work, as the system tells; under the names by which a log keeps it."""
+"""CPU, GPU and memory usage of this process, by metric name."""
 
 from contextlib import suppress
 
@@ -6,11 +6,11 @@ import psutil
 import torch
 
 MAX_REPORTED_PROCESSES = 64
-"""Processes beyond so many are not told of one by one: a log of thousands of curves is read by nobody."""
+"""Only ranks below this number report resource usage, so that logs do not get thousands of curves."""
 
 
 class ResourceMonitor:
-    """Reads one process, over the time since it was last read."""
+    """Reads the resource usage of one process. CPU usage covers the time since the last reading."""
 
     def __init__(self, process: int, device: torch.device) -> None:
         self._process, self._device = process, device
@@ -18,7 +18,7 @@ class ResourceMonitor:
         self._system.cpu_percent()  # the first reading has nothing to compare with
 
     def read(self) -> dict[str, float]:
-        """Shares of one core in percent, and gigabytes; nothing of what the system does not tell."""
+        """Return percentages (of one core, of the GPU) and gigabytes. Skip values that the system does not provide."""
         if self._process >= MAX_REPORTED_PROCESSES:
             return {}
         found: dict[str, float] = {}
@@ -27,6 +27,6 @@ class ResourceMonitor:
             found[f"process{self._process}_memory_gb"] = self._system.memory_info().rss / 1e9
         if self._device.type == "cuda":
             found[f"gpu{self._process}_memory_allocated_gb"] = torch.cuda.memory_allocated(self._device) / 1e9
-            with suppress(Exception):  # the extra `gpu` is missing, or its driver does not answer: no reason to stop
+            with suppress(Exception):  # the extra `gpu` is not installed, or the driver fails; this metric is optional
                 found[f"gpu{self._process}_util_percent"] = float(torch.cuda.utilization(self._device))
         return found

@@ -1,9 +1,9 @@
-"""Runtime: the one object through which a process knows of the others.
+"""Process-group interface: collectives, lane iteration, phase timers.
 
-Everything here is the identity when there is one process. Algorithms get it injected: they sum, agree and go lane by
-lane, and have no reason to know which process they are on.
+With one process every collective is the identity. Algorithms receive a Runtime, reduce through it and iterate over
+lanes. They do not need to know their rank.
 
-Shapes: L local lanes, N samples a lane, K columns of a table. A batch is [L x N, ...], lane after lane.
+Shapes: L local lanes, N samples per lane, K columns of a table. A batch is [L x N, ...], lane after lane.
 """
 
 import json
@@ -44,7 +44,7 @@ from lockstep.transfer import download
 
 
 class Runtime:
-    """The processes of a run, seen from one of them."""
+    """Process group, device, lanes and phase timers of one process of a run."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Runtime:
         store: dist.Store | None = None,
         hosting: range | None = None,
     ) -> None:
-        """`run.lanes` must be settled; `hosting` are the lanes that live here, by default this process's share."""
+        """`run.lanes` must be resolved. `hosting` are the local lanes; default: this rank's partition."""
         self.rank, self.size, self.job_id = place.rank, place.size, place.job_id
         self.device = device
         self.exact = run.reduction == "exact"
@@ -67,22 +67,22 @@ class Runtime:
         self.status = ProcessStatus(place.rank, place.size, device)
         self.collective_log = self.status.collective_log
         self.timer: PhaseTimer = DeviceTimer() if device.type == "cuda" else HostTimer()
-        """Seconds by phase; a phase inside another counts for itself alone."""
+        """Seconds by phase. The time of a nested phase does not count for the outer phase."""
         self.bytes_reduced: Counter[tuple[str, int]] = Counter()
-        """Reductions by name and bytes since somebody last emptied it; also on one process, where nothing is sent."""
+        """Reductions by name and bytes since the caller last cleared it. Also counted on one process."""
         self.pending_messages: list[str] = []
-        """Sentences for the log, until it has taken them."""
+        """Messages that the logger has not written yet."""
         self.compilation = Compilation(run.compile, device, self.phase, self.pending_messages)
         self.halted: Tensor | None = None
-        """On a device, 1.0 once a step that stops the run was skipped there: all steps that follow are skipped, too."""
+        """Device flag: 1.0 once a step was skipped and the run must stop. All later steps are skipped, too."""
         self._timeout = run.collective_timeout
         self._store = store
         self._local_mailbox = InMemoryStore()
         self._phase_note: mmap.mmap | None = None
-        """Where the outermost of them is written, for the launcher to read after a crash."""
+        """Memory map in which the outermost phase is stored. The launcher reads it after a crash."""
         self._fault_injector = fault_injection.read(place)
         self._over_host = False
-        """Whether CUDA tensors are reduced by way of the host, because processes share a GPU."""
+        """Whether CUDA tensors are reduced through host memory, because processes share a GPU."""
         self._inside_lane = False
         self._main_calls = 0
         self.watchdog = Watchdog(self.status, run.collective_timeout, run.max_hours)
@@ -90,7 +90,7 @@ class Runtime:
     @classmethod
     @contextmanager
     def start(cls, run: RunConfig) -> Iterator["Runtime"]:
-        """Join the other processes of this run; leave them when the block ends."""
+        """Join the process group of this run; leave it when the block ends."""
         place = WorldInfo.from_environment()
         if place.launched:
             die_with_launcher()
@@ -103,7 +103,7 @@ class Runtime:
         if place.size > 1:
             if place.local_size == place.size:
                 os.environ.update(loopback())
-            # The watchdog ends a run at the timeout, with a report; the backend's own comes only if that fails.
+            # The watchdog aborts a run at the timeout, with a report. The backend's timeout is a later fallback.
             timeout = timedelta(
                 seconds=15.0 + max(run.collective_timeout, 0.0 if run.compile == "off" else COMPILE_TIMEOUT)
             )
@@ -125,7 +125,7 @@ class Runtime:
             with runtime.watchdog.watching():
                 yield runtime
         except BaseException as error:
-            # Before the group is left, which may take forever: the launcher must learn of the first cause.
+            # Record the failure first: leaving the group may block, and the launcher must learn the first cause.
             record_failure(to_user_error(error, place) if isinstance(error, Exception) else error)
             if backend:
                 _abandon_group()
@@ -135,7 +135,7 @@ class Runtime:
 
     @classmethod
     def single_process(cls, run: RunConfig, device: str = "cpu", hosting: range | None = None) -> "Runtime":
-        """A runtime for plain Python: one process, no process group, whatever the environment says."""
+        """Create a runtime with one process and no process group, ignoring the environment variables of launchers."""
         return cls(resolve_lanes(run, 1), WorldInfo(), torch.device(device), hosting=hosting)
 
     @property
@@ -143,22 +143,22 @@ class Runtime:
         """Whether this process is the one that logs, prints and saves."""
         return self.rank == 0
 
-    # -- numbers that become the same everywhere ---------------------------------------------------------------------
+    # -- collectives ---------------------------------------------------------------------------------------------------
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The sum over processes, in place."""
+        """Sum a tensor over processes, in place."""
         self._all_reduce("sum", tensor, dist.ReduceOp.SUM)
         return tensor
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
-        """The elementwise maximum over processes, in place."""
+        """Take the elementwise maximum over processes, in place."""
         self._all_reduce("max", tensor, dist.ReduceOp.MAX)
         return tensor
 
     def exact_sum(self, table: Tensor) -> Tensor:
-        """The sum over all lanes of the run of a table [L, K], [K] float64 on the host.
+        """Sum a table [L, K] over all lanes of the run; return [K] float64 on the host.
 
-        Rounded once, so the same bits however many processes. Waits for the device that the table is on.
+        Each sum is rounded once, so its bits do not depend on the number of processes. Waits for the table's device.
         """
         self._forbid_inside_lane()
         with self.phase("reduce"):
@@ -173,13 +173,13 @@ class Runtime:
             return torch.tensor(sums, dtype=torch.float64)
 
     def all_reduce_any(self, **flags: bool) -> dict[str, bool]:
-        """Each flag, true if it is true on any process."""
+        """Return each flag, true if it is true on any process. The watchdog counts this as the end of an iteration."""
         self.watchdog.mark_iteration_end()
         votes = torch.tensor([int(flag) for flag in flags.values()])
         return dict(zip(flags, self.all_reduce_max(votes).bool().tolist(), strict=True))
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """One plain (JSON) value from every process, in order."""
+        """Gather one JSON value from every process, ordered by rank."""
         self._forbid_inside_lane()
         if self.size == 1:
             return [json.loads(json.dumps(value))]
@@ -189,17 +189,15 @@ class Runtime:
         width = int(self.all_reduce_sum(lengths).max())
         mine = torch.zeros(width, dtype=torch.uint8)
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        everybody = [torch.empty_like(mine) for _ in range(self.size)]
-        self.collective_log.wait(
-            self.collective_log.begin("gather"), "gather", lambda: dist.all_gather(everybody, mine)
-        )
-        pairs = zip(everybody, lengths.tolist(), strict=True)
+        gathered = [torch.empty_like(mine) for _ in range(self.size)]
+        self.collective_log.wait(self.collective_log.begin("gather"), "gather", lambda: dist.all_gather(gathered, mine))
+        pairs = zip(gathered, lengths.tolist(), strict=True)
         return [json.loads(bytes(text[:length].tolist())) for text, length in pairs]
 
     def run_on_main(self, work: Callable[[], Any]) -> Any:
-        """Let the main process do something alone; everybody gets its plain (JSON) result, or its error.
+        """Call a function on the main process only; every process returns its JSON result or raises its error.
 
-        It may take as long as it likes: the others wait at the store, not in a collective that would time out.
+        There is no time limit: the other processes wait at the store, not in a collective that would time out.
         """
         self._forbid_inside_lane()
         if self.size == 1:
@@ -215,8 +213,8 @@ class Runtime:
                     self.kv_store().set(key, json.dumps({"error": str(error), "kind": type(error).__name__}))
                     raise
             self.kv_store().set(key, text)
-            return json.loads(text)["result"]  # as the others read it: tuples are lists now, and keys are words
-        silence = f"the main process has said nothing for {self._timeout:.0f} s while it worked alone"
+            return json.loads(text)["result"]  # same types as on the other ranks: lists for tuples, string keys
+        silence = f"the main process sent no heartbeat for {self._timeout:.0f} s during run_on_main"
         text = self.collective_log.wait(
             number,
             "from_main",
@@ -231,7 +229,7 @@ class Runtime:
         return answer["result"]
 
     def reduce_metrics(self, metrics: Metrics) -> dict[str, tuple[float, float]]:
-        """Sums and counts over the whole run, by name."""
+        """Return sums and counts over the whole run, by name."""
         pairs = metrics.global_sums
         tables = download([*pairs.values(), *metrics.per_lane.values()])  # one transfer for all of them
         pairs = dict(zip(pairs, tables, strict=False))
@@ -244,7 +242,7 @@ class Runtime:
         return {name: (total, count) for name, (total, count) in zip(pairs, rows, strict=True)}
 
     def check_replicas(self, state: StateDict, where: str) -> None:
-        """Compare fingerprints of shared tensors over all processes; stop, naming tensor and process, if any differ."""
+        """Compare fingerprints of replicated tensors over all processes. Raise ReplicaMismatchError if any differ."""
         self._forbid_inside_lane()
         if self.size == 1:
             self.bytes_reduced["max", consistency.payload_bytes(state)] += 1
@@ -256,12 +254,12 @@ class Runtime:
                     consistency.format_mismatch(self.all_gather_json(mine.tolist()), list(state), where)
                 )
 
-    # -- lane by lane --------------------------------------------------------------------------------------------------
+    # -- lanes ---------------------------------------------------------------------------------------------------------
 
     def iter_lanes(self, batch: Tree) -> Iterator[Tree]:
-        """Parts of a batch for a network: the whole of it, [L x N, ...], or in exact mode one lane after another.
+        """Yield the parts of a batch for a network: the whole [L x N, ...], or in exact mode one lane at a time.
 
-        Processes may host different numbers of lanes: a collective inside the loop might be met by nobody; it raises.
+        A collective inside the loop raises an error, because processes may have different numbers of lanes.
         """
         for part in self._lane_parts(batch) if self.exact else (batch,):
             outer, self._inside_lane = self._inside_lane, True
@@ -271,7 +269,7 @@ class Runtime:
                 self._inside_lane = outer
 
     def map_lanes(self, function: Callable[[Any], Tree], batch: Tree) -> Any:
-        """Apply a function to the parts `iter_lanes` yields and put the results together again, [L x N, ...]."""
+        """Apply a function to the parts that `iter_lanes` yields and concatenate the results, [L x N, ...]."""
         outputs = [function(part) for part in self.iter_lanes(batch)]
         return tree_map(lambda *lanes: torch.cat(lanes), *outputs) if self.exact else outputs[0]
 
@@ -279,39 +277,39 @@ class Runtime:
         samples, rest = divmod(len(first_leaf(batch)), len(self.lanes))
         if rest:
             raise ValueError(
-                f"a batch of {len(first_leaf(batch))} samples cannot be {len(self.lanes)} lanes, one after another.\n"
-                "Give every lane as many samples as the others."
+                f"a batch of {len(first_leaf(batch))} samples cannot be split into {len(self.lanes)} equal lanes.\n"
+                "Give every lane the same number of samples."
             )
         for start in range(0, samples * len(self.lanes), samples):
-            # Contiguous, because a strided lane is summed in another order than a contiguous one.
+            # Contiguous, because torch sums strided tensors in a different order.
             yield tree_map(lambda x, s=start: x[s : s + samples].contiguous(), batch)
 
-    # -- around the work -----------------------------------------------------------------------------------------------
+    # -- phases, precision, store --------------------------------------------------------------------------------------
 
     def phase(self, name: str) -> "Phase":
-        """Say what this process is doing: for the time split, and for scripted kills."""
+        """Return a context manager that names a phase, for phase timers, hang reports and fault injection."""
         return Phase(self, name)
 
     def fault_point(self, name: str) -> None:
-        """Note that this process came by here; a scripted kill may strike."""
+        """Count a passage of this point; inject a fault if one is configured here."""
         self.status.phase_counts[name] = self.status.phase_counts.get(name, 0) + 1
-        if self.status.phase_counts[name] == 1:  # the launcher must know its deadline before anything can block
+        if self.status.phase_counts[name] == 1:  # the launcher must know the deadline before anything can block
             self.watchdog.send_progress()
         if self._fault_injector is not None:
             self._fault_injector.at(name, self.status.phase_counts[name])
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of the run's networks."""
+        """Return the autocast context of `run.precision`."""
         if self.autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast_dtype)
 
     def kv_store(self) -> KeyValueStore:
-        """A mailbox for the calling thread."""
+        """Return a key-value store for the calling thread."""
         return self._local_mailbox if self._store is None else TorchStore(self._store.clone())  # type: ignore[attr-defined]
 
     def _start_sum(self, name: str, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Handle:
-        """Begin to sum a tensor over processes, in place; the optimizer's way to do so while backward runs."""
+        """Start an asynchronous all-reduce of a tensor, in place. The optimizer overlaps it with backward."""
         self.bytes_reduced[name, tensor.nbytes] += 1
         if self.size == 1:
             return CompletedHandle()
@@ -329,13 +327,13 @@ class Runtime:
     def _forbid_inside_lane(self) -> None:
         if self._inside_lane:
             raise RuntimeError(
-                "a collective was called inside iter_lanes or a loss, where processes may stand at different lanes.\n"
-                "Collect what is to be shared, and share it after the loop."
+                "a collective was called inside iter_lanes or a loss, where processes may be at different lanes.\n"
+                "Accumulate the values in the loop, and reduce them after it."
             )
 
 
 class Phase:
-    """A stretch of work under a name. A class, because a rollout enters hundreds: generators cost twice as much."""
+    """Context manager of a named phase. A class, because rollouts enter hundreds and generators cost twice as much."""
 
     __slots__ = ("_name", "_runtime")
 
@@ -357,13 +355,13 @@ class Phase:
         self._runtime.status.phases.pop()
 
     def _turn(self) -> None:
-        """Give the time since the last turn to the innermost phase."""
+        """Add the time since the last phase change to the innermost phase."""
         phases = self._runtime.status.phases
         self._runtime.timer.switch(phases[-1] if phases else None)
 
 
 class _OverHost:
-    """A reduction of a CUDA tensor by way of a copy on the host."""
+    """Reduction of a CUDA tensor through a copy in host memory."""
 
     def __init__(self, tensor: Tensor, operation: Any) -> None:
         self._tensor, self._copy = tensor, tensor.to("cpu")
@@ -375,9 +373,9 @@ class _OverHost:
 
 
 def _abandon_group() -> None:
-    """Leave the other processes after a failure, within a few seconds.
+    """Leave the process group after a failure, within a few seconds.
 
-    Destroying the group waits for collectives that were launched, which may wait for a process that is gone.
+    Destroying the group would wait for launched collectives, which may wait for a dead process.
     """
     thread = threading.Thread(target=_abort_group, name="abort process group", daemon=True)
     thread.start()
@@ -390,9 +388,9 @@ def _abort_group() -> None:
 
 
 def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype networks are autocast to; None for plain fp32."""
+    """Return the autocast dtype of networks; None for fp32."""
     if precision == "amp":
-        # GPUs before Ampere emulate bf16, slower than fp32.
+        # GPUs before Ampere emulate bf16, which is slower than fp32.
         native = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if native or device.type == "cpu" else "fp16"
     return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

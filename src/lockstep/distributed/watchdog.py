@@ -1,8 +1,8 @@
-"""Background threads: handle signals, hold progress deadlines, write heartbeats and detect missing processes.
+"""Background threads: handle signals, enforce progress deadlines, write heartbeats and detect hangs.
 
-They run while the main thread is deep in a kernel or waits in a collective that never ends, when no Python handler of
-the main thread would. One thread handles signals and deadlines and never touches the run's disk; the other one writes
-and reads heartbeats there, and may be stuck with the disk.
+They run while the main thread is blocked in a kernel or in a collective, where Python signal handlers cannot run. One
+thread handles signals and deadlines and never accesses the run's disk. The other thread writes and reads heartbeats on
+that disk, and may block if the disk does.
 """
 
 import os
@@ -29,30 +29,30 @@ from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_
 from lockstep.ops.compilation import COMPILE
 
 PATIENCE = 5.0
-"""Seconds after which somebody who has not arrived is named."""
+"""Seconds of waiting in a collective after which missing processes are reported."""
 COMPILE_TIMEOUT = 1800.0
-"""Seconds that a process may take to compile, to record, or to get from its start to its first phase."""
+"""Seconds that a process may take to compile, to capture CUDA graphs, or from its start to its first phase."""
 SAVE_FACTOR = 3.0
-"""Timeouts that a save may take without writing anything: the disk may be busy with what was written before."""
+"""Multiple of the timeout that a save may take without writing. The disk may still flush earlier writes."""
 LATER = 5.0
-"""Seconds after its deadline that a process of several reports itself: those that wait for it know more."""
+"""Seconds after its deadline that one process of several reports itself. Processes that wait for it report first."""
 TICK = 1.0
-"""Seconds between two looks; more where there are many processes to write down."""
+"""Seconds between two checks; longer with many processes."""
 
 
 class Watchdog:
-    """Watches one process from inside."""
+    """Monitors one process from background threads of that process."""
 
     def __init__(self, status: ProcessStatus, timeout: float, max_hours: float | None) -> None:
         self.status, self.timeout = status, timeout
         self.saving: threading.Thread | None = None
-        """A save under way, which whoever leaves at once lets finish."""
+        """Thread of a running checkpoint save. An exiting process waits for it for a few seconds."""
         self.longest_save = 0.0
         self._longest_iteration, self._agreed_at = 0.0, time.monotonic()
         self._deadline = time.monotonic() + max_hours * 3600 if max_hours is not None else None
         self._directory: Path | None = None
         self._asked: float | None = None
-        self._told = False
+        self._shared_request = False
         self._beat = 0
         self._thread = threading.get_ident()
         self._read = self._write = -1
@@ -65,21 +65,21 @@ class Watchdog:
         self._earlier_at = 0.0
         self._idle, self._pipe = IdleTime(), ProgressPipe()
         self._leave_after: float | None = None
-        """Seconds after a request to stop when this process ends without a checkpoint."""
+        """Seconds after a stop request at which this process exits without a checkpoint."""
         self._over = threading.Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch while the block runs."""
+        """Run the watchdog threads while the block runs."""
         before, wakeup, blocked = {}, -1, set()
         self._read, self._write = os.pipe()
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write, False)
             wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            before = {number: signal.signal(number, _hear) for number in STOP_SIGNALS}
+            before = {number: signal.signal(number, _ignore) for number in STOP_SIGNALS}
             for number in STOP_SIGNALS:
                 signal.siginterrupt(number, False)
-            # A process of a run has these blocked from its start, so that none is lost or deadly before this moment.
+            # Workers start with these signals blocked, so that none is lost or kills the process before this point.
             blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         heartbeats = threading.Thread(target=self._beat_and_look, name="heartbeats", daemon=True)
@@ -89,81 +89,81 @@ class Watchdog:
             yield
         finally:
             if before:
-                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # nor deadly when the run is over
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)  # a late signal must not kill the process
                 for number, handler in before.items():
-                    # Where they were blocked they stay unheard: one may reach a thread that was started meanwhile.
+                    # Signals that were blocked stay ignored: a thread started meanwhile may still receive one.
                     if number not in blocked:
                         signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
             self._over.set()
             os.write(self._write, b"\0")
             thread.join()
-            heartbeats.join(1.0)  # it may wait for the disk
+            heartbeats.join(1.0)  # it may be blocked on the disk
             os.close(self._write)
             os.close(self._read)
 
     def set_status_dir(self, directory: Path) -> None:
-        """From now on write where this process is into a directory that all processes of the run see."""
+        """Start writing heartbeats to a directory that all processes of the run share."""
         self._directory = directory
         if self.status.size > 1:
-            heartbeat.write(directory, self._sample())  # at once, so that one that stops soon after is known, too
+            heartbeat.write(directory, self._sample())  # immediately, so that an early hang is reported, too
 
     def end_deadlines(self) -> None:
-        """Stop holding this process to deadlines: what is left has limits of its own."""
+        """Stop enforcing deadlines. The remaining work has its own time limits."""
         self._directory = None
 
     def utilization_report(self) -> UtilizationReport:
-        """What the processes of the run did since this was last asked."""
+        """Return the utilization of all processes since the last call."""
         if self._directory is None or self.status.size == 1:
             return UtilizationReport(resources=self._resources.read())
         before, now = self._asked_before, heartbeat.read(self._directory)
         slow = heartbeat.find_straggler(before, now)
         steady = slow is not None and slow[0].process == self._slow
         self._asked_before, self._slow = now, slow[0].process if slow else None
-        words = f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
+        message = f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
         use = {name: value for p in now.values() for name, value in p.resources.items()}
-        return UtilizationReport(heartbeat.utilization(before, now), use, words)
+        return UtilizationReport(heartbeat.utilization(before, now), use, message)
 
     @property
     def outer_phase(self) -> str:
-        """The whole of which that is a part."""
+        """The outermost phase; empty between phases."""
         return next(iter(self.status.phases[:]), "")
 
     def note_progress(self) -> None:
-        """Count a part of a long phase as done, such as a step of an evaluation."""
+        """Record progress within a long phase, such as a step of an evaluation."""
         self.status.progress += 1
 
     def mark_iteration_end(self) -> None:
-        """The processes agree now, which is where a run may stop: remember how long that took of late."""
+        """Record the duration of an iteration. A run can stop only at the end of an iteration."""
         now = time.monotonic()
         self._longest_iteration = max(0.8 * self._longest_iteration, now - self._agreed_at)
         self._agreed_at = now
-        self._check_time_limit()  # also here, because iterations may be shorter than a tick
+        self._check_time_limit()  # iterations may be shorter than a tick
 
     def _check_time_limit(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
             self._ask_to_stop("run.max_hours is over")
 
     def _ask_to_stop(self, reason: str | None) -> None:
-        """Have the loop stop at the end of this iteration, with a checkpoint."""
+        """Request that the training loop saves a checkpoint and stops at the end of this iteration."""
         self._asked = time.monotonic()
         self.status.stop_requested = True
         if reason is not None:
             warn_user(f"{reason}: saving at the end of this iteration{self._bound()}.")
 
     def _bound(self) -> str:
-        """Set the time limit of a request to stop, once an iteration and a save have been timed. Returns a phrase."""
+        """Set the time limit of a stop request, once an iteration and a save have been timed. Return it as a phrase."""
         if not self._longest_iteration or not self.longest_save:
             return ""
         iteration = max(self._longest_iteration, time.monotonic() - self._agreed_at)
         self._leave_after = 10.0 + 3.0 * (iteration + self.longest_save)
-        return f", within {self._leave_after:.0f} s or not at all"
+        return f", or exiting without a checkpoint after {self._leave_after:.0f} s"
 
     def _run(self) -> None:
-        door = select.poll()
-        door.register(self._read, select.POLLIN)
+        poller = select.poll()
+        poller.register(self._read, select.POLLIN)
         while True:
-            for number in os.read(self._read, 64) if door.poll(self._tick * 1000) else b"":
+            for number in os.read(self._read, 64) if poller.poll(self._tick * 1000) else b"":
                 if number == 0:
                     return
                 self._on_signal(number)
@@ -172,22 +172,22 @@ class Watchdog:
     def _on_signal(self, number: int) -> None:
         name, shared = signal.Signals(number).name, launch_directory()
         if number == signal.SIGTERM and shared is not None and (shared / PEER_FAILED).exists():
-            self._leave(EXIT_PEER_FAILED)  # our launcher says that another process has failed
+            self._leave(EXIT_PEER_FAILED)  # the launcher stops all processes because another one has failed
         elif self._asked is None:
-            # Our launcher passes one request on to every process: one of them is enough to tell of it.
-            passed_on = number == signal.SIGUSR1 and shared is not None and not self.status.is_main
-            who = f"process {self.status.rank} on {socket.gethostname()}"
-            self._ask_to_stop(None if passed_on else f"{name} came to {who}")
+            # The launcher forwards a stop request to every process. Only the main process reports it.
+            forwarded = number == signal.SIGUSR1 and shared is not None and not self.status.is_main
+            process = f"process {self.status.rank} on {socket.gethostname()}"
+            self._ask_to_stop(None if forwarded else f"{process} received {name}")
         elif time.monotonic() - self._asked > SIGNAL_DEBOUNCE_SECONDS:
             self._leave(128 + number)
 
     def join_pending_save(self) -> None:
-        """On the way out after a failure: wait a moment for a save, which may have all it needs."""
+        """Wait up to 3 s for a running save before the process exits after a failure."""
         if self.saving is not None:
             self.saving.join(3.0)
 
     def _leave(self, code: int) -> None:
-        """End this process now, whatever its main thread is in; a save that has all it needs is let finish."""
+        """Exit now, whatever the main thread does, after waiting briefly for a running save."""
         self.join_pending_save()
         os._exit(code)
 
@@ -195,16 +195,18 @@ class Watchdog:
         self._check_time_limit()
         limit = self._leave_after
         if limit is not None and self._asked is not None and time.monotonic() - self._asked > limit:
-            warn_user(f"not saved within {limit:.0f} s of the request to stop: leaving; what was saved before stands.")
+            warn_user(
+                f"no checkpoint within {limit:.0f} s of the stop request: exiting. Earlier checkpoints are valid."
+            )
             self._leave(EXIT_PREEMPTED if launch_directory() is None else EXIT_PEER_FAILED)
         idle, allowed = self.send_progress()
-        # Others report a process that they wait for; one that waits for others is not to blame.
+        # A process that waits in a collective is not the cause. The waiting processes report the missing one first.
         late = LATER if self.status.size > 1 else 0.0
         if allowed is not None and self.status.collective_log.now() is None and idle > allowed + late:
             self._report_standstill(allowed, idle)
 
     def send_progress(self) -> tuple[float, float | None]:
-        """Tell the launcher how far this process is. Returns its seconds without progress, and how many are allowed."""
+        """Send progress to the launcher. Return the seconds without progress, and the seconds allowed."""
         status, save = self.status, self.saving
         saving = save is not None and save.is_alive()
         written = written_bytes(save.native_id) if save is not None and saving else 0
@@ -226,7 +228,7 @@ class Watchdog:
         return idle, allowed
 
     def _allowed(self, saving: bool) -> float | None:
-        """Seconds without progress that are allowed now; None before the run directory is open and after its end."""
+        """Return the allowed seconds without progress; None before the run directory is open and after the run."""
         if self._directory is None:
             return None
         starting = not {"collect", "evaluate"} & self.status.phase_counts.keys()
@@ -235,30 +237,30 @@ class Watchdog:
         return SAVE_FACTOR * self.timeout if saving else self.timeout
 
     def _report_standstill(self, allowed: float, idle: float) -> None:
-        """End this process with the stacks of all its threads."""
+        """Report the stacks of all threads and exit."""
         frames, me = sys._current_frames(), threading.get_ident()
         stacks = [
             f"thread {thread.name}:\n" + "\n".join(f"      {line}" for line in format_stack(frames[thread.ident]))
             for thread in threading.enumerate()
             if thread.ident in frames and thread.ident != me
         ]
-        who = f"process {self.status.rank} on {socket.gethostname()} (pid {os.getpid()})"
-        words = (
-            f"{who} made no progress for {idle:.0f} s in phase {self.status.phase} "
+        process = f"process {self.status.rank} on {socket.gethostname()} (pid {os.getpid()})"
+        message = (
+            f"{process} made no progress for {idle:.0f} s in phase {self.status.phase} "
             f"(update {self.status.update}), at:\n  "
             + "\n  ".join(stacks)
-            + f"\nThe limit is {allowed:.0f} s (run.collective_timeout is {self.timeout:.0f}), so the run ends here. "
-            "Raise --run.collective-timeout if that was work."
+            + f"\nThe limit is {allowed:.0f} s (run.collective_timeout is {self.timeout:.0f}). Aborting the run. "
+            "Raise --run.collective-timeout if this work takes longer."
         )
-        record_failure(CollectiveTimeoutError(words))
+        record_failure(CollectiveTimeoutError(message))
         if launch_directory() is None:
-            in_time(lambda: warn_user(words))
+            in_time(lambda: warn_user(message))
         if (directory := self._directory) is not None:
-            in_time(lambda: write_report(directory.parent.parent, words))
+            in_time(lambda: write_report(directory.parent.parent, message))
         self._leave(1)
 
     def _beat_and_look(self) -> None:
-        """Write where this process is into the run's directory, and look there for processes that are missing."""
+        """Write heartbeats to the run directory, and check there for missing processes."""
         while not self._over.wait(self._tick):
             directory = self._directory
             if directory is None or self.status.size == 1:
@@ -270,14 +272,14 @@ class Watchdog:
                 self._report_hang(directory, me)
 
     def _share_request(self, directory: Path) -> None:
-        """Let a request that one process heard be known to all before they meet: an evaluation may take minutes."""
-        word = directory / "stop"
+        """Share a stop request with all processes before their next collective, which may be minutes away."""
+        flag = directory / "stop"
         try:
-            if self._asked is not None and not self._told:
-                self._told = True
-                word.touch()
-            elif self._asked is None and word.exists():
-                self._told = True
+            if self._asked is not None and not self._shared_request:
+                self._shared_request = True
+                flag.touch()
+            elif self._asked is None and flag.exists():
+                self._shared_request = True
                 self._ask_to_stop(None)
         except OSError:
             return
@@ -308,20 +310,20 @@ class Watchdog:
         )
 
     def _report_hang(self, directory: Path, me: Heartbeat) -> None:
-        """Somebody is missing: name them once; at the timeout, end with what is known."""
+        """Report the missing processes once; at the timeout, report again and abort the run."""
         now = heartbeat.read(directory)
         if not self._earlier:
             self._earlier, self._earlier_at = now, time.monotonic()
         waits = me.wait_seconds or 0.0
-        # A process that compiles while the others wait is slow once, and not stuck.
+        # While any process compiles, the others wait longer than usual without a hang.
         compiling = any(p.phase == COMPILE and p.wait_seconds is None for p in now.values())
         over = waits > (COMPILE_TIMEOUT if compiling else self.timeout)
         if waits < PATIENCE or (time.monotonic() - self._earlier_at < 2.0 * self._tick and not over):
-            return  # too soon to tell who is silent
+            return  # too early to tell which heartbeats are stale
         if me.collective != self._reported or over:
             report = heartbeat.describe_hang(self._earlier, now, self.status.size, me)
-            silent = heartbeat.stale_processes(self._earlier, now)
-            waiting = (p.process for p in now.values() if p.wait_seconds is not None and p.process not in silent)
+            stale = heartbeat.stale_processes(self._earlier, now)
+            waiting = (p.process for p in now.values() if p.wait_seconds is not None and p.process not in stale)
             first = min(waiting, default=me.process)
             if first == me.process and me.collective != self._reported:
                 warn_user(report)
@@ -331,30 +333,32 @@ class Watchdog:
         self._earlier, self._earlier_at = now, time.monotonic()
 
     def _end(self, directory: Path, report: str, writes: bool) -> None:
-        words = f"{report}\nNobody came within {self.timeout:.0f} s (run.collective_timeout), so the run ends here."
+        message = (
+            f"{report}\nCollective timed out after {self.timeout:.0f} s (run.collective_timeout). Aborting the run."
+        )
         path = directory.parent.parent / "hang.txt"
-        # One process writes the report. The others leave after it, because the first to leave has the launcher end all.
+        # One process writes the report. The others exit after it, because the launcher ends all after the first exit.
         now = time.time()
         while not writes and not written_since(path, now - self.timeout):
             time.sleep(0.1)
             writes = time.time() > now + 3.0
         if writes:
             try:
-                path.write_text(f"{words}\n\n{_flight_records()}\n")
-                words += f"\nThis report is in {path}."
+                path.write_text(f"{message}\n\n{_flight_records()}\n")
+                message += f"\nThis report is in {path}."
             except OSError as error:
-                words += f"\n(The report could not be written: {error}.)"
-            warn_user(words)
-        record_failure(CollectiveTimeoutError(words))
+                message += f"\n(The report could not be written: {error}.)"
+            warn_user(message)
+        record_failure(CollectiveTimeoutError(message))
         self._leave(1)
 
 
-def _hear(*_: object) -> None:
-    """Nothing: the watchdog reads the signal's number from a pipe, even while this thread cannot run Python."""
+def _ignore(*_: object) -> None:
+    """Do nothing. The watchdog reads signal numbers from a pipe, even while this thread cannot run Python code."""
 
 
 def _flight_records() -> str:
-    """What torch recorded of its latest collectives: those over gloo, and those over NCCL where torch has it."""
+    """Return the records of torch's flight recorder: the latest collectives over gloo and, if available, NCCL."""
     import torch._C._distributed_c10d as c10d
 
     records = []

@@ -1,4 +1,4 @@
-"""Directories that survive a power cut: each new name is on disk before anything relies on it."""
+"""Create directories durably: fsync parent directories so that new entries survive a power cut."""
 
 import errno
 import os
@@ -6,21 +6,21 @@ from pathlib import Path
 
 
 def fsync_dir(path: Path) -> None:
-    """Wait until the names in a directory are on disk, as fsync does for what is in a file."""
+    """Wait until the entries of a directory are on disk, as fsync does for the content of a file."""
     if os.name == "nt":
-        return  # Windows opens no directories, and keeps its names in a journal
+        return  # Windows cannot open directories; NTFS journals their entries
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a disk of the network's that does not know how
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems do not support it
             raise
     finally:
         os.close(directory)
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory and those above it that are missing, and wait until all their names are on disk."""
+    """Create a directory and its missing parents; wait until all their entries are on disk."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:

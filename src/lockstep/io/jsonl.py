@@ -1,4 +1,4 @@
-"""Lines of json that a run leaves behind, and how to read them: no torch needed."""
+"""Read and write the JSON Lines files of a run, without importing torch."""
 
 import errno
 import json
@@ -17,7 +17,7 @@ STATUS, HEARTBEATS, LOGS, FILM = "status.json", "heartbeats", "logs", "best.gif"
 
 
 def append_jsonl(path: Path, line: dict[str, Any]) -> None:
-    """Add a line, all of it or nothing: a disk that fills up may take a part, which would spoil the next one."""
+    """Append a whole line or nothing. A partial line, as on a full disk, would corrupt the next one."""
     text = (json.dumps(line) + "\n").encode()
     with path.open("ab", buffering=0) as file:
         before = file.tell()
@@ -27,12 +27,12 @@ def append_jsonl(path: Path, line: dict[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The lines of a jsonl file; one that a kill cut in half, or that is none of ours, is passed over."""
+    """Return the lines of a JSON Lines file; skip lines that are truncated or not valid."""
     return list(iter_jsonl(path))
 
 
 def iter_jsonl(path: Path, limit: int = sys.maxsize) -> Iterator[dict[str, Any]]:
-    """The same, one at a time, of so many bytes at most: a log need not fit into memory, nor need a stranger's line."""
+    """Yield the valid lines of a JSON Lines file, reading at most `limit` bytes and one line at a time."""
     try:
         opened = open_regular(path)
     except (FileNotFoundError, UnreadableFileError):
@@ -49,7 +49,7 @@ def iter_jsonl(path: Path, limit: int = sys.maxsize) -> Iterator[dict[str, Any]]
 
 
 def read_status(path: Path) -> dict[str, Any]:
-    """How a run stands, as it wrote it down; nothing where that cannot be read."""
+    """Return the status that a run last wrote; an empty dict if it cannot be read."""
     try:
         status = read_json(path / STATUS)
     except (OSError, UnreadableFileError):
@@ -58,7 +58,7 @@ def read_status(path: Path) -> dict[str, Any]:
 
 
 def last_values(path: Path) -> dict[str, Any]:
-    """The newest value of everything that was logged."""
+    """Return the newest value of every logged name."""
     values: dict[str, Any] = {}
     for line in iter_jsonl(path):
         values |= line
@@ -66,25 +66,25 @@ def last_values(path: Path) -> dict[str, Any]:
 
 
 def truncate_after(path: Path, samples: int) -> None:
-    """Drop the lines beyond a number of samples: what a killed run wrote after its last checkpoint."""
+    """Drop the lines beyond a number of samples, which a killed run wrote after its last checkpoint."""
     if not path.exists():
         return
     beyond = any(line.get("samples", 0) > samples for line in iter_jsonl(path))
     if not beyond and _ends_with_a_line(path):
         return
-    beside = path.with_name(f".{path.name}.partial")
-    beside.unlink(missing_ok=True)  # a kill may have left it
-    with beside.open("x") as file:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)  # left over from a killed process
+    with partial.open("x") as file:
         file.writelines(json.dumps(line) + "\n" for line in iter_jsonl(path) if line.get("samples", 0) <= samples)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(path)  # in one step: a kill must not take the lines that are to stay
+    partial.replace(path)  # atomic, so that a kill cannot lose the lines to keep
 
 
 def sync_lines(run: Path) -> None:
-    """Wait until the lines that were written so far are on disk: before a checkpoint that covers them is published.
+    """Wait until the lines written so far are on disk. Called before a checkpoint that covers them is published.
 
-    A log is no reason to give a checkpoint up, so a failure is only told of.
+    A failure is only logged as a warning, because the checkpoint is still valid without the log.
     """
     for path in (run / METRICS, run / DIGESTS):
         try:

@@ -1,4 +1,4 @@
-"""The newest values of a log, read from its end: a listing of many runs must not read whole logs."""
+"""Read the newest values of a log from its end, so that listing many runs does not read whole logs."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from lockstep.io.safe_read import JSON_BYTES, UnreadableFileError, open_regular,
 
 BLOCK = 16 * 2**10
 TAIL = 64 * 2**20
-"""How much of a log is searched for a value that is logged rarely."""
+"""Bytes at the end of a log that are searched for a rarely logged value."""
 
 
 def newest_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The newest logged value of each name; names that the last TAIL bytes of the log do not have are left out."""
+    """Return the newest logged value of each name; skip names that are not in the last TAIL bytes of the log."""
     missing = {name: f'"{name}"'.encode() for name in names}
     found: dict[str, Any] = {}
     try:
@@ -21,7 +21,7 @@ def newest_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
             for text in _lines_from_the_end(file, missing):
                 try:
                     line = parse_json(text.decode())
-                except ValueError:  # cut in half by a kill, or not written by lockstep
+                except ValueError:  # truncated by a kill, or not written by lockstep
                     continue
                 if isinstance(line, dict) and isinstance(line.get("samples", 0), int | float):
                     for name in [name for name in missing if name in line]:
@@ -33,7 +33,7 @@ def newest_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _lines_from_the_end(file: BinaryIO, missing: dict[str, bytes]) -> Iterator[bytes]:
-    """Lines that contain one of the missing names, the last one first, until none is missing.
+    """Yield lines that contain a missing name, last line first, until no name is missing.
 
     Most blocks are searched as bytes and never split or parsed.
     """

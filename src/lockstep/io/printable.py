@@ -1,6 +1,6 @@
-"""Text that leaves for a terminal: control characters are shown as escapes, so that names cannot control the terminal.
+"""Escape control characters in text for the terminal, so that names cannot control the terminal.
 
-Names of runs, settings and errors may quote text from foreign files. Every message passes through here or through
+Names of runs, settings and errors may quote text from untrusted files. Every message passes through here or through
 `lockstep.io.rich_console.PrintableConsole`. tests/architecture/test_import_rules.py checks that no module writes to the
 terminal in another way.
 """
@@ -32,7 +32,7 @@ def printable(text: str, newlines: bool = True) -> str:
 
 
 def _escaped(letter: str) -> str:
-    if unicodedata.category(letter) == "Zs":  # spaces such as U+3000, which Chinese text has
+    if unicodedata.category(letter) == "Zs":  # spaces such as U+3000, used in Chinese text
         return letter
     code = ord(letter)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
@@ -49,7 +49,7 @@ def write_text(stream: TextIO, text: str) -> None:
 
 
 def make_errors_printable() -> None:
-    """Make what Python itself prints printable: uncaught errors, warnings, and log records without a handler."""
+    """Escape what Python itself prints: uncaught errors, warnings, and log records without a handler."""
     sys.excepthook = _print_error
     threading.excepthook = _print_thread_error
     warnings.formatwarning = _format_warning

@@ -1,4 +1,4 @@
-"""The rich console of all commands: what is printed is made printable, and markup is text unless asked for."""
+"""Rich console of all commands. Escapes control characters and prints markup as plain text by default."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from lockstep.io.printable import printable
 
 
 class PrintableConsole(RichConsole):
-    """A rich console for text that may come from foreign files.
+    """Rich console for text that may come from untrusted files.
 
     Strings have no markup and no highlighting by default: `[/b]` in the name of a run is text, not a tag.
     """
@@ -22,17 +22,17 @@ class PrintableConsole(RichConsole):
         super().__init__(**{"markup": False, "highlight": False, "emoji": False} | settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        """Make strings printable before layout, so that columns keep their widths."""
+        """Escape strings before layout, so that columns keep their widths."""
         return super().render_str(printable(text), **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Make all other text printable; control segments are rich's own, such as cursor movements of a live panel."""
+        """Escape all other text. Control segments come from rich itself, such as cursor movements of a live panel."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control or text.isprintable() else Segment(printable(text), style)
 
     def status(self, status: RenderableType, **settings: Any) -> Status:
-        """A spinner with text; rich would read markup in a string."""
+        """Create a spinner with plain text; rich would interpret markup in a string."""
         spinner = _Status(_as_text(status), console=self, **settings)
         return spinner
 

@@ -1,7 +1,7 @@
-"""Small files that may come from anybody: read up to a bound, parsed without running anything, refused in a sentence.
+"""Read small untrusted files: limit their size, parse them without executing code, and raise readable errors.
 
-Every file of a run is opened for reading by `open_regular`: a pipe, a socket, a device or a directory in its place is
-refused without waiting. What is parsed may be larger than its text; with these bounds it stays under 256 MiB.
+Every file of a run is opened for reading by `open_regular`. It refuses pipes, sockets, devices and directories without
+blocking. Parsed values may take more memory than their text; with these limits they stay under 256 MiB.
 """
 
 import errno
@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 JSON_BYTES = 4 * 2**20
-"""A manifest of 4,096 processes takes a tenth of it."""
+"""Size limit of a JSON file. A manifest of 4,096 processes takes a tenth of it."""
 YAML_BYTES = 256 * 2**10
 YAML_PARTS, YAML_DEPTH = 20_000, 40
-"""How many values a yaml file may hold with every alias written out, and how deep they may lie in each other."""
+"""Limits of a YAML file: number of values with every alias expanded, and nesting depth."""
 
 
 _READ_ONLY = os.O_RDONLY
-for _flag in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):  # where the system has them
+for _flag in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):  # not all exist on every system
     _READ_ONLY |= getattr(os, _flag, 0)
 
 
 class UnreadableFileError(Exception):
-    """A file that cannot be what it is taken for: which one, and why."""
+    """Invalid file. The message names the file and says why it is invalid."""
 
 
 class ReadFailed(UnreadableFileError):
-    """A file that the system did not let us read (EACCES, EIO, ESTALE). That says nothing about its content."""
+    """The operating system could not read a file (EACCES, EIO, ESTALE). Its content may still be valid."""
 
     def __init__(self, message: str, error: OSError) -> None:
         super().__init__(message)
@@ -37,10 +37,10 @@ class ReadFailed(UnreadableFileError):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; Unreadable for anything else, OSError where it cannot be opened.
+    """Open a regular file for reading. Raise UnreadableFileError for other kinds, OSError if it cannot be opened.
 
-    The check is made on the open file, so that nothing can be put in its place in between. Without O_NONBLOCK the open
-    of a pipe would wait for a writer.
+    The check is made on the open file, so that the path cannot be replaced in between. Without O_NONBLOCK, opening a
+    pipe would wait for a writer.
     """
     try:
         descriptor = os.open(path, _READ_ONLY)
@@ -55,13 +55,13 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes; FileNotFoundError where there is none."""
+    """Return the content of a regular file of at most `limit` bytes. Raise FileNotFoundError if it does not exist."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            content = file.read(limit + 1) if size <= limit else b""  # one more, because it may have grown
+            content = file.read(limit + 1) if size <= limit else b""  # one more byte, because the file may have grown
         if (size := max(size, len(content))) > limit:
-            raise UnreadableFileError(f"{path} holds {size:,} bytes, more than the {limit:,} it may")
+            raise UnreadableFileError(f"{path} holds {size:,} bytes, more than the limit of {limit:,}")
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -70,7 +70,7 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_text(path: Path, limit: int) -> str:
-    """The text of a regular file of at most `limit` bytes; FileNotFoundError where there is none."""
+    """Return the text of a regular file of at most `limit` bytes. Raise FileNotFoundError if it does not exist."""
     try:
         return read_bytes(path, limit).decode()
     except ValueError as error:
@@ -78,7 +78,7 @@ def read_text(path: Path, limit: int) -> str:
 
 
 def read_json(path: Path, limit: int = JSON_BYTES) -> Any:
-    """The value in a json file."""
+    """Return the value in a JSON file."""
     text = read_text(path, limit)
     try:
         return parse_json(text)
@@ -87,7 +87,7 @@ def read_json(path: Path, limit: int = JSON_BYTES) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a json text; ValueError for whatever is wrong with it, and for a key that stands twice."""
+    """Parse a JSON text. Raise ValueError for any problem, including duplicate keys."""
     try:
         return _DECODER.decode(text)
     except RecursionError:
@@ -95,7 +95,7 @@ def parse_json(text: str) -> Any:
 
 
 def shallow(value: Any, depth: int = YAML_DEPTH) -> bool:
-    """Whether a parsed value is nested no deeper than settings may be; code that walks settings is recursive."""
+    """Return whether a parsed value is nested at most `depth` deep. Code that walks settings is recursive."""
     if depth < 0:
         return False
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -105,12 +105,12 @@ def shallow(value: Any, depth: int = YAML_DEPTH) -> bool:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise ValueError(f"it says {_repeated([name for name, _ in pairs])[:100]!r} twice")
+        raise ValueError(f"the key {_repeated([name for name, _ in pairs])[:100]!r} is duplicated")
     return values
 
 
 def _repeated(names: list[str]) -> str:
-    """The first name that has stood before; in one pass, because there may be a million."""
+    """Return the first duplicate name, in one pass because there may be a million names."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -120,12 +120,12 @@ def _repeated(names: list[str]) -> str:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
-"""Made once: a log has a hundred thousand lines."""
+"""Created once, because a log has a hundred thousand lines."""
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a yaml text, read with the safe loader; ValueError for whatever is wrong with it."""
-    import yaml  # here, because `--help` reads none and waits for each import
+    """Parse a YAML text with the safe loader. Raise ValueError for any problem."""
+    import yaml  # imported here to keep `--help` fast
 
     try:
         loader = yaml.SafeLoader(text)
@@ -137,19 +137,19 @@ def parse_yaml(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        # The safe loader runs nothing, but stumbles over values such as `!!int ""` in its own words.
+        # The safe loader executes no code, but raises errors of other types for values such as `!!int ""`.
         raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _measure(node: Any, depth: int, parts: list[int]) -> None:
-    """Walk a document as if every alias were written out, so that a few lines cannot stand for billions."""
+    """Check depth and size of a document with every alias expanded: a few lines could expand to billions of values."""
     parts[0] -= 1
     if depth < 0 or parts[0] < 0:
-        raise ValueError("it is nested too deep" if depth < 0 else "its aliases stand for too many values")
+        raise ValueError("it is nested too deep" if depth < 0 else "its aliases expand to too many values")
     if node.id == "mapping":
         names = [key.value for key, _ in node.value if key.id == "scalar"]
         if len(set(names)) < len(names):
-            raise ValueError(f"it says {_repeated(names)[:100]!r} twice")
+            raise ValueError(f"the key {_repeated(names)[:100]!r} is duplicated")
     if node.id != "scalar":
         for part in node.value:
             for each in part if isinstance(part, tuple) else (part,):

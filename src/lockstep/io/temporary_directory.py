@@ -1,7 +1,7 @@
-"""Temporary directories that the next start removes if this process is killed before it can.
+"""Temporary directories that a later process removes if their owner is killed.
 
 A directory holds a lock file that its owner keeps locked. The kernel releases the lock when the owner and every process
-forked from it have ended, so a lock that can be taken belongs to a directory that was left behind.
+forked from it have ended. A lock that can be acquired therefore belongs to an abandoned directory.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ _LOCK = "lock"
 
 @contextmanager
 def temporary_directory(purpose: str = "") -> Iterator[Path]:
-    """Make a directory for the duration of the block. First remove those that killed processes left behind."""
+    """Create a directory for the duration of the block. First remove directories abandoned by killed processes."""
     remove_leftovers()
     path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-" if purpose else _PREFIX))
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -41,7 +41,7 @@ def remove_leftovers() -> None:
 
 
 def _is_own_directory(path: Path) -> bool:
-    found = path.lstat()  # a link is not followed
+    found = path.lstat()  # does not follow links
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 

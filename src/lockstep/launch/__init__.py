@@ -1,1 +1,1 @@
-"""Start worker processes and watch over them."""
+"""Start and monitor worker processes."""

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lockstep.base import Algorithm
 from lockstep.config import ConfigError, RunConfig
 from lockstep.launch.world import WorldInfo
-from lockstep.protocols import Algorithm
 
 
 def device_type(wanted: str) -> str:
-    """The type of device that a setting stands for on this machine. Looks for GPUs without taking one into use."""
+    """Resolve `run.device` to a device type on this machine. Detects GPUs without initializing CUDA."""
     if wanted != "auto":
         return wanted
     if torch.cuda.is_available():
@@ -41,7 +41,7 @@ def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
 
 
 def gpu_sharing(wanted: str, processes: int) -> str:
-    """A sentence for the user where processes have to share GPUs; empty where each has its own, or none uses one."""
+    """Return a message if processes have to share GPUs; empty if each has its own GPU, or none uses one."""
     if device_type(wanted) != "cuda" or processes <= (visible := torch.cuda.device_count()):
         return ""
     return f"{processes} processes share {visible} visible GPU{'s' * (visible > 1)}: reductions go over gloo, not NCCL."
@@ -52,7 +52,7 @@ def _gpus(count: int) -> str:
 
 
 def _no_gpu() -> ConfigError:
-    """The error for `--run.device cuda` where torch sees no GPU, with the cause as far as it can be told."""
+    """Create the error for `--run.device cuda` when torch sees no GPU, with the likely cause."""
     if torch.version.cuda is None and torch.version.hip is None:
         fix = "This torch is built without CUDA: install a build with it (https://pytorch.org/get-started)"
     elif os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
@@ -64,13 +64,13 @@ def _no_gpu() -> ConfigError:
 
 
 def choose_device(wanted: str, place: WorldInfo, share_gpu: bool = False) -> torch.device:
-    """The device of this process: its own GPU where there are GPUs, else what the machine has."""
+    """Choose the device of this process: its own GPU if there are CUDA GPUs, else MPS or the CPU."""
     wanted = device_type(wanted)
     if wanted == "cuda":
         if not torch.cuda.is_available():
             raise _no_gpu()
-        # A scheduler may show each process one GPU of its own, as `srun --gpus-per-task=1` does. Whether two processes
-        # see the same one is found out when they have met: see `shared_gpus`.
+        # A scheduler may make one GPU visible to each process, as `srun --gpus-per-task=1` does. `shared_gpus` checks
+        # later, when the processes have joined the store, whether two of them see the same GPU.
         if torch.cuda.device_count() > 1:
             require_gpus(wanted, place.local_size, share_gpu)
         index = place.local_rank % torch.cuda.device_count()
@@ -86,7 +86,7 @@ def choose_device(wanted: str, place: WorldInfo, share_gpu: bool = False) -> tor
 
 
 def device_notes(device: torch.device, algorithm: Algorithm, config: Any) -> list[str]:
-    """Sentences for the log about the device that an algorithm with these settings runs on."""
+    """Return messages for the log about the device that an algorithm with these settings runs on."""
     if device.type == "cpu":
         return []
     parameters = sum(tensor.numel() for tensor in algorithm.model_state_dict().values() if tensor.requires_grad)
@@ -95,9 +95,9 @@ def device_notes(device: torch.device, algorithm: Algorithm, config: Any) -> lis
 
 
 def small_network_note(device: torch.device, parameters: int, batch_size: int | None) -> str:
-    """A sentence where an update is so small that a CPU core may finish it before a GPU has launched its kernels.
+    """Return a message if updates are so small that a CPU core may be faster than launching GPU kernels.
 
-    An update of PPO takes about 100 launches of 5 to 7 us, and a core does about 2e10 operations a second.
+    An update of PPO takes about 100 launches of 5 to 7 us, and a core does about 2e10 operations per second.
     """
     if device.type == "cpu" or batch_size is None:
         return ""
@@ -111,17 +111,17 @@ def small_network_note(device: torch.device, parameters: int, batch_size: int | 
 
 
 def choose_backend(device: torch.device, shared: bool) -> str:
-    """NCCL for CUDA tensors where it exists (Linux), and gloo for everything on the host.
+    """Choose NCCL for CUDA tensors where it is available (Linux), and gloo for tensors on the host.
 
-    NCCL refuses two processes on one GPU: there, CUDA tensors are reduced over gloo, by way of the host.
+    NCCL does not support two processes on one GPU. There, CUDA tensors are reduced over gloo, through host memory.
     """
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() and not shared else "gloo"
 
 
 def shared_gpus(store: dist.Store, place: WorldInfo, device: torch.device) -> list[list[int]]:
-    """Ranks that are on the same GPU as another rank, by GPU; the same list on every process.
+    """Return the groups of ranks that share a GPU. The list is the same on every process.
 
-    The main process compares all of them, so that the number of requests grows with the processes, not faster.
+    Only the main process compares all ranks, so the number of store requests is linear in the number of processes.
     """
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
     identity = f"{socket.gethostname()} {uuid}" if uuid else ""
@@ -136,35 +136,36 @@ def shared_gpus(store: dist.Store, place: WorldInfo, device: torch.device) -> li
 
 
 def refuse_shared(shared: list[list[int]]) -> None:
-    """Refuse processes that share a GPU."""
+    """Raise the error for processes that share a GPU."""
     raise ConfigError(
         f"processes {', '.join(map(str, shared[0]))} are on the same GPU.",
-        "Give each process a GPU of its own, or allow several on one with --run.share-gpu.",
+        "Give each process its own GPU, or allow several on one with --run.share-gpu.",
     )
 
 
 def configure_torch(run: RunConfig, place: WorldInfo) -> None:
-    """Threads, memory and determinism. One and two threads sum in different orders, so exact always takes one."""
+    """Configure threads, memory and determinism of torch."""
     disable_malloc_trim()
+    # Sums depend on the number of threads, so exact mode always uses one.
     if run.reduction == "exact":
         torch.set_num_threads(1)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms imports the compiler to tell it, too
+        torch.set_deterministic_debug_mode("error")  # use_deterministic_algorithms would import the compiler
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
         return
-    # torch allows TF32 in convolutions and not in matrix products unless told; here both follow one setting.
+    # By default torch allows TF32 in convolutions, but not in matrix products. Here both follow run.tf32.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_per_process(place.local_size))
 
 
 def disable_malloc_trim() -> None:
-    """Make glibc keep what is freed for the next use, where there is glibc.
+    """Make glibc keep freed memory for reuse. No effect without glibc.
 
-    It gives large buffers back to the system at once, and an update of a CNN then spends a quarter of its time on
-    having the same pages handed out and cleared again. The most a process ever held is unchanged.
+    By default glibc returns large buffers to the system immediately. An update of a CNN then spends a quarter of its
+    time on page faults for the same memory. Peak memory is unchanged.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
@@ -177,5 +178,5 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def threads_per_process(processes: int) -> int:
-    """Threads for each of some processes on this machine."""
+    """Return the number of threads for each of N processes on this machine."""
     return max(1, len(os.sched_getaffinity(0)) // processes if hasattr(os, "sched_getaffinity") else 1)

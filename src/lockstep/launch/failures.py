@@ -1,4 +1,4 @@
-"""Why processes failed: each leaves word of itself, and whoever started them says who was first and why."""
+"""Failure reports: each process records its error, and the launcher reports which process failed first and why."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from lockstep.launch.world import WorldInfo
 
 
 def record_failure(error: BaseException) -> None:
-    """Leave an exception where the launcher that started this process looks for it."""
+    """Write an exception to the error file that the launcher of this process reads."""
     from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -24,96 +24,98 @@ def record_failure(error: BaseException) -> None:
 
 
 _LOWER = (
-    "Lower algo.batch_size (what backward keeps shrinks with it), or task.num_envs or algo.rollout_steps (what a "
-    "rollout"
-    " takes), or use --run.precision bf16; `lockstep plan RECIPE` says what a setting takes."
+    "Lower algo.batch_size (memory of backward), or task.num_envs or algo.rollout_steps (memory of a rollout), or use "
+    "--run.precision bf16. `lockstep plan RECIPE` estimates the memory of a setting."
 )
 
-_IF_NOBODY = "If nobody did that, memory ran out (`dmesg` tells): lower task.num_envs or algo.batch_size."
+_OUT_OF_MEMORY = (
+    "If no user sent it, the machine ran out of memory (check `dmesg`): lower task.num_envs or algo.batch_size."
+)
 
 
 def to_user_error(error: Exception, place: WorldInfo) -> Exception:
-    """The error as a sentence with what to do, where that is known: when memory ran out, or a port is taken."""
+    """Convert errors with a known fix to ConfigError: out of memory, or a port in use. Return others unchanged."""
     first = (str(error).splitlines() or [""])[0]
-    who = f"process {place.rank} of {place.size}"
+    process = f"process {place.rank} of {place.size}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in first:
-        return ConfigError(f"{who} ran out of memory: {first}", _LOWER)
+        return ConfigError(f"{process} ran out of memory: {first}", _LOWER)
     taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     if taken or "EADDRINUSE" in str(error):
         return ConfigError(
-            f"{who} cannot listen at port {os.environ.get('MASTER_PORT', '?')}, which another program holds.",
-            "With torchrun: --standalone, or another --master-port. `lockstep train --procs N` finds a free one.",
+            f"{process} cannot listen on port {os.environ.get('MASTER_PORT', '?')}: another program uses it.",
+            "With torchrun, use --standalone or another --master-port. `lockstep train --procs N` finds a free port.",
         )
     return error
 
 
 _COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pipe", "PeerLostError")
-"""What the failures of those look like whose connection to the failed one broke."""
+"""Parts of the errors of processes that failed only because another one did."""
 
 
 def summarize_failures(
     failures: Mapping[int, Any], size: int, shared: Path | None = None, dismissed: Collection[int] = ()
 ) -> tuple[str, bool]:
-    """Who failed first and why, and whether the machine is to blame, so that a new start may well succeed.
+    """Report which process failed first and why, and whether the machine is the cause, so that a restart may succeed.
 
-    `shared` is where processes that crash in native code leave their stacks; `dismissed` are the pids of those that
-    the launcher itself killed because another process had failed.
+    `shared` is the directory with the stacks of crashed processes. `dismissed` are the pids that the launcher itself
+    killed because another process had failed.
     """
-    # How a process ended tells nothing once the launcher ends all of them: what it recorded before that does.
-    sent_away = {
+    # Exit codes of processes that the launcher stopped say nothing. Errors that they recorded before do.
+    stopped = {
         rank
         for rank, failure in failures.items()
         if failure.exitcode in (EXIT_PEER_FAILED, -signal.SIGTERM) or failure.pid in dismissed
     }
     recorded = {rank for rank, failure in failures.items() if _record(failure)}
-    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and r not in sent_away | recorded}
+    killed = {r: f for r, f in failures.items() if f.exitcode < 0 and r not in stopped | recorded}
     independent = {
         rank: failure
         for rank, failure in failures.items()
-        if (rank in recorded or rank not in sent_away)
-        and not any(words in str(failure.message) for words in _COLLATERAL)
+        if (rank in recorded or rank not in stopped)
+        and not any(phrase in str(failure.message) for phrase in _COLLATERAL)
     }
+    # The first cause is the earliest kill, else the earliest failure that no other process caused.
     rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
-    who = f"process {rank} of {size} failed first"
+    process = f"process {rank} of {size} failed first"
     details = _record(failure)
     if failure.exitcode < 0 and not details:
         name = signal.Signals(-failure.exitcode).name
         stack = "\n".join(f"    {line}" for line in crash_stack(shared / crash_file(rank))) if shared else ""
         if not stack:
-            memory = name == "SIGKILL" and f" {_IF_NOBODY}"
-            return f"{who}: it was ended by {name}.{memory or ''}", True
+            memory = name == "SIGKILL" and f" {_OUT_OF_MEMORY}"
+            return f"{process}: it was ended by {name}.{memory or ''}", True
         if name == "SIGABRT" and shared and _aborted_by_nccl(shared, rank):
-            return f"{who}: NCCL ended it because a collective failed or timed out (SIGABRT).{_NCCL}\n{stack}", True
+            return f"{process}: NCCL ended it because a collective failed or timed out (SIGABRT).{_NCCL}\n{stack}", True
         hint = _ABORT if name == "SIGABRT" else ""
         phase = _phase(shared / phase_file(rank)) if shared else ""
-        return f"{who}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
+        return f"{process}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
     if not details:
-        return f"{who}, with exit code {failure.exitcode}.", failure.exitcode == EXIT_PEER_FAILED
-    kind, _, words = str(details["message"]).partition(": ")
-    if kind in ("ConfigError", "NonFiniteError"):  # all processes say the same, and would say it again
-        return words, False
+        return f"{process}, with exit code {failure.exitcode}.", failure.exitcode == EXIT_PEER_FAILED
+    kind, _, message = str(details["message"]).partition(": ")
+    if kind in ("ConfigError", "NonFiniteError"):  # the same on all processes, and after a restart
+        return message, False
     if kind == "CollectiveTimeoutError":
-        return words, True
+        return message, True
     stack = details.get("extraInfo", {}).get("py_callstack", "")
-    return f"{who}: {kind}: {words}\n{stack}".rstrip(), rank not in independent
+    return f"{process}: {kind}: {message}\n{stack}".rstrip(), rank not in independent
 
 
 def _record(failure: Any) -> dict[str, Any]:
-    """The exception that a process recorded before it ended; empty if it recorded none."""
+    """Return the exception that a process recorded before it ended; empty if it recorded none."""
     details = failure.error_file_data.get("message", {}) if failure.error_file_data else {}
     return details if isinstance(details, dict) and "message" in details else {}
 
 
 _NCCL = """
-Another process, its GPU or the connection to it went away, or a collective took longer than
+Another process, its GPU or the connection to it was lost, or a collective took longer than
 run.collective_timeout. NCCL's own message is in the output above. This process was at (innermost first):"""
 
 
 def _aborted_by_nccl(shared: Path, rank: int) -> bool:
-    """Whether NCCL's watchdog aborted a process, rather than the code that it ran.
+    """Return whether NCCL's watchdog aborted a process, rather than other native code.
 
-    The watchdog is a native thread, so the fault handler names no current thread. gloo aborts from a native thread,
-    too, but then the main thread waits in one of its collectives.
+    The watchdog is a native thread, so the fault handler reports no current Python thread. gloo also aborts from a
+    native thread, but then the main thread waits in one of its collectives.
     """
     backend, crash = shared / backend_file(rank), shared / crash_file(rank)
     if not backend.exists() or "nccl" not in backend.read_text(errors="replace"):
@@ -123,18 +125,18 @@ def _aborted_by_nccl(shared: Path, rank: int) -> bool:
 
 
 _ABORT = """
-gloo aborts a process that meets the others in another collective than theirs: if the line above is one, look for a
-branch around it that only some processes take, and agree on it first."""
+gloo aborts a process if the processes call different collectives. If the line above is a collective, look for a
+branch around it that only some processes take, and synchronize the condition first."""
 
 
 def _phase(path: Path) -> str:
-    """In which phase of an iteration a process was when it ended."""
+    """Format the phase in which a process ended; empty if unknown."""
     name = path.read_text(errors="replace").strip() if path.exists() else ""
     return f" in phase {name}" if name else ""
 
 
 def crash_stack(path: Path) -> list[str]:
-    """The Python stack of the thread that did the work, innermost first, from what the fault handler wrote."""
+    """Return the longest Python stack in a fault handler report, innermost frame first."""
     threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
     stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
     longest: list[str] = max(stacks, key=len, default=[])

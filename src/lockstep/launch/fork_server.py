@@ -1,10 +1,10 @@
-"""Fork server: one process that has torch and lockstep imported, from which a launcher forks its workers.
+"""Fork server: one process with torch and lockstep imported, from which a launcher forks its workers.
 
 The server has one thread and no CUDA context, so forking it is safe. A forked worker gets its own environment, working
 directory, output and arguments, and then continues in `lockstep.cli.main` like a fresh interpreter.
 
 The launcher and the server exchange JSON messages over a socket pair. A process that has ended stays a zombie until the
-launcher has seen its exit status, so that the launcher never signals a process number that was reused.
+launcher has read its exit status, so that the launcher never signals a reused pid.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ _AT_IMPORT = (
 )
 """Prefixes of variables that are read while modules are imported. A server serves workers with equal values only."""
 WORKER_VARIABLES = (ENV_LAUNCH_DIR, ENV_PROGRESS_FD, "RANK", "TORCHELASTIC_RUN_ID")
-"""Variables that would make the server itself one of the workers."""
+"""Variables removed from the server's environment, because they would mark the server itself as a worker."""
 _server: "ForkServer | None" = None
 
 
@@ -84,12 +84,12 @@ class ForkServer:
     environment: dict[str, str]
     """Variables that were read at import, with their values then."""
     problem: str | None = None
-    """Why forking is not safe; None before the server has answered, empty if it is safe."""
+    """Why forking is unsafe; None before the server has answered, empty if forking is safe."""
     _processes: dict[int, ForkedProcess] = field(default_factory=dict)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def wait_until_ready(self) -> str:
-        """Wait until the server has imported everything. Returns why forking is not safe, or an empty string."""
+        """Wait until the server has imported everything. Return why forking is unsafe, or an empty string."""
         with self._lock:
             if self.problem is None:
                 message, _ = _receive(self.channel)
@@ -101,21 +101,21 @@ class ForkServer:
     ) -> ForkedProcess:
         """Fork a worker that runs `lockstep WORDS`.
 
-        `output` are descriptors for its standard output and error, or none to share the launcher's; `progress` is the
-        descriptor that it writes its progress to.
+        `output`: descriptors for its standard output and error; empty to share those of the launcher. `progress`: the
+        descriptor to which it writes its progress.
         """
         request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
         with self._lock:
             message = self._ask(request, [progress, *output])
             if message is None:
-                # The server was killed. The launcher sees a worker that was killed too, and starts all of them again.
+                # The server was killed. Report a killed worker, so that the launcher restarts all workers.
                 self._note_killed()
                 return ForkedProcess(self, 0, -signal.SIGKILL)
             process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
             return process
 
     def read_exits(self) -> None:
-        """Take in which workers have ended."""
+        """Read which workers have exited."""
         with self._lock:
             while self._processes and select.select([self.channel], [], [], 0)[0]:
                 message, _ = _receive(self.channel)
@@ -125,7 +125,7 @@ class ForkServer:
                     self._note_exit(message)
 
     def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any] | None:
-        """The server's answer to a request for a worker; None if the server was killed."""
+        """Send a request for a worker and return the server's answer; None if the server was killed."""
         with suppress(ConnectionError):
             _send(self.channel, request, descriptors)
             while (message := _receive(self.channel)[0]) is not None:
@@ -135,7 +135,7 @@ class ForkServer:
         return None
 
     def _note_killed(self) -> None:
-        """The server was killed, and its workers with it."""
+        """Mark all workers as killed, because the kernel kills them with their server."""
         for process in self._processes.values():
             process.returncode = -signal.SIGKILL
         self._processes.clear()
@@ -145,11 +145,11 @@ class ForkServer:
         process = self._processes.pop(message["ended"], None)
         if process is not None:
             process.returncode = message["code"]
-            with suppress(ConnectionError):  # a server that was killed needs no word of it
+            with suppress(ConnectionError):  # the server was killed
                 _send(self.channel, {"reap": process.pid})
 
     def close(self) -> None:
-        """End the server, and with it every worker that is left."""
+        """End the server and every remaining worker."""
         self.channel.close()
 
 
@@ -157,16 +157,16 @@ class ForkServer:
 
 
 def fork_here(imports: Callable[[], None]) -> list[str] | None:
-    """Fork a server from this process, which has imported torch and has done nothing else.
+    """Fork a server from this process, which has imported torch and done nothing else.
 
-    The server calls `imports` for the rest of what workers need, while the launcher goes on.
+    The server calls `imports` for the other modules that workers need, while the launcher continues.
 
     Returns:
-        None in the launcher. In a worker that the server forks later, the arguments that it was started with.
+        None in the launcher. In a worker that the server forks later, the arguments of the worker.
     """
     global _server
     if why_unsafe():
-        return None  # `obtain` starts a server of its own, which reports the reason if it has the same one
+        return None  # `obtain` starts a separate server, which reports the reason if it applies there, too
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -183,9 +183,9 @@ def fork_here(imports: Callable[[], None]) -> list[str] | None:
 
 
 def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
-    """The server of this process, started if there is none; or the reason why workers must start without one.
+    """Return the server of this process, starting it if needed, or the reason why workers must start without one.
 
-    An empty reason means that the user asked for that.
+    The reason is empty if the user disabled the server.
     """
     global _server
     if os.environ.get(START) == "spawn":
@@ -204,7 +204,7 @@ def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
 
 
 def _spawn(environment: Mapping[str, str], wanted: dict[str, str]) -> ForkServer:
-    """Start a server as a process of its own, for a launcher that has threads or other state of its user."""
+    """Start a server as a separate process, for a launcher that has threads or other state."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -214,26 +214,26 @@ def _spawn(environment: Mapping[str, str], wanted: dict[str, str]) -> ForkServer
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-    process.returncode = 0  # it ends with the launcher's end of the socket; nobody waits for it
+    process.returncode = 0  # it exits when the launcher's end of the socket closes; Popen must not wait for it
     return ForkServer(ours, process.pid, wanted)
 
 
 def why_unsafe() -> str:
-    """Why this process cannot be forked safely; empty if it can."""
+    """Return why this process cannot be forked safely; empty if it can."""
     import torch
 
     if torch.cuda.is_initialized() or getattr(torch.cuda, "_is_in_bad_fork", bool)():
         return "CUDA was used before the workers were started"
-    deadline = time.monotonic() + 0.5  # a progress display's thread may be about to end
+    deadline = time.monotonic() + 0.5  # the thread of a progress display may be about to end
     while len(os.listdir("/proc/self/task")) > 1:
         if time.monotonic() > deadline:
-            return "importing what workers need has started threads"
+            return "importing the modules of the workers has started threads"
         time.sleep(0.01)
     return ""
 
 
 def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that take effect when modules are imported, and not later."""
+    """Return the variables that take effect only when modules are imported."""
     return {
         name: value
         for name, value in environment.items()
@@ -245,19 +245,19 @@ def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def serve(channel: socket.socket, imports: Callable[[], None]) -> list[str]:
-    """Fork workers on request until the launcher closes the channel. Returns only in a worker, with its arguments."""
-    with suppress(PermissionError):  # a server that was started in a session of its own has one
-        os.setsid()  # out of reach of the terminal's signals, and so are the workers
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # workers are born with these blocked
+    """Fork workers on request until the launcher closes the channel. Return only in a worker, with its arguments."""
+    with suppress(PermissionError):  # raised if the server was already started in its own session
+        os.setsid()  # terminal signals must not reach the server and its workers
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # inherited by the workers
     try:
         imports()
         problem = why_unsafe()
     except Exception as error:
-        problem = f"importing what workers need failed: {type(error).__name__}: {error}"
-    gc.freeze()  # the collector would write to every page that workers share
+        problem = f"importing the modules of the workers failed: {type(error).__name__}: {error}"
+    gc.freeze()  # a garbage collection would write to every page that workers share
     _answer(channel, {"problem": problem})
     server = os.getpid()
-    children: dict[int, int] = {}  # process numbers by the descriptors that tell of their ends
+    children: dict[int, int] = {}  # pids by pidfd
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     while True:
@@ -269,21 +269,21 @@ def serve(channel: socket.socket, imports: Callable[[], None]) -> list[str]:
                 continue
             request, descriptors = _receive(channel)
             if request is None:
-                os._exit(0)  # the launcher is gone; the kernel kills the workers
+                os._exit(0)  # the launcher has exited; the kernel kills the workers
             if "reap" in request:
                 os.waitpid(request["reap"], 0)
                 continue
-            born, bearing = os.pipe()
+            ready_read, ready_write = os.pipe()
             pid = os.fork()
             if pid == 0:
-                os.setsid()  # a process group, and a share of the processor, of its own
-                for inherited in (*children, channel.detach(), born, bearing):
+                os.setsid()  # own process group, and own share of the CPU
+                for inherited in (*children, channel.detach(), ready_read, ready_write):
                     os.close(inherited)
                 return _become_worker(request, descriptors, server)
-            for passed in (bearing, *descriptors):
+            for passed in (ready_write, *descriptors):
                 os.close(passed)
-            os.read(born, 1)  # ends when the worker has its session, so that the launcher can signal its group
-            os.close(born)
+            os.read(ready_read, 1)  # returns once the worker has its session, so that its group can be signaled
+            os.close(ready_read)
             child = os.pidfd_open(pid)
             children[child] = pid
             poll.register(child, select.POLLIN)
@@ -305,7 +305,7 @@ def _answer(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _become_worker(request: dict[str, Any], descriptors: list[int], server: int) -> list[str]:
-    """Make this fork of the server what a fresh interpreter with the given settings would be."""
+    """Give this fork of the server the environment, directory, output and arguments of a fresh worker."""
     die_with_parent()
     if os.getppid() != server:
         os._exit(0)
@@ -324,25 +324,23 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], server: int)
 
 
 def _apply_import_settings(threads_at_import: str | None) -> None:
-    """Apply variables that torch and OpenBLAS have read when they were imported, which was in the server."""
+    """Apply variables that torch and OpenBLAS read at import, which happened in the server."""
     import numpy as np
     import torch
     import torch.distributed as dist
 
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) and threads != threads_at_import:
-        torch.set_num_threads(
-            min(int(threads), torch.get_num_threads())
-        )  # torch takes at most one thread for each core
+        torch.set_num_threads(min(int(threads), torch.get_num_threads()))  # torch uses at most one thread per core
     blas = os.environ.get("OPENBLAS_NUM_THREADS", threads)
     if blas.isdigit() and (count := min(int(blas), len(os.sched_getaffinity(0)))) > 1:
         set_openblas_threads(count)
     dist.set_debug_level_from_env()
-    np.random.seed()  # from the system: environments of users may draw from it, and must not all draw the same
+    np.random.seed()  # from the OS, so that user environments draw different numbers in each worker
 
 
 def set_openblas_threads(count: int) -> None:
-    """Set the number of threads of the OpenBLAS that NumPy brings."""
+    """Set the number of threads of the OpenBLAS that is bundled with NumPy."""
     maps = Path("/proc/self/maps").read_text()
     for path in {line.split()[-1] for line in maps.splitlines() if "openblas" in line and line.endswith(".so")}:
         library = ctypes.CDLL(path)
@@ -366,7 +364,7 @@ def _send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence
 
 
 def _receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next message and the descriptors that came with it; None when the other end is closed."""
+    """Receive the next message and its descriptors; None when the other end is closed."""
     try:
         header, descriptors, _, _ = socket.recv_fds(channel, _HEADER.size, 3)
         while header and len(header) < _HEADER.size:

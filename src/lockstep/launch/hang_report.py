@@ -1,7 +1,7 @@
-"""What a launcher reports about workers that stand still: where each of them is, with the stacks of its threads.
+"""Hang reports of the launcher: phase and thread stacks of every worker.
 
-A worker writes its stacks when it gets STACKS, by a handler in C that runs even while the worker waits for the kernel
-or another thread holds the interpreter.
+On the signal STACKS a worker writes its stacks. The handler is C code, so it runs even while the worker waits for the
+kernel or another thread holds the GIL.
 """
 
 import os
@@ -21,17 +21,17 @@ _LINES = 12
 
 
 def report(workers: Mapping[int, Watched], pids: Mapping[int, int], overdue: list[int], shared: Path) -> str:
-    """Name the workers that are overdue, by local rank, with what each one does and where."""
+    """Describe all workers, with phase and stacks, those that do not wait in a collective first."""
     ranks = {local: int(workers[local].told.get("rank", local)) for local in pids}
     stacks = collect_stacks({ranks[local]: pid for local, pid in pids.items()}, shared)
     lines = []
     for local in sorted(pids, key=lambda local: (bool(workers[local].told.get("waits_in")), local)):
         told = workers[local].told
-        who = f"process {ranks[local]} on {socket.gethostname()} (pid {pids[local]})"
+        process = f"process {ranks[local]} on {socket.gethostname()} (pid {pids[local]})"
         doing = f"waits in collective '{told['waits_in']}'" if told.get("waits_in") else "made no progress"
         where = f"in phase {told.get('phase', '?')} (update {told.get('update', '?')})"
-        state = "" if local in overdue else "; it is not late itself"
-        lines.append(f"{who} {doing} for {workers[local].idle.seconds:.0f} s {where}{state}, at:")
+        state = "" if local in overdue else "; within its limit"
+        lines.append(f"{process} {doing} for {workers[local].idle.seconds:.0f} s {where}{state}, at:")
         lines += stacks.get(ranks[local]) or ["    (it wrote no stack: it is stopped, or waits for a disk or a device)"]
     limit = workers[overdue[0]].told.get("allowed", 0.0)
     lines.append(f"The limit is {limit:.0f} s (see run.collective_timeout), so the launcher ends all processes.")
@@ -39,7 +39,7 @@ def report(workers: Mapping[int, Watched], pids: Mapping[int, int], overdue: lis
 
 
 def collect_stacks(pids: Mapping[int, int], shared: Path, seconds: float = 2.0) -> dict[int, list[str]]:
-    """Ask workers, by rank, for the stacks of all their threads, and wait a little until they are written."""
+    """Request the stacks of all threads from workers, by rank; wait up to `seconds` until they are written."""
     for pid in pids.values():
         with suppress(OSError):
             os.kill(pid, STACKS)
@@ -52,7 +52,7 @@ def collect_stacks(pids: Mapping[int, int], shared: Path, seconds: float = 2.0) 
 
 
 def _read(path: Path) -> list[str]:
-    """The threads in a file that the fault handler wrote, main thread first, each from its innermost frame."""
+    """Read the threads from a fault handler report, main thread first, each with its innermost frame first."""
     with suppress(OSError):
         threads = path.read_text(errors="replace").strip().split("\n\n")
         lines = []
@@ -73,24 +73,24 @@ def kill_group(pid: int) -> None:
 
 
 class CollectiveTimeoutError(RuntimeError):
-    """A process made no progress, or did not come to where the others waited for it, within the run's timeout."""
+    """A process made no progress, or did not arrive at a collective, within the run's timeout."""
 
 
 def in_time(action: Callable[[], object], seconds: float = 3.0) -> None:
-    """Do something that may wait for a disk that does not answer, and go on without it after some seconds."""
+    """Run an action that may block on a disk; continue without it after `seconds`."""
     thread = threading.Thread(target=action, name="report", daemon=True)
     thread.start()
     thread.join(seconds)
 
 
-def write_report(run: Path, words: str) -> None:
-    """Leave a report of a hang in a run directory, if its disk takes it."""
+def write_report(run: Path, message: str) -> None:
+    """Write a hang report to a run directory. Ignore disk errors."""
     with suppress(OSError):
-        (run / "hang.txt").write_text(words + "\n")
+        (run / "hang.txt").write_text(message + "\n")
 
 
 def written_since(path: Path, moment: float) -> bool:
-    """Whether a file was written after a moment; one of an earlier start may lie there, too."""
+    """Return whether a file was written after a time. An earlier attempt may have left one, too."""
     try:
         return path.stat().st_mtime > moment
     except OSError:

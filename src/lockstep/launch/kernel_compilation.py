@@ -1,4 +1,4 @@
-"""Numba kernels are compiled once for all workers of a host: the first worker compiles, the others load the result.
+"""Compile numba kernels once for all workers of a host: the first worker compiles, the others load the result.
 
 Numba keeps compiled kernels in a cache on disk. Without a lock, workers that start together with an empty cache would
 each compile every kernel.
@@ -14,11 +14,11 @@ from typing import Any
 from lockstep.launch.process_lifetime import launch_directory
 
 _depth = 0
-"""How many compilations this process is in: a kernel that calls another one compiles both."""
+"""Depth of nested compilations in this process. Compiling a kernel also compiles the kernels that it calls."""
 
 
 def share_compilation() -> None:
-    """Take a lock that all workers of our launcher share around each first compilation of a cached kernel."""
+    """Hold a lock shared by all workers of our launcher during the first compilation of each cached kernel."""
     if launch_directory() is None or "numba" not in sys.modules:
         return
     from numba.core import dispatcher
@@ -30,7 +30,7 @@ def share_compilation() -> None:
         return
 
     def compile_once(self: Any, signature: Any) -> Any:
-        # Numba's own lock comes first, as it does where a kernel is compiled for another one.
+        # Acquire numba's own lock first: nested compilations use the same order, which avoids deadlocks.
         with global_compiler_lock, _lock(not _is_cached(self)):
             return compile_alone(self, signature)
 
@@ -39,11 +39,11 @@ def share_compilation() -> None:
 
 
 def is_compiling_kernel() -> bool:
-    """Whether another thread of this process compiles a numba kernel, which may take minutes on a busy machine."""
+    """Return whether another thread of this process compiles a numba kernel, which may take minutes."""
     module = sys.modules.get("numba.core.compiler_lock")
     if module is None:
         return False
-    lock = module.global_compiler_lock._lock  # its own is_locked() asks about the calling thread only
+    lock = module.global_compiler_lock._lock  # numba's is_locked() considers the calling thread only
     if lock.acquire(blocking=False):
         lock.release()
         return False
@@ -51,7 +51,7 @@ def is_compiling_kernel() -> bool:
 
 
 def _is_cached(kernel: Any) -> bool:
-    """Whether a kernel was compiled before, or is not kept in a cache."""
+    """Return whether a kernel was compiled before, or does not use a cache."""
     path = getattr(getattr(kernel._cache, "_cache_file", None), "_index_path", None)
     return path is None or os.path.exists(path)
 

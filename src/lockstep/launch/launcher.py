@@ -1,8 +1,10 @@
-"""Starting processes on this machine, alone or as one host of several: torch's own elastic agent, with our manners.
+"""Launcher of the processes on this host, based on torch's elastic agent.
 
-The agent restarts all processes when one dies. What it does not do by itself is here: passing a signal on as a request
-to save and stop, saying who failed first and why, not waiting half a minute for processes that are beyond help, not
-retrying what would fail the same way again, and telling that apart from a run that was asked to stop.
+The agent restarts all processes when one dies. This module adds to it:
+- It forwards signals to the workers as a request to save and stop.
+- It reports which process failed first and why.
+- It kills processes that do not respond, without waiting half a minute.
+- It does not restart after errors that would occur again, or after a stop request.
 """
 
 import logging
@@ -12,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,18 +40,18 @@ from lockstep.launch.worker_processes import UNKILLABLE, start_workers
 from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
 
 INTERRUPTED = 130
-"""The exit code of a run that was ended at once, as a shell has it for an interrupt."""
+"""Exit code of a run that was ended immediately, as shells use it for an interrupt."""
 _GRACE = 8.0
-"""Seconds that processes get to leave when another one has failed."""
+"""Seconds that processes have to exit when another one has failed."""
 
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """How a launch ended."""
+    """Exit code of a launch, and its cause."""
 
     code: int
     cause: str = ""
-    """Why, where that is to be told."""
+    """Message for the user; empty if there is nothing to report."""
 
 
 def launch(
@@ -57,8 +59,12 @@ def launch(
     fleet: LaunchConfig,
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
+    poll: Callable[[], None] | None = None,
 ) -> LaunchResult:
-    """Run `lockstep ARGUMENTS` on several processes until they end; signals meanwhile are passed on to them."""
+    """Run `lockstep ARGUMENTS` on several processes until they end. Forward signals to them.
+
+    `poll` is called about twice a second in this process. An exception that it raises stops the processes.
+    """
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     with temporary_directory() as shared:
         (shared / LAUNCHER).write_text(str(os.getpid()))
@@ -66,10 +72,10 @@ def launch(
         for warning in host.warnings:
             warn_user(warning)
         settings = {
-            # Restarted workers read stale addresses from a store that is shared with the rendezvous.
+            # Restarted workers would read stale addresses from a store that is shared with the rendezvous.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            # What every collective was, for the report about one that hangs.
+            # Record the latest collectives, for hang reports.
             "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "200"),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(fleet.processes))),
             ENV_LAUNCH_DIR: str(shared),
@@ -77,13 +83,13 @@ def launch(
             **(environment or {}),
         }
         with _Environment(settings):
-            return _Launch(arguments, fleet, host, shared, quiet).run()
+            return _Launch(arguments, fleet, host, shared, quiet, poll).run()
 
 
 def launch_captured(arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None) -> str:
-    """The same for a verb that reads what comes of it from a file: why it failed, or nothing.
+    """Launch processes for a command that reads their results from a file. Return why they failed, or nothing.
 
-    Such processes have nothing to save: an interrupt ends them at once, and the verb with them.
+    Such processes have nothing to save: an interrupt ends them and the command immediately.
     """
     outcome = launch(arguments, LaunchConfig(processes), environment, quiet=True)
     if outcome.code == INTERRUPTED:
@@ -92,13 +98,25 @@ def launch_captured(arguments: Sequence[str], processes: int, environment: Mappi
 
 
 class _Launch:
-    """One launch: the agent in a thread of its own, so that this one is free to hear signals."""
+    """One launch. The agent runs in its own thread, so that the main thread can handle signals."""
 
     def __init__(
-        self, arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig, shared: Path, quiet: bool
+        self,
+        arguments: Sequence[str],
+        fleet: LaunchConfig,
+        host: HostConfig,
+        shared: Path,
+        quiet: bool,
+        poll: Callable[[], None] | None,
     ) -> None:
-        self.shared, self.patient = shared, not quiet
-        self.agent = _make_agent(arguments, fleet, host, shared, quiet)
+        self.shared, self.patient, self.poll = shared, not quiet, poll
+        # Block stop signals from the moment other hosts can connect until `run` handles them.
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            self.agent = _make_agent(arguments, fleet, host, shared, quiet)
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            raise
         self._result: RunResult | None = None
         self._error: BaseException | None = None
         self._asked: float | None = None
@@ -107,20 +125,27 @@ class _Launch:
     def run(self) -> LaunchResult:
         before = {}
         if threading.current_thread() is threading.main_thread():
-            before = {number: signal.signal(number, self._hear) for number in STOP_SIGNALS}
-        # A daemon, because it may be waiting for other hosts when it is told to leave.
+            before = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        # A daemon thread, because it may wait for other hosts when the launcher is stopped.
         thread = threading.Thread(target=self._work, name="agent", daemon=True)
         try:
             thread.start()
             while thread.is_alive() and not self._unborn:
                 thread.join(0.5)
+                if self.poll is not None:
+                    self.poll()
+        except BaseException:
+            self.agent.kill()
+            thread.join(_GRACE)
+            raise
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
         return self._outcome()
 
-    def _hear(self, number: int, _: object) -> None:
-        """Pass a request to stop on to the processes; the second one, after a while, ends them."""
+    def _on_signal(self, number: int, _: object) -> None:
+        """Forward the first stop signal to the processes. Kill them on a second one some seconds later."""
         now = time.monotonic()
         if self._asked is None and self.patient:
             self._asked = now
@@ -128,11 +153,11 @@ class _Launch:
         elif not self._at_once and (self._asked is None or now - self._asked > SIGNAL_DEBOUNCE_SECONDS):
             self._at_once = True
             if self.patient:
-                warn_user(f"{signal.Signals(number).name} again: leaving at once; what was saved before stands.")
+                warn_user(f"{signal.Signals(number).name} again: exiting immediately. Saved checkpoints are valid.")
             self.agent.kill()
 
     def _work(self) -> None:
-        # Processes are born with these blocked, and open their ears when they can act on what they hear.
+        # Workers inherit these blocked signals, and unblock them once they can handle them.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._result = self.agent.run()
@@ -143,25 +168,25 @@ class _Launch:
 
     def _outcome(self) -> LaunchResult:
         if self._unborn:
-            return LaunchResult(EXIT_PREEMPTED, "asked to stop while no process was training.")
+            return LaunchResult(EXIT_PREEMPTED, "stop requested while no process was training.")
         if self._at_once:
-            return LaunchResult(INTERRUPTED, "ended at once, as asked; what was saved before stands.")
+            return LaunchResult(INTERRUPTED, "ended immediately on request. Saved checkpoints are valid.")
         if self._error is not None and self.agent.cause:
             return LaunchResult(1, self.agent.cause)
         if self._error is not None:
-            return LaunchResult(1, f"the processes could not be started or brought together: {self._error}")
+            return LaunchResult(1, f"the processes could not be started or could not connect: {self._error}")
         if self._result is None or self._result.is_failed():
-            lost = self._asked is not None and self.agent.machine  # it can go on later, which is all that was asked
+            lost = self._asked is not None and self.agent.machine  # stopped on request, and can be resumed
             return LaunchResult(EXIT_PREEMPTED if lost else 1, self.agent.cause or "the processes failed.")
-        word = self.shared / OUTCOME
-        kind, _, sentence = word.read_text().partition("\n") if word.exists() else ("", "", "")
+        outcome = self.shared / OUTCOME
+        kind, _, sentence = outcome.read_text().partition("\n") if outcome.exists() else ("", "", "")
         if kind == "superseded":
             return LaunchResult(1, sentence)
         return LaunchResult(EXIT_PREEMPTED if kind == "preempted" else 0)
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent, which tells processes why they must leave, and the user why they left."""
+    """torch's elastic agent with stop requests, progress deadlines and failure reports."""
 
     def __init__(self, shared: Path, fleet: LaunchConfig, **settings: Any) -> None:
         super().__init__(**settings)
@@ -169,16 +194,16 @@ class _Agent(LocalElasticAgent):
         self.cause, self.machine = "", False
         self._stopping = False
         self._dismissed: set[int] = set()
-        """Processes that did not leave by themselves when another had failed, and were killed."""
-        self._told = False
+        """Pids that did not exit by themselves after another process had failed, and were killed."""
+        self._warned = False
         self._deadlines, self._hang = Deadlines(), ""
 
     def ask_to_stop(self) -> bool:
-        """Ask every process to save and leave at the end of its iteration; whether there was any to ask."""
+        """Request every process to save and exit at the end of its iteration. Return whether any process is alive."""
         self._stopping = True
         alive = [process for process in self._processes() if process.poll() is None]
         for process in alive:
-            with suppress(ProcessLookupError):  # its server was killed since, and it with it
+            with suppress(ProcessLookupError):  # killed meanwhile, together with its fork server
                 os.kill(process.pid, signal.SIGUSR1)
         return bool(alive)
 
@@ -204,16 +229,16 @@ class _Agent(LocalElasticAgent):
             started = super()._start_workers(worker_group)
         finally:
             local_elastic_agent.start_processes = starter
-        if self._stopping:  # the request came while nobody was there to hear it
+        if self._stopping:  # the request arrived before the processes were started
             self.ask_to_stop()
         return started
 
     def _fork_server(self) -> fork_server.ForkServer | None:
-        """The server to fork workers from; None, with one line that says why, where that is not safe."""
+        """Return the server to fork workers from; None, with one warning, if forking is unsafe."""
         server = fork_server.obtain(os.environ)
         if isinstance(server, str):
-            if server and not self._told:
-                self._told = True
+            if server and not self._warned:
+                self._warned = True
                 warn_user(f"each process imports torch itself, which takes longer: {server}.")
             return None
         (self._shared / SERVER).write_text(str(server.pid))
@@ -226,14 +251,14 @@ class _Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._hold_deadlines()
         if any(process.poll() for process in self._processes()):
-            self._terminate_workers()  # before torch does so, which would give a stopped process half a minute
+            self._terminate_workers()  # before torch does so, which would wait half a minute for a stopped process
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._explain(result.failures, worker_group)
         return result
 
     def _hold_deadlines(self) -> None:
-        """Report and kill all workers if one of them made no progress for longer than it may."""
+        """Report and kill all workers if one of them exceeded its progress deadline."""
         workers = getattr(self._pcontext, "workers", {})
         alive = {rank: worker for rank, worker in workers.items() if worker.proc.poll() is None}
         overdue = self._deadlines.look({rank: worker.progress for rank, worker in alive.items()})
@@ -252,13 +277,13 @@ class _Agent(LocalElasticAgent):
         if left:
             self._remaining_restarts = 0
             numbers = ", ".join(str(worker.proc.pid) for worker in left)
-            self._hang += f"\nSIGKILL does not end {numbers}: they wait for a disk or a device that does not answer."
-        if len(left) == len(alive):  # torch's agent would wait for them
+            self._hang += f"\nSIGKILL does not end {numbers}: they wait for a disk or a device that does not respond."
+        if len(left) == len(alive):  # torch's agent would wait for them forever
             self.cause, self.machine = self._hang, True
             raise RuntimeError(self._hang)
 
     def _terminate_workers(self) -> None:
-        """Have all processes leave: those that can, by themselves."""
+        """Send SIGTERM to all processes, and SIGKILL to those that do not exit in time."""
         self._mark.touch()
         alive = [process for process in self._processes() if process.poll() is None]
         for process in alive:
@@ -273,13 +298,13 @@ class _Agent(LocalElasticAgent):
                 kill_group(process.pid)
 
     def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
-        """Say who failed first and why, and whether all start again."""
+        """Report which process failed first and why, and whether all processes are restarted."""
         size = worker_group.workers[0].world_size
         self.cause, self.machine = summarize_failures(failures, size, self._shared, self._dismissed)
         if self._hang:
             self.cause, self.machine = self._hang, True
         if not self.machine or self._stopping:
-            self._remaining_restarts = 0  # it would fail in the same way again; or nobody wants it to go on
+            self._remaining_restarts = 0  # the error would occur again, or the user requested a stop
         if self._remaining_restarts:
             left = f"{self._remaining_restarts} of {self._fleet.max_restarts} restarts left"
             warn_user(f"{self.cause}\nStarting again from the last checkpoint ({left}).")
@@ -290,7 +315,7 @@ def _make_agent(arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig,
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
     job = fleet.job or uuid.uuid4().hex
-    handler = LocalRendezvous(job) if fleet.endpoint is None else _meet(fleet, host, job)
+    handler = LocalRendezvous(job) if fleet.endpoint is None else _multi_host_rendezvous(fleet, host, job)
     spec = WorkerSpec(
         role="lockstep",
         local_world_size=fleet.processes,
@@ -307,24 +332,24 @@ def _make_agent(arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig,
     return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
 
 
-def _meet(fleet: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
-    """The rendezvous of several hosts."""
+def _multi_host_rendezvous(fleet: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
+    """Create the rendezvous of several hosts."""
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     few, many = fleet.nodes
-    meeting = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    parameters = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
     try:
-        return get_rendezvous_handler(meeting)
+        return get_rendezvous_handler(parameters)
     except RendezvousConnectionError:
         raise ConfigError(
-            f"hosts cannot meet at {host.endpoint}: another program holds that port, or nobody listens there.",
-            "Choose another port in --rdzv-endpoint, the same on every host, and start the first host's command, too.",
+            f"cannot connect to the rendezvous at {host.endpoint}: another program uses that port, or none listens.",
+            "Start the command on the first host, too, or use another port in --rdzv-endpoint on every host.",
         ) from None
 
 
 class _Environment:
-    """Settings that stand while processes are started from here, and not afterwards."""
+    """Context manager that sets environment variables and restores them afterwards."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         self._settings = settings

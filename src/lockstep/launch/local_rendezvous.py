@@ -1,11 +1,11 @@
-"""Rendezvous of a launcher that is alone on its host: there is no other launcher to find or to wait for."""
+"""Rendezvous of a single launcher, which has no other launchers to find or wait for."""
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 
 class LocalRendezvous(RendezvousHandler):
-    """Forms a group of one launcher at once. Torch's own rendezvous delays each start by up to 0.3 s."""
+    """Forms a group of one launcher immediately. Torch's own rendezvous delays each start by up to 0.3 s."""
 
     def __init__(self, job: str) -> None:
         self._job, self._starts, self._closed = job, 0, False

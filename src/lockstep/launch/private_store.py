@@ -1,9 +1,9 @@
-"""The store of a run on one host: a file that only the user can open, and gloo sockets that take no new connections.
+"""Store of a run on one host: a file that only the user can open, and gloo sockets that accept no new connections.
 
-torch's TCPStore knows no password and no Unix socket, so any local user who connects to its port can end the run. A
-FileStore in the launcher's directory (mode 0700) is protected by the file system. gloo has no other transport than TCP
-in torch's wheels: its listening socket accepts anybody, and keeps every connection until no descriptor is left. It is
-needed only until the processes have connected to each other; from then on the kernel drops what arrives there.
+torch's TCPStore supports neither passwords nor Unix sockets, so any local user who connects to its port can end the
+run. A FileStore in the launcher's directory (mode 0700) is protected by the file system. In torch's wheels, gloo
+supports TCP only. Its listening socket accepts any connection and keeps it, until no descriptor is left. The socket is
+needed only until all processes have connected to each other. After that, the kernel drops all incoming packets.
 """
 
 import os
@@ -21,13 +21,13 @@ import torch.distributed as dist
 
 _SO_ATTACH_FILTER = 26
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
-"""A program of one instruction for the kernel's packet filter: return 0, take no byte of the packet."""
+"""A packet filter program (BPF) of one instruction: return 0, which drops the packet."""
 
 
 def join_private_store(directory: Path, attempt: int, size: int, patience: timedelta) -> dist.Store:
-    """Open the store that processes of one launcher share, once all have; DistStoreError when some do not in time.
+    """Open the store of one launcher's processes and wait for all of them. Raise DistStoreError after `patience`.
 
-    Each start of the processes has a file of its own: addresses of an earlier start must not be found.
+    Each attempt uses its own file, so that processes do not read addresses of an earlier attempt.
     """
     store = dist.FileStore(str(directory / f"store-{attempt}"), size)
     store.set_timeout(patience)
@@ -39,7 +39,7 @@ def join_private_store(directory: Path, attempt: int, size: int, patience: timed
 
 
 def wait_for(store: dist.Store, key: str, seconds: float) -> bool:
-    """Wait until a key is set; False when it is not in time. FileStore's own wait is precise to seconds only."""
+    """Wait until a key is set; return False after `seconds`. FileStore's own wait has a resolution of seconds."""
     deadline, pause = time.monotonic() + seconds, 0.001
     while not store.check([key]):
         if time.monotonic() >= deadline:
@@ -50,7 +50,7 @@ def wait_for(store: dist.Store, key: str, seconds: float) -> bool:
 
 
 def is_private(store: dist.Store) -> bool:
-    """Whether a store is a file, also below prefixes."""
+    """Return whether a store is a FileStore, also inside PrefixStores."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return isinstance(store, dist.FileStore)
@@ -58,15 +58,15 @@ def is_private(store: dist.Store) -> bool:
 
 @contextmanager
 def sealed_sockets(backend: str) -> Iterator[None]:
-    """Let nobody connect to the sockets that are opened within, once it is over: all processes are connected then."""
+    """Drop new connections to the sockets opened in the block, once it ends. All processes are connected by then."""
     before = listening_sockets()
     yield
-    if backend == "gloo":  # NCCL connects to its sockets later, too
+    if backend == "gloo":  # NCCL opens connections to its sockets later, too
         drop_new_connections(listening_sockets() - before)
 
 
 def listening_sockets() -> set[int]:
-    """Descriptors of this process that take TCP connections; empty where the system does not list them."""
+    """Return the listening TCP sockets of this process; empty if the system does not list descriptors."""
     found = set()
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
@@ -77,9 +77,9 @@ def listening_sockets() -> set[int]:
 
 
 def drop_new_connections(listeners: Iterable[int]) -> None:
-    """Have the kernel drop all that arrives at listening sockets; connections they have accepted are not affected.
+    """Make the kernel drop all packets to listening sockets. Accepted connections are not affected.
 
-    The sockets stay open: gloo's thread ends the process when one that it listens at is shut down.
+    The sockets stay open, because gloo's thread ends the process if its listening socket is shut down.
     """
     if sys.platform != "linux":
         return

@@ -1,4 +1,4 @@
-"""A process that another one started does not outlive it: nobody trains on, or steps environments, for no one."""
+"""Make child processes exit when their parent dies, and name the files that workers share with their launcher."""
 
 import contextlib
 import ctypes
@@ -7,24 +7,24 @@ import signal
 from pathlib import Path
 
 ENV_LAUNCH_DIR = "LOCKSTEP_LAUNCH_DIR"
-"""Set in the processes our own launcher starts, to a directory it shares with them: it speaks to the user for them."""
+"""Set in workers of our launcher: a directory that they share with it. The launcher prints messages for them."""
 LAUNCHER, SERVER, PEER_FAILED, OUTCOME = "launcher", "server", "peer-failed", "outcome"
-"""Files in that directory: the launcher's process number; that of its fork server, if it has one; that a process
-failed, so leave at once; and how a run ended that ended in good order."""
+"""Files in that directory: pid of the launcher; pid of its fork server, if any; marker that a process failed, so that
+the others exit immediately; outcome of a run that ended without a failure."""
 ENV_PROGRESS_FD = "LOCKSTEP_PROGRESS_FD"
-"""Set in the processes our own launcher starts, to the descriptor of a pipe on which it reads their progress."""
+"""Set in workers of our launcher: the descriptor of the pipe to which they write their progress."""
 ENV_PARENT_PID = "LOCKSTEP_PARENT_PID"
-"""Set in a process that a run starts for work beside it, to the run's process number."""
+"""Set in helper processes of a run: the pid of the run's process."""
 EXIT_PEER_FAILED = 128 + signal.SIGTERM
-"""The exit code of a process that left because another one had failed."""
+"""Exit code of a process that exited because another one had failed."""
 
 
 STACKS = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""The signal on which a process writes the stacks of its threads for our launcher."""
+"""Signal on which a process writes the stacks of its threads for our launcher."""
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it dies, even in the middle of a step."""
+    """Make the kernel kill this process when its parent dies, even in the middle of a step."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -33,7 +33,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_launcher() -> None:
-    """The same for a process that a run, our launcher or torchrun started; it leaves if ours has died already."""
+    """Exit when the parent dies, if a run, our launcher or torchrun started this process.
+
+    Exit immediately if the parent run or our launcher has already died.
+    """
     if ENV_PARENT_PID in os.environ:
         die_with_parent()
         if str(os.getppid()) != os.environ[ENV_PARENT_PID]:
@@ -48,7 +51,7 @@ def die_with_launcher() -> None:
 
 
 def launcher_pid() -> int:
-    """Process number of the launcher that started this process; of its parent under torchrun, 0 if it is unknown."""
+    """Return the pid of our launcher; of the parent process under torchrun; 0 if unknown."""
     shared = launch_directory()
     return os.getppid() if shared is None else _read_pid(shared / LAUNCHER)
 
@@ -61,30 +64,30 @@ def _read_pid(path: Path) -> int:
 
 
 def launch_directory() -> Path | None:
-    """The directory that our launcher shares with this process, where it was started by one."""
+    """Return the directory that our launcher shares with this process; None if it did not start it."""
     return Path(os.environ[ENV_LAUNCH_DIR]) if ENV_LAUNCH_DIR in os.environ else None
 
 
 def started_by_a_launcher() -> bool:
-    """Whether our launcher or torchrun started this process."""
+    """Return whether our launcher or torchrun started this process."""
     return ENV_LAUNCH_DIR in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def crash_file(rank: int) -> str:
-    """Where in that directory a process leaves its stack when it crashes in native code."""
+    """Name of the file in the launch directory for the stack of a process that crashes in native code."""
     return f"crash-{rank}.txt"
 
 
 def stacks_file(rank: int) -> str:
-    """Where in that directory a process leaves the stacks of its threads when our launcher asks for them."""
+    """Name of the file in the launch directory for the stacks of all threads, written on request of our launcher."""
     return f"stacks-{rank}.txt"
 
 
 def backend_file(rank: int) -> str:
-    """Where in that directory a process leaves the name of its process group's backend."""
+    """Name of the file in the launch directory for the backend of the process group."""
     return f"backend-{rank}.txt"
 
 
 def phase_file(rank: int) -> str:
-    """Where in that directory the phase stands that a process is in, whatever becomes of it."""
+    """Name of the file in the launch directory for the current phase of a process."""
     return f"phase-{rank}.txt"

@@ -1,7 +1,7 @@
-"""Progress of processes: counted in each worker, reported to its launcher over a pipe, and held to a deadline there.
+"""Progress of workers: counted in each worker, sent to the launcher over a pipe, and checked there against a deadline.
 
 Progress is a phase entered or left, a collective completed, or data written by a save. The pipe does not depend on the
-run's disk, so a launcher notices workers that wait for a disk that does not answer.
+run's disk, so a launcher also detects workers that are blocked on a disk.
 """
 
 import json
@@ -16,13 +16,13 @@ from typing import Any
 from lockstep.launch.process_lifetime import ENV_PROGRESS_FD
 
 GRACE = 10.0
-"""Seconds after its deadline that a launcher leaves a worker to end by itself, with a report of its own."""
+"""Seconds after its deadline that a launcher waits for a worker to exit by itself, with its own report."""
 STEP = 2.0
-"""The most seconds that count between two looks: a process that was stopped for a while has not been idle meanwhile."""
+"""Maximum seconds counted between two calls of `look`. Time in which the observer itself was stopped does not count."""
 
 
 class IdleTime:
-    """Seconds in which a counter has not changed, by looks at it."""
+    """Seconds in which a polled counter has not changed."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -37,24 +37,24 @@ class IdleTime:
 
 
 def written_bytes(thread: int | None) -> int:
-    """Bytes that a thread of this process has passed to the system for writing; 0 where the system does not tell."""
+    """Return the bytes that a thread of this process has written; 0 if the system does not report them."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/self/task/{thread}/io").read_text().split()[3])
     return 0
 
 
 class ProgressPipe:
-    """A worker's end of the pipe. Nothing is sent where no launcher of ours has started the process."""
+    """A worker's end of the progress pipe. Sends nothing if the process was not started by our launcher."""
 
     def __init__(self) -> None:
-        given = os.environ.pop(ENV_PROGRESS_FD, "")  # processes that this one starts must not write to it
+        given = os.environ.pop(ENV_PROGRESS_FD, "")  # child processes must not write to the pipe
         self._descriptor = int(given) if given.isdigit() else -1
         if self._descriptor >= 0:
             os.set_inheritable(self._descriptor, False)
             os.set_blocking(self._descriptor, False)
 
     def send(self, **values: Any) -> None:
-        """Send what is known. A pipe that is full or closed loses the message."""
+        """Send values as one JSON line. If the pipe is full or closed, the message is lost."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.write(self._descriptor, json.dumps(values).encode() + b"\n")
@@ -62,14 +62,14 @@ class ProgressPipe:
 
 @dataclass
 class Watched:
-    """One worker, as its launcher last heard of it."""
+    """Latest progress message (`told`) and idle time of one worker, in the launcher."""
 
     told: dict[str, Any] = field(default_factory=dict)
     idle: IdleTime = field(default_factory=IdleTime)
     _rest: bytes = b""
 
     def read(self, descriptor: int) -> None:
-        """Take in all messages that have arrived."""
+        """Read all available messages and keep the latest."""
         with suppress(OSError):
             while part := os.read(descriptor, 65536):
                 self._rest += part
@@ -80,19 +80,19 @@ class Watched:
 
     @property
     def overdue(self) -> bool:
-        """Whether it made no progress for longer than it may, and has not ended by itself."""
+        """Whether the worker exceeded its deadline and did not exit by itself."""
         allowed = self.told.get("allowed")
         return allowed is not None and self.idle.seconds > allowed + GRACE
 
 
 class Deadlines:
-    """The workers of one start, by local rank."""
+    """Progress of the workers of one attempt, by local rank."""
 
     def __init__(self) -> None:
         self.workers: dict[int, Watched] = {}
 
     def look(self, descriptors: Mapping[int, int]) -> list[int]:
-        """Read from every worker that runs. Returns those that are overdue."""
+        """Read the pipes of all running workers. Return the local ranks that are overdue."""
         for rank, descriptor in descriptors.items():
             self.workers.setdefault(rank, Watched()).read(descriptor)
         compiling = any(watched.told.get("compiling") for watched in self.workers.values())

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other: over loopback on one host, over an address and interface on several."""
+"""Rendezvous of the processes of a run: over loopback on one host, over a network interface on several hosts."""
 
 import fcntl
 import os
@@ -20,53 +20,54 @@ from lockstep.launch.world import WorldInfo
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """How many processes, on how many hosts, and how often they may be started again."""
+    """Number of processes, hosts and restarts of a launch."""
 
     processes: int = 1
-    """On this host."""
+    """Processes on this host."""
     max_restarts: int = 0
     nodes: tuple[int, int] = (1, 1)
-    """The fewest and the most hosts."""
+    """Minimum and maximum number of hosts."""
     endpoint: str | None = None
-    """HOST:PORT where several hosts meet."""
+    """HOST:PORT of the rendezvous of several hosts; None for one host."""
     job: str | None = None
-    """What several hosts call this job; a run directory begun by a job is gone on with by the same job."""
+    """Job id shared by all hosts. A restarted host with the same job id continues the run directory of the job."""
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """`2`, or `1:4` for any number from one to four."""
+    """Parse a number of hosts: `2`, or `1:4` for any number from one to four."""
     few, _, many = text.partition(":")
     try:
         nodes = int(few), int(many or few)
     except ValueError:
         nodes = 0, 0
     if not 1 <= nodes[0] <= nodes[1]:
-        raise ConfigError(f"--nnodes is {text!r}.", "Give a number of hosts, such as 2, or a range, such as 1:4.")
+        raise ConfigError(f"--nnodes is {text!r}.", "Use a number of hosts, such as 2, or a range, such as 1:4.")
     return nodes
 
 
 @dataclass(frozen=True)
 class HostConfig:
-    """This host, as the others reach it."""
+    """Addresses and settings with which this host joins the rendezvous."""
 
     endpoint: str
-    """Where launchers meet: a file on one host, HOST:PORT on several."""
+    """Rendezvous endpoint: a file on one host, HOST:PORT on several."""
     address: str
     rendezvous: dict[str, Any]
-    """Settings of the meeting, in torch's words."""
+    """Settings of torch's rendezvous."""
     environment: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
 def single_host(shared: Path) -> HostConfig:
-    """One host alone: nothing of the run can be reached from beyond it."""
+    """Configure a run on one host. It cannot be reached from other hosts."""
     return HostConfig(str(shared / "rendezvous"), "127.0.0.1", {"store_type": "file"}, loopback())
 
 
 def loopback() -> dict[str, str]:
-    """Variables that keep gloo and NCCL's bootstrap on the loopback interface, where the user has not chosen another.
+    """Return variables that bind gloo and NCCL's bootstrap to loopback, unless the user has chosen an interface.
 
-    "=lo" is NCCL's form of an exact name. NCCL moves data between GPUs of one host over NVLink, PCIe or shared memory.
+    "=lo" is NCCL's syntax for an exact name. NCCL moves data between GPUs of one host over NVLink, PCIe or shared
+    memory.
     """
     if not Path("/sys/class/net/lo").exists():
         return {}
@@ -75,22 +76,22 @@ def loopback() -> dict[str, str]:
 
 
 def multi_host(endpoint: str) -> HostConfig:
-    """One host of several that meet at an endpoint: the address and interface that lead there."""
+    """Configure one host of several: find the local address and interface that reach the endpoint."""
     name, _, port = endpoint.rpartition(":")
     if not name or not port.isdigit():
-        raise ConfigError(f"--rdzv-endpoint is {endpoint!r}.", "Give the first host and a free port: 10.0.0.1:29500")
+        raise ConfigError(f"--rdzv-endpoint is {endpoint!r}.", "Use the first host and a free port: 10.0.0.1:29500")
     try:
         target = socket.gethostbyname(name)
     except OSError:
         raise ConfigError(
-            f"the host {name!r} of --rdzv-endpoint has no address here.",
-            "Give its IP address, or mend the name service.",
+            f"the host {name!r} of --rdzv-endpoint cannot be resolved on this machine.",
+            "Use its IP address, or fix the name resolution (DNS, /etc/hosts).",
         ) from None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((target, int(port)))  # sends nothing: it asks the kernel for the way
+            probe.connect((target, int(port)))  # sends nothing; the kernel looks up the route
         except OSError as error:
-            raise ConfigError(f"there is no way from here to {endpoint}: {error}.", "Look at `ip route`.") from None
+            raise ConfigError(f"there is no route to {endpoint}: {error}.", "Check `ip route`.") from None
         address = str(probe.getsockname()[0])
     addresses = interfaces()
     interface = next((name for name, its in addresses.items() if its == address), None)
@@ -101,10 +102,10 @@ def multi_host(endpoint: str) -> HostConfig:
     warnings = []
     if not address.startswith("127."):
         warnings.append(
-            f"the processes of this run can be reached at {address} (torch's store and gloo know no password): "
-            "use a private network, and a firewall against everybody else."
+            f"the processes of this run can be reached at {address} (torch's store and gloo have no authentication): "
+            "use a private network, and a firewall that blocks all other hosts."
         )
-    # A host that says nothing for ten seconds is gone; one second is too little, and a job came apart over it.
+    # A host without keep-alive for ten seconds counts as lost. One second was too short: it broke a healthy job.
     settings = {
         "is_host": target in addresses.values(),
         "keep_alive_interval": 2,
@@ -116,7 +117,7 @@ def multi_host(endpoint: str) -> HostConfig:
 
 
 def interfaces() -> dict[str, str]:
-    """The address of every interface of this machine that has one."""
+    """Return the IPv4 address of every network interface of this machine that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -133,7 +134,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def bind_loopback(port: int) -> int:
-    """A socket for torch's store that only this machine can reach; by itself it would listen on every interface."""
+    """Create a listening socket on loopback for torch's store, which would otherwise listen on every interface."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
@@ -148,14 +149,14 @@ def join_store(place: WorldInfo, timeout: float) -> dist.Store:
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         if "EADDRINUSE" in str(error):
             raise
-        who = f"process {place.rank} of {place.size}"
+        process = f"process {place.rank} of {place.size}"
         raise CollectiveTimeoutError(
-            f"{who} waited {timeout:.0f} s (run.collective_timeout) for the others to start: {error}"
+            f"{process} waited {timeout:.0f} s (run.collective_timeout) for the others to start: {error}"
         ) from None
 
 
 def _open_store(place: WorldInfo, patience: timedelta) -> dist.Store:
-    """The store of a run. On one host it can be reached from this host alone, unless torchrun keeps one itself."""
+    """Open the store of a run. On one host only that host can reach it, unless torchrun hosts the store."""
     directory = launch_directory()
     if directory is not None and place.local_size == place.size:
         return join_private_store(directory, place.restarts, place.size, patience)
@@ -167,6 +168,6 @@ def _open_store(place: WorldInfo, patience: timedelta) -> dist.Store:
             "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
         )
     store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=patience))
-    # A store that is kept outlives a restart, and so would the addresses in it. One that is made for each start needs
-    # no number, and hosts would not agree on it: one that came later counts its restarts from 0.
+    # torchrun's store survives a restart, so keys need the attempt number to hide stale addresses. A store created for
+    # each attempt needs none, and hosts would disagree on it: a host that joins later counts its restarts from 0.
     return dist.PrefixStore(f"attempt/{place.restarts}", store) if kept else store

@@ -5,7 +5,7 @@ from types import FrameType
 
 
 def is_internal_frame(place: str) -> bool:
-    """Whether a line of code is ours or torch's own, which is not what anybody looks for."""
+    """Return whether a line of code belongs to lockstep's runtime or torch, which reports omit."""
     return any(
         f"{os.sep}{part}{os.sep}" in place
         for part in (f"lockstep{os.sep}launch", f"lockstep{os.sep}distributed", "torch")
@@ -13,7 +13,7 @@ def is_internal_frame(place: str) -> bool:
 
 
 def format_stack(frame: FrameType | None) -> list[str]:
-    """The lines a thread is at, outermost first, without the plumbing at the end."""
+    """Return the frames of a thread, outermost first, without the internal frames at the inner end."""
     lines: list[tuple[bool, str]] = []
     while frame is not None and len(lines) < 40:
         code = frame.f_code

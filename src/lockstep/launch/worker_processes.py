@@ -1,7 +1,7 @@
 """Worker processes of a launcher: forked from its fork server, or started as fresh interpreters.
 
-`start_workers` stands in for the function of torch's elastic agent that starts processes. Either way a worker has a
-process group of its own and a pipe on which it reports its progress.
+`start_workers` replaces the function of torch's elastic agent that starts processes. Each worker has its own process
+group and a pipe to which it writes its progress.
 """
 
 import os
@@ -18,7 +18,7 @@ from lockstep.launch.fork_server import ForkedProcess, ForkServer
 from lockstep.launch.process_lifetime import ENV_PROGRESS_FD
 
 UNKILLABLE = 5.0
-"""Seconds after SIGKILL within which a process ends, unless it waits for a disk or a device in the kernel."""
+"""Seconds after SIGKILL within which a process exits, unless it waits for a disk or a device in the kernel."""
 
 
 class WorkerProcess:
@@ -50,20 +50,20 @@ class WorkerProcess:
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Signal the process group of this worker."""
-        if not self.proc.pid:  # it was never started, and group 0 is the launcher's own
+        if not self.proc.pid:  # never started; group 0 would be the launcher's own
             return
         with suppress(ProcessLookupError):
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
 
 
 class Workers(SubprocessContext):
-    """The workers of one start, as torch's agent handles them."""
+    """The workers of one attempt, with the interface that torch's agent uses."""
 
     def __init__(self, server: ForkServer | None, **settings: Any) -> None:
         super().__init__(**settings)
         self._server = server
         self.workers: dict[int, WorkerProcess] = {}
-        self.subprocess_handlers: Any = self.workers  # the name that torch reads them by
+        self.subprocess_handlers: Any = self.workers  # the attribute that torch reads
 
     def _start(self) -> None:
         for rank in range(self.nprocs):
@@ -71,7 +71,7 @@ class Workers(SubprocessContext):
             self.workers[rank] = WorkerProcess(self._server, self.args[rank], self.envs[rank], output)
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
-        # A process that does not end after SIGKILL waits in the kernel for a disk or a device. It is left alone.
+        # A process that does not exit after SIGKILL waits in the kernel for a disk or a device. Do not wait for it.
         super()._close(death_sig, min(timeout, int(UNKILLABLE)))
         for worker in self.workers.values():
             if worker.progress >= 0:
@@ -80,7 +80,7 @@ class Workers(SubprocessContext):
 
 
 def start_workers(server: ForkServer | None, **settings: Any) -> PContext:
-    """Start workers with the settings that torch's `start_processes` takes."""
+    """Start workers; takes the arguments of torch's `start_processes`."""
     wanted = ("name", "entrypoint", "args", "envs", "logs_specs", "log_line_prefixes")
     workers = Workers(server, **{name: settings[name] for name in wanted})
     workers.start()

@@ -1,4 +1,4 @@
-"""Where a process finds itself once started: its place among the others, its device, backend, threads and memory."""
+"""Rank and world size of a process, and the files in which it reports crashes and its phase to the launcher."""
 
 import contextlib
 import faulthandler
@@ -13,18 +13,18 @@ from lockstep.io.printable import write_text
 from lockstep.launch.process_lifetime import STACKS, backend_file, crash_file, launch_directory, phase_file, stacks_file
 
 EXIT_PREEMPTED = 75
-"""The exit code of a run that was asked to stop and can go on (EX_TEMPFAIL)."""
+"""Exit code of a run that stopped on request and can be resumed (EX_TEMPFAIL)."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Signals that ask a run to save and stop."""
 PHASE_BYTES = 32
-"""Room for the name of a phase."""
+"""Maximum length of a phase name."""
 SIGNAL_DEBOUNCE_SECONDS = 3.0
-"""Signals within so many seconds count as one; a later one means at once."""
+"""Signals within this time count as one stop request. A later signal ends the run immediately."""
 
 
 @dataclass(frozen=True)
 class WorldInfo:
-    """Which process this is, as the launcher says; alone when there was no launcher."""
+    """Rank and world size, from the launcher's environment variables; one process if there is no launcher."""
 
     rank: int = 0
     size: int = 1
@@ -34,7 +34,7 @@ class WorldInfo:
     launched: bool = False
     """Whether a launcher started this process."""
     job_id: str = ""
-    """What the launcher calls its job: the same after a restart, and on every host."""
+    """The launcher's job id: the same after a restart, and on every host."""
 
     @classmethod
     def from_environment(cls) -> "WorldInfo":
@@ -42,7 +42,7 @@ class WorldInfo:
             return cls()
         read = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-        # torchrun without a rendezvous calls every job "none"; its own process tells them apart.
+        # torchrun without a rendezvous calls every job "none". Host and pid of torchrun identify the job.
         job = f"{socket.gethostname()}:{os.getppid()}" if job == "none" else job
         return cls(**read, launched=True, job_id=job)
 
@@ -57,15 +57,15 @@ _ENVIRONMENT = {
 
 
 LAUNCHER_VARIABLES = tuple(name for name, _ in _ENVIRONMENT.values() if name != "TORCHELASTIC_RESTART_COUNT")
-"""What a launcher sets: found outside of one, they are left over and make a process wait for others."""
+"""Variables set by a launcher. If they are left over in a shell, a process waits for ranks that do not exist."""
 
 
 def enable_crash_traceback(place: WorldInfo) -> None:
-    """Have a process that crashes in native code leave its Python stack where our launcher finds it."""
+    """Write the Python stack of a process that crashes in native code to a file that our launcher reads."""
     shared = launch_directory()
     if shared is None:
         return
-    # Left open for good: they are written to when nothing else can be done any more.
+    # The files stay open, because the fault handler cannot open files during a crash.
     if not faulthandler.is_enabled():
         faulthandler.enable((shared / crash_file(place.rank)).open("w"))
     if hasattr(faulthandler, "register"):
@@ -73,7 +73,7 @@ def enable_crash_traceback(place: WorldInfo) -> None:
 
 
 def note_backend(place: WorldInfo, backend: str) -> None:
-    """Have the launcher find over what a process talked to the others, should it crash."""
+    """Record the backend of the process group, for the launcher to read after a crash."""
     shared = launch_directory()
     if shared is not None:
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ def note_backend(place: WorldInfo, backend: str) -> None:
 
 
 def open_phase_file(place: WorldInfo) -> mmap.mmap | None:
-    """PHASE_BYTES of memory where our launcher finds the phase of a process that is no more: writing it is no call."""
+    """Map a file for the current phase, which the launcher reads after a crash. Writes need no system call."""
     shared = launch_directory()
     if shared is None:
         return None
@@ -94,6 +94,6 @@ def open_phase_file(place: WorldInfo) -> mmap.mmap | None:
 
 
 def warn_user(sentence: str) -> None:
-    """Tell the user at once, whichever process this is; the disk under a redirected output may be full."""
+    """Print a message to standard error from any rank. Ignore errors: output may be redirected to a full disk."""
     with contextlib.suppress(OSError):
         write_text(sys.stderr, f"lockstep: {sentence}\n")

@@ -1,4 +1,4 @@
-"""What a person watches while a run trains: a live screen in a terminal, plain lines elsewhere."""
+"""Console output of a run: a live panel in a terminal, plain lines in files and pipes."""
 
 import sys
 import time
@@ -34,7 +34,7 @@ from lockstep.loggers.formatting import (
 )
 
 RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
-_COLOURS = {
+_COLORS = {
     "env": "blue",
     "act": "cyan",
     "load": "yellow",
@@ -43,23 +43,23 @@ _COLOURS = {
     "other": "bright_black",
 }
 _DOING = {"evaluate": " · evaluating", "copy": " · saving"}
-"""What is told beside training, where a person might wonder."""
+"""Phases shown in the live panel, because they pause training for long."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One log entry, as the screen needs it."""
+    """One log entry, with the values that the console shows."""
 
     metrics: dict[str, float]
     speed: float
     split: dict[str, float]
     checked: int
-    """The update at which the processes were last compared."""
+    """The last update at which replicas were compared."""
     work: UtilizationReport = field(default_factory=UtilizationReport)
 
 
 class Console(Protocol):
-    """Something to look at."""
+    """Interface of the console outputs."""
 
     def start(self, clock: TrainState) -> None: ...
     def show(self, clock: TrainState, snapshot: Snapshot) -> None: ...
@@ -77,7 +77,7 @@ def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> Console:
 
 
 class PlainConsole:
-    """A line for each log entry, for files and pipes."""
+    """Prints one line per log entry, for files and pipes."""
 
     def __init__(self, heading: str, processes: int) -> None:
         self.processes = processes
@@ -85,7 +85,7 @@ class PlainConsole:
         self.heading = heading
 
     def start(self, clock: TrainState) -> None:
-        self._say(self.heading)
+        self._print(self.heading)
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
         value, loss = snapshot.metrics.get(RETURN), snapshot.metrics.get(LOSS)
@@ -95,30 +95,30 @@ class PlainConsole:
         eta = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
         steps = f"{clock.samples:>12,} of {clock.total_samples:,} steps"
         line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
-        told = format_results({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
-        told += format_losses(snapshot.metrics)
+        results = format_results({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
+        results += format_losses(snapshot.metrics)
         sync = format_replica_check(self.processes, snapshot.checked)
-        more = {"": ", ".join(told), "load ": format_utilization(snapshot.work.utilization)}
+        more = {"": ", ".join(results), "load ": format_utilization(snapshot.work.utilization)}
         more |= {"one agent: ": sync, "slow: ": snapshot.work.slow}
-        self._say(line + "".join(f"  {name}{words}" for name, words in more.items() if words))
+        self._print(line + "".join(f"  {name}{text}" for name, text in more.items() if text))
 
     def evaluation(self, clock: TrainState) -> None:
-        self._say(f"{clock.samples:>12,} {format_evaluation(clock)}")
+        self._print(f"{clock.samples:>12,} {format_evaluation(clock)}")
 
     def message(self, sentence: str) -> None:
-        self._say(sentence)
+        self._print(sentence)
 
     def stop(self) -> None: ...
 
-    def _say(self, line: str) -> None:
-        with suppress(OSError):  # they may go to a file on a disk that is full, which must not end a run
+    def _print(self, line: str) -> None:
+        with suppress(OSError):  # output may go to a file on a full disk, which must not end a run
             self.console.print(line)
 
 
 class LiveConsole:
-    """A panel that stays in place: how far, how fast, how good, where the time goes, and that it is one agent.
+    """Live panel with progress, speed, results, time split and replica check.
 
-    It is drawn by a thread of its own, twice a second, so that it lives while an iteration or an evaluation is long.
+    A thread redraws it twice per second, so that it also updates during long iterations and evaluations.
     """
 
     def __init__(self, heading: str, path: str, processes: int, phase: Callable[[], str] = str) -> None:
@@ -137,7 +137,7 @@ class LiveConsole:
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.loads = snapshot.work.utilization or self.loads  # entries may be closer together than words of processes
+        self.loads = snapshot.work.utilization or self.loads  # log entries may be more frequent than heartbeats
         if RETURN in snapshot.metrics:
             self.returns.append(snapshot.metrics[RETURN])
 
@@ -155,8 +155,8 @@ class LiveConsole:
         table = Table.grid(padding=(0, 2))
         table.add_column(style="bright_black", no_wrap=True, min_width=9)
         table.add_column(overflow="fold")
-        for name, told in self._rows().items():
-            table.add_row(name, told)
+        for name, content in self._rows().items():
+            table.add_row(name, content)
         return Panel(table, title=Text(self.heading), title_align="left", expand=True)
 
     def _rows(self) -> dict[str, RenderableType]:
@@ -170,7 +170,7 @@ class LiveConsole:
         )
         spent = format_duration(time.monotonic() - self._since)
         if snapshot is None:
-            rows["now"] = Text(f"the first iteration is under way, since {spent}", style="italic")
+            rows["now"] = Text(f"first iteration, running for {spent}", style="italic")
             return rows
         rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
         left = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
@@ -185,16 +185,16 @@ class LiveConsole:
         rows["eval"] = Text(format_evaluation(clock).removeprefix("evaluation: ") if clock.evaluation else "")
         rows["time"] = _split_bar(snapshot.split)
         rows["load"] = Text(format_utilization(self.loads))
-        rows |= {name: Text(words) for name, words in format_resources(snapshot.work.resources).items()}
+        rows |= {name: Text(text) for name, text in format_resources(snapshot.work.resources).items()}
         rows["one agent"] = Text(format_replica_check(self.processes, snapshot.checked), style="green")
         rows["slow"] = Text(snapshot.work.slow, style="yellow")
-        return {name: told for name, told in rows.items() if not isinstance(told, Text) or told.plain}
+        return {name: content for name, content in rows.items() if not isinstance(content, Text) or content.plain}
 
 
 def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
-    """Where the time goes, as a bar, with what its colours mean below it."""
+    """Render the time split as a colored bar with a legend below."""
     bar, legend = Text(), Text()
     for name, share in split.items():
-        bar.append("█" * round(share * width), style=_COLOURS[name])
-        legend.append(f"{name} {share:.0%}  ", style=_COLOURS[name])
+        bar.append("█" * round(share * width), style=_COLORS[name])
+        legend.append(f"{name} {share:.0%}  ", style=_COLORS[name])
     return Group(bar, legend)

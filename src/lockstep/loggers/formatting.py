@@ -1,4 +1,4 @@
-"""How a run is told: numbers as people say them, for the screen, for lines and for the end."""
+"""Formatting of numbers for the console, log lines and the final summary."""
 
 import math
 from collections.abc import Mapping
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from lockstep.ops.prediction_metrics import overall_metrics
 
-if TYPE_CHECKING:  # a report says these words without torch
+if TYPE_CHECKING:  # reports use this module without importing torch
     from lockstep.clock import TrainState
 
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as a row of little bars, with a gap where one is no number: a screen must not end a run."""
-    known = [value / 2 for value in values if math.isfinite(value)]  # halved, so that no difference is infinite
+    """Render values as a row of bars, with a gap for each non-finite value."""
+    known = [value / 2 for value in values if math.isfinite(value)]  # halved so that differences cannot overflow
     low = min(known, default=0.0)
     span = max(known, default=0.0) - low or 1.0
     return "".join(
@@ -24,7 +24,7 @@ def sparkline(values: list[float]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people say them."""
+    """Format seconds as s, min or h."""
     seconds = max(0.0, seconds)
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -32,43 +32,42 @@ def format_duration(seconds: float) -> str:
 
 
 def format_results(means: Mapping[str, float]) -> list[str]:
-    """What a task counts over an episode, from means by name; wins are said as a part of the trades they are of."""
+    """Format the per-episode metrics of a task from means by name. Wins are shown as a fraction of trades."""
     found = {name.removesuffix("_mean"): value for name, value in means.items() if name.endswith("_mean")}
     counts = {name: value for name, value in found.items() if "/" not in name and name not in ("return", "length")}
-    words = [f"{name} {value:.2f}" for name, value in counts.items() if name != "wins" or "trades" not in counts]
-    if (
-        counts.get("trades", 0.0) > 0.0 and "wins" in counts
-    ):  # of sums over the same episodes: pooled, not a mean of means
-        words.append(f"win rate {counts['wins'] / counts['trades']:.0%}")
-    return words
+    parts = [f"{name} {value:.2f}" for name, value in counts.items() if name != "wins" or "trades" not in counts]
+    if counts.get("trades", 0.0) > 0.0 and "wins" in counts:
+        # Both means are over the same episodes, so this is the pooled rate and not a mean of rates.
+        parts.append(f"win rate {counts['wins'] / counts['trades']:.0%}")
+    return parts
 
 
 def format_losses(metrics: Mapping[str, float]) -> list[str]:
-    """The losses of an algorithm that has several networks, by their names."""
+    """Format the losses of an algorithm with several networks, by network name."""
     parts = [name.split("/") for name in metrics if name.startswith("train/") and name.endswith("/loss")]
     return [f"{part[1]} loss {metrics['/'.join(part)]:.4g}" for part in parts if len(part) == 3]
 
 
 def format_evaluation(clock: "TrainState") -> str:
-    """The last evaluation as a phrase."""
+    """Format the last evaluation."""
     result = clock.evaluation
-    if "score" in result:  # predictions, of which the whole measures are told, not those of parts
+    if "score" in result:  # predictions: show the overall metrics, not those of subsets
         measures = [f"{name} {value:.4g}" for name, value in overall_metrics(result).items()]
         best = "the best so far" if clock.best == result["score"] else f"best score {clock.best:.4g}"
         return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
-    words = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
+    returns = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
     best = "the best so far" if clock.best == result["return_mean"] else f"best {clock.best:.2f}"
-    return ", ".join([words, *format_results(result), f"{result['episodes']:.0f} episodes", best])
+    return ", ".join([returns, *format_results(result), f"{result['episodes']:.0f} episodes", best])
 
 
 def format_speed(speed: float, loads: Mapping[int, float]) -> str:
-    """Steps a second, and how many times what one process would do: the work of all in which nobody waited."""
+    """Format steps per second and the speedup over one process, which is the sum of all processes' utilization."""
     times = f" · {sum(loads.values()):.1f}x one process" if len(loads) > 1 else ""
     return f"{speed:,.0f} steps/s{times}"
 
 
 def format_utilization(loads: Mapping[int, float]) -> str:
-    """How busy each process is; of many, a bar for each and who is least so."""
+    """Format the utilization of each process; for more than 8 processes, as bars with median and minimum."""
     if len(loads) <= 8:
         return " · ".join(f"{process}: {load:.0%}" for process, load in loads.items())
     least = min(loads, key=lambda process: loads[process])
@@ -77,23 +76,23 @@ def format_utilization(loads: Mapping[int, float]) -> str:
 
 
 def format_resources(use: Mapping[str, float]) -> dict[str, str]:
-    """What the processes take of their machines, by kind: of processors all together, of GPUs each."""
-    words = {}
+    """Format resource usage by kind: CPU and memory summed over all processes, GPUs one by one."""
+    text = {}
     cores = [value for name, value in use.items() if name.endswith("_cpu_percent")]
     memory = [value for name, value in use.items() if name.startswith("process") and name.endswith("_memory_gb")]
     if cores:
-        words["cpu"] = f"{sum(cores) / 100:.1f} cores · {sum(memory):.1f} GB"
+        text["cpu"] = f"{sum(cores) / 100:.1f} cores · {sum(memory):.1f} GB"
     gpus = [name.removesuffix("_memory_allocated_gb") for name in use if name.endswith("_memory_allocated_gb")]
     if gpus:
         busy = {gpu: use.get(f"{gpu}_util_percent") for gpu in gpus}
-        words["gpu"] = " · ".join(
+        text["gpu"] = " · ".join(
             f"{gpu.removeprefix('gpu')}: {'' if busy[gpu] is None else f'{busy[gpu]:.0f}% '}"
             f"{use[f'{gpu}_memory_allocated_gb']:.1f} GB"
             for gpu in gpus
         )
-    return words
+    return text
 
 
 def format_replica_check(processes: int, checked: int) -> str:
-    """That all processes hold one agent, if there are several and they were compared."""
+    """Format the update of the last replica check; empty for one process or before the first check."""
     return f"in sync at update {checked:,}" if processes > 1 and checked else ""

@@ -1,4 +1,4 @@
-"""What one process tells of itself, in a file of its own: logs/process-0.log and so on in the run directory."""
+"""Log file of one process: logs/process-0.log and so on in the run directory."""
 
 import os
 import platform
@@ -18,9 +18,9 @@ from lockstep.io.printable import printable
 
 
 class ProcessLog:
-    """The log of a process that is not the main one; the main process has one beside the log of the run.
+    """Log of one process, for finding problems on one of many hosts. The main process also has a RunLogger.
 
-    Somebody who looks for what went wrong on one host of many finds it here. A disk that takes no line ends no run.
+    Write errors are ignored, so that a full disk does not end a run.
     """
 
     def __init__(self, run: Path, runtime: Runtime) -> None:
@@ -48,7 +48,7 @@ class ProcessLog:
         self.tell(clock, seconds, shares)
 
     def tell(self, clock: TrainState, seconds: float, shares: dict[str, float]) -> None:
-        """Where this process is, and what it did with its time since it last said so."""
+        """Log the progress of this process and its time split since the last call."""
         split = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
         self.message(f"{clock.samples:,} samples, iteration {clock.iteration:,}; of {seconds:.1f} s: {split}")
 
@@ -57,7 +57,7 @@ class ProcessLog:
     def digests(self, clock: TrainState, digests: dict[str, str]) -> None: ...
 
     def message(self, sentence: str) -> None:
-        """Write a sentence, with the time."""
+        """Append a line with a timestamp."""
         with suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a") as file:
@@ -69,10 +69,10 @@ class ProcessLog:
     def finish(self) -> None: ...
 
     def close(self) -> None:
-        self.message("left")
+        self.message("log closed")
 
     def spend(self) -> tuple[float, dict[str, float]]:
-        """Seconds since this was last asked, and the part of them that went into each phase."""
+        """Return the seconds since the last call, and the fraction of them spent in each phase."""
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
         shares = {name: seconds / elapsed for name, seconds in self.runtime.timer.take().items()}

@@ -1,6 +1,6 @@
-"""The log of a run: metrics.jsonl and TensorBoard on disk, W&B on request, and a screen to watch.
+"""Log of a run: metrics.jsonl, TensorBoard, console output and optionally W&B.
 
-Only the main process has one, pooled over all of them; every process writes a small log of its own beside it.
+Only the main process writes it, with metrics pooled over all processes. Every process also writes a small log file.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 SPLIT = ("env", "act", "load", "learn", "reduce")
-"""Phases that the time split names, where a run has them; the rest is `other`."""
+"""Phases of the time split, if a run has them; the rest is `other`."""
 
 
 class RunLogger:
-    """Writes what happened, pooled over the whole run."""
+    """Writes metrics and messages of the whole run to all log outputs."""
 
     def __init__(
         self, path: Path, recipe: Recipe, runtime: Runtime, screen: Console, wandb: WandbLog | None = None
@@ -39,8 +39,8 @@ class RunLogger:
         self.film = VideoRecorder(path, recipe.run.record_video, self.message, lambda: self._board)
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
-        """Start writing at the clock: whatever a killed run wrote beyond it is cut off."""
-        from torch.utils.tensorboard import SummaryWriter  # a second of import that only the main process pays
+        """Open the outputs; remove entries that a killed run wrote after the checkpoint it resumes from."""
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import; only the main process needs it
 
         try:
             for name in (METRICS, DIGESTS):
@@ -48,7 +48,7 @@ class RunLogger:
             # TensorBoard drops everything from this step on when it reads the new file.
             self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
         except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written: {error}.", "Make room there, then go on.") from None
+            raise ConfigError(f"{self.path} cannot be written: {error}.", "Free disk space, then resume.") from None
         self._samples = clock.samples
         self._own.begin(clock, [])
         self.screen.start(clock)
@@ -56,14 +56,14 @@ class RunLogger:
             self.message(sentence)
 
     def on_iteration_end(self, clock: TrainState, updates: int) -> None:
-        """An iteration is over."""
+        """Check the video recorder and write pending messages."""
         self._checked = updates - updates % self._check_every
         self.film.poll()
         while self.runtime.pending_messages:
             self.message(self.runtime.pending_messages.pop(0))
 
     def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
-        """Write pooled metrics, with the speed and the time split since the last ones."""
+        """Write pooled metrics, with the speed and the time split since the last entry."""
         elapsed, shares = self._own.spend()
         speed, self._samples = (clock.samples - self._samples) / elapsed, clock.samples
         split = {name: shares[name] for name in SPLIT if name in shares}
@@ -73,7 +73,7 @@ class RunLogger:
         use = work.resources | {
             f"process{p}_load_percent": 100 * load for p, load in work.utilization.items() if p < MAX_REPORTED_PROCESSES
         }
-        checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # a report says how far
+        checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # for `lockstep report`
         self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in use.items()})
         self._own.tell(clock, elapsed, shares)
         self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, work))
@@ -102,7 +102,7 @@ class RunLogger:
         self._own.failed(error)
 
     def finish(self) -> None:
-        """The run came to its end, not to a request to stop: there is a moment for its last film."""
+        """Wait briefly for the last video. Called if the run is complete, not after a stop request."""
         self.film.finish(lambda: self.runtime.status.stop_requested)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class RunLogger:
         if self._wandb is not None:
             self._wandb.close()
         if self._board is not None:
-            with contextlib.suppress(OSError):  # a disk that is full now; whoever trains has been told
+            with contextlib.suppress(OSError):  # the disk may be full, which was reported before
                 self._board.close()
 
     def _put(self, clock: TrainState, values: dict[str, float]) -> None:
@@ -124,22 +124,22 @@ class RunLogger:
         try:
             for name, value in values.items():
                 self._board.add_scalar(name, value, clock.samples)
-        except OSError as error:  # its thread has ended
+        except OSError as error:  # its writer thread has ended
             self._board = None
-            self.message(f"TensorBoard's file ends here: {error}. {METRICS} goes on.")
+            self.message(f"Writing the TensorBoard file failed: {error}. Metrics are still written to {METRICS}.")
 
     def _append(self, name: str, line: dict[str, Any]) -> None:
-        """A log that misses a line is no reason to end a run."""
+        """Append a line to a JSON Lines file; report a write error without ending the run."""
         try:
             append_jsonl(self.path / name, line)
         except OSError as error:
-            self.message(f"{name} misses the line of {line['samples']:,} samples: {error}.")
+            self.message(f"{name}: the line of {line['samples']:,} samples could not be written: {error}.")
 
 
 def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> RunLogger | ProcessLog:
-    """The log of the run on the main process, a process's own on the others."""
+    """Open the log of the run on the main process, or a process log on the others."""
     opened: list[WandbLog] = []
-    if recipe.run.wandb:  # it may take its time: the others wait at the store, not in a collective
+    if recipe.run.wandb:  # may be slow: the other processes wait at the store, not in a collective
         runtime.run_on_main(lambda: opened.append(WandbLog(path, recipe)))
     if not runtime.is_main:
         return ProcessLog(path, runtime)

@@ -1,4 +1,4 @@
-"""A film of each new best policy, made beside the run by a process of its own that training never waits for."""
+"""Records a video of each new best policy in a separate process, while training continues."""
 
 import os
 import struct
@@ -13,37 +13,38 @@ from typing import IO, Any
 
 from lockstep.checkpoint.lineage import best_checkpoint
 from lockstep.clock import TrainState
-from lockstep.io.jsonl import CHECKPOINTS, FILM
+from lockstep.io.jsonl import CHECKPOINTS
+from lockstep.io.jsonl import FILM as VIDEO
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
 MEGABYTES, STEPS = 2.0, 600
-"""What a film may have: it also goes into TensorBoard's file, and plays on one core that is not its own."""
+"""Limits of a video: it is also written to the TensorBoard file, and its process shares a core with training."""
 SHARE = 0.1
-"""Part of the time in which there is somebody filming, at most: at first, nearly every evaluation is the best."""
+"""Maximum fraction of time spent recording. At the start of a run, nearly every evaluation is the best so far."""
 LOOK, LAST = 0.2, 20.0
-"""Seconds between two looks, and how long the end of a run waits for the last film."""
+"""Seconds between polls, and how long the end of a run waits for the last video."""
 
 
 class VideoRecorder:
-    """Films the newest best policy, one at a time. Nothing that goes wrong here is more than a note."""
+    """Records the newest best policy, one video at a time. A failure is reported and does not end the run."""
 
     def __init__(self, run: Path, on: bool, tell: Callable[[str], None], board: Callable[[], Any]) -> None:
         self.run, self._on, self._tell, self._board = run, on, tell, board
         self._partial = run / ".best.partial.gif"
         self._wanted: int | None = None
-        """Samples of the newest best that has not been filmed yet."""
+        """Samples of the newest best policy that has not been recorded yet."""
         self._filming = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._begun = self._rests_until = self._looked = 0.0
 
     def evaluation(self, clock: TrainState) -> None:
-        """Film the policy that is now the best, as soon as it is saved; one that still waits goes without."""
+        """Request a video of the new best policy once it is saved. It replaces a pending request."""
         if self._on and clock.evals_since_best == 0:
             self._wanted = clock.samples
 
     def poll(self) -> None:
-        """See whether a film is ready, and begin the next when its checkpoint is there; takes no time."""
+        """Publish a finished video, and start the next one when its checkpoint is published. Does not block."""
         if (self._process is None and self._wanted is None) or time.monotonic() < self._looked + LOOK:
             return
         self._looked = now = time.monotonic()
@@ -54,22 +55,22 @@ class VideoRecorder:
             self._begin(self._wanted)
 
     def finish(self, hurried: Callable[[], bool]) -> None:
-        """At the end of a run, wait a little for the last film, unless somebody is in a hurry."""
+        """At the end of a run, wait up to `LAST` seconds for the last video, or until `hurried` returns True."""
         if self._wanted is not None and self._published():
-            self._stop()  # of a policy that is no longer the best
+            self._stop()  # the policy being recorded is no longer the best
         end = time.monotonic() + LAST
         self._looked = self._rests_until = 0.0
         self.poll()
         if self._process is not None:
-            self._tell(f"Filming the best policy into {self.run / FILM}, for {LAST:.0f} s at most.")
+            self._tell(f"Recording the best policy to {self.run / VIDEO}, for {LAST:.0f} s at most.")
         while self._process is not None and time.monotonic() < end and not hurried():
             time.sleep(0.1)
             self.poll()
         if self._process is not None:
-            self._tell(f"The film was not ready in time: lockstep play {self.run} --gif {FILM} makes it.")
+            self._tell(f"The video was not ready in time. To record it, run: lockstep play {self.run} --gif {VIDEO}")
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Stop recording and remove the partial file."""
         self._wanted = None
         self._stop()
         with suppress(OSError):
@@ -83,48 +84,48 @@ class VideoRecorder:
 
     def _begin(self, samples: int) -> None:
         self._wanted, self._filming, self._begun = None, samples, time.monotonic()
-        # What our launcher and proofs say is meant for this process; what can be imported here can be there.
+        # LOCKSTEP_ variables are meant for this process only. PYTHONPATH makes the same modules importable.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
-        environment |= {"PYTHONPATH": os.pathsep.join(place or os.getcwd() for place in sys.path)}
+        environment |= {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", ENV_PARENT_PID: str(os.getpid())}
         try:
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  a process writes there for longer than this call
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  the child process writes to it after this call
             self._process = subprocess.Popen(
                 command(self.run, samples, self._partial),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for the run, which ends its film itself
+                start_new_session=True,  # Ctrl-C goes to the run only, which stops the recording itself
             )
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
         except ProcessLookupError:
-            pass  # it has ended already, as the next look finds
+            pass  # the process has already ended; the next poll handles that
         except OSError as error:
             self._give_up(str(error))
 
     def _publish(self, code: int) -> None:
-        """Show a film that has ended, or say why there is none."""
+        """Publish a finished video, or report why there is none."""
         assert self._errors is not None
         self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip()
+        output = self._errors.read().decode(errors="replace").strip()
         self._stop()
         if code == 0:
             try:
-                self._partial.replace(self.run / FILM)
-                _put_on_board(self._board(), self._filming, (self.run / FILM).read_bytes())
+                self._partial.replace(self.run / VIDEO)
+                _put_on_board(self._board(), self._filming, (self.run / VIDEO).read_bytes())
             except OSError as error:
                 self._give_up(str(error))
-        elif self._wanted is None:  # else its checkpoint may have been deleted for that of a better one
+        elif self._wanted is None:  # otherwise a better policy may have replaced its checkpoint
             ended = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
-            _, ours, said = words.rpartition("lockstep: ")  # whatever libraries wrote before it is noise
-            self._give_up(" ".join(said.splitlines()) if ours else (words.splitlines() or [ended])[-1])
+            _, ours, message = output.rpartition("lockstep: ")  # skip what libraries wrote before our message
+            self._give_up(" ".join(message.splitlines()) if ours else (output.splitlines() or [ended])[-1])
 
     def _give_up(self, why: str) -> None:
         self._stop()
         self._on, self._wanted = False, None
         self._tell(
-            f"There is no film of the best policy: {why.rstrip('.')}. Training goes on without (run.record_video)."
+            f"No video of the best policy: {why.rstrip('.')}. Training continues without videos (run.record_video)."
         )
 
     def _stop(self) -> None:
@@ -137,13 +138,13 @@ class VideoRecorder:
 
 
 def command(run: Path, samples: int, file: Path) -> list[str]:
-    """What films the policy of a checkpoint."""
-    words = ["play", str(run), "--checkpoint", str(samples), "--gif", str(file)]
-    return [sys.executable, "-P", "-m", "lockstep", *words, "--max-mb", str(MEGABYTES), "--max-steps", str(STEPS)]
+    """Command line that records the policy of a checkpoint."""
+    play = ["play", str(run), "--checkpoint", str(samples), "--gif", str(file)]
+    return [sys.executable, "-P", "-m", "lockstep", *play, "--max-mb", str(MEGABYTES), "--max-steps", str(STEPS)]
 
 
 def _put_on_board(board: Any, samples: int, gif: bytes) -> None:
-    """Put an animated picture among TensorBoard's images, as it is."""
+    """Write an animated GIF to TensorBoard's images without re-encoding it."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     if board is not None:

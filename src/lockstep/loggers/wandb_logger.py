@@ -1,7 +1,7 @@
-"""Weights & Biases, for runs that ask for it: what the log writes goes there, too, or into files to be sent later.
+"""Optional Weights & Biases logger: sends the metrics of a run, or writes them to files for `wandb sync`.
 
-A curve has samples on its axis. A run that goes on after a kill goes on with the same run there; what it had logged
-beyond its checkpoint stays there, and is logged a second time.
+Curves have samples on their x-axis. A resumed run continues the same W&B run. Entries that it had logged after its
+checkpoint stay there and are logged a second time.
 """
 
 import importlib.util
@@ -17,33 +17,33 @@ _ID = "wandb/id"
 
 
 def require_wandb(run: RunConfig) -> None:
-    """Say so before anything starts, if W&B is asked for and not installed."""
+    """Raise ConfigError before the run starts if W&B is requested but not installed."""
     if run.wandb and importlib.util.find_spec("wandb") is None:
         raise ConfigError(
             "--run.wandb needs wandb, which is not installed.",
-            "pip install 'lockstep-rl[wandb]', or leave --run.wandb out.",
+            "pip install 'lockstep-rl[wandb]', or remove --run.wandb.",
         )
 
 
 class WandbLog:
-    """One run at Weights & Biases. Nothing about it can end a run, or hold it up for longer than was allowed."""
+    """One run at Weights & Biases. Errors do not end the run, and `run.wandb_timeout` limits delays."""
 
     def __init__(self, path: Path, recipe: Recipe) -> None:
         self.notes: list[str] = []
-        """What there is to say about it."""
+        """Messages for the user."""
         self._run: Any = None
         mode, why = os.environ.get("WANDB_MODE", recipe.run.wandb_mode), ""
         for attempt in dict.fromkeys((mode, "offline")):
             try:
                 self._run = _begin(path, recipe, attempt)
                 break
-            except Exception as error:  # whatever it is, training does not depend on it
+            except Exception as error:  # no W&B error may end training
                 why = why or (str(error).splitlines() or [type(error).__name__])[0]
         if self._run is None:
             self.notes.append(f"W&B cannot be used ({why}).")
         elif self._run.offline and mode != "disabled":
-            words = f"W&B cannot be used ({why}), so this run is written" if why else "W&B: written"
-            self.notes.append(f"{words} to {Path(self._run.dir).parent}; `wandb sync` sends it.")
+            written = f"W&B cannot be used ({why}), so this run is written" if why else "W&B: written"
+            self.notes.append(f"{written} to {Path(self._run.dir).parent}; `wandb sync` sends it.")
         elif self._run.url:
             self.notes.append(f"W&B: {self._run.url}")
 
@@ -57,18 +57,18 @@ class WandbLog:
 
 
 def _begin(path: Path, recipe: Recipe, mode: Any) -> Any:
-    """Open the run there, or in files here; never by asking a person for a key."""
-    # Its reporter of its own errors would hold up the end of a run for ten seconds where there is no network.
+    """Start the W&B run, online or in local files, without prompting for a key."""
+    # Without network, W&B's error reporting would delay the end of a run by ten seconds.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    wandb.teardown()  # of an attempt that failed, which still holds the run's id
+    wandb.teardown()  # a failed attempt still holds the run's id
     settings = recipe.run
     seconds = settings.wandb_timeout
     bounds = wandb.Settings(init_timeout=seconds, finish_timeout=seconds, silent=True, console="off")
     wandb.setup(settings=bounds)
     if mode == "online" and not wandb.login(prompt=False, verify=False):
-        raise PermissionError("nobody is logged in: `wandb login`, or WANDB_API_KEY")
+        raise PermissionError("not logged in: run `wandb login` or set WANDB_API_KEY")
     run = wandb.init(
         project=settings.wandb_project,
         entity=settings.wandb_entity or None,
@@ -85,9 +85,9 @@ def _begin(path: Path, recipe: Recipe, mode: Any) -> Any:
 
 
 def _id_of(path: Path) -> str:
-    """The name of this run at W&B: one for each run directory, whoever goes on with it."""
-    place = path / _ID
-    place.parent.mkdir(exist_ok=True)
-    with suppress(FileExistsError), place.open("x") as file:
+    """Return the W&B id of this run. It is stored in the run directory, so that a resumed run keeps it."""
+    file_path = path / _ID
+    file_path.parent.mkdir(exist_ok=True)
+    with suppress(FileExistsError), file_path.open("x") as file:
         file.write(uuid.uuid4().hex[:12])
-    return place.read_text()[:64]
+    return file_path.read_text()[:64]

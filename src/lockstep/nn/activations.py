@@ -1,8 +1,8 @@
-"""Tanh, Mish, and simplices of neighbouring features: on a CPU faster than torch's own, elsewhere torch's own.
+"""Tanh, Mish and simplicial (grouped) softmax: faster implementations for CPUs, torch's own on other devices.
 
-Torch computes Mish number by number there, a softmax over eight features in as many calls as there are groups, and
-tanh of bf16 five times slower than of fp32. All are written here as a few passes over the whole tensor, with their own
-gradient.
+On a CPU, torch computes Mish element by element, a softmax over groups of eight features in one call per group, and
+bf16 tanh five times slower than fp32. The functions here make a few passes over the whole tensor, with hand-written
+gradients.
 """
 
 from typing import Any
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent."""
-    return _Tanh.apply(x) if _here(x, torch.bfloat16) else torch.tanh(x)
+    """Hyperbolic tangent."""
+    return _Tanh.apply(x) if _is_supported(x, torch.bfloat16) else torch.tanh(x)
 
 
 class Tanh(nn.Tanh):
-    """The same as a layer."""
+    """Hyperbolic tangent as a layer."""
 
     def forward(self, input: Tensor) -> Tensor:
         return tanh(input)
@@ -26,24 +26,24 @@ class Tanh(nn.Tanh):
 
 def mish(x: Tensor) -> Tensor:
     """x tanh(log(1 + e^x))."""
-    return _Mish.apply(x) if _here(x) else F.mish(x)
+    return _Mish.apply(x) if _is_supported(x) else F.mish(x)
 
 
 def simplicial(x: Tensor, group: int) -> Tensor:
-    """A softmax over every `group` neighbouring features: each group becomes a point of a simplex."""
-    if _here(x):
+    """Softmax over each group of `group` consecutive features, so that each group is a point of a simplex."""
+    if _is_supported(x):
         return _Simplicial.apply(x, group)
     return x.unflatten(-1, (-1, group)).softmax(-1).flatten(-2)
 
 
-def _here(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+def _is_supported(x: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     return x.device.type == "cpu" and x.dtype == dtype and not torch.compiler.is_compiling()
 
 
 class _Tanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        out = x.float().tanh_().to(x.dtype)  # the same bits as torch's own
+        out = x.float().tanh_().to(x.dtype)  # same bits as torch.tanh
         ctx.save_for_backward(out)
         return out
 
@@ -55,7 +55,7 @@ class _Tanh(torch.autograd.Function):
 class _Mish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        power = x.clamp(max=20.0).exp_()  # from there on Mish is x itself
+        power = x.clamp(max=20.0).exp_()  # above 20, Mish is x
         part = power.mul_(power + 2.0)
         part.div_(part + 2.0)  # tanh(log(1 + e^x))
         ctx.save_for_backward(x, part)
@@ -85,5 +85,5 @@ class _Simplicial(torch.autograd.Function):
 
 
 def _sums(parts: Tensor) -> Tensor:
-    """The sum of each row, as often as the row is long: a product, because a sum over so few is slow."""
+    """Sum each row and repeat the sum along the row. A matrix product is faster than `sum` for short rows."""
     return parts @ parts.new_ones(parts.shape[1], parts.shape[1])

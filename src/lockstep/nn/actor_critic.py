@@ -1,6 +1,7 @@
-"""A policy and a value function in one module, on one encoder (and memory) or on one each.
+"""Policy and value function in one module, with a shared encoder (and recurrent layer) or separate ones.
 
-Shapes: N samples, O outputs of the policy. With memory, samples are sequences one after another: see `nn/recurrent.py`.
+Shapes: N samples, O outputs of the policy. For recurrent networks, samples are sequences one after another: see
+`nn/recurrent.py`.
 """
 
 from typing import Any
@@ -16,11 +17,11 @@ from lockstep.nn.recurrent import PaddedSegments, Recurrent, RecurrentConfig
 from lockstep.pytree import Tree
 
 BF16_MIN_MACS = 30_000_000
-"""Of a dense network: fewer take longer in bf16 than in fp32, at widths of 128, 512 and 1,024 alike."""
+"""Multiply-adds below which a dense network is faster in fp32 than in bf16 on a CPU (widths 128 to 1,024)."""
 
 
 class ActorCritic(nn.Module):
-    """Pictures share one encoder between policy and value; vectors are cheap, and learn better with one each."""
+    """Actor-critic network. By default, policy and value share a CNN encoder, but have separate MLP encoders."""
 
     def __init__(
         self,
@@ -31,8 +32,8 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = config.build(observations)
-        pictures = any(isinstance(module, CNN) for module in self.encoder.modules())
-        shared = pictures if config.share_encoder is None else config.share_encoder
+        has_cnn = any(isinstance(module, CNN) for module in self.encoder.modules())
+        shared = has_cnn if config.share_encoder is None else config.share_encoder
         self.critic_encoder = None if shared else config.build(observations)
         features = int(self.encoder.features)  # type: ignore[arg-type]
         self.memories = nn.ModuleDict()
@@ -47,46 +48,46 @@ class ActorCritic(nn.Module):
     def forward(
         self, obs: Tree, memory: Any = None, starts: Tensor | None = None, pieces: PaddedSegments | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Outputs for the action distribution [N, O] and values [N], both fp32 whatever the encoder ran in.
+        """Return outputs for the action distribution [N, O] and values [N], both fp32 for any autocast dtype.
 
-        A net with memory needs its state before each sequence, and where in the sequences an episode started; `pieces`
-        is what `cut` makes of the latter, where the caller has it.
+        A recurrent network needs its state before each sequence, and the episode starts within the sequences. `pieces`
+        is the result of `split_at_resets` for these starts, if the caller has it.
         """
-        seen = self._encode(obs)
-        for name, remember in self.memories.items():
-            seen[name] = remember(seen[name], memory[name], starts, pieces)
-        return self._outputs(seen["policy"]), self._value(seen.get("value", seen["policy"]))
+        features = self._encode(obs)
+        for name, layer in self.memories.items():
+            features[name] = layer(features[name], memory[name], starts, pieces)
+        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"]))
 
     def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
-        """Outputs and values for one step of N episodes, and their memory after it."""
-        seen, after = self._encode(obs), {}
-        for name, remember in self.memories.items():
-            seen[name], after[name] = remember.step(seen[name], memory[name])  # type: ignore[operator]
-        return self._outputs(seen["policy"]), self._value(seen.get("value", seen["policy"])), after
+        """Return outputs and values for one step of N episodes, and the recurrent state after it."""
+        features, after = self._encode(obs), {}
+        for name, layer in self.memories.items():
+            features[name], after[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
+        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"])), after
 
     def value(self, obs: Tree, memory: Any = None) -> Tensor:
-        """Values alone of one step of N episodes, [N]."""
+        """Return only the values for one step of N episodes, [N]."""
         name, encoder = ("policy", self.encoder) if self.critic_encoder is None else ("value", self.critic_encoder)
-        seen = encoder(obs)
+        features = encoder(obs)
         if self.memories:
-            seen, _ = self.memories[name].step(seen, memory[name])  # type: ignore[operator]
-        return self._value(seen)
+            features, _ = self.memories[name].step(features, memory[name])  # type: ignore[operator]
+        return self._value(features)
 
     def prefers_fp32(self, rows: int) -> bool:
-        """Whether a CPU acts on so many rows faster in fp32 than in half precision, for which it casts all weights."""
+        """Return whether a CPU is faster in fp32 than in half precision, which casts all weights, for `rows` rows."""
         convolves = any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in self.modules())
         weights = list(self.parameters())
         products = rows * sum(weight.numel() for weight in weights)
         return weights[0].device.type == "cpu" and not convolves and products < BF16_MIN_MACS
 
     def initial_state(self, count: int) -> Tree:
-        """The memory of `count` episodes about to start; an empty dict where there is none."""
+        """Return the initial recurrent state of `count` episodes; an empty dict if the network is not recurrent."""
         return {name: memory.initial(count) for name, memory in self.memories.items()}  # type: ignore[operator]
 
     def _encode(self, obs: Tree) -> dict[str, Tensor]:
-        """What policy and value see of observations; policy alone where they share it."""
-        seen = {"policy": self.encoder(obs)}
-        return seen if self.critic_encoder is None else seen | {"value": self.critic_encoder(obs)}
+        """Return the features for policy and value; only `policy` if they share an encoder."""
+        features = {"policy": self.encoder(obs)}
+        return features if self.critic_encoder is None else features | {"value": self.critic_encoder(obs)}
 
     def _outputs(self, features: Tensor) -> Tensor:
         outputs = self.policy_head(features).float()

@@ -1,4 +1,4 @@
-"""Action distributions as pure functions of the network's output; the noise to sample with is handed in.
+"""Action distributions as pure functions of the network's output. The caller provides the noise for sampling.
 
 Shapes: N samples, K parts of a multi-discrete action, D action features. Outputs are [N, outputs].
 """
@@ -17,28 +17,28 @@ from lockstep.rng import LaneStreams
 
 
 class ActionDistribution(Protocol):
-    """How outputs of a network become actions."""
+    """Distribution of actions, parameterized by the outputs of a network."""
 
     num_params: int
-    """Numbers the network gives for each action."""
+    """Number of network outputs for each action."""
     num_free_params: int
-    """Free parameters beside the network (the Gaussian's log standard deviations)."""
+    """Number of parameters that do not depend on the observation (the Gaussian's log standard deviations)."""
 
     def sample_noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
-        """What `sample` needs, [L, *shape, ...]."""
+        """Draw the noise that `sample` needs, [L, *shape, ...]."""
 
     def mode(self, outputs: Tensor) -> Tensor:
-        """The most likely action."""
+        """Return the most likely action."""
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """An action drawn from the distribution."""
+        """Sample an action."""
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """The log probability of an action, and the entropy of the distribution it came from."""
+        """Return the log probability of an action and the entropy of the distribution."""
 
 
 class Categorical:
-    """One of `outputs` choices."""
+    """One discrete action."""
 
     num_free_params = 0
 
@@ -61,13 +61,13 @@ class Categorical:
         if fused_losses.is_supported(outputs):
             return fused_losses.categorical(outputs, action)
         logs = outputs.log_softmax(-1)
-        # A choice that is ruled out has log probability -inf and adds nothing: 0 x -inf must not become NaN.
+        # A masked action has log probability -inf and contributes 0 to the entropy: 0 x -inf must not become NaN.
         spread = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
         return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -spread.sum(-1)
 
 
 class MultiCategorical:
-    """Several independent choices at once."""
+    """Several independent discrete actions (MultiDiscrete)."""
 
     num_free_params = 0
 
@@ -94,7 +94,7 @@ class MultiCategorical:
 
 
 class Gaussian:
-    """A continuous action; outputs are means and log standard deviations side by side."""
+    """Continuous action. Outputs are means and log standard deviations, concatenated."""
 
     def __init__(self, features: int) -> None:
         self.num_params = self.num_free_params = features
@@ -119,7 +119,7 @@ class Gaussian:
 
 
 def make_distribution(space: Space) -> ActionDistribution:
-    """The distribution that fits an action space."""
+    """Return the distribution for an action space."""
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):

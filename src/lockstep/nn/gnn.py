@@ -1,12 +1,12 @@
-"""Graph networks: heterogeneous message passing over examples that are small graphs, padded to one shape.
+"""Graph networks: heterogeneous message passing over small graphs, padded to one shape.
 
-An example is a tree of `nodes` and `edges`. `nodes` has for each type its features `x` [N, S, F], where the type has
-names `id` [N, S], and where examples differ in how many there are `count` [N]: the first so many slots are real.
-`edges` has for a relation `ball>batter` (or `now>batter:striker`, where there are several) the slot of the batter that
-each ball points to, [N, S]; NOBODY points nowhere. Where nothing is related it may be left out. Messages go both ways.
-The type `now` has one slot: it is read out.
+An example is a tree of `nodes` and `edges`. `nodes` has for each type its features `x` [N, S, F], and optionally name
+ids `id` [N, S] and `count` [N]: only the first `count` slots are real nodes, the others are padding. `edges` has for a
+relation `ball>batter` (or `now>batter:striker` if there are several) the slot of the batter that each ball points to,
+[N, S]; PADDING_ID means no edge. `edges` may be omitted. Messages are sent in both directions. The prediction is read
+out from the type `now`, which has one slot.
 
-Padding is left behind at once: what is computed are the real nodes, one after another, whoever else is in the batch.
+Padding is removed first: only real nodes are computed, independently of the other examples in the batch.
 
 Shapes: N examples, S slots of a type, F features, V real nodes of a type in the batch, E edges, H hidden units.
 """
@@ -22,30 +22,30 @@ from torch import Tensor, nn
 from lockstep.config import ConfigError
 
 PADDING_ID = 255
-"""The slot of a node that points to none."""
+"""Slot number of a node without an edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphConfig:
-    """Shape of the network."""
+    """Shape of the graph network."""
 
     hidden_size: int = 48
     """Units of every layer."""
     num_layers: int = 2
-    """Rounds of messages; none makes it a plain network on the features of `now` alone."""
+    """Rounds of message passing. 0: a plain MLP on the features of `now` only."""
     name_embeddings: bool = True
-    """Whether nodes are known by name (players, teams, venues), as far as the training data names them."""
+    """Whether nodes have an embedding per name (players, teams, venues) that occurs in the training data."""
     aggregation: Literal["mean", "sum", "max"] = "mean"
-    """How the messages that reach a node are put together."""
+    """How the messages to a node are aggregated."""
     head_layers: int = 2
-    """Hidden layers between what `now` has heard and the prediction."""
+    """Hidden layers between the node `now` and the prediction."""
 
     def validate(self) -> None:
         if self.num_layers < 0 or self.hidden_size < 1 or self.head_layers < 0:
             raise ConfigError(
                 f"a network with num_layers {self.num_layers}, hidden_size {self.hidden_size} and head_layers "
-                f"{self.head_layers} cannot be.",
-                "Use at least 0 rounds, 1 hidden unit and 0 layers of a head.",
+                f"{self.head_layers} is not valid.",
+                "Use num_layers >= 0, hidden_size >= 1 and head_layers >= 0.",
             )
         if self.num_layers and find_spec("torch_geometric") is None:
             raise ConfigError(
@@ -54,10 +54,10 @@ class GraphConfig:
 
 
 class GraphNet(nn.Module):
-    """From graphs to one number each."""
+    """Graph network with one scalar prediction per example."""
 
     def __init__(self, example: Any, vocabularies: Mapping[str, int], config: GraphConfig) -> None:
-        """`example` shows the form of the inputs; `vocabularies` says how many names each type has."""
+        """Build the network. `example` is a batch of inputs; `vocabularies` has the number of names of each type."""
         super().__init__()
         self.plan = _plan(example.get("edges", {}), config.num_layers)
         types = {"now", *(name for relations in self.plan for way in relations for name in (way[0], way[2]))}
@@ -75,7 +75,7 @@ class GraphNet(nn.Module):
         self.head = nn.Sequential(*layers, nn.Linear(config.hidden_size, 1))
 
     def forward(self, inputs: Any, index: Any = None) -> Tensor:
-        """Predictions [N]. `index` is what `locate` returned for the inputs, where the caller has it already."""
+        """Return predictions [N]. `index` is the result of `locate` for the inputs, if the caller has it."""
         index = self.locate(inputs) if index is None else index
         hidden = {name: self._encode(name, inputs["nodes"][name], index["nodes"][name]) for name in self.types}
         edges: dict[EdgeType, Tensor] = {}
@@ -87,9 +87,9 @@ class GraphNet(nn.Module):
         return self.head(hidden["now"]).squeeze(-1)  # [N]
 
     def locate(self, inputs: Any) -> dict[str, dict[str, Tensor]]:
-        """Where the real nodes of each type are in the padded batch, [V], and the edges of relations, [2, E].
+        """Return the indices of real nodes of each type in the padded batch, [V], and the edges by relation, [2, E].
 
-        How many there are depends on the data: on a GPU this waits for it, so call it while inputs are on the host.
+        Their number depends on the data, so this synchronizes on a GPU. Call it while inputs are on the host.
         """
         places = {name: _places(inputs["nodes"][name]) for name in self.types}
         wanted = {way for relations in self.plan for way in relations}
@@ -108,34 +108,34 @@ def _encoder(features: int, hidden: int) -> nn.Module:
 
 
 EdgeType = tuple[str, str, str]
-"""From a type, by a relation, to a type."""
+"""Source type, relation, target type."""
 
 
 class _Round(nn.Module):
-    """One round of messages; types that nobody writes to stay as they are."""
+    """One round of message passing. Types that receive no messages do not change."""
 
     def __init__(self, ways: list[EdgeType], config: GraphConfig) -> None:
         from torch_geometric.nn import SAGEConv
 
         super().__init__()
         self.ways, size, reached = ways, (config.hidden_size, config.hidden_size), sorted({way[2] for way in ways})
-        # What a node keeps of itself is computed once (`keep`), not once for each relation that reaches it.
+        # The root weight is applied once per node (`keep`), not once per incoming relation.
         like = {"aggr": config.aggregation, "root_weight": False, "bias": False}
         self.messages = nn.ModuleDict({relation: SAGEConv(size, size[1], **like) for _, relation, _ in ways})
         self.keep = nn.ModuleDict({name: nn.Linear(config.hidden_size, config.hidden_size) for name in reached})
         self.norm = nn.ModuleDict({name: nn.LayerNorm(config.hidden_size) for name in reached})
 
     def forward(self, hidden: dict[str, Tensor], edges: dict[EdgeType, Tensor]) -> dict[str, Tensor]:
-        heard = {name: keep(hidden[name]) for name, keep in self.keep.items()}
+        received = {name: keep(hidden[name]) for name, keep in self.keep.items()}
         for way in self.ways:
             source, relation, target = way
             message = self.messages[relation]((hidden[source], hidden[target]), edges[way])
-            heard[target] = heard[target] + message
-        return hidden | {name: hidden[name] + self.norm[name](heard[name]).relu() for name in heard}
+            received[target] = received[target] + message
+        return hidden | {name: hidden[name] + self.norm[name](received[name]).relu() for name in received}
 
 
 def _plan(relations: Any, rounds: int) -> list[list[EdgeType]]:
-    """The ways that messages take in each round: only those that can still reach `now`."""
+    """List the edge types of each round: only those whose messages can still reach `now`."""
     ways: list[EdgeType] = []
     for relation in relations:
         source, target = _ends(relation)
@@ -155,12 +155,12 @@ def _ends(relation: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the real nodes of one type are: in the padded batch, and among themselves."""
+    """Positions of the real nodes of one type."""
 
     present: Tensor
-    """[N, S] bool."""
+    """[N, S] bool: True for real nodes, False for padding."""
     number: Tensor
-    """[N, S] the number of each real node among the V of its type."""
+    """[N, S] index of each real node among the V of its type."""
 
 
 def _places(nodes: dict[str, Tensor]) -> _Places:
@@ -172,7 +172,7 @@ def _places(nodes: dict[str, Tensor]) -> _Places:
 
 
 def _edges(relations: dict[str, Tensor], places: dict[str, _Places], wanted: set[EdgeType]) -> dict[str, Tensor]:
-    """The edges [2, E] of every relation that is wanted, by numbers of real nodes."""
+    """Return the edges [2, E] of every wanted relation, as indices of real nodes."""
     edges: dict[str, Tensor] = {}
     for relation, pointer in relations.items():
         source, target = _ends(relation)

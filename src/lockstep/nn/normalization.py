@@ -1,6 +1,6 @@
-"""Running moments of observations and returns, made of pooled sums, frozen while a rollout is collected.
+"""Running mean and variance of observations and returns from pooled sums, frozen while a rollout is collected.
 
-Shapes: L local lanes, N samples a lane, D features.
+Shapes: L local lanes, N samples per lane, D features.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from lockstep.transfer import upload
 
 
 class RunningMeanStd:
-    """Mean and variance of a vector over everything the run has seen."""
+    """Mean and variance of a vector over all samples of the run."""
 
     def __init__(self, features: int, device: torch.device) -> None:
         self.sums = widen(torch.zeros(2 * features + 1, device=device))
-        """Sums, sums of squares, and the count: what pooling adds up."""
+        """Sums, sums of squares, and the count."""
 
     @staticmethod
     def batch_stats(samples: Tensor) -> Tensor:
-        """The sums of samples [L, N, D] for each lane, [L, 2D + 1], lane by lane so that bits do not depend on L."""
+        """Sum samples [L, N, D] per lane to [L, 2D + 1], one lane at a time so that bits do not depend on L."""
         rows = []
         for lane in widen(samples):
             count = lane.new_full((1,), float(len(lane)))
@@ -36,7 +36,7 @@ class RunningMeanStd:
         self.sums += upload(pooled, self.sums.device)
 
     def mean_and_std(self, epsilon: float = 1e-8) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, [D] float32; (0, 1) before anything was seen."""
+        """Return mean and standard deviation, [D] float32; (0, 1) before the first update."""
         total, squares = self.sums[:-1].chunk(2)
         mean, variance = moments(total, squares, self.sums[-1])
         seen = self.sums[-1] > 0
@@ -45,12 +45,12 @@ class RunningMeanStd:
 
 
 def normalize(obs: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Observations [N, ...] shifted and scaled by moments [D], clipped to +-10."""
+    """Normalize observations [N, ...] by mean and standard deviation [D]; clip to +-10."""
     return ((obs.unsqueeze(-1).flatten(1) - mean) / std).clamp(-10.0, 10.0).view(obs.shape)
 
 
 class ObservationNormalizer:
-    """Shifts and scales the floating-point parts of observations, clipped to +-10; pictures pass as they are."""
+    """Normalizes the floating-point parts of observations and clips them to +-10. Other dtypes do not change."""
 
     def __init__(self, example: Tree, enabled: bool) -> None:
         """`example` is a batch of observations, [B, ...]."""
@@ -60,7 +60,7 @@ class ObservationNormalizer:
         self.freeze()
 
     def __call__(self, obs: Tree) -> Tree:
-        """Normalise observations [N, ...] with the frozen moments."""
+        """Normalize observations [N, ...] with the frozen moments."""
         return _map_named(self._normalize, obs) if self.moments else obs
 
     def _normalize(self, name: str, obs: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ObservationNormalizer:
         return normalize(obs, *self._frozen[name])
 
     def batch_stats(self, obs: Tree) -> Tensor:
-        """What this process saw, observations [L, N, ...] as one table [L, K] to be pooled."""
+        """Sum the observations [L, N, ...] of this process into one table [L, K] for the all-reduce."""
         parts = named_leaves(obs)
         return torch.cat(
             [RunningMeanStd.batch_stats(parts[name].unsqueeze(-1).flatten(2)) for name in self.moments], dim=1
@@ -82,16 +82,16 @@ class ObservationNormalizer:
         self.freeze()
 
     def freeze(self) -> None:
-        """Take the moments as they are now for all normalising until the next merge."""
+        """Use the current moments for normalization until the next update."""
         for name, part in self.moments.items():
             now = part.mean_and_std()
             if name not in self._frozen:
                 self._frozen[name] = now
             for held, new in zip(self._frozen[name], now, strict=True):
-                held.copy_(new)  # in place: a recorded update reads them where they are
+                held.copy_(new)  # in place: a CUDA graph reads them at fixed addresses
 
     def frozen(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Mean and deviation in use now, by the part of an observation they are of."""
+        """Return the mean and standard deviation in use, by part of the observation."""
         return dict(self._frozen)
 
     def state(self) -> StateDict:

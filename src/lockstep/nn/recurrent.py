@@ -1,10 +1,10 @@
-"""Memory: an LSTM or a GRU between an encoder and its heads.
+"""Recurrent layer: an LSTM or GRU between an encoder and its heads.
 
-Acting takes one step at a time. Learning takes whole sequences: they are cut where an episode began inside them, so
-that nothing crosses its border, and laid side by side, padded at their ends, so that the fused kernel runs over all.
+Acting runs one step at a time. Training runs whole sequences. They are split where an episode starts, so that no state
+crosses an episode boundary, and padded to equal length, so that one fused kernel processes all of them.
 
 Shapes: N samples or environments, D features, H units; R sequences of S steps, one after another as N = R x S samples;
-G pieces that the sequences are cut into, P steps of the longest.
+G pieces that the sequences are split into, P steps of the longest piece.
 """
 
 import math
@@ -23,15 +23,15 @@ MemoryState = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig:
-    """What the network remembers of an episode."""
+    """Recurrent layer of the network."""
 
     kind: Literal["none", "lstm", "gru"] = "none"
-    """none sees only the present."""
+    """Type of recurrent layer. none: the network sees only the current observation."""
     hidden_size: int = 64
-    """Units of the memory; policy and value have one each where they have an encoder each."""
+    """Units of the recurrent state. Policy and value have separate layers if they have separate encoders."""
     init_timescale: int = 1
-    """Steps over which an untrained memory fades to about a third. What is needed later than a few steps is learned
-    only if its gradient gets there, so give about the steps that must be bridged; 1 is what torch begins with."""
+    """Steps after which the state of an untrained layer decays to about a third. Set it to the number of steps that the
+    network must remember, so that gradients reach that far. 1: torch's initialization."""
 
     def __post_init__(self) -> None:
         if self.hidden_size < 1:
@@ -41,12 +41,12 @@ class RecurrentConfig:
         if self.init_timescale < 1:
             raise ConfigError(
                 f"algo.recurrent.init_timescale is {self.init_timescale}.",
-                "Use the steps that memory must bridge, or 1.",
+                "Use the number of steps that the network must remember, or 1.",
             )
 
 
 class Recurrent(nn.Module):
-    """One recurrent layer: state in, state out."""
+    """One LSTM or GRU layer with explicit state."""
 
     def __init__(self, config: RecurrentConfig, features: int) -> None:
         super().__init__()
@@ -54,19 +54,19 @@ class Recurrent(nn.Module):
         self.names = ("hidden", "cell") if config.kind == "lstm" else ("hidden",)
         for name, weight in self.layer.named_parameters():
             (nn.init.orthogonal_ if name.startswith("weight") else nn.init.zeros_)(weight)
-        # The gate that keeps what was is the second of both kinds; it begins at span / (span + 1).
+        # The second gate (LSTM: forget, GRU: update) keeps the old state. It starts at t / (t + 1), t = init_timescale.
         gate = slice(config.hidden_size, 2 * config.hidden_size)
         dict(self.layer.named_parameters())["bias_ih_l0"].data[gate] = math.log(config.init_timescale)
 
     def initial(self, count: int) -> MemoryState:
-        """The state at the start of `count` episodes."""
+        """Return the state at the start of `count` episodes."""
         weight = self.layer.all_weights[0][0]
         return {name: weight.new_zeros(count, self.layer.hidden_size) for name in self.names}
 
     def step(self, features: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
-        """One step: what the heads see [N, H], and the state after it."""
+        """Run one step; return features for the heads [N, H] and the new state."""
         weights = self.layer.all_weights[0]
-        # Always in fp32: what is rounded here is carried on for the rest of the episode.
+        # Always in fp32: rounding errors of the state would accumulate for the rest of the episode.
         with torch.autocast(features.device.type, enabled=False):
             if "cell" in state:
                 hidden, cell = torch.lstm_cell(features.float(), [state["hidden"], state["cell"]], *weights)
@@ -77,10 +77,13 @@ class Recurrent(nn.Module):
     def forward(
         self, features: Tensor, state: MemoryState, starts: Tensor, pieces: "PaddedSegments | None" = None
     ) -> Tensor:
-        """Sequences: what the heads see [N, H], from features [N, D], the state before each sequence [R, H], and where
-        in them an episode started, [R, S]. `pieces` is what `cut` makes of the starts, where the caller has it."""
+        """Run whole sequences: features [N, D] to features for the heads [N, H].
+
+        `state` [R, H] is the state before each sequence, `starts` [R, S] marks the first steps of episodes. `pieces` is
+        the result of `split_at_resets(starts)`, if the caller has it.
+        """
         pieces = split_at_resets(starts) if pieces is None else pieces
-        # Where a piece goes on with what was before its sequence, it has that state, and elsewhere a fresh one.
+        # A piece that continues an episode from before its sequence starts from that state, the others from zero.
         begun = tuple(
             torch.where(pieces.goes_on.unsqueeze(1), state[name][pieces.sequence], 0.0).unsqueeze(0)
             for name in self.names
@@ -91,25 +94,25 @@ class Recurrent(nn.Module):
 
 
 class PaddedSegments(NamedTuple):
-    """How sequences are cut into pieces of one episode each."""
+    """Split of sequences into pieces of one episode each, and their layout after padding."""
 
     total: int
     """G."""
     longest: int
     """P."""
     rows: Tensor
-    """[N] Where each sample is laid: its step within its piece, times G, plus its piece."""
+    """[N] Row of each sample in the padded layout: its step within its piece, times G, plus its piece."""
     sequence: Tensor
-    """[G] The sequence that each piece is of."""
+    """[G] The sequence that contains each piece."""
     goes_on: Tensor
-    """[G] Whether a piece goes on with an episode that was under way before its sequence."""
+    """[G] Whether a piece continues an episode that started before its sequence."""
 
 
 def split_at_resets(starts: Tensor) -> PaddedSegments:
-    """Cut sequences [R, S] where an episode starts. How many pieces that makes depends on the data: waits for a GPU."""
+    """Split sequences at episode starts [R, S]. Synchronizes on a GPU, because the number of pieces depends on data."""
     begins = starts.clone()
     begins[:, 0] = True
-    first = begins.flatten().nonzero().squeeze(1)  # [G] sample with which each piece begins
+    first = begins.flatten().nonzero().squeeze(1)  # [G] first sample of each piece
     piece = begins.flatten().cumsum(0) - 1  # [N]
     step = torch.arange(starts.numel(), device=starts.device) - first[piece]  # [N]
     count, longest = len(first), int(step.max()) + 1
@@ -118,24 +121,24 @@ def split_at_resets(starts: Tensor) -> PaddedSegments:
 
 
 class PieceCutter:
-    """Cuts sequences on the host and uploads how, so that nothing waits for the device."""
+    """Splits sequences on the host and uploads the result, so that the host does not wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._upload = Uploader(device)
 
     def __call__(self, starts: Tensor) -> PaddedSegments:
-        """The same as `cut` for starts [R, S] on the host, with tensors on the device."""
+        """Return `split_at_resets` of starts [R, S] on the host, with tensors on the device."""
         pieces = split_at_resets(starts)
         room = starts.numel()  # there are at most as many pieces as samples
         padded = {"rows": pieces.rows, "sequence": torch.zeros(room, dtype=torch.int64)}
         padded["goes_on"] = torch.zeros(room, dtype=torch.bool)
         padded["sequence"][: pieces.total], padded["goes_on"][: pieces.total] = pieces.sequence, pieces.goes_on
-        shown = self._upload(padded)
-        sequence, goes_on = shown["sequence"][: pieces.total], shown["goes_on"][: pieces.total]
-        return PaddedSegments(pieces.total, pieces.longest, shown["rows"], sequence, goes_on)
+        uploaded = self._upload(padded)
+        sequence, goes_on = uploaded["sequence"][: pieces.total], uploaded["goes_on"][: pieces.total]
+        return PaddedSegments(pieces.total, pieces.longest, uploaded["rows"], sequence, goes_on)
 
 
 def pad_segments(samples: Tensor, pieces: PaddedSegments) -> Tensor:
-    """Samples [N, D] side by side by piece, [P, G, D]. What pads them is zero: made here, it is nobody's number."""
+    """Arrange samples [N, D] by piece and pad with zeros to [P, G, D]."""
     padded = samples.new_zeros(pieces.longest * pieces.total, samples.shape[1])
     return padded.index_copy(0, pieces.rows, samples).view(pieces.longest, pieces.total, -1)

@@ -1,8 +1,8 @@
-"""How functions of tensors run: as written, compiled by torch, or recorded as CUDA graphs (`run.compile`).
+"""Execution of tensor functions: eagerly, compiled by torch, or captured as CUDA graphs (`run.compile`).
 
-A graph replays kernels at the addresses they had while it was recorded. A function that is recorded therefore gets what
-changes between calls as inputs, which are copied to fixed addresses, or reads it from tensors that are changed in
-place. It decides nothing by the values of tensors, and the next call overwrites what it returned.
+A graph replays kernels at the memory addresses of its capture. Values that change between calls must therefore be
+inputs, which are copied to fixed addresses, or tensors that are changed in place. A captured function must not branch
+on the values of tensors, and each call overwrites the results of the last one.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from torch import Tensor
 from lockstep.pytree import leaves, named_leaves, tree_map
 
 COMPILE = "compile"
-"""Phase in which a process compiles or records, while the others may wait for it."""
+"""Phase in which a process compiles or captures, while others may wait for it."""
 WARM_UPS = 3
-"""Calls that run as written before one is recorded: libraries allocate their workspaces at first use."""
+"""Eager calls before the capture, because libraries allocate their workspaces at first use."""
 MAX_SIGNATURES = 8
-"""Shapes of inputs that a function may be recorded for."""
+"""Maximum number of input shapes for which a function is captured."""
 
 Signature: TypeAlias = tuple[tuple[str, torch.Size, torch.dtype], ...]
 
 
 class Compilation:
-    """What `run.compile` makes of a function."""
+    """Wraps functions as set by `run.compile`."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class Compilation:
         phase: Callable[[str], AbstractContextManager[Any]],
         notes: list[str],
     ) -> None:
-        """`notes` takes sentences for the log."""
+        """Messages for the log are appended to `notes`."""
         self.device, self.phase, self.notes = device, phase, notes
         if mode == "graphs" and device.type != "cuda":
-            self.note(f"run.compile is graphs, which needs CUDA: on {device.type} everything runs as written.")
+            self.note(f"run.compile is graphs, which needs CUDA: on {device.type}, functions run eagerly.")
             mode = "off"
         self.mode = mode
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """The function as it is to be called; `name` is for the log."""
+        """Wrap a function; `name` is for the log."""
         if self.mode == "on":
             return _Compiled(function, self)
         return _Recorded(function, name, self) if self.mode == "graphs" else function
@@ -55,17 +55,17 @@ class Compilation:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        """The stream that functions are warmed up and recorded on."""
+        """Stream for warm-up and capture."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
 
 class _Compiled:
-    """A function compiled by torch, once for each shape of its inputs."""
+    """A function compiled by torch, once per input shape."""
 
     def __init__(self, function: Callable[..., Any], compilation: Compilation) -> None:
-        # One graph for each shape: a symbolic one would be slower, and there are few.
+        # Static shapes: there are few, and dynamic shapes would be slower.
         self._function = torch.compile(function, dynamic=False)
         self._compilation = compilation
         self._seen: set[Signature] = set()
@@ -81,7 +81,7 @@ class _Compiled:
 
 
 class _Recorded:
-    """A function recorded as a CUDA graph for each shape of its inputs, or run as written where that fails."""
+    """A function captured as a CUDA graph per input shape. Runs eagerly if the capture fails."""
 
     def __init__(self, function: Callable[..., Any], name: str, compilation: Compilation) -> None:
         self._function, self._name, self._compilation = function, name, compilation
@@ -118,7 +118,7 @@ class _Recorded:
         try:
             with self._compilation.phase(COMPILE):
                 graph = _Graph(self._function, inputs, self._compilation)
-        except RuntimeError as error:  # what CUDA and torch raise for what cannot be recorded
+        except RuntimeError as error:  # CUDA and torch raise it for functions that cannot be captured
             self._give_up(str(error).strip().partition("\n")[0])
             return None
         self._graphs[signature] = graph
@@ -126,28 +126,28 @@ class _Recorded:
 
     def _give_up(self, reason: str) -> None:
         self._given_up = True
-        self._compilation.note(f"run.compile: {self._name} cannot be a CUDA graph and runs as written: {reason}.")
+        self._compilation.note(f"run.compile: {self._name} cannot be captured as a CUDA graph, runs eagerly: {reason}.")
 
 
 class _Graph:
-    """One recorded call: its inputs at fixed addresses, its kernels, and what it returns."""
+    """One captured call: inputs at fixed addresses, the CUDA graph, and outputs."""
 
     def __init__(self, function: Callable[..., Any], inputs: Any, compilation: Compilation) -> None:
         self._inputs = tuple(tree_map(lambda x: x.detach().clone(), tree) for tree in inputs)
-        self._places = [place for tree in self._inputs for place in leaves(tree)]
+        self._slots = [slot for tree in self._inputs for slot in leaves(tree)]
         self._graph = torch.cuda.CUDAGraph()
-        # Thread-local: other threads may use the device meanwhile, such as the one that writes checkpoints. With memory
-        # of its own: in shared memory, a graph that is replayed could overwrite what a later one returned.
+        # Thread-local, because other threads, such as the one that saves checkpoints, may use the device. With a
+        # private memory pool: in a shared pool, replaying a graph could overwrite the outputs of another one.
         with torch.cuda.graph(self._graph, stream=compilation.stream, capture_error_mode="thread_local"):
             self._outputs = function(*self._inputs)
 
     def replay(self, inputs: Any) -> Any:
-        pairs = zip(self._places, (x for tree in inputs for x in leaves(tree)), strict=True)
-        for _, same in groupby(sorted(pairs, key=_dtype_of), key=_dtype_of):  # one launch for each dtype
-            places, values = zip(*same, strict=True)
-            torch._foreach_copy_(list(places), [value.detach() for value in values])
+        pairs = zip(self._slots, (x for tree in inputs for x in leaves(tree)), strict=True)
+        for _, same in groupby(sorted(pairs, key=_dtype_of), key=_dtype_of):  # one launch per dtype
+            slots, values = zip(*same, strict=True)
+            torch._foreach_copy_(list(slots), [value.detach() for value in values])
         self._graph.replay()
-        return tree_map(lambda x: x, self._outputs)  # the caller may change the dictionaries
+        return tree_map(lambda x: x, self._outputs)  # new dictionaries, because the caller may change them
 
 
 def _signature(inputs: Any) -> Signature:

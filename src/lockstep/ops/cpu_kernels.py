@@ -1,7 +1,7 @@
-"""What torch does in many small steps, compiled into one: for CPUs, where a step of a small tensor is all overhead.
+"""Fused numba kernels for CPUs, where many torch operations on small tensors are mostly overhead.
 
-Each function here has a textbook form beside its caller, which other devices and precisions use, and tests hold the two
-equal. Gradients are written out.
+Each function has a textbook form next to its caller, which other devices and precisions use. Tests compare the two.
+Gradients are written by hand.
 
 Shapes: N samples, K choices, T time, B environments.
 """
@@ -17,23 +17,23 @@ from torch.autograd.function import once_differentiable
 
 
 def start_numba() -> None:
-    """Run a small kernel. Numba takes about a second before its first one, which forked processes then do not need."""
+    """Run a small kernel to initialize numba, which takes about a second. Processes forked later need not repeat it."""
     row, column = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
     _judge(column, column, np.zeros(1, np.int64), row, row.copy())
 
 
 def is_supported(*tensors: Tensor) -> bool:
-    """Whether tensors are what the kernels are compiled for."""
+    """Return whether the kernels support the device and dtype of these tensors."""
     if torch.compiler.is_compiling():
-        return False  # torch fuses the textbook form by itself, and would stop at a kernel it does not know
+        return False  # torch.compile fuses the textbook form, and a numba kernel would be a graph break
     return all(x.device.type == "cpu" and x.dtype == torch.float32 for x in tensors)
 
 
-# -- choices -----------------------------------------------------------------------------------------------------------
+# -- discrete actions --------------------------------------------------------------------------------------------------
 
 
 def categorical_log_prob_entropy(outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probability and entropy, [N] each, of actions [N] chosen by logits [N, K]."""
+    """Return log probability and entropy, [N] each, of actions [N] under logits [N, K]."""
     log_prob, entropy = _Choices.apply(outputs, action)  # type: ignore[no-untyped-call]
     return log_prob, entropy
 
@@ -41,7 +41,7 @@ def categorical_log_prob_entropy(outputs: Tensor, action: Tensor) -> tuple[Tenso
 class _Choices(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        # Softmax and exponentials are torch's, which takes sixteen at a time; along the short axis it would take one.
+        # Softmax and exp by torch along the long axis, where they are vectorized; along the short axis they are not.
         logs = outputs.t().contiguous().log_softmax(0)  # [K, N]
         shares = logs.exp()
         log_prob, entropy = torch.empty(2, len(outputs)).unbind()
@@ -65,7 +65,7 @@ def _judge(logs: Any, shares: Any, action: Any, log_prob: Any, entropy: Any) -> 
         log_prob[n], entropy[n] = logs[action[n], n], 0
     for k in range(len(logs)):
         for n in range(len(action)):
-            if shares[k, n] != 0:  # a choice that is ruled out adds nothing; one that is no number spoils it all
+            if shares[k, n] != 0:  # a masked action contributes 0; NaN propagates
                 entropy[n] -= shares[k, n] * logs[k, n]
 
 
@@ -73,7 +73,7 @@ def _judge(logs: Any, shares: Any, action: Any, log_prob: Any, entropy: Any) -> 
 def _judge_gradient(
     logs: Any, shares: Any, entropy: Any, action: Any, by_log_prob: Any, by_entropy: Any, gradient: Any
 ) -> None:
-    """Of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
+    """Gradient of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
     for n in range(len(action)):
         for k in range(len(logs)):
             pull = by_log_prob[n] + by_entropy[n] * (logs[k, n] + entropy[n])
@@ -81,7 +81,7 @@ def _judge_gradient(
         gradient[n, action[n]] += by_log_prob[n]
 
 
-# -- PPO's loss --------------------------------------------------------------------------------------------------------
+# -- PPO loss ----------------------------------------------------------------------------------------------------------
 
 
 def fused_ppo_loss(
@@ -94,7 +94,10 @@ def fused_ppo_loss(
     value_weight: float,
     entropy_weight: float,
 ) -> tuple[Tensor, Tensor]:
-    """The total of PPO's loss, and the sums [5] that `functional.ppo_loss` names; `data` are its other tensors."""
+    """Return the total PPO loss and its other sums [5], in the order of `functional.PPOLoss`.
+
+    `data` are the old log probabilities, advantages, old values and returns.
+    """
     weights = (clip, math.inf if value_clip is None else value_clip, value_weight, entropy_weight)
     total, sums = _PPOLossCPU.apply(log_prob, entropy, values, data, weights)  # type: ignore[no-untyped-call]
     return total, sums
@@ -148,25 +151,26 @@ def _ppo(
     clip: float,
     value_clip: float,
 ) -> None:
-    """`excess` is the ratio of probabilities, less one."""
+    """Compute PPO's sums and gradients; `excess` is the probability ratio minus one."""
     policy, value, spread, divergence, clipped = 0.0, 0.0, 0.0, 0.0, 0.0
     for n in range(len(values)):
         moved = -advantages[n] * (excess[n] + 1.0)
         bound = -advantages[n] * (1.0 + clip * np.sign(advantages[n]))
-        # Bad numbers must come through: NaN is not less than anything.
+        # Clipped surrogate. NaN propagates, because `moved < bound` is False for it.
         policy += bound if moved < bound else moved
         by_log_prob[n] = 0.0 if moved < bound else moved
         divergence += excess[n] - log_ratio[n]
         clipped += abs(excess[n]) > clip
         spread += entropy[n]
 
-        guess = np.float64(values[n])  # all of it in double, or rounding would part what is equal
+        # Clipped value loss, in float64: otherwise rounding could make equal errors differ.
+        guess = np.float64(values[n])
         miss, move = guess - returns[n], guess - old_values[n]
         near = miss
         if not abs(move) <= value_clip and value_clip < np.inf:
             near = old_values[n] + math.copysign(value_clip, move) - returns[n]
         worse = near * near
-        if np.isnan(worse):  # an old value that is no number comes through
+        if np.isnan(worse):  # propagate NaN of an old value
             miss = worse
         value += 0.5 * max(miss * miss, worse)
         by_value[n] = 0.0 if miss * miss < worse else miss

@@ -1,8 +1,8 @@
-"""PPO's loss and action log-probabilities in few tensor operations, with their gradients written out.
+"""PPO loss and action log-probabilities in few tensor operations, with hand-written gradients.
 
-On a GPU every operation is a launch, and those of a small loss take longer to launch than to compute. The textbook
-forms are next to their callers in `functional.py` and `nn/distributions.py`, and tests hold the two equal.
-`cpu_kernels.py` does the same for CPUs.
+On a GPU, the operations of a small loss take longer to launch than to compute. The textbook forms are next to their
+callers in `functional.py` and `nn/distributions.py`, and tests compare the two. `cpu_kernels.py` does the same for
+CPUs.
 
 Shapes: N samples, K choices, D action features.
 """
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 
 def is_supported(*tensors: Tensor) -> bool:
-    """Whether tensors are on a device where launches count. Compiled code fuses the textbook forms by itself."""
+    """Return whether tensors are fp32 and not on a CPU. False in torch.compile, which fuses the textbook forms."""
     return (
         all(x.device.type != "cpu" and x.dtype == torch.float32 for x in tensors) and not torch.compiler.is_compiling()
     )
@@ -27,7 +27,7 @@ def is_supported(*tensors: Tensor) -> bool:
 
 
 def categorical(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probability and entropy, [N] each, of actions [N] drawn by logits [N, K]."""
+    """Return log probability and entropy, [N] each, of actions [N] under logits [N, K]."""
     log_prob, entropy = _Categorical.apply(logits, action)  # type: ignore[no-untyped-call]
     return log_prob, entropy
 
@@ -37,16 +37,16 @@ class _Categorical(torch.autograd.Function):
     def forward(context: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         logs = logits.log_softmax(-1)
         shares, index = logs.exp(), action.unsqueeze(-1)
-        entropy = torch.special.entr(shares).sum(-1)  # a choice that is ruled out adds nothing
+        entropy = torch.special.entr(shares).sum(-1)  # a masked action contributes 0
         context.save_for_backward(logs, shares, entropy, index)
         return logs.gather(-1, index).squeeze(-1), entropy
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Tensor, None]:
-        """Of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
+        """Gradient of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
         logs, shares, entropy, index = context.saved_tensors
-        # The log of a choice that is ruled out is -inf, and 0 x -inf is not 0.
+        # The log probability of a masked action is -inf, and 0 x -inf is NaN.
         pull = logs.clamp(min=_LOWEST_LOG).add_(entropy.unsqueeze(-1))
         pull = torch.addcmul(by_log_prob.unsqueeze(-1), pull, by_entropy.unsqueeze(-1))
         gradient = torch.mul(shares, pull).neg_()
@@ -54,14 +54,14 @@ class _Categorical(torch.autograd.Function):
 
 
 _LOWEST_LOG = -1e4
-"""Far below the log of the smallest probability that is not zero."""
+"""Far below the log of the smallest non-zero probability."""
 
 
 # -- continuous actions ------------------------------------------------------------------------------------------------
 
 
 def gaussian(outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probability and entropy, [N] each, of actions [N, D] by means and log standard deviations [N, 2 D]."""
+    """Return log probability and entropy, [N] each, of actions [N, D]; outputs are means and log stds [N, 2 D]."""
     log_prob, entropy = _Gaussian.apply(outputs, action)  # type: ignore[no-untyped-call]
     return log_prob, entropy
 
@@ -75,21 +75,21 @@ class _Gaussian(torch.autograd.Function):
         context.save_for_backward(inverse, distance)
         features = mean.shape[-1]
         spread = log_std.sum(-1)
-        # Sum over features of -d^2 / 2 - log_std - log(2 pi) / 2.
+        # Sum of -d^2 / 2 - log_std - log(2 pi) / 2 over features
         log_prob = distance.square().sum(-1).mul_(-0.5).sub_(spread).sub_(0.5 * features * math.log(2 * math.pi))
         return log_prob, spread + 0.5 * features * math.log(2 * math.pi * math.e)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Tensor, None]:
-        """Of the log probability: d / std by the mean, and d^2 - 1 by the log standard deviation; of the entropy 1."""
+        """Gradient of the log probability: d / std for the mean, d^2 - 1 for the log std; of the entropy: 1 for it."""
         inverse, distance = context.saved_tensors
         pull = distance * by_log_prob.unsqueeze(-1)
         by_log_std = torch.addcmul((by_entropy - by_log_prob).unsqueeze(-1), pull, distance)
         return torch.cat([pull.mul_(inverse), by_log_std], dim=-1), None
 
 
-# -- PPO's loss --------------------------------------------------------------------------------------------------------
+# -- PPO loss ----------------------------------------------------------------------------------------------------------
 
 
 def fused_ppo_loss(
@@ -102,7 +102,10 @@ def fused_ppo_loss(
     value_weight: float,
     entropy_weight: float,
 ) -> tuple[Tensor, Tensor]:
-    """The total of PPO's loss, and the sums [5] that `functional.ppo_loss` names; `data` are its other tensors."""
+    """Return the total PPO loss and its other sums [5], in the order of `functional.PPOLoss`.
+
+    `data` are the old log probabilities, advantages, old values and returns.
+    """
     weights = (clip, value_clip, value_weight, entropy_weight)
     total, sums = _PPOLoss.apply(log_prob, entropy, values, data, weights)  # type: ignore[no-untyped-call]
     return total, sums
@@ -122,19 +125,19 @@ class _PPOLoss(torch.autograd.Function):
         clip, value_clip, value_weight, entropy_weight = weights
         log_ratio = log_prob - old_log_prob
         excess = log_ratio.expm1()
-        # The surrogate, and where it stops paying: advantage x (1 +- clip).
+        # Surrogate, and its bound: advantage x (1 +- clip)
         moved = torch.addcmul(advantages, advantages, excess)
         if isinstance(clip, float):
             bound = torch.add(advantages, advantages.abs(), alpha=clip)
         else:
             bound = torch.addcmul(advantages, advantages.abs(), clip)
-        # Half the squared error of values; beyond `value_clip` from the old value, the worse of two.
+        # Value loss: half the squared error; beyond `value_clip` from the old value, the larger of the two errors
         error = values - returns
         squared, by_value = error.square(), error
         if value_clip is not None:
             move = values - old_values
             near = torch.clamp(move, -value_clip, value_clip).add_(old_values).sub_(returns)
-            # Within reach the two are equal but for rounding, and the gradient is the error's.
+            # Within `value_clip` the two are equal except for rounding, and the gradient is that of the error.
             beyond = (move.abs() > value_clip) & (near.square() > squared)
             squared, by_value = torch.maximum(squared, near.square()), torch.where(beyond, 0.0, error)
         columns = [torch.minimum(moved, bound), squared, entropy, excess - log_ratio, excess.abs() > clip]
@@ -156,7 +159,7 @@ class _PPOLoss(torch.autograd.Function):
 
 @cache
 def _mixture(device: torch.device, value_weight: float, entropy_weight: float) -> Tensor:
-    """What makes the total and the named sums [6] of the sums of columns [5]; kept on the device."""
+    """Matrix from the sums of columns [5] to the total and the named sums [6]; cached on the device."""
     rows = torch.zeros(6, 5)
     rows[0, :3] = torch.tensor([-1.0, 0.5 * value_weight, -entropy_weight])
     rows[1, 0], rows[2, 1], rows[3, 2], rows[4, 3], rows[5, 4] = -1.0, 0.5, 1.0, 1.0, 1.0

@@ -1,8 +1,8 @@
-"""Time by phase of the loop: by the host's clock, or by CUDA events where the device works behind the host.
+"""Time by phase of the training loop, from the host clock or from CUDA events.
 
-On a GPU the host only launches work, so its clock would give the time of an update to whichever phase synchronizes
-next. An event recorded at every change of phase measures when the device got there instead. Reading the times waits for
-nothing: what the device has not reached yet is counted the next time.
+On a GPU the host only launches work, so its clock would attribute the time of an update to the next phase that
+synchronizes. A CUDA event recorded at every change of phase measures when the device reaches it. Reading the times does
+not synchronize: events that the device has not reached are counted the next time.
 """
 
 import time
@@ -13,17 +13,17 @@ import torch
 
 
 class PhaseTimer(Protocol):
-    """Adds up seconds by phase."""
+    """Accumulates seconds by phase."""
 
     def switch(self, ended: str | None) -> None:
-        """Give the time since the last switch to the phase that ended; None gives it to no phase."""
+        """Add the time since the last switch to the phase that ended; None: to no phase."""
 
     def take(self) -> dict[str, float]:
-        """Seconds by phase since they were last taken."""
+        """Return the seconds by phase since the last call."""
 
 
 class HostTimer:
-    """Times phases by the host's clock."""
+    """Times phases by the host clock."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -45,7 +45,7 @@ class DeviceTimer:
 
     def __init__(self) -> None:
         self._marks: deque[tuple[str | None, torch.cuda.Event]] = deque()
-        """Phase that ended, and the event recorded then. The first one only begins the time after it."""
+        """Phase that ended, and the event recorded then. The first entry only marks the start."""
         self._spare: list[torch.cuda.Event] = []
         self._seconds: dict[str, float] = {}
 
@@ -62,7 +62,7 @@ class DeviceTimer:
         return taken
 
     def _settle(self) -> None:
-        """Count what the device has passed."""
+        """Count the events that the device has reached."""
         while len(self._marks) > 1 and self._marks[1][1].query():
             _, before = self._marks.popleft()
             ended, event = self._marks[0]
@@ -72,4 +72,4 @@ class DeviceTimer:
 
 
 _BACKLOG = 1024
-"""Events that are kept before the device is asked which of them it has passed."""
+"""Events kept before querying which of them the device has reached."""

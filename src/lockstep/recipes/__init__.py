@@ -1,1 +1,1 @@
-"""Recipes: an algorithm on a task, with settings that work."""
+"""Recipes: one algorithm on one task, with settings that work."""

@@ -1,4 +1,4 @@
-"""Cricket by a graph network: the score to come, or who wins the chase."""
+"""Graph network on cricket: predict the final score, or the winner of the chase."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,10 +11,10 @@ from lockstep.tasks.cricket.dataset import CricketConfig
 
 @dataclass(frozen=True, kw_only=True)
 class CricketGNN(Recipe):
-    """A graph network learns cricket ball by ball, from Cricsheet data or from made-up matches."""
+    """Graph network on cricket, ball by ball, from Cricsheet data or synthetic matches."""
 
     task: CricketConfig = CricketConfig()
-    # Names are learned by heart: without them, matches that nobody has seen are predicted better.
+    # Name embeddings overfit: without them, predictions of unseen matches are better.
     algo: SupervisedConfig = SupervisedConfig(
         learning_rate=2e-3, batch_size=512, net=GraphConfig(name_embeddings=False)
     )

@@ -1,4 +1,4 @@
-"""Any task of the DeepMind control suite, or several at once, by TD-MPC2."""
+"""TD-MPC2 on one or several tasks of the DeepMind control suite."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from lockstep.tasks.dm_control.env import DMControlConfig
 
 @dataclass(frozen=True, kw_only=True)
 class DMCTDMPC2(Recipe):
-    """TD-MPC2 on a task of the control suite, walker-run unless told otherwise."""
+    """TD-MPC2 on the DeepMind control suite. Default task: walker-run."""
 
     task: DMControlConfig = DMControlConfig()
     algo: TDMPC2Config = TDMPC2Config()
@@ -18,7 +18,7 @@ class DMCTDMPC2(Recipe):
 
     name: ClassVar = "dmc-tdmpc2"
     presets: ClassVar = {
-        # Learns the lightest tasks in minutes on one CPU core.
+        # Learns the easiest tasks in minutes on one CPU core.
         "small": {
             "algo": {
                 "learning_rate": 1e-3,

@@ -1,4 +1,4 @@
-"""Any Gymnasium task with bounded motions, or one choice, by DDPG; Pendulum-v1 unless told otherwise."""
+"""DDPG on any Gymnasium environment with a bounded Box or a Discrete action space."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from lockstep.tasks.gym.env import GymConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GymDDPG(Recipe):
-    """DDPG on any Gymnasium task, Pendulum-v1 unless told otherwise."""
+    """DDPG on any Gymnasium environment. Default: Pendulum-v1."""
 
     task: GymConfig = GymConfig(id="Pendulum-v1", num_envs=8)
     algo: DDPGConfig = DDPGConfig(

@@ -1,4 +1,4 @@
-"""Any Gymnasium task by PPO; the settings solve CartPole-v1 within 100,000 steps."""
+"""PPO on any Gymnasium environment. The defaults solve CartPole-v1 within 100,000 steps."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,7 @@ from lockstep.tasks.gym.env import GymConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GymPPO(Recipe):
-    """PPO on any Gymnasium task, CartPole-v1 unless told otherwise."""
+    """PPO on any Gymnasium environment. Default: CartPole-v1."""
 
     task: GymConfig = GymConfig(id="CartPole-v1", num_envs=8)
     algo: PPOConfig = PPOConfig(

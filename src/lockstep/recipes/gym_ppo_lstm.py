@@ -1,4 +1,4 @@
-"""Any Gymnasium task by PPO with memory; the settings solve CartPole-v1 without velocities within 100,000 steps."""
+"""Recurrent PPO on any Gymnasium environment. The defaults solve CartPole-v1 without velocities in 100,000 steps."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from lockstep.tasks.gym.env import GymConfig
 
 @dataclass(frozen=True, kw_only=True)
 class GymPPOLSTM(Recipe):
-    """PPO with memory on any Gymnasium task, CartPole-v1 unless told otherwise."""
+    """PPO with an LSTM on any Gymnasium environment. Default: CartPole-v1."""
 
     task: GymConfig = GymConfig(id="CartPole-v1", num_envs=8)
     algo: PPOConfig = PPOConfig(

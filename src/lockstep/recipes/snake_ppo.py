@@ -1,4 +1,4 @@
-"""Snake by PPO, from the board."""
+"""PPO on Snake, with the board as observation."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from lockstep.tasks.snake.env import SnakeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SnakePPO(Recipe):
-    """PPO learns Snake from the board."""
+    """PPO on Snake, with the board as observation."""
 
     task: SnakeConfig = SnakeConfig(size=12, num_envs=128)
     algo: PPOConfig = PPOConfig(

@@ -1,4 +1,4 @@
-"""Team snakes, three against three, by DDPG: one actor for the team, against scripts that grow and past selves."""
+"""DDPG on team snakes, three against three: one shared actor against scripts of rising level and an opponent pool."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TeamDDPG(Recipe):
-    """DDPG learns to play team snakes."""
+    """DDPG on team snakes."""
 
     task: TeamSnakesConfig = TeamSnakesConfig(
         observation="egocentric",

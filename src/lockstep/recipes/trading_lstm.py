@@ -1,4 +1,4 @@
-"""Trading by PPO with memory, on files of prices or on a computed market."""
+"""Recurrent PPO on trading, with price files or a simulated market."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,7 +12,7 @@ from lockstep.tasks.trading.env import TradingConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TradingLSTM(Recipe):
-    """PPO with memory trades; without --data, on a market that switches between rise and fall."""
+    """PPO with an LSTM on trading. Without --data: a simulated market that switches between rising and falling."""
 
     task: TradingConfig = TradingConfig()
     algo: PPOConfig = PPOConfig(

@@ -1,1 +1,1 @@
-"""Tasks: what an agent learns to do. One file each; `check.py` says whether a task keeps the contract."""
+"""Tasks: environments and datasets. One package each; `env_checker.py` checks the contract of environments."""

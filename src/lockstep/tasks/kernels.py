@@ -1,10 +1,10 @@
-"""What compiled tasks share: random numbers a kernel can draw anywhere, and the buffers it writes.
+"""Shared parts of compiled tasks: a counter-based random generator for kernels, and the buffers that kernels write.
 
-A draw is a pure function of a key (which environment) and a counter (which draw), as in `streams`, so a board needs no
-generator of its own and its luck does not depend on who else is in the batch.
+A draw is a pure function of a key (the environment) and a counter (the draw), as in `lockstep.rng`. An environment
+needs no generator state, and its randomness does not depend on the other environments of the batch.
 
-A trap for whoever edits this file: numba's cache sees changes in the file of the kernel it compiled, not in the files
-that kernel calls. Delete `tasks/__pycache__` after a change here.
+Caution: numba's cache tracks changes in the file of a compiled kernel, not in the files that the kernel calls. Delete
+the `__pycache__` directories under `tasks` after a change here.
 """
 
 from typing import TypeAlias
@@ -24,7 +24,7 @@ _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 @njit(cache=True, nogil=True)
 def philox(key: Integer, major: Integer, minor: Integer) -> tuple[np.uint64, np.uint64]:
-    """128 random bits for a 64-bit key and a 128-bit counter in two words, such as an episode and a draw in it."""
+    """Return 128 random bits for a 64-bit key and a 128-bit counter in two words, such as an episode and a draw."""
     key, major, minor = np.uint64(key), np.uint64(major), np.uint64(minor)
     word_0, word_1, word_2, word_3 = rounds(
         key & _LOW, key >> _HALF, minor & _LOW, minor >> _HALF, major & _LOW, major >> _HALF
@@ -34,20 +34,20 @@ def philox(key: Integer, major: Integer, minor: Integer) -> tuple[np.uint64, np.
 
 @njit(cache=True, nogil=True)
 def random_bits(key: Integer, major: Integer, minor: Integer) -> np.uint64:
-    """64 random bits."""
+    """Return 64 random bits."""
     return philox(key, major, minor)[0]
 
 
 @njit(cache=True, nogil=True)
 def random_below(bound: Integer, key: Integer, major: Integer, minor: Integer) -> np.int64:
-    """A random integer in [0, bound), for a bound up to 2**32."""
+    """Return a random integer in [0, bound), for a bound up to 2**32."""
     return np.int64(below(random_bits(key, major, minor), np.uint64(bound)))
 
 
 class Buffers:
-    """Arrays that a kernel writes on the host, and the tensors that show them on the device.
+    """Host arrays that a kernel writes, and their copies on the device.
 
-    On the CPU the two are one memory and nothing is ever copied.
+    On the CPU both share memory and nothing is copied.
     """
 
     def __init__(self, device: torch.device, **shapes: tuple[torch.dtype, tuple[int, ...]]) -> None:
@@ -57,6 +57,6 @@ class Buffers:
         self.tensors: dict[str, Tensor] = self._upload(self._host)
 
     def copy_to_device(self) -> dict[str, Tensor]:
-        """Bring what the kernel wrote to the device."""
+        """Copy the arrays that the kernel wrote to the device."""
         self.tensors = self._upload(self._host)
         return self.tensors

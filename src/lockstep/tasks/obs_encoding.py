@@ -1,7 +1,7 @@
-"""Observations of any Gymnasium space, in the form in which they are stored; without torch, which workers do not need.
+"""Encoding of observations of any Gymnasium space for storage. Does not import torch, which workers do not need.
 
-An observation stays uint8 where it is uint8 (a picture) and is float32 everywhere else. A choice (Discrete,
-MultiDiscrete) is a one-hot vector, since its number means nothing to a network. Dict and Tuple are trees by name.
+An observation stays uint8 where it is uint8 (an image) and is float32 everywhere else. Discrete and MultiDiscrete
+values become one-hot vectors, since their order means nothing to a network. Dict and Tuple become trees by name.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from lockstep.config import ConfigError
 
 
 def encoded_space(space: Space[Any]) -> Space[Any]:
-    """The space of an environment's observations once they are stored: Box of uint8 or float32, or a Dict of such."""
+    """Return the space of the encoded observations: a Box of uint8 or float32, or a Dict of such boxes."""
     match space:
         case Box() if space.dtype == np.uint8:
             return space
@@ -37,7 +37,7 @@ def encoded_space(space: Space[Any]) -> Space[Any]:
 
 
 def encode_obs(space: Space[Any], value: Any, arrays: Any, row: int) -> None:
-    """Write one observation of `space` to a row of the arrays of its stored space."""
+    """Write one observation of `space` to a row of the arrays of its encoded space."""
     match space:
         case Box() | MultiBinary():
             arrays[row] = value
@@ -57,12 +57,12 @@ def encode_obs(space: Space[Any], value: Any, arrays: Any, row: int) -> None:
 
 
 def float_box(space: Box) -> Box:
-    """The same bounds in float32."""
-    with np.errstate(over="ignore"):  # a bound beyond float32 is no bound
+    """Return the box with its bounds in float32."""
+    with np.errstate(over="ignore"):  # a bound beyond float32 becomes infinite
         return Box(space.low.astype(np.float32), space.high.astype(np.float32), dtype=np.float32)
 
 
 def _parts(space: Dict | Tuple) -> list[tuple[str, Space[Any]]]:
     if isinstance(space, Dict):
         return list(space.items())
-    return [(str(place), part) for place, part in enumerate(space)]
+    return [(str(index), part) for index, part in enumerate(space)]

@@ -1,4 +1,4 @@
-"""Spaces as tensors: memory for observations, actions as environments and as policies take them, and random ones.
+"""Gymnasium spaces as tensors: buffers for observations, conversion between policy and environment actions, sampling.
 
 Shapes: B environments.
 """
@@ -17,14 +17,14 @@ from lockstep.tasks.obs_encoding import float_box
 
 
 def allocate(stored: Space[Any], count: int) -> Tree:
-    """Zeros for `count` observations of a stored space."""
+    """Allocate zeros for `count` observations of a stored space."""
     if isinstance(stored, Dict):
         return {name: allocate(part, count) for name, part in stored.items()}
     return torch.zeros((count, *(stored.shape or ())), dtype=tensor_dtype(stored))  # [B, ...]
 
 
 def policy_space(space: Space[Any]) -> Space[Any]:
-    """The space a policy acts in: choices counted from 0, continuous actions in float32."""
+    """Return the action space of the policy: discrete actions counted from 0, continuous actions in float32."""
     match space:
         case Discrete():
             return Discrete(int(space.n))
@@ -33,23 +33,23 @@ def policy_space(space: Space[Any]) -> Space[Any]:
         case Box() if np.issubdtype(space.dtype, np.floating):
             return float_box(space)
     raise ConfigError(
-        f"{space} is not a space that policies act in.",
+        f"{space} is not an action space that policies support.",
         "Register the environment with a wrapper whose actions are Discrete, MultiDiscrete or a Box of floats.",
     )
 
 
 def env_actions(space: Space[Any], actions: np.ndarray) -> np.ndarray:
-    """A policy's actions as an environment's own: inside the bounds, in its dtype. Always a copy. [B, ...]"""
+    """Convert policy actions to environment actions: clipped to the bounds, in its dtype. Always a copy. [B, ...]"""
     match space:
         case Discrete() | MultiDiscrete():
             return actions.astype(space.dtype) + space.start
         case Box():
             return np.clip(actions, space.low, space.high).astype(space.dtype)
-    raise TypeError(f"{space} has no actions of a policy")
+    raise TypeError(f"{space} is not an action space that policies support")
 
 
 def actions_valid(space: Space[Any], actions: np.ndarray) -> bool:
-    """Whether an environment can be given all of these [N, ...]: their kind is right, and all lie within bounds."""
+    """Whether actions [N, ...] have the dtype and shape of the space and all lie within its bounds."""
     if actions.dtype != space.dtype or actions.shape[1:] != (space.shape or ()):
         return False
     match space:
@@ -62,7 +62,7 @@ def actions_valid(space: Space[Any], actions: np.ndarray) -> bool:
 
 
 def sample_action(space: Space[Any], stream: RandomStream, counter: int, count: int) -> torch.Tensor:
-    """`count` random actions; a side on which a Box has no bound reaches to 1, or 2 beyond the other. [count, ...]"""
+    """Sample `count` actions [count, ...]. A missing Box bound is -1 or 1, or lies 2 beyond the other bound."""
     draw = stream.generator(counter)
     match space:
         case Discrete():
@@ -73,9 +73,9 @@ def sample_action(space: Space[Any], stream: RandomStream, counter: int, count: 
             low = np.where(np.isfinite(space.low), space.low, np.minimum(space.high, 1) - 2)
             high = np.where(np.isfinite(space.high), space.high, np.maximum(low + 2, 1))
             return torch.from_numpy(draw.uniform(low, high, (count, *space.shape)).astype(np.float32))
-    raise TypeError(f"no random actions are known for {space}")
+    raise TypeError(f"cannot sample actions of {space}")
 
 
 def tensor_dtype(space: Space[Any]) -> torch.dtype:
-    """The dtype of a tensor that holds values of a space."""
+    """Return the dtype of a tensor that holds values of a space."""
     return torch.from_numpy(np.empty(0, space.dtype)).dtype

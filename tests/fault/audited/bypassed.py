@@ -1,4 +1,4 @@
-"""DDP bypassed: a method of the wrapped module is called, and nothing is ever reduced."""
+"""DDP bypassed: a method of the wrapped module is called, so gradients are never reduced."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""DDP as it is meant to be: called through its wrapper, each process with its own data."""
+"""Correct DDP: called through the wrapper, with different data on each process."""
 
 import torch
 import torch.distributed as dist

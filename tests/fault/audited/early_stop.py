@@ -1,4 +1,4 @@
-"""A loss of its own data decides whether a process goes on."""
+"""One process leaves the training loop early because of a rank-local condition."""
 
 import torch
 import torch.distributed as dist
@@ -14,5 +14,5 @@ for step in range(10):
     loss = model(torch.randn(32, 4)).square().mean()
     loss.backward()
     optimizer.step()
-    if dist.get_rank() == 1 and step == 2:  # as a local KL or a local patience would have it
+    if dist.get_rank() == 1 and step == 2:  # as an early stop on a local KL would do
         break

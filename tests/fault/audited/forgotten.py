@@ -1,4 +1,4 @@
-"""Gradients are reduced by hand, and one head was forgotten."""
+"""Gradients are all-reduced by hand, and one head is missed."""
 
 import torch
 import torch.distributed as dist

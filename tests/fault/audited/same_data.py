@@ -1,4 +1,4 @@
-"""Everything is reduced, and every process learns from the same batch."""
+"""Gradients are reduced, but every process learns from the same batch."""
 
 import torch
 import torch.distributed as dist

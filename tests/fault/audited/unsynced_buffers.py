@@ -1,4 +1,4 @@
-"""Gradients are right, and the running statistics of observations are each process's own."""
+"""Gradients are correct, but the running observation statistics are not synchronized."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Compilation of numba kernels: it counts as the compile phase, not as a process without progress."""
+"""Compilation of numba kernels is reported as the compile phase, not as a hang."""
 
 import threading
 from contextlib import contextmanager

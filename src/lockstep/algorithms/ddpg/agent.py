@@ -1,11 +1,14 @@
-"""DDPG: an actor follows the gradient of critics that learn from replay; for one agent, or for a team that shares it.
+"""Deep deterministic policy gradient (DDPG) and TD3, for one agent or for a team that shares one actor.
 
-A sample is one step of an environment: A transitions, if a team of A agents acts in it. With twin critics and a delayed
-actor it is TD3. Targets are state: every process moves its own in the same way, and nothing of them is reduced. Where
-a task lets an algorithm act for the other team, too, past selves of the actor play there in some of the games.
+DDPG: Lillicrap et al., 2015, arXiv:1509.02971. TD3 is DDPG with `twin_critics`, `policy_delay` and `target_noise`:
+Fujimoto et al., 2018, arXiv:1802.09477.
 
-Shapes: L local lanes, T horizon, E environments a lane, B = L x E, A agents of an environment, R rivals, K action
-features, M samples a lane in a batch; N = L x M samples in a batch, or M in exact mode, where lanes come in turn.
+A sample is one environment step: A transitions if a team of A agents acts. Target networks are not reduced, because
+every process updates its copy in the same way. If the task lets the algorithm control both teams, snapshots of the
+actor play for the other team in some games.
+
+Shapes: L local lanes, T rollout steps, E environments per lane, B = L x E, A agents and R opponents (rivals) per
+environment, K action features, M samples per lane in a batch; N = L x M samples, or M in exact mode (lane by lane).
 """
 
 import copy
@@ -19,21 +22,22 @@ from torch import Tensor, nn
 from lockstep.algorithms.ddpg.networks import ActionCodec, Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
 from lockstep.algorithms.env_benchmark import env_work
+from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
+from lockstep.data.episode_statistics import EpisodeStatistics
 from lockstep.data.replay_buffer import Replay, ReplayConfig, add_rollout, outcome
-from lockstep.data.rollout import EpisodeStatistics, Rollout
-from lockstep.distributed import DistributedOptimizer, FusedAdam, Runtime
+from lockstep.data.rollout import Rollout
+from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
 from lockstep.nn.encoders import EncoderConfig
-from lockstep.nn.initialization import seeded_init
-from lockstep.protocols import BenchmarkOp, LaneState, Loss, StateDict, VecEnv
-from lockstep.pytree import Tree, load_into, tree_map
+from lockstep.protocols import BenchmarkOp, Loss, Policy
+from lockstep.pytree import Tree, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
-class DDPGConfig:
+class DDPGConfig(Algorithm.Config):
     """Settings of DDPG. Every number is for the whole run, not for one process."""
 
     actor_lr: float = 1e-3
@@ -41,134 +45,128 @@ class DDPGConfig:
     critic_lr: float = 1e-3
     """Learning rate of the critics."""
     batch_size: int = 256
-    """Samples of one update, over all processes."""
+    """Samples per update, over all processes."""
     buffer_size: int = 200_000
-    """Samples that replay holds."""
+    """Capacity of the replay buffer, in samples over all processes."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """Where replay is kept."""
+    """Storage of the replay buffer."""
     learning_starts: int = 1_000
-    """Samples that replay must hold before learning starts; until then actions are random."""
+    """Samples in the replay buffer before learning starts. Until then actions are random."""
     rollout_steps: int = 1
     """Steps each environment takes between updates."""
     updates_per_sample: float = 1.0
-    """Updates for each sample once learning has started."""
+    """Updates per sample once learning has started."""
     gamma: float = 0.99
-    """Discount of future rewards."""
+    """Discount factor."""
     n_step: int = 1
-    """Steps of rewards in a target before the critics' own judgement follows."""
+    """Number of rewards in a target before the bootstrapped value."""
     tau: float = 0.005
-    """How far targets move towards what was learned, in each update."""
+    """Coefficient of the soft update of the target networks."""
     twin_critics: bool = False
-    """Two critics, of which a target believes the lower."""
+    """Whether to train two critics and use the lower value in targets."""
     policy_delay: int = 1
-    """Updates of the critics for one of the actor."""
+    """Critic updates per update of the actor and the target networks."""
     target_noise: float = 0.0
-    """Noise on the actions of targets: Gaussian and clipped at 0.5 for motions, a scale of Gumbel's for choices."""
+    """Standard deviation of the noise on continuous target actions, clipped at 0.5. Discrete: scale of Gumbel noise."""
     centralized_critic: bool = False
-    """Whether a critic judges the whole team: it sees what all its agents see and do."""
+    """Whether a critic sees the observations and actions of the whole team."""
     exploration_noise: float = 0.1
-    """Deviation of the noise on motions while exploring; a choice is drawn from the actor's own softmax."""
+    """Standard deviation of exploration noise on continuous actions. Discrete: sampled from the actor's softmax."""
     epsilon: float = 0.1
-    """Part of the actions that are random when learning starts."""
+    """Probability of a random action when learning starts."""
     epsilon_end: float = 0.0
-    """Exploration probability after `epsilon_decay_fraction` of the run."""
+    """Probability of a random action after `epsilon_decay_fraction` of the run."""
     epsilon_decay_fraction: float = 0.5
-    """Part of the run over which epsilon falls from one to the other."""
+    """Fraction of the run over which `epsilon` changes linearly to `epsilon_end`."""
     gumbel_temperature: float = 1.0
-    """Of the softmax through which gradients pass to a choice."""
+    """Temperature of the softmax that passes gradients to discrete actions."""
     logit_penalty: float = 1e-3
-    """Weight of the squared outputs for choices, so that the actor does not become certain too early."""
+    """Weight of the squared logits of discrete actions. Keeps the actor from becoming deterministic too early."""
     opponent_pool_size: int = 0
-    """Past selves to play against, where the task lets an algorithm act for both teams; 0 leaves it to the script."""
+    """Snapshots of the actor to play against, if the task lets the algorithm control both teams. 0: only scripts."""
     self_play_fraction: float = 0.5
-    """Part of the games in which they are played against."""
+    """Fraction of the environments that play against snapshots."""
     snapshot_every: int = 100_000
-    """Samples after which the oldest past self gives way to what the actor is by then."""
+    """Samples between snapshots. A new snapshot replaces the oldest one."""
     max_grad_norm: float = 10.0
-    """Gradients of the whole batch are clipped to this norm."""
+    """Maximum norm of the gradient of the whole batch."""
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(hidden_sizes=(256,), activation="relu"))
-    """Shape of each network."""
+    """Encoder architecture of each network."""
 
     def validate(self, task: Any, run: RunConfig) -> None:
-        """Refuse numbers that do not divide, in words, before any process starts."""
+        """Raise ConfigError for invalid settings, before any process starts."""
         lanes = resolve_lanes(run, 1).lanes or 0
         Lanes(lanes, range(0), run.seed).per_lane(task.num_envs, "num_envs")
         Lanes(lanes, range(0), run.seed).per_lane(self.batch_size, "batch_size")
         if self.rollout_steps < 1 or self.n_step < 1 or self.policy_delay < 1:
             raise ConfigError(
                 f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}.",
-                "Use 1 or more of each.",
+                "Use 1 or more for each of them.",
             )
         if not task.num_envs <= self.learning_starts <= self.buffer_size:
             raise ConfigError(
-                f"learning_starts is {self.learning_starts}, and replay holds {self.buffer_size} samples of "
-                f"{task.num_envs} "
-                "environments.",
-                "Start to learn when there is something, and before replay is full.",
+                f"learning_starts is {self.learning_starts}, but must be at least num_envs ({task.num_envs}) and at "
+                f"most buffer_size ({self.buffer_size}).",
+                "Set --algo.learning-starts to a value in this range.",
             )
         if self.updates_per_sample <= 0 or not 0 < self.tau <= 1:
             raise ConfigError(
                 f"updates_per_sample is {self.updates_per_sample} and tau {self.tau}.",
-                "Use more than 0, and at most 1 for tau.",
+                "Use more than 0 for both, and at most 1 for tau.",
             )
-
         if self.opponent_pool_size and not getattr(task, "control_both_teams", False):
             raise ConfigError(
-                f"opponent_pool_size is {self.opponent_pool_size}, and the task acts for the other team itself.",
-                "Leave them out, or use a task with two teams and --task.control-both-teams.",
+                f"opponent_pool_size is {self.opponent_pool_size}, but the task acts for the other team itself.",
+                "Use --algo.opponent-pool-size 0, or a task with two teams and --task.control-both-teams.",
             )
         if self.opponent_pool_size < 0 or self.snapshot_every < 1 or not 0 <= self.self_play_fraction <= 1:
             raise ConfigError(
                 f"opponent_pool_size is {self.opponent_pool_size}, snapshot_every {self.snapshot_every}, "
                 f"self_play_fraction {self.self_play_fraction}.",
-                "Use 0 or more, 1 or more, and a part from 0 to 1.",
+                "Use 0 or more snapshots, an interval of 1 or more, and a fraction from 0 to 1.",
             )
 
-    def samples_per_iteration(self, task: Any) -> int:
-        return int(task.num_envs * self.rollout_steps)
-
     def updates_until(self, samples: int) -> int:
-        """Updates that are due when so many samples have been taken: a function of the clock, so a resume owes none."""
+        """Return the updates due after `samples` samples. They depend on the clock only, so a resume adds none."""
         return int(max(0, samples - self.learning_starts) * self.updates_per_sample)
 
     def epsilon_at(self, progress: float) -> float:
-        fallen = min(1.0, progress / self.epsilon_decay_fraction) if self.epsilon_decay_fraction > 0 else 1.0
-        return self.epsilon + fallen * (self.epsilon_end - self.epsilon)
-
-    def build(self, task: VecEnv, runtime: Runtime) -> "DDPG":
-        return DDPG(self, task, runtime)
+        """Return the probability of a random action at a progress from 0 to 1."""
+        fraction = min(1.0, progress / self.epsilon_decay_fraction) if self.epsilon_decay_fraction > 0 else 1.0
+        return self.epsilon + fraction * (self.epsilon_end - self.epsilon)
 
 
-class DDPG:
+class DDPG(Algorithm):
     """One actor, shared by the team, and its critics."""
 
-    def __init__(self, config: DDPGConfig, task: VecEnv, runtime: Runtime) -> None:
-        self.config, self.task, self.runtime = config, task, runtime
-        lanes = runtime.lanes
-        self.envs = task.num_envs // len(lanes)
-        self.samples = lanes.num_lanes * self.envs * config.rollout_steps
+    Config = DDPGConfig
+    config: DDPGConfig
+
+    def setup(self) -> None:
+        config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes
         self.team = AgentAxis(task)
         self.moves = make_action_codec(self.team.action_space, config.gumbel_temperature, config.exploration_noise)
         self.whole = config.centralized_critic and self.team.several
-        space, judged = (self.team.whole_space, self.team.agents) if self.whole else (self.team.own_space, 1)
-        with seeded_init(lanes.shared_stream("ddpg.init")):
-            self.actor = Actor(self.team.own_space, self.moves, config.encoder).to(runtime.device)
-            self.critics = nn.ModuleList(
-                Critic(space, judged * self.moves.width, judged, config.encoder) for _ in range(1 + config.twin_critics)
-            ).to(runtime.device)
+        space, values = (self.team.whole_space, self.team.agents) if self.whole else (self.team.own_space, 1)
+        self.actor = Actor(self.team.own_space, self.moves, config.encoder).to(runtime.device)
+        self.critics = nn.ModuleList(
+            Critic(space, values * self.moves.width, values, config.encoder) for _ in range(1 + config.twin_critics)
+        ).to(runtime.device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        faced = round(config.self_play_fraction * self.envs)
-        self.past = OpponentPool(self.actor, self.moves, self.team, config.opponent_pool_size, faced, self.envs)
+        games = round(config.self_play_fraction * self.envs_per_lane)
+        self.past = OpponentPool(
+            self.actor, self.moves, self.team, config.opponent_pool_size, games, self.envs_per_lane
+        )
         self.actor_optimizer = self._optimizer(self.actor, config.actor_lr)
         self.critic_optimizer = self._optimizer(self.critics, config.critic_lr)
         self.exploring, self.chance = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
         self.smoothing, self.choosing = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
-        self.episodes = EpisodeStatistics(lanes.local, self.envs, runtime.device)
-        self.rollout, self.outcomes, self.told = (Rollout(config.rollout_steps) for _ in range(3))
+        self.episodes = EpisodeStatistics(lanes.local, self.envs_per_lane, runtime.device)
+        self.rollout, self.outcomes, self.infos = (Rollout(config.rollout_steps) for _ in range(3))
         self.epsilon = torch.ones((), device=runtime.device)
         self._act = runtime.compilation(self._explore, "acting")
-        self._update_targets = runtime.compilation(self._move_targets, "moving targets")
+        self._update_targets = runtime.compilation(self._move_targets, "target update")
         obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
         agents = (task.num_envs, self.team.agents) if self.team.several else (task.num_envs,)  # [B, A] or [B]
         example = {
@@ -183,75 +181,82 @@ class DDPG:
         adam = FusedAdam(net.named_parameters(), lr=rate)
         return DistributedOptimizer(self.runtime, adam, max_grad_norm=self.config.max_grad_norm)
 
-    @property
-    def updates(self) -> int:
-        return int(self.critic_optimizer.updates)
-
     # -- collecting ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def collect(self, clock: TrainState) -> Metrics:
         """Take `rollout_steps` steps in every environment."""
         config, runtime, width = self.config, self.runtime, self.moves.width
+        # Exploration: epsilon, and the random draws of the whole rollout
         self.epsilon.fill_(config.epsilon_at(clock.progress) if self.replay.count >= config.learning_starts else 1.0)
-        shape = (config.rollout_steps, self.envs, self.team.agents)
+        shape = (config.rollout_steps, self.envs_per_lane, self.team.agents)
         noise = self.moves.noise(self.exploring, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
-        chance = self.chance.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
-        draws = torch.cat([noise * self.moves.spread, chance], dim=-1)  # [L, T, E, A, 2K + 1]
+        uniform = self.chance.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
+        draws = torch.cat([noise * self.moves.spread, uniform], dim=-1)  # [L, T, E, A, 2K + 1]
+
+        # Environment steps
         for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).unbind(0)):
             obs = self.task.observations()
             with runtime.phase("act"):
                 action: Tensor = runtime.map_lanes(self._act, {"obs": obs, "draw": draw})
-                # Before the step, which reuses their memory.
+                # Write before the step: the task reuses the memory of observations.
                 self.rollout.write(t, self.team.ours_of({"obs": obs, "action": action}))
             with runtime.phase("env"):
                 step = self.task.step(self.moves.to_env(action))
-            followed = outcome(step)
-            self.outcomes.write(
-                t, followed | {name: self.team.ours_of(followed[name]) for name in ("reward", "next_obs")}
-            )
-            self.told.write(t, {"earned": step.reward, **step.episode_info})
+            result = outcome(step)
+            self.outcomes.write(t, result | {name: self.team.ours_of(result[name]) for name in ("reward", "next_obs")})
+            self.infos.write(t, {"earned": step.reward, **step.episode_info})
+
+        # Episode statistics
         ended = self.outcomes["terminated"] | self.outcomes["truncated"]
-        return self.episodes.count(self.told["earned"], ended, {name: self.told[name] for name in step.episode_info})
+        return self.episodes.count(self.infos["earned"], ended, {name: self.infos[name] for name in step.episode_info})
 
     def _explore(self, part: dict[str, Any]) -> Tensor:
-        """Actions as they are stored, [B, A + R] or [B, ...]: the actor's with noise, or with luck any; rivals' own."""
+        """Return stored actions [B, A + R] or [B, ...]: the actor's with noise, or random ones; then the opponents'."""
         seen, legal = self.team.own(self.team.ours_of(part["obs"]))
-        noise, luck, uniform = part["draw"].flatten(0, 1).split((self.moves.width, 1, self.moves.width), dim=-1)
+        noise, epsilon_draw, uniform = part["draw"].flatten(0, 1).split((self.moves.width, 1, self.moves.width), dim=-1)
         with self.runtime.autocast():
             outputs = self.actor(seen)
-        acted, anything = self.moves.act(outputs, noise, legal), self.moves.random(uniform, legal)
-        stored = self.moves.encode(torch.where(luck < self.epsilon, anything, acted))
+        noisy, random = self.moves.act(outputs, noise, legal), self.moves.random(uniform, legal)
+        stored = self.moves.encode(torch.where(epsilon_draw < self.epsilon, random, noisy))
         stored = self.team.apart(stored)
         return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def update(self, clock: TrainState) -> Metrics:
-        """Remember what was collected, then take the updates that are due."""
+        """Add the rollout to the replay buffer, then take the updates that are due."""
         config, critic, actor = self.config, Metrics(), Metrics()
+        # Replay buffer
         if not add_rollout(self.replay, self.rollout, self.outcomes, self.critic_optimizer, clock):
             return Metrics()
+
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due if self.replay.count >= config.learning_starts else 0):
             counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
             batch, again = self._sample_batch(counter), partial(self._sample_batch, counter)
+            # Critic update
             critic += self.critic_optimizer.step(self.critic_loss, batch, where=where, rebuild=again)
             if self.updates % config.policy_delay == 0:
+                # Actor update
                 actor += self.actor_optimizer.step(self.actor_loss, batch, where=where, rebuild=again)
+                # Target networks
                 self._update_targets()
         self.critic_optimizer.check_last_step()
         self.actor_optimizer.check_last_step()
-        kept = (clock.samples + self.samples) // config.snapshot_every
-        if self.past.copies and kept > clock.samples // config.snapshot_every:
-            self.past.add_snapshot(self.actor, kept)
+
+        # Opponent pool
+        snapshots = (clock.samples + self.samples) // config.snapshot_every
+        if self.past.copies and snapshots > clock.samples // config.snapshot_every:
+            self.past.add_snapshot(self.actor, snapshots)
+
         metrics = critic.with_prefix("critic")
         metrics += actor.with_prefix("actor")
         metrics.add_global("epsilon", self.epsilon.clone(), 1.0)
         return metrics
 
     def _sample_batch(self, counter: int) -> dict[str, Any]:
-        """A batch [L x M, ...] of replay, with noise for choosing and for smoothing, [L x M, A, K] each."""
+        """Sample a batch [L x M, ...] of the replay buffer, with noise [L x M, A, K] for the actor and for targets."""
         config, count, device = self.config, self.config.batch_size // self.runtime.lanes.num_lanes, self.runtime.device
         batch = self.replay.sample(counter, count, config.n_step, config.gamma)
         for name, streams in (("choosing", self.choosing), ("smoothing", self.smoothing)):
@@ -260,33 +265,36 @@ class DDPG:
         return batch
 
     def critic_loss(self, batch: dict[str, Any]) -> Loss:
-        """How far critics are from what rewards and targets say, squared, as sums over agents and samples."""
+        """Return the squared temporal-difference errors of all critics, as sums over agents and samples."""
+        # Targets: rewards plus the discounted value of the target actor's next actions, the lower one of twin critics
         with torch.no_grad():
             seen, legal = self.team.own(batch["next_obs"])
             noise = self.moves.target_noise(batch["smoothing"].flatten(0, 1), self.config.target_noise)
             following = self.moves.act(self.target_actor(seen), noise, legal)
-            values = torch.stack(self._judge(self.target_critics, batch["next_obs"], following)).amin(0)  # [N, A]
+            values = torch.stack(self._q_values(self.target_critics, batch["next_obs"], following)).amin(0)  # [N, A]
             target = batch["reward"].view_as(values) + batch["discount"].unsqueeze(-1) * values
-        done = self.moves.vector(batch["action"].flatten(0, 1) if self.team.several else batch["action"])
-        judged = self._judge(self.critics, batch["obs"], done)
-        total = torch.stack([(values - target).square().sum() for values in judged]).sum()
+
+        # Errors of the stored actions
+        vectors = self.moves.vector(batch["action"].flatten(0, 1) if self.team.several else batch["action"])
+        q_values = self._q_values(self.critics, batch["obs"], vectors)
+        total = torch.stack([(values - target).square().sum() for values in q_values]).sum()
         return Loss(
-            total, num_samples=target.numel(), metric_sums={"value": judged[0].detach().sum(), "target": target.sum()}
+            total, num_samples=target.numel(), metric_sums={"value": q_values[0].detach().sum(), "target": target.sum()}
         )
 
     def actor_loss(self, batch: dict[str, Any]) -> Loss:
-        """What the first critic thinks of the actor's own actions; the optimizer moves nothing but the actor by it."""
+        """Return the negative value of the actor's actions by the first critic. Only the actor is updated with it."""
         seen, legal = self.team.own(batch["obs"])
         outputs = self.actor(seen)
         choosing = batch["choosing"].flatten(0, 1) if isinstance(self.moves, DiscreteCodec) else None
-        value = self._judge(self.critics[:1], batch["obs"], self.moves.act(outputs, choosing, legal))[0]
+        value = self._q_values(self.critics[:1], batch["obs"], self.moves.act(outputs, choosing, legal))[0]
         total = -value.sum()
         if choosing is not None:
             total = total + self.config.logit_penalty * outputs.square().sum()
         return Loss(total, num_samples=value.numel(), metric_sums={"value": value.detach().sum()})
 
-    def _judge(self, critics: Any, obs: Tree, vectors: Tensor) -> list[Tensor]:
-        """What each critic thinks of the actions [N x A, K] of all agents, [N, A] each."""
+    def _q_values(self, critics: Any, obs: Tree, vectors: Tensor) -> list[Tensor]:
+        """Return the values of the actions [N x A, K] of all agents by each critic, [N, A] each."""
         if self.whole:
             joint = vectors.unflatten(0, (-1, self.team.agents)).flatten(1)  # [N, A x K]
             return [critic(self.team.whole(obs), joint) for critic in critics]
@@ -295,19 +303,19 @@ class DDPG:
 
     @torch.no_grad()
     def _move_targets(self) -> None:
-        """Move targets a little towards what was learned."""
+        """Soft-update the target networks (Polyak averaging)."""
         for target, live in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
             torch._foreach_lerp_(list(target.parameters()), list(live.parameters()), self.config.tau)
 
-    # -- what it is made of --------------------------------------------------------------------------------------------
+    # -- benchmark and policy ------------------------------------------------------------------------------------------
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        """The environments, the actor's forward, and the bare updates, with nothing around them."""
+        """Return the operations of an iteration without the code around them: environments, inference and updates."""
         config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
-        rates = [FusedAdam(net.parameters()) for net in (actor, critics)]
+        optimizers = [FusedAdam(net.parameters()) for net in (actor, critics)]
         lanes = self.runtime.lanes
         rows = max(1, config.batch_size // lanes.num_lanes * len(lanes) // fewer)
-        few = max(1, self.task.num_envs // fewer)  # a process may have fewer environments than that
+        few = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
         obs, batch = (
             tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (few, rows)
         )
@@ -321,65 +329,31 @@ class DDPG:
         def learn() -> None:
             with self.runtime.autocast():
                 vectors = self.moves.act(actor(batch_seen), None, None)
-                judged = self._judge(critics, batch, vectors)
-            for rate in rates:
-                rate.zero_grad()
-            torch.stack([values.sum() for values in judged]).sum().backward()
-            for rate in rates:
-                rate.step()
+                q_values = self._q_values(critics, batch, vectors)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            torch.stack([values.sum() for values in q_values]).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
 
         updates = max(1, round(self.samples * config.updates_per_sample))
-        works = [
+        ops = [
             BenchmarkOp("inference", few, config.rollout_steps, act, fewer),
             BenchmarkOp("learning", rows, updates, learn, fewer),
         ]
         action = self.team.with_rivals(self.moves.to_env(self.rollout["action"][0]))
         env = env_work(self.task, action, config.rollout_steps)
-        return [env, *works] if fewer == 1 else works
-
-    def sample_buffers(self) -> Tree:
-        rollouts = self.rollout.buffers | self.outcomes.buffers | self.told.buffers
-        return {"rollout": rollouts, "replay": self.replay.buffers}
+        return [env, *ops] if fewer == 1 else ops
 
     def policy(self) -> "DDPGPolicy":
         return DDPGPolicy(self.actor, self.moves, self.team)
 
-    def model_state_dict(self) -> StateDict:
-        nets = {"actor": self.actor, "critics": self.critics}
-        nets |= {"target_actor": self.target_actor, "target_critics": self.target_critics}
-        return {f"{n}.{name}": x for n, net in nets.items() for name, x in net.state_dict(keep_vars=True).items()}
 
-    def shared_state(self) -> StateDict:
-        optimizers = self.actor_optimizer.state("actor_optimizer") | self.critic_optimizer.state("critic_optimizer")
-        past = {f"past.{name}": x for name, x in self.past.copies.state_dict(keep_vars=True).items()}
-        return self.model_state_dict() | past | optimizers
-
-    def load_shared_state(self, state: StateDict) -> None:
-        load_into(self.shared_state(), state, "the agent")
-
-    def lane_state(self, lane: int) -> LaneState:
-        replay = {f"replay.{name}": value for name, value in self.replay.lane_state(lane).items()}
-        return {**self.episodes.state(lane), **replay}
-
-    def load_lane_state(self, lane: int, state: StateDict) -> None:
-        replay = {name: tensor for name, tensor in state.items() if name.startswith("replay.")}
-        rest = {name: tensor for name, tensor in state.items() if name not in replay}
-        self.replay.load_lane_state(lane, {name.removeprefix("replay."): x for name, x in replay.items()})
-        load_into(self.episodes.state(lane), rest, f"lane {lane}")
-
-
-class DDPGPolicy:
-    """What the actor finds best for each observation, without noise."""
+class DDPGPolicy(Policy):
+    """Actions of the actor without noise."""
 
     def __init__(self, actor: Actor, moves: ActionCodec, team: AgentAxis) -> None:
         self.actor, self.moves, self.team = actor, moves, team
-
-    def initial_state(self, count: int) -> Tree:
-        return {}
-
-    def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
-        action, _, after = self.forward(obs, memory)
-        return action, after
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:

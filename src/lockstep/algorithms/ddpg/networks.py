@@ -1,9 +1,9 @@
-"""Actors that choose and critics that judge: networks for DDPG, and how outputs become actions and back.
+"""Actor and critic of DDPG, and the conversion between network outputs and actions.
 
-An action has two forms: the one that is stored, and a vector that critics see and gradients pass through. They stand
-for each other exactly, so the action that was chosen, stored and executed is one.
+An action has two forms: a stored form, and a vector that critics see and gradients pass through. The conversion is
+exact in both directions, so the environment executes the action that is stored.
 
-Shapes: N samples (those of a team's agents side by side), K choices or action features, A agents.
+Shapes: N samples (agents of a team in consecutive rows), K choices or action features, A agents.
 """
 
 from typing import Any, Protocol
@@ -22,39 +22,39 @@ from lockstep.rng import LaneStreams
 
 
 class ActionCodec(Protocol):
-    """How outputs of an actor become actions, [N, K] vectors."""
+    """Conversion between outputs of the actor, action vectors [N, K] and stored actions."""
 
     width: int
-    """K: numbers of a vector, and outputs of the actor."""
+    """K: size of an action vector, and number of outputs of the actor."""
     example: Tensor
-    """An action as it is stored."""
+    """A stored action."""
     spread: float
-    """What noise is multiplied with while exploring."""
+    """Scale of exploration noise."""
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
-        """What `act` explores with, [L, *shape, K]."""
+        """Draw noise for `act`, [L, *shape, K]."""
 
     def act(self, outputs: Tensor, noise: Tensor | None, legal: Tensor | None) -> Tensor:
-        """The vectors that outputs stand for, with noise or without; gradients pass through to the outputs."""
+        """Return the action vectors for outputs, with noise or without. Gradients pass through to the outputs."""
 
     def target_noise(self, noise: Tensor, scale: float) -> Tensor:
-        """Noise for the actions of targets."""
+        """Scale noise for target actions."""
 
     def random(self, uniform: Tensor, legal: Tensor | None) -> Tensor:
-        """Any action, from uniform numbers [N, K]."""
+        """Return the vectors of random actions, from uniform draws [N, K]."""
 
     def encode(self, vector: Tensor) -> Tensor:
-        """Vectors as they are stored."""
+        """Convert vectors to stored actions."""
 
     def vector(self, stored: Tensor) -> Tensor:
-        """The same backwards."""
+        """Convert stored actions to vectors."""
 
     def to_env(self, stored: Tensor) -> Tensor:
-        """What the environment is given."""
+        """Convert stored actions to actions of the environment."""
 
 
 class DiscreteCodec:
-    """One of K, as a one-hot vector: the largest output wins, and Gumbel noise makes it a draw from their softmax."""
+    """One of K choices as a one-hot vector: the argmax of the logits. With Gumbel noise it samples their softmax."""
 
     example = torch.zeros((), dtype=torch.int64)
     spread = 1.0
@@ -72,7 +72,7 @@ class DiscreteCodec:
         chosen = F.one_hot(scores.argmax(-1), self.width).float()
         if not scores.requires_grad:
             return chosen
-        # Straight through: the choice forwards, the gradient of a softmax backwards. Their difference is exactly 0.
+        # Straight-through estimator: one-hot forward, gradient of the softmax backward. The added term is exactly 0.
         soft = (scores / self.temperature).softmax(-1)
         return chosen + (soft - soft.detach())
 
@@ -94,7 +94,7 @@ class DiscreteCodec:
 
 
 class ContinuousCodec:
-    """K numbers between bounds, as a vector between -1 and 1."""
+    """K bounded numbers as a vector between -1 and 1."""
 
     def __init__(self, space: spaces.Box, spread: float) -> None:
         self.width, self.spread = int(space.shape[0]), spread
@@ -122,24 +122,22 @@ class ContinuousCodec:
         return stored
 
     def to_env(self, stored: Tensor) -> Tensor:
-        if self.reach.device != stored.device:  # once: bringing them to a GPU makes the host wait
+        if self.reach.device != stored.device:  # once: a copy to a GPU synchronizes with it
             self.reach, self.middle = self.reach.to(stored.device), self.middle.to(stored.device)
         return stored * self.reach + self.middle
 
 
 def make_action_codec(space: Space, temperature: float, spread: float) -> ActionCodec:
-    """How actions of one agent's space are made."""
+    """Return the codec for the action space of one agent."""
     if isinstance(space, spaces.Discrete):
         return DiscreteCodec(int(space.n), temperature)
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded():
         return ContinuousCodec(space, spread)
-    raise ConfigError(
-        f"actions of {space} are not supported.", "DDPG acts by one choice (Discrete), or in a Box that has bounds."
-    )
+    raise ConfigError(f"actions of {space} are not supported.", "Use Discrete or a bounded one-dimensional Box.")
 
 
 class Actor(nn.Module):
-    """Observations of one agent to the outputs that its action is made of."""
+    """Network from the observation of one agent to the outputs that define its action."""
 
     def __init__(self, space: Space, moves: ActionCodec, config: EncoderConfig) -> None:
         super().__init__()
@@ -151,7 +149,7 @@ class Actor(nn.Module):
 
 
 class Critic(nn.Module):
-    """What actions are worth: one value for an agent's own, or A values for those of a whole team."""
+    """Action-value network: one value for the action of one agent, or A values for the actions of a whole team."""
 
     def __init__(self, space: Space, width: int, values: int, config: EncoderConfig) -> None:
         super().__init__()
@@ -165,10 +163,10 @@ class Critic(nn.Module):
 
 
 class AgentAxis:
-    """Who acts in an environment: one agent, or several that lie along the first axis of its observations.
+    """Agents of an environment: one, or several along the first axis of its observations.
 
-    The last may be rivals, for whom somebody else acts, or nobody: then they are given the last of their choices.
-    `legal`, a part of an observation where choices are not always obeyed, says which are; networks do not see it.
+    The last R agents may be opponents (rivals). The last of their choices lets the task act for them. `legal`, an
+    optional part of an observation, is the mask of actions that the environment executes. Networks do not see it.
     """
 
     def __init__(self, task: Any) -> None:
@@ -186,29 +184,29 @@ class AgentAxis:
         return slice(0, self.agents)
 
     def ours_of(self, tree: Any) -> Any:
-        """The part of observations, actions or rewards [B, A + R, ...] that is ours."""
+        """Return the part [B, A, ...] of observations, actions or rewards [B, A + R, ...] that is of our agents."""
         return tree_map(lambda x: x[:, self.ours], tree) if self.rivals else tree
 
     def rivals_of(self, tree: Any) -> Any:
-        """The part [B, R, ...] that is not."""
+        """Return the part [B, R, ...] that belongs to the opponents."""
         return tree_map(lambda x: x[:, self.agents :], tree)
 
     def with_rivals(self, action: Tensor) -> Tensor:
-        """Our actions [B, A] as an environment wants them: beside them rivals for whom nobody acts."""
+        """Append to our actions [B, A] the choice that lets the task act for the opponents."""
         idle = action.new_full((action.shape[0], self.rivals), self.idle) if self.rivals else None
         return action if idle is None else torch.cat([action, idle], dim=1)
 
     def own(self, obs: Tree) -> tuple[Tree, Tensor | None]:
-        """What each agent sees and may do, [N, ...] each, from observations of N / A environments."""
+        """Return what each agent sees and its legal actions, [N, ...] each, from observations of N / A environments."""
         flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.several else obs
         return _seen(flat), flat["legal"] if _has_legal(flat) else None
 
     def apart(self, rows: Tensor) -> Tensor:
-        """Rows of all agents [N, ...] as those of each environment's, [N / A, A, ...]; one agent's stay as they are."""
+        """Group rows of agents [N, ...] by environment, [N / A, A, ...]. Rows of a single agent are not changed."""
         return rows.unflatten(0, (-1, self.agents)) if self.several else rows
 
     def whole(self, obs: Tree) -> Tree:
-        """What all agents of each environment see."""
+        """Return what all agents of each environment see."""
         return _seen(obs)
 
 
@@ -217,7 +215,7 @@ def _has_legal(obs: Any) -> bool:
 
 
 def _seen(obs: Any) -> Any:
-    """An observation or its space without what is legal; the rest alone where it is one part."""
+    """Return an observation or its space without `legal`. If one part remains, return it without the dictionary."""
     if not _has_legal(obs):
         return obs
     parts = {name: part for name, part in obs.items() if name != "legal"}
@@ -230,9 +228,9 @@ def _visible(space: Space) -> Space:
 
 
 def _of_agents(space: Space, which: int | slice) -> Space:
-    """The space of one agent or some, out of several."""
+    """Return the space of one agent or of a slice of agents."""
     if isinstance(space, spaces.Dict):
         return spaces.Dict([(name, _of_agents(part, which)) for name, part in space.items()])
     if not isinstance(space, spaces.Box):
-        raise ConfigError(f"observations of {space} have no agents.", "Use a Box, or a Dict of them.")
+        raise ConfigError(f"{space} has no axis of agents.", "Use a Box, or a Dict of Boxes, for observations.")
     return spaces.Box(space.low[which], space.high[which], dtype=space.dtype.type)

@@ -1,6 +1,6 @@
-"""The bare work of TD-MPC2, for `bench`: the same tensors through the same modules, with nothing around them.
+"""Operations of TD-MPC2 without the code around them, for `bench`: the same tensors through the same modules.
 
-No replay, no noise that is drawn, no reduction, no scale of the whole run: torch's optimizers on a copy of the model.
+They use torch's Adam on a copy of the model. Replay, random draws, reductions and the value scale are not included.
 """
 
 import copy
@@ -18,18 +18,18 @@ from lockstep.pytree import tree_map
 
 
 def benchmark_ops(agent: Any, fewer: int) -> list[BenchmarkOp]:
-    """The environments, plans and updates of an iteration of a `TDMPC2`, on batches `fewer` times smaller."""
+    """Return the environment steps, plans and updates of one TD-MPC2 iteration, with batches `fewer` times smaller."""
     config, runtime, discounts = agent.config, agent.runtime, agent.discounts
     model, targets = copy.deepcopy(agent.model), copy.deepcopy(agent.targets)
-    model_rate = FusedAdam(model.parameters())
-    policy_rate = FusedAdam(model.policy.parameters())
+    model_adam = FusedAdam(model.parameters())
+    policy_adam = FusedAdam(model.policy.parameters())
     planner = Planner(model, config.plan, config.horizon, discounts)
     pairs = sample_critic_pairs(agent.plan_pairing, 0, planner.rounds, model.critics.count, runtime.device)
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
     obs, noise = (
         tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observations(), agent.plan_noise(0))
     )
-    batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_stretches(agent), agent.updates))
+    batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_sequences(agent), agent.updates))
 
     @torch.no_grad()
     def act() -> None:
@@ -37,25 +37,28 @@ def benchmark_ops(agent: Any, fewer: int) -> list[BenchmarkOp]:
             planner.plan(*seen_of(obs), agent.plans[:envs], noise, pairs, explore=True)
 
     def learn() -> None:
+        # Model update
         with runtime.autocast():
             result, latents = model_loss(model, targets, discounts, agent.pairs[0], config.loss, batch)
-        _step(model_rate, result.loss_sum, config.max_grad_norm)
+        _step(model_adam, result.loss_sum, config.max_grad_norm)
+        # Policy update
         with runtime.autocast():
-            own = policy_loss(model, agent.scale, agent.pairs[1], config.loss, batch | {"z": latents})
-        _step(policy_rate, own.loss_sum, config.max_grad_norm)
+            policy = policy_loss(model, agent.scale, agent.pairs[1], config.loss, batch | {"z": latents})
+        _step(policy_adam, policy.loss_sum, config.max_grad_norm)
+        # Target critics
         torch._foreach_lerp_(list(targets.parameters()), list(model.critics.parameters()), config.tau)
 
     updates = max(1, round(agent.samples * config.updates_per_sample))
-    works = [
+    ops = [
         BenchmarkOp("inference", envs, config.rollout_steps, act, fewer),
         BenchmarkOp("learning", rows, updates, learn, fewer),
     ]
     env = env_work(agent.task, agent.rollout["action"][0].clone(), config.rollout_steps)
-    return [env, *works] if fewer == 1 else works
+    return [env, *ops] if fewer == 1 else ops
 
 
-def _stretches(agent: Any) -> dict[str, Any]:
-    """A batch like those of replay, of one observation again and again: there may be nothing in replay yet."""
+def _sequences(agent: Any) -> dict[str, Any]:
+    """Return a batch with the shapes of the replay buffer's, from one observation: the buffer may still be empty."""
     rows, steps = len(agent.latents), agent.config.horizon
     obs = tree_map(lambda x: x[:1].unsqueeze(1).expand(rows, steps + 1, *x.shape[1:]), agent.task.observations())
     blank = torch.zeros(rows, steps, device=agent.runtime.device)
@@ -68,9 +71,9 @@ def _stretches(agent: Any) -> dict[str, Any]:
     }
 
 
-def _step(rate: torch.optim.Optimizer, total: Tensor, max_norm: float) -> None:
-    rate.zero_grad()
-    parameters = [p for group in rate.param_groups for p in group["params"]]
+def _step(optimizer: torch.optim.Optimizer, total: Tensor, max_norm: float) -> None:
+    optimizer.zero_grad()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     total.backward(inputs=parameters)
     torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    rate.step()
+    optimizer.step()

@@ -1,9 +1,9 @@
-"""Planning in a world model: MPPI, for all environments at once.
+"""Model predictive path integral control (MPPI) in a world model, for all environments at once.
 
-Sequences of actions are drawn around a mean, and some from the policy; the model tells what each would bring; the best
-draw the mean towards them. A few rounds of that, and one of the best is taken. All noise is handed in.
+Each iteration samples action sequences around a mean, adds some from the policy, and estimates their returns with the
+model. The best ones (elites) define the next mean. The action is that of a random elite. All noise is passed in.
 
-Shapes: B environments, S sequences, P of them from the policy, J elites, H steps ahead, K action features, R rounds.
+Shapes: B environments, S sequences, P of them from the policy, J elites, H horizon, K action features, R iterations.
 """
 
 import math
@@ -15,47 +15,48 @@ from torch import Tensor
 
 from lockstep.algorithms.tdmpc2.world_model import WorldModel
 from lockstep.config import ConfigError
-from lockstep.ops.functional import two_hot_inverse
 from lockstep.ops.philox.draws import Device
+from lockstep.ops.two_hot import two_hot_inverse
+from lockstep.protocols import Policy
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams, RandomStream
 
 CACHED = 512
-"""Sequences that a CPU follows at once: more do not fit into its cache, and one environment after another is faster."""
+"""Maximum number of sequences evaluated at once on a CPU. More do not fit into its cache and are slower."""
 MANY_ACTIONS = 20
-"""From so many action features on, two rounds are added."""
+"""Number of action features from which on two iterations are added."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """How hard to think about an action."""
+    """Settings of the planner."""
 
     num_samples: int = 512
-    """Sequences of actions that are tried in a round."""
+    """Action sequences per iteration."""
     num_policy_samples: int = 24
-    """How many of them the policy proposes."""
+    """Action sequences that are sampled from the policy."""
     num_elites: int = 64
-    """How many of them, the best ones, make the next round."""
+    """Best sequences, which define the mean and standard deviation of the next iteration."""
     iterations: int = 6
-    """Rounds; two more from 20 action features on."""
+    """MPPI iterations; two more from 20 action features on."""
     temperature: float = 0.5
-    """How much more the better elites count than the worse."""
+    """Factor on the values in the softmax that weights elites. Larger values favor the best elites."""
     min_std: float = 0.05
-    """Least deviation of the actions that are tried."""
+    """Minimum standard deviation of sampled actions."""
     max_std: float = 2.0
-    """Largest, with which the first round begins."""
+    """Maximum standard deviation of sampled actions, and the one of the first iteration."""
 
     def validate(self) -> None:
-        """Refuse numbers that cannot be, in words."""
+        """Raise ConfigError for invalid settings."""
         if (
             not 0 <= self.num_policy_samples < self.num_samples
             or not 1 <= self.num_elites <= self.num_samples
             or self.iterations < 1
         ):
             raise ConfigError(
-                f"of {self.num_samples} samples {self.num_policy_samples} are from the policy and {self.num_elites} "
-                "elites.",
-                "Use fewer of both than samples, and one round or more.",
+                f"num_samples is {self.num_samples}, num_policy_samples {self.num_policy_samples} and num_elites "
+                f"{self.num_elites}.",
+                "Use fewer policy samples than samples, 1 to num_samples elites, and 1 iteration or more.",
             )
 
     def rounds_for(self, actions: int) -> int:
@@ -63,12 +64,12 @@ class PlanConfig:
 
 
 class Elites(NamedTuple):
-    """The best sequences, how much each counts, and what they amount to."""
+    """The best sequences and their weights, with weighted mean and standard deviation."""
 
     actions: Tensor
     """[B, J, H, K]."""
     weights: Tensor
-    """[B, J] of sum 1."""
+    """[B, J], with a sum of 1."""
     mean: Tensor
     """[B, H, K]."""
     std: Tensor
@@ -76,9 +77,9 @@ class Elites(NamedTuple):
 
 
 def choose_elites(values: Tensor, actions: Tensor, count: int, temperature: float) -> Elites:
-    """The `count` sequences [B, S, H, K] of highest values [B, S], weighted by a softmax of their values."""
-    best, places = values.topk(count, dim=1)
-    chosen = actions.gather(1, places[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
+    """Return the `count` sequences [B, S, H, K] of highest values [B, S], weighted by a softmax of their values."""
+    best, indices = values.topk(count, dim=1)
+    chosen = actions.gather(1, indices[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
     weights = (temperature * (best - best[:, :1])).softmax(1)
     mean = torch.einsum("bj,bjhk->bhk", weights, chosen)
     variance = torch.einsum("bj,bjhk->bhk", weights, (chosen - mean.unsqueeze(1)).square())
@@ -86,17 +87,17 @@ def choose_elites(values: Tensor, actions: Tensor, count: int, temperature: floa
 
 
 def seen_of(obs: Any) -> tuple[Tensor, Tensor | None]:
-    """What is seen, and the number of the task where there are several."""
+    """Split observations into the tensor for the encoder and the task indices, None for a single task."""
     return (obs["obs"], obs["task"]) if isinstance(obs, dict) else (obs, None)
 
 
 def sample_critic_pairs(stream: RandomStream, counter: int, count: int, critics: int, device: Device = "cpu") -> Tensor:
-    """Two different critics, `count` times, the same on every lane; [count, 2]."""
+    """Draw `count` pairs of different critics, the same on every lane; [count, 2]."""
     return stream.permutation(counter, count, critics, device=device)[:, :2]
 
 
 def shift_mean(mean: Tensor) -> Tensor:
-    """What a plan [B, H, K] leaves for the next one: its steps but the first, and nothing known of the last."""
+    """Shift a plan [B, H, K] by one step to initialize the next one. The new last step is zero."""
     return torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], dim=1)
 
 
@@ -110,7 +111,7 @@ def draw(
     actions: int,
     device: Device = "cpu",
 ) -> dict[str, Any]:
-    """The noise of one plan in each environment, [B, ...]: one draw for each lane, cut into what it is for."""
+    """Draw the noise of one plan per environment, [B, ...]: one draw per lane, split by purpose."""
     rounds = config.rounds_for(actions)
     shapes = {
         "sequences": (rounds, config.num_samples - config.num_policy_samples, steps, actions),
@@ -126,28 +127,28 @@ def draw(
 
 
 class Planner:
-    """Plans with a model, which goes on learning."""
+    """Planner that uses the current weights of a model."""
 
     def __init__(self, model: WorldModel, config: PlanConfig, steps: int, discounts: Tensor) -> None:
-        """`discounts` are those of the tasks."""
+        """Create a planner with the discount factors of all tasks."""
         self.model, self.config, self.steps, self.discounts = model, config, steps, discounts
         self.rounds = config.rounds_for(model.actions)
 
     def plan(
         self, obs: Tensor, task: Tensor | None, mean: Tensor, noise: dict[str, Any], pairs: Tensor, explore: bool
     ) -> tuple[Tensor, Tensor]:
-        """An action [B, K] and the mean [B, H, K] of the last round, from what the plan before left.
+        """Return actions [B, K] and the mean [B, H, K] of the last iteration, starting from the given mean.
 
-        `pairs` [R, 2] are the critics that are asked in each round.
+        `pairs` [R, 2] are the critics of each iteration.
         """
         count, at_once = len(obs), len(obs)
         if obs.device.type == "cpu":
             at_once = max(1, CACHED // self.config.num_samples)
         plans = []
         for start in range(0, count, at_once):
-            own = slice(start, start + at_once)
-            mine = tree_map(lambda x, own=own: x[own], noise)
-            plans.append(self._plan(obs[own], None if task is None else task[own], mean[own], mine, pairs, explore))
+            rows = slice(start, start + at_once)
+            part = tree_map(lambda x, rows=rows: x[rows], noise)
+            plans.append(self._plan(obs[rows], None if task is None else task[rows], mean[rows], part, pairs, explore))
         actions, means = zip(*plans, strict=True)
         return torch.cat(actions), torch.cat(means)
 
@@ -160,39 +161,44 @@ class Planner:
         proposed = self._propose(z, tasks, noise["policy"])
         std = torch.full_like(mean, config.max_std)
         for number in range(self.rounds):
-            around = mean.unsqueeze(1) + std.unsqueeze(1) * noise["sequences"][:, number]
-            actions = torch.cat([proposed, around.clamp(-1.0, 1.0)], dim=1)  # [B, S, H, K]
+            # Sample action sequences
+            sampled = mean.unsqueeze(1) + std.unsqueeze(1) * noise["sequences"][:, number]
+            actions = torch.cat([proposed, sampled.clamp(-1.0, 1.0)], dim=1)  # [B, S, H, K]
             if tasks is not None:
                 actions = actions * model.mask(tasks).unsqueeze(2)
+            # Estimate returns; elites define the next distribution
             values = self.value(z, actions, tasks, noise["last"][:, number], pairs[number])
             elites = choose_elites(values.nan_to_num(0.0), actions, config.num_elites, config.temperature)
             mean, std = elites.mean, elites.std.clamp(config.min_std, config.max_std)
             if task is not None:
                 std = std * model.mask(task).unsqueeze(1)
-        taken = (elites.weights.log() + noise["elite"]).argmax(1)  # a draw by weight
-        action = elites.actions[torch.arange(len(taken), device=taken.device), taken, 0]
+        # First action of one elite, sampled by weight (Gumbel-max)
+        index = (elites.weights.log() + noise["elite"]).argmax(1)
+        action = elites.actions[torch.arange(len(index), device=index.device), index, 0]
         if explore:
             action = action + std[:, 0] * noise["action"]
         return action.clamp(-1.0, 1.0), mean
 
     def value(self, z: Tensor, actions: Tensor, task: Tensor | None, noise: Tensor, pair: Tensor) -> Tensor:
-        """What sequences [B, S, H, K] bring from latents [B, 1, Z] on: rewards, and what critics say of the end."""
+        """Estimate the returns of sequences [B, S, H, K] from latents [B, 1, Z]: rewards plus the final value."""
         model, samples = self.model, actions.shape[1]
         z = z.expand(-1, samples, -1)
         tasks = None if task is None else task.expand(-1, samples)
         total, weight = z.new_zeros(z.shape[:-1]), z.new_ones(z.shape[:-1])
         discount = self.discounts[0] if tasks is None else self.discounts[tasks]
+        # Predicted rewards along each sequence
         for action in actions.unbind(2):
             joint = model.joint(z, action, tasks)
             total = total + weight * two_hot_inverse(model.reward(joint), model.reach)
             z, weight = model.dynamics(joint), weight * discount
             if model.termination is not None:
                 weight = weight * (model.termination_logit(z, tasks) <= 0.0)
+        # Value of the policy's action at the end
         last = model.act(z, noise, tasks).action
         return total + weight * model.q_value(model.critics, z, last, tasks, pair).mean(0)
 
     def _propose(self, z: Tensor, task: Tensor | None, noise: Tensor) -> Tensor:
-        """Sequences [B, P, H, K] that the policy would take."""
+        """Return action sequences [B, P, H, K] of the policy, rolled out in the model."""
         z = z.expand(-1, noise.shape[1], -1)
         tasks = None if task is None else task.expand(-1, noise.shape[1])
         actions = []
@@ -203,19 +209,12 @@ class Planner:
         return torch.stack(actions, dim=2)
 
 
-class PriorPolicy:
-    """What the model's own policy does, without noise and without planning."""
+class PriorPolicy(Policy):
+    """Mean actions of the model's policy, without planning."""
 
     def __init__(self, model: WorldModel, middle: Tensor, reach: Tensor) -> None:
-        """Actions are `middle` and up to `reach` beside it."""
+        """Create a policy with actions from `middle - reach` to `middle + reach`."""
         self.model, self.middle, self.reach = model, middle, reach
-
-    def initial_state(self, count: int) -> Tree:
-        return {}
-
-    def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
-        action, _, after = self.forward(obs, memory)
-        return action, after
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
@@ -225,13 +224,13 @@ class PriorPolicy:
         return action * self.reach + self.middle, action, memory
 
 
-class PlanningPolicy:
-    """What is planned for each observation, with the same noise every time: nothing is left to chance."""
+class PlanningPolicy(Policy):
+    """Planned actions. The noise is fixed, so that they are deterministic."""
 
     def __init__(self, planner: Planner, middle: Tensor, reach: Tensor) -> None:
         self.planner, self.middle, self.reach = planner, middle, reach
         self.prior = PriorPolicy(planner.model, middle, reach)
-        """What can be taken away without the planner."""
+        """Policy for export, without the planner."""
         normal, gumbel = (LaneStreams((RandomStream(0, f"planning.{kind}"),)) for kind in ("normal", "gumbel"))
         model = planner.model
         device = middle.device
@@ -242,10 +241,6 @@ class PlanningPolicy:
 
     def initial_state(self, count: int) -> Tree:
         return {"plan": torch.zeros(count, self.planner.steps, self.planner.model.actions, device=self.middle.device)}
-
-    def act(self, obs: Tree, memory: Any) -> tuple[Tensor, Tree]:
-        action, _, after = self.forward(obs, memory)
-        return action, after
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:

@@ -1,7 +1,7 @@
-"""TD-MPC2's own layout of weights, so that agents trained with its authors' code can be loaded, and ours there.
+"""Conversion of weights from and to the layout of the authors' TD-MPC2 code.
 
-What is read is a state dict that somebody has loaded already (`torch.load(..., weights_only=True)["model"]`): nothing
-here opens a file. Both forms of their checkpoints are understood: critics named by layer, and, older, by number.
+The input is a state dict that the caller has loaded (`torch.load(..., weights_only=True)["model"]`). This module opens
+no files. It reads both reference formats: critics named by layer, and in older checkpoints by number.
 """
 
 import re
@@ -20,25 +20,25 @@ NETS = {
     "policy": "_pi",
     "task": "_task_emb",
 }
-"""Our networks, and theirs."""
+"""Names of our networks and of the reference's."""
 LEAVES = ("weight", "bias", "ln.weight", "ln.bias")
-"""Parts of a layer, as the older form counts them."""
+"""Parameters of a layer, in the order of the older format."""
 
 
 def from_reference(theirs: StateDict) -> StateDict:
-    """Weights as `TDMPC2.weights()` names them."""
+    """Convert reference weights to the names of `TDMPC2.model_state_dict()`."""
     found: StateDict = {}
     for name, tensor in theirs.items():
         ours = _ours(name)
         if ours is not None and isinstance(tensor, Tensor):
             found[ours] = tensor.float()
     if not any(name.startswith("targets.") for name in found):
-        raise ValueError("these are not the weights of a TD-MPC2 agent: they have no critics that are targets.")
+        raise ValueError("not a TD-MPC2 state dict: it has no target critics. Use the entry 'model' of a checkpoint.")
     return found
 
 
 def to_reference(weights: StateDict, masks: Tensor | None = None) -> StateDict:
-    """The same backwards; `masks` are those of several tasks' actions."""
+    """Convert our weights to reference names. `masks` are the action masks of several tasks."""
     made: StateDict = {"log_std_min": torch.tensor(LOWEST), "log_std_dif": torch.tensor(HIGHEST - LOWEST)}
     if masks is not None:
         made["_action_masks"] = masks
@@ -58,7 +58,7 @@ def to_reference(weights: StateDict, masks: Tensor | None = None) -> StateDict:
 
 
 def _ours(name: str) -> str | None:
-    """Our name for one of theirs; none for what we keep elsewhere, or not at all."""
+    """Return our name for a reference name; None for entries that we store elsewhere or do not have."""
     critics = re.fullmatch(r"_(target_)?Qs[._]params\.(.+)", name)
     if critics:
         leaf = critics[2]
@@ -75,6 +75,6 @@ def _ours(name: str) -> str | None:
 
 
 def _move(leaf: str, by: int) -> str:
-    """A layer of pictures, counted with or without the two that have no weights."""
+    """Shift the number of a layer of the image encoder. The reference has two more layers, without weights."""
     number, _, rest = leaf.partition(".")
     return f"{int(number) + by}.{rest}"

@@ -1,9 +1,9 @@
-"""A world model: observations become latents, in which the future, rewards, values and a policy are predicted.
+"""World model: encode observations as latents; predict next latents, rewards, values and actions from them.
 
-Latents are simplicial: every eight features are a point of a simplex. Rewards and values are logits of bins. With
-several tasks every network also sees a learned vector of the task.
+Latents are simplicial: each group of eight features is a point of a simplex. Rewards and values are logits of bins.
+With several tasks, every network also gets a learned embedding of the task.
 
-Shapes: any leading axes `...`; D observation features, Z of a latent, K of an action, C critics, Y bins, U units.
+Shapes: any leading axes `...`; D observation, Z latent and K action features, C critics, Y bins, U units.
 """
 
 import math
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import mish, simplicial
-from lockstep.ops.functional import two_hot_inverse
+from lockstep.ops.two_hot import two_hot_inverse
 
 GROUP = 8
-"""Features of a simplex."""
+"""Features per simplex."""
 EMBEDDING = 96
-"""Features of a task's vector."""
+"""Features of a task embedding."""
 LOWEST, HIGHEST = -10.0, 2.0
-"""Bounds of the policy's log deviation."""
+"""Bounds of the policy's log standard deviation."""
 CHANNELS = 32
-"""Of each layer that reads pictures."""
+"""Channels of each convolution of the image encoder."""
 
 
 class Size(NamedTuple):
@@ -46,46 +46,46 @@ SIZES = {
     48: Size(1792, 1792, 768, 4, 5),
     317: Size(4096, 4096, 1376, 5, 8),
 }
-"""By millions of parameters, about."""
+"""Sizes by the approximate number of parameters, in millions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelConfig:
-    """Shape of a world model: one of five sizes, of which single numbers may be changed."""
+    """Architecture of a world model: one of five sizes. Single values can be overridden."""
 
     size: Literal[1, 5, 19, 48, 317] = 5
-    """Millions of parameters, about."""
+    """Approximate number of parameters, in millions."""
     encoder: int | None = None
-    """Units of the encoder's layers; none: as the size has it. So with all below."""
+    """Units of the encoder's layers. None: given by `size`."""
     width: int | None = None
-    """Units of all other layers."""
+    """Units of all other layers. None: given by `size`."""
     latent: int | None = None
-    """Features of a latent, a multiple of 8."""
+    """Features of a latent, a multiple of 8. None: given by `size`."""
     depth: int | None = None
-    """Layers of the encoder, with the one that makes the latent."""
+    """Layers of the encoder, including the latent layer. None: given by `size`."""
     num_q: int | None = None
-    """How many networks judge, of which two are asked at a time."""
+    """Number of critics, of which two are used at a time. None: given by `size`."""
     bins: int = 101
-    """Bins of rewards and values."""
+    """Number of bins of rewards and values."""
     vmax: float = 10.0
-    """The last bin, as a symlog."""
+    """Upper bound of the bins, in symlog space."""
     dropout: float = 0.01
-    """Part of the units that critics forget in their first layer while they learn."""
+    """Dropout probability of the critics' first layer in training."""
 
     def shape(self) -> Size:
         given = (self.encoder, self.width, self.latent, self.depth, self.num_q)
         numbers = zip(given, SIZES[self.size], strict=True)
-        size = Size(*(usual if own is None else own for own, usual in numbers))
+        size = Size(*(default if value is None else value for value, default in numbers))
         if size.latent % GROUP or min(size) < 1 or size.critics < 2 or self.bins < 2:
             raise ConfigError(
-                f"a world model of {size} with {self.bins} bins cannot be.",
-                f"latent is a multiple of {GROUP}; there are two critics and two bins or more.",
+                f"a world model of {size} with {self.bins} bins is invalid.",
+                f"Use a latent that is a multiple of {GROUP}, and at least two critics (num_q) and two bins.",
             )
         return size
 
 
 class NormedLinear(nn.Linear):
-    """Linear, LayerNorm, and Mish or a simplex."""
+    """Linear layer, LayerNorm, and Mish or simplicial normalization."""
 
     def __init__(self, features: int, units: int, simplex: bool = False) -> None:
         super().__init__(features, units)
@@ -98,14 +98,14 @@ class NormedLinear(nn.Linear):
 
 
 def mlp(features: int, hidden: list[int], outputs: int, simplex: bool = False) -> nn.Sequential:
-    """Normed layers, and a plain one at the end unless it makes a latent."""
+    """Return normed layers and an output layer, which is linear, or simplicial for latents."""
     sizes = [features, *hidden]
     layers: list[nn.Module] = [NormedLinear(before, after) for before, after in pairwise(sizes)]
     return nn.Sequential(*layers, NormedLinear(sizes[-1], outputs, True) if simplex else nn.Linear(sizes[-1], outputs))
 
 
 class PixelEncoder(nn.Module):
-    """Pictures to a latent."""
+    """Convolutional encoder from images to latents."""
 
     def __init__(self, space: Box) -> None:
         super().__init__()
@@ -117,85 +117,85 @@ class PixelEncoder(nn.Module):
         self.latent = CHANNELS * side**2
 
     def forward(self, x: Tensor) -> Tensor:
-        pictures = x.flatten(0, -4).float() / 255.0 - 0.5
-        return simplicial(self.layers(pictures), GROUP).unflatten(0, x.shape[:-3])
+        images = x.flatten(0, -4).float() / 255.0 - 0.5
+        return simplicial(self.layers(images), GROUP).unflatten(0, x.shape[:-3])
 
 
 class BatchedLinear(nn.Module):
-    """The linear layers of C critics in one product, [C, N, features] to [C, N, units]."""
+    """Linear layers of C critics as one batched product, [C, N, features] to [C, N, units]."""
 
     def __init__(self, critics: int, features: int, units: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(critics, units, features))
         self.bias = nn.Parameter(torch.zeros(critics, units))
 
-    def forward(self, x: Tensor, who: Tensor | None) -> Tensor:
-        weight, bias = (self.weight, self.bias) if who is None else (self.weight[who], self.bias[who])
+    def forward(self, x: Tensor, pair: Tensor | None) -> Tensor:
+        weight, bias = (self.weight, self.bias) if pair is None else (self.weight[pair], self.bias[pair])
         return torch.baddbmm(bias.unsqueeze(1), x.expand(len(weight), -1, -1), weight.transpose(1, 2))
 
 
 class Affine(nn.Module):
-    """What a LayerNorm learns, for C critics."""
+    """Learned scale and shift of a LayerNorm, for C critics."""
 
     def __init__(self, critics: int, units: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(critics, units))
         self.bias = nn.Parameter(torch.zeros(critics, units))
 
-    def forward(self, x: Tensor, who: Tensor | None) -> Tensor:
-        weight, bias = (self.weight, self.bias) if who is None else (self.weight[who], self.bias[who])
+    def forward(self, x: Tensor, pair: Tensor | None) -> Tensor:
+        weight, bias = (self.weight, self.bias) if pair is None else (self.weight[pair], self.bias[pair])
         return torch.addcmul(bias.unsqueeze(1), x, weight.unsqueeze(1))
 
 
 class EnsembleNormedLinear(BatchedLinear):
-    """Linear, LayerNorm and Mish of C critics."""
+    """Linear layer, LayerNorm and Mish for C critics."""
 
     def __init__(self, critics: int, features: int, units: int) -> None:
         super().__init__(critics, features, units)
         self.ln = Affine(critics, units)
 
-    def forward(self, x: Tensor, who: Tensor | None, kept: Tensor | None = None) -> Tensor:
-        x = super().forward(x, who)
+    def forward(self, x: Tensor, pair: Tensor | None, kept: Tensor | None = None) -> Tensor:
+        x = super().forward(x, pair)
         if kept is not None:
             x = x * kept
-        return mish(self.ln(F.layer_norm(x, x.shape[-1:]), who))
+        return mish(self.ln(F.layer_norm(x, x.shape[-1:]), pair))
 
 
 class QEnsemble(nn.ModuleList):
-    """C networks that judge latents and actions, evaluated together."""
+    """Action-value networks of C critics, evaluated together."""
 
     def __init__(self, critics: int, features: int, width: int, bins: int) -> None:
         layers = [EnsembleNormedLinear(critics, features, width), EnsembleNormedLinear(critics, width, width)]
         super().__init__([*layers, BatchedLinear(critics, width, bins)])
         self.count = critics
 
-    def forward(self, x: Tensor, who: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
-        """Logits of bins [C, ..., Y] for [..., features]; of the critics `who` alone, if told."""
+    def forward(self, x: Tensor, pair: Tensor | None = None, kept: Tensor | None = None) -> Tensor:
+        """Return logits of bins [C, ..., Y] for [..., features], of all critics or of a `pair` [2]."""
         first, second, last = self
         flat = x.reshape(1, -1, x.shape[-1])
-        hidden = second(first(flat, who, None if kept is None else kept.flatten(1, -2)), who)
-        return last(hidden, who).unflatten(1, x.shape[:-1])
+        hidden = second(first(flat, pair, None if kept is None else kept.flatten(1, -2)), pair)
+        return last(hidden, pair).unflatten(1, x.shape[:-1])
 
 
 class PolicySample(NamedTuple):
-    """What a policy does."""
+    """Sampled actions and their entropy."""
 
     action: Tensor
     """[..., K] between -1 and 1."""
     entropy: Tensor
-    """[...] What its noise is worth, times the number of action features, before it is squashed."""
+    """[...] Negative log-probability before tanh, times the number of action features."""
 
 
 class WorldModel(nn.Module):
-    """Encoder, dynamics, reward, termination, policy and critics. Targets of the critics are kept beside it."""
+    """Encoder, dynamics, reward, termination, policy and critics. Target critics are not part of it."""
 
     def __init__(
         self, config: WorldModelConfig, space: Space, actions: tuple[int, ...], episodic: bool = False
     ) -> None:
-        """`actions` are the features of each task's actions; one task needs no vector."""
+        """Create a model. `actions` are the action features of each task; a single task has no embedding."""
         super().__init__()
         if not isinstance(space, Box) or len(space.shape) not in (1, 3):
-            raise ConfigError(f"a world model cannot see {space}.", "Observations are a vector, or pictures.")
+            raise ConfigError(f"observations of {space} are not supported.", "Use a one-dimensional Box, or images.")
         size, several = config.shape(), len(actions) > 1
         self.reach, self.dropout = config.vmax, config.dropout
         self.actions, self.several = max(actions), several
@@ -219,20 +219,20 @@ class WorldModel(nn.Module):
         for row, count in zip(masks, actions, strict=True):
             row[:count] = 1.0
         self.register_buffer("masks", masks, persistent=False)
-        self.pictures = len(space.shape) == 3
-        _initialise(self)
+        self.images = len(space.shape) == 3
+        _initialize_weights(self)
 
     def encode(self, obs: Tensor, task: Tensor | None) -> Tensor:
-        """[..., Z] from observations [..., D]; tasks are numbers [...] wherever they are given."""
-        return self.encoder(obs if self.pictures else self._with_task(obs, task))
+        """Encode observations [..., D] as latents [..., Z]. `task` are indices [...], or None for a single task."""
+        return self.encoder(obs if self.images else self._with_task(obs, task))
 
     def termination_logit(self, z: Tensor, task: Tensor | None) -> Tensor:
-        """Logit that the episode has ended at a latent, [...]."""
+        """Return logits that the episode has terminated at latents, [...]."""
         assert self.termination is not None
         return self.termination(self._with_task(z, task)).squeeze(-1).float()
 
     def act(self, z: Tensor, noise: Tensor, task: Tensor | None) -> PolicySample:
-        """What the policy does with noise [..., K]."""
+        """Sample actions of the policy with noise [..., K]."""
         mean, log_std = self.policy(self._with_task(z, task)).float().chunk(2, dim=-1)
         log_std = LOWEST + 0.5 * (HIGHEST - LOWEST) * (log_std.tanh() + 1.0)
         features: Tensor | int = self.actions
@@ -248,33 +248,33 @@ class WorldModel(nn.Module):
         z: Tensor,
         action: Tensor,
         task: Tensor | None,
-        who: Tensor | None,
+        pair: Tensor | None,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """What two critics think of actions, [2, ...]."""
-        who = who if critics.count > 2 else None  # both are asked: no need to pick them
-        return two_hot_inverse(critics(self.joint(z, action, task), who, kept), self.reach)
+        """Return the values of actions by a pair of critics, [2, ...]."""
+        pair = pair if critics.count > 2 else None  # both critics are used: no need to select them
+        return two_hot_inverse(critics(self.joint(z, action, task), pair, kept), self.reach)
 
     def mask(self, task: Tensor | None) -> Tensor:
-        """1 for the action features that a task has, [..., K]."""
+        """Return the mask [..., K] of the action features that a task has."""
         return self.masks[0] if task is None else self.masks[task]  # type: ignore[index]
 
     @torch.no_grad()
     def shorten_tasks(self) -> None:
-        """Bring vectors of tasks back to a length of 1 at most; all of them, so that it is the same everywhere."""
+        """Limit the norm of all task embeddings to 1, also of tasks not in the batch, so that all processes agree."""
         if self.task is not None:
             self.task.weight.copy_(self.task.weight.renorm(2, 0, 1.0))
 
     def joint(self, z: Tensor, action: Tensor, task: Tensor | None) -> Tensor:
-        """What dynamics, reward and critics see."""
+        """Return the input of dynamics, reward and critics."""
         return torch.cat([self._with_task(z, task), action.to(z.dtype)], dim=-1)
 
     def _with_task(self, x: Tensor, task: Tensor | None) -> Tensor:
         return x if self.task is None else torch.cat([x, self.task(task).to(x.dtype)], dim=-1)
 
 
-def _initialise(model: WorldModel) -> None:
-    """Truncated normal weights of deviation 0.02; no rewards and no values at first."""
+def _initialize_weights(model: WorldModel) -> None:
+    """Draw truncated normal weights with standard deviation 0.02. Rewards and values start at zero."""
     for part in model.modules():
         if isinstance(part, nn.Linear | BatchedLinear):
             nn.init.trunc_normal_(part.weight, std=0.02)

@@ -1,1 +1,1 @@
-"""Backtests: what a trading agent would have earned on bars that came after all it learned from."""
+"""Walk-forward backtests of trading agents on bars after their training data."""

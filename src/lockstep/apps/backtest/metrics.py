@@ -1,6 +1,6 @@
-"""What a quant asks of an equity curve. Pure arithmetic.
+"""Performance metrics of an equity curve.
 
-Shapes: T bars that were traded.
+Shapes: T traded bars.
 """
 
 import math
@@ -9,38 +9,38 @@ from typing import NamedTuple
 import numpy as np
 
 SUSPICIOUS = 3.0
-"""A Sharpe ratio that nobody has out of sample over a year or more, unless something leaks."""
+"""Out-of-sample Sharpe ratio over a year or more that suggests a data leak."""
 
 
 class Measures(NamedTuple):
-    """Of one way to trade over one stretch of time."""
+    """Performance of one strategy over one period."""
 
     total: float
-    """Return over all of it."""
+    """Total return."""
     sharpe: float
-    """Mean over deviation of the bars' returns, times the square root of the bars in a year; without interest."""
+    """Annualized Sharpe ratio: mean over standard deviation of the returns per bar, without a risk-free rate."""
     sortino: float
-    """The same over the deviation of losses alone."""
+    """Annualized Sortino ratio: mean return over the downside deviation."""
     drawdown: float
-    """The deepest fall of equity from its highest point before, as a part of that."""
+    """Maximum drawdown, as a fraction of the previous peak of equity."""
     turnover: float
-    """Value bought and sold in a year, over the equity it was traded with."""
+    """Traded value per year, over the equity at the time of each trade."""
     exposure: float
-    """Part of the bars with a position."""
+    """Fraction of bars with an open position."""
     win_rate: float
-    """Closed trades that gained, over all closed trades."""
+    """Fraction of closed trades with a profit."""
     trades: int
-    """Closed trades."""
+    """Number of closed trades."""
     fees: float
-    """Paid for orders, over the equity at the start."""
+    """Fees, over the initial equity."""
     years: float
-    """How long it was."""
+    """Length of the period in years."""
 
 
 def measure(
     changes: np.ndarray, a_year: float, turnover: float, exposed: float, trades: float, wins: float, fees: float
 ) -> Measures:
-    """From the changes of log equity [T], how many bars make a year, and what the account counted."""
+    """Compute metrics from changes of log equity [T], the bars per year and the counters of the account."""
     returns, years = np.expm1(changes), float(len(changes) / a_year)
     return Measures(
         total=math.expm1(changes.sum()),
@@ -57,17 +57,17 @@ def measure(
 
 
 def ratio(returns: np.ndarray, risk: float, a_year: float) -> float:
-    """Annualised mean over risk; 0 where nothing was ever at risk."""
+    """Return annualized mean return over risk, or 0 if the risk is 0."""
     return float(returns.mean() / risk * math.sqrt(a_year)) if risk > 0 else 0.0
 
 
 def drawdowns(changes: np.ndarray) -> np.ndarray:
-    """How far below its highest point so far equity stands after each bar, [T]; it starts at its first high."""
+    """Return the drawdown after each bar [T], relative to the running maximum. The initial equity counts."""
     equity = np.exp(np.concatenate([[0.0], np.cumsum(changes)]))
     falls: np.ndarray = 1.0 - equity / np.maximum.accumulate(equity)
     return falls[1:]
 
 
 def possible_leak(measures: Measures) -> bool:
-    """Whether these are too good to be true."""
+    """Return whether the metrics are so good that a data leak is likely."""
     return measures.sharpe > SUSPICIOUS and measures.years >= 1.0

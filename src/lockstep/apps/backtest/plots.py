@@ -1,7 +1,6 @@
-"""A walk forward as a picture (PNG) and as a page (HTML) that needs nothing but itself."""
+"""Plot (PNG) and self-contained page (HTML) of a walk-forward backtest."""
 
 import base64
-import html
 import io
 import math
 from datetime import UTC, datetime
@@ -9,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from lockstep.apps.backtest.metrics import Measures, drawdowns
 from lockstep.apps.backtest.walk_forward import BacktestReport
 from lockstep.config import ConfigError
 from lockstep.tasks.trading.price_data import OPEN
+from lockstep.tools.report.html import render
 
 COLOURS = {"agent": "#1f6fb4", "buy and hold": "#8a8f98"}
 WORDS = {
@@ -27,13 +28,10 @@ WORDS = {
     "trades": "closed trades",
     "fees": "fees paid",
 }
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1000px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.3em .9em;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}img{width:100%}.warning{color:#b3261e;font-weight:bold}"""
 
 
 def shown(measures: Measures) -> dict[str, str]:
-    """Measures by what people call them, as people write them."""
+    """Format metrics for display, by display name."""
     parts = measures._asdict()
     percent = {name: f"{parts[name]:.1%}" for name in ("total", "drawdown", "exposure", "win_rate", "fees")}
     plain = {name: f"{parts[name]:.2f}" for name in ("sharpe", "sortino")}
@@ -42,11 +40,11 @@ def shown(measures: Measures) -> dict[str, str]:
 
 
 def draw(report: BacktestReport, path: Path) -> bytes:
-    """Write the picture: equity against buy-and-hold with the splits marked, drawdown, and positions."""
+    """Write and return the plot as PNG: equity with folds marked, drawdown and positions."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError("pictures need matplotlib.", "pip install 'lockstep-rl[trading]'") from error
+        raise ConfigError("plots need matplotlib.", "pip install 'lockstep-rl[trading]'") from error
     figure = Figure(figsize=(11, 7.5), layout="constrained")
     equity, falls, held = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     first = report.folds[0].first
@@ -54,18 +52,18 @@ def draw(report: BacktestReport, path: Path) -> bytes:
     prices = report.bars.prices[: first + 2, OPEN]
     before = _dates(report.bars.time[: first + 2])
     equity.plot(before, prices / prices[-1], color="#c9ccd1", linewidth=1, label="price before the test")
-    for name, colour in COLOURS.items():
+    for name, color in COLOURS.items():
         changes = report.curves[name].changes
         wealth = np.exp(np.concatenate([[0.0], np.cumsum(changes)]))
-        equity.plot(when, wealth, color=colour, linewidth=1.5, label=f"{name} {wealth[-1] - 1:+.1%}")
-        falls.plot(when[1:], -100 * drawdowns(changes), color=colour, linewidth=1)
+        equity.plot(when, wealth, color=color, linewidth=1.5, label=f"{name} {wealth[-1] - 1:+.1%}")
+        falls.plot(when[1:], -100 * drawdowns(changes), color=color, linewidth=1)
     equity.set_yscale("log")
     equity.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     equity.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if math.isclose(value * 10 % 5, 0) else "")
     for axis in (equity, falls, held):
         for number, fold in enumerate(report.folds):
-            place = _dates(report.bars.time[fold.first + 1 : fold.first + 2])[0]
-            axis.axvline(place, color="#b3261e", linewidth=1.2 if number == 0 else 0.6, linestyle="--", alpha=0.7)
+            start = _dates(report.bars.time[fold.first + 1 : fold.first + 2])[0]
+            axis.axvline(start, color="#b3261e", linewidth=1.2 if number == 0 else 0.6, linestyle="--", alpha=0.7)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     held.fill_between(when[1:], report.curves["agent"].held, step="pre", color=COLOURS["agent"], alpha=0.5, linewidth=0)
@@ -78,29 +76,17 @@ def draw(report: BacktestReport, path: Path) -> bytes:
         f"{report.bars.name}: walk forward, {len(report.folds)} folds (dashed), after all costs", loc="left"
     )
     figure.savefig(path, dpi=130)
-    memory = io.BytesIO()
-    figure.savefig(memory, dpi=130, format="png")
-    return memory.getvalue()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=130, format="png")
+    return buffer.getvalue()
 
 
-def write_page(report: BacktestReport, path: Path, picture: bytes, notes: list[str], warnings: list[str]) -> None:
-    """Write the page: what was measured, the picture, and how it was measured."""
+def write_page(report: BacktestReport, path: Path, plot: bytes, notes: list[str], warnings: list[str]) -> None:
+    """Write the HTML page: warnings, notes, metrics and the plot."""
     columns = {name: shown(curve.measures(report.bars.bars_per_year)) for name, curve in report.curves.items()}
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    rows = "".join(
-        f"<tr><td>{word}</td>{''.join(f'<td>{column[word]}</td>' for column in columns.values())}</tr>"
-        for word in WORDS.values()
-    )
-    told = "".join(f"<p class='warning'>{html.escape(words)}</p>" for words in warnings)
-    told += "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-    image = base64.b64encode(picture).decode()
-    path.write_text(
-        f"<!doctype html><meta charset='utf-8'><title>{html.escape(report.bars.name)}</title><style>{_STYLE}</style>"
-        f"<h1>{html.escape(report.bars.name)}: walk forward</h1>{told}"
-        f"<table><tr><th></th>{head}</tr>{rows}</table>"
-        f"<img alt='equity, drawdown and positions' src='data:image/png;base64,{image}'>",
-        encoding="utf-8",
-    )
+    image = Markup(f"data:image/png;base64,{base64.b64encode(plot).decode()}")
+    values = {"columns": columns, "measures": WORDS.values(), "notes": notes, "warnings": warnings, "image": image}
+    path.write_text(render("backtest.html.j2", name=report.bars.name, **values), encoding="utf-8")
 
 
 def _dates(seconds: np.ndarray) -> Any:

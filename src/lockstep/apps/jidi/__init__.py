@@ -1,1 +1,1 @@
-"""Jidi, the platform of the team snakes competition: a controller it can call, and replays its viewer plays."""
+"""Submissions and replays for Jidi, the platform of the team snakes competition."""

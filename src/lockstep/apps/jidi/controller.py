@@ -1,7 +1,7 @@
-"""The function the platform calls for each snake and step. It needs numpy alone.
+"""Controller that the platform calls for each snake and step. It only needs numpy.
 
-This file and those it imports are copied into a submission, where nothing is compiled: see `submission.py`. The network
-lies beside it as plain arrays.
+This file and its imports are copied into a submission, where nothing is compiled: see `submission.py`. The network is
+stored next to it as plain arrays.
 """
 
 from functools import cache
@@ -33,17 +33,17 @@ NETWORK = "actor.npz"
 
 
 class ControllerNetwork(NamedTuple):
-    """Layers of an actor, and how it sees."""
+    """Layers of an actor and the orientation of its observations."""
 
     weights: list[np.ndarray]
     biases: list[np.ndarray]
     tanh: bool
-    """Between the layers; otherwise ReLU."""
+    """Whether the activation is tanh. False: ReLU."""
     turned: bool
-    """Whether it sees ahead, so that up is its heading."""
+    """Whether observations are rotated so that up is the heading of the snake."""
 
     def outputs(self, seen: np.ndarray) -> np.ndarray:
-        """A number for each action, [4]."""
+        """Return the actor outputs, one per action, [4]."""
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             seen = weight @ seen + bias
             seen = np.tanh(seen) if self.tanh else np.maximum(seen, 0.0)
@@ -63,7 +63,7 @@ def _own_network() -> ControllerNetwork:
 
 
 def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool = False) -> list[list[int]]:
-    """What the platform asks for: the direction of one snake, as a one-hot list in a list."""
+    """Return the direction of one snake as a nested one-hot list, the format of the platform."""
     return as_one_hot(choose_direction(_own_network(), observation))
 
 
@@ -72,7 +72,7 @@ def as_one_hot(action: int) -> list[list[int]]:
 
 
 def choose_direction(network: ControllerNetwork, observation: dict[Any, Any]) -> int:
-    """The direction on the board, 0 to 3, that a network finds best for the snake it is asked for."""
+    """Return the best legal direction on the board, 0 to 3, for the controlled snake."""
     game, snake = read_game(observation), int(observation["controlled_snake_index"]) - FIRST
     facing = int(game.heading[snake]) if network.turned else UP
     seen, legal = np.zeros(FEATURES, np.float32), np.zeros(4, np.uint8)
@@ -83,9 +83,9 @@ def choose_direction(network: ControllerNetwork, observation: dict[Any, Any]) ->
 
 
 def read_game(observation: dict[Any, Any]) -> Game:
-    """The game as the rules keep it, from what the platform shows: snakes as lists of [row, column], head first."""
+    """Convert an observation of the platform, with snakes as lists of [row, column] from the head, to a game state."""
     if (observation["board_height"], observation["board_width"]) != (HEIGHT, WIDTH):
-        raise ValueError(f"this team plays on {HEIGHT} x {WIDTH} cells.")
+        raise ValueError(f"the board is not {HEIGHT} x {WIDTH} cells, the only size that this team supports.")
     game = np.zeros(1, GAME).view(np.recarray)[0]
     for snake in range(SNAKES):
         body = [row * WIDTH + column for row, column in observation[FIRST + snake]]
@@ -100,7 +100,7 @@ def read_game(observation: dict[Any, Any]) -> Game:
 
 
 def _heading(head: int, neck: int) -> int:
-    """The way from neck to head, round the torus. The platform's own `last_direction` is that of the step before."""
+    """Return the direction from neck to head on the torus. `last_direction` of the platform is one step old."""
     down = (ROW[head] - ROW[neck]) % HEIGHT
     if down:
         return DOWN if down == 1 else UP

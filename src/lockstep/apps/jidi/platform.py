@@ -1,4 +1,4 @@
-"""A stand-in for the platform: it asks controllers as the platform does, and keeps a game as its viewer wants it."""
+"""Local emulation of the platform: call controllers and record replays in its formats."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -26,18 +26,18 @@ from lockstep.tasks.team_snakes.rules import (
 )
 
 Controller: TypeAlias = Callable[[dict[Any, Any], Any, bool], list[list[int]]]
-"""What a team submits: asked for one snake at a time."""
+"""Function that a team submits. It is called for one snake at a time."""
 
 NAMES = ("up", "down", "left", "right")
 
 
 def play_game(teams: Sequence[Controller | int], names: Sequence[str], key: int, steps: int = 200) -> dict[str, Any]:
-    """Play a game of two teams, each a controller or a script's level; the game as the platform's replays have it."""
+    """Play a game of two teams, each a controller or a script level. Return a replay in the format of the platform."""
     game = np.zeros(1, GAME).view(np.recarray)[0]
     game.key = key
     start(game)
     earned, died = np.zeros(SNAKES), np.zeros(SNAKES, np.bool_)
-    returns, told, before, over = np.zeros(SNAKES), [], None, False
+    returns, recorded, before, over = np.zeros(SNAKES), [], None, False
     replay: dict[str, Any] = {"game_name": "snakes_3v3", "n_player": SNAKES}
     replay |= {"board_height": HEIGHT, "board_width": WIDTH, "start_time": _now(), "mode": "terminal", "seed": key}
     replay["init_info"] = {**_places(game), "directions": _directions(game)}
@@ -47,16 +47,16 @@ def play_game(teams: Sequence[Controller | int], names: Sequence[str], key: int,
         over = bool(step(game, moves, earned, died))
         returns += earned
         after = {**_places(game), "hit": died.astype(int).tolist(), "score": _scores(game)}
-        told.append(
+        recorded.append(
             {"time": _now(), "info_before": {"directions": before}, "reward": _whole(earned), "info_after": after}
         )
     scores = _scores(game)
-    replay |= {"steps": told, "winner": scores.index(max(scores)) + FIRST, "winner_information": scores}
+    replay |= {"steps": recorded, "winner": scores.index(max(scores)) + FIRST, "winner_information": scores}
     return replay | {"n_return": _whole(returns), "names": list(names), "end_time": _now()}
 
 
 def observation_of(game: Game, snake: int, before: list[str] | None) -> dict[Any, Any]:
-    """What the platform shows to the controller of one snake; `before` are the directions before the last step."""
+    """Return the observation of one snake as the platform gives it. `before`: directions before the last step."""
     places = _places(game)
     shown: dict[Any, Any] = {BEAN: places["beans_position"]}
     shown |= {FIRST + number: body for number, body in enumerate(places["snakes_position"])}
@@ -65,7 +65,7 @@ def observation_of(game: Game, snake: int, before: list[str] | None) -> dict[Any
 
 
 def _ask(teams: Sequence[Controller | int], game: Game, before: list[str] | None) -> np.ndarray:
-    """What all snakes do, [SNAKES]."""
+    """Return the moves of all snakes, [SNAKES]."""
     moves = np.zeros(SNAKES, np.int64)
     for number, team in enumerate(teams):
         if isinstance(team, int):

@@ -1,4 +1,4 @@
-"""Write what one hands in: a directory with the controller, the files it needs, and the network as plain arrays."""
+"""Write a submission: a directory with the controller, the files it needs, and the network as plain arrays."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ COPIED = (
     "tasks/team_snakes/opponents",
     "tasks/team_snakes/rules",
 )
-_PLAIN = '''"""What the files beside this one want of a compiler and of luck: nothing is compiled or drawn here."""
+_PLAIN = '''"""Stubs for the compiler and random numbers: nothing is compiled or drawn in a submission."""
 
 Integer = int
 
@@ -35,9 +35,9 @@ def njit(**settings):
 
 
 def random_below(*words):
-    raise NotImplementedError("a controller draws nothing")
+    raise NotImplementedError("a controller draws no random numbers")
 '''
-_ENTRY = '''"""A team trained with Lockstep. The platform calls my_controller; it needs numpy alone."""
+_ENTRY = '''"""A team trained with Lockstep. The platform calls my_controller, which only needs numpy."""
 
 import sys
 from pathlib import Path
@@ -51,11 +51,11 @@ __all__ = ["my_controller"]
 
 
 def write_submission(policy: LoadedPolicy, directory: Path) -> None:
-    """Write a submission and show that its network says what the policy does, or say in words why it cannot be."""
+    """Write a submission and verify that its network matches the policy. Raise ConfigError if it cannot be written."""
     if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty.", "Name a directory that does not exist yet.")
+        raise ConfigError(f"{directory} is not empty.", "Choose a directory that does not exist yet.")
     network = network_of(policy)
-    # A name of its own: two teams of ours may meet in one process, and each must find its own network.
+    # Use a unique package name: two of our teams may play in one process, and each must load its own network.
     package = directory / f"lockstep_team_{_digest(network)}"
     package.mkdir(parents=True)
     (directory / "submission.py").write_text(_ENTRY.replace("PACKAGE", package.name))
@@ -63,15 +63,17 @@ def write_submission(policy: LoadedPolicy, directory: Path) -> None:
     (package / "plain.py").write_text(_PLAIN)
     source = Path(__file__).parents[2]
     for name in COPIED:
-        (package / f"{Path(name).name}.py").write_text(_apart((source / f"{name}.py").read_text(), package.name))
-    arrays: dict[str, Any] = {f"weight{place}": weight for place, weight in enumerate(network.weights)}
-    arrays |= {f"bias{place}": bias for place, bias in enumerate(network.biases)}
+        (package / f"{Path(name).name}.py").write_text(
+            _rewrite_imports((source / f"{name}.py").read_text(), package.name)
+        )
+    arrays: dict[str, Any] = {f"weight{layer}": weight for layer, weight in enumerate(network.weights)}
+    arrays |= {f"bias{layer}": bias for layer, bias in enumerate(network.biases)}
     np.savez(package / NETWORK, tanh=np.array(network.tanh), turned=np.array(network.turned), **arrays)
     _verify(policy, read_network(package / NETWORK))
 
 
 def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
-    """Write a game of a team against the script it is evaluated against, as the platform's viewer plays it."""
+    """Write a replay of a game between a team and its evaluation opponent, for the viewer of the platform."""
     network, level = network_of(policy), policy.recipe.task.opponent_level
 
     def controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool) -> list[list[int]]:
@@ -82,13 +84,13 @@ def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
 
 
 def network_of(policy: LoadedPolicy) -> ControllerNetwork:
-    """The network of a team, if it sees what a controller can work out."""
+    """Return the network of a team. Raise ConfigError if a controller cannot compute its observations."""
     task, actor = policy.recipe.task, getattr(policy.policy, "actor", None)
     if not isinstance(task, TeamSnakesConfig) or not isinstance(actor, Actor):
-        raise ConfigError("this run does not play team snakes.", "Hand in a run of team-ddpg.")
+        raise ConfigError("this run does not play team snakes.", "Use a run of team-ddpg.")
     if task.observation == "grid" or not isinstance(actor.encoder, MLP):
         raise ConfigError(
-            "this team sees a grid, and a submission has no convolutions.",
+            "this team observes a grid, but a submission cannot run convolutions.",
             "Train with --task.observation egocentric or features.",
         )
     layers = [layer for layer in (*actor.encoder.layers, actor.head) if isinstance(layer, nn.Linear)]
@@ -102,8 +104,8 @@ def _digest(network: ControllerNetwork) -> str:
     return hashlib.sha256(b"".join(part.tobytes() for part in (*network.weights, *network.biases))).hexdigest()[:12]
 
 
-def _apart(text: str, package: str) -> str:
-    """A module of ours as one of the submission, which has no compiler and none of our other modules."""
+def _rewrite_imports(text: str, package: str) -> str:
+    """Rewrite the imports of a lockstep module for the submission package, which has no compiler."""
     text = re.sub(r"from lockstep\.tasks\.kernels import", f"from {package}.plain import", text)
     text = text.replace("from numba import njit", f"from {package}.plain import njit")
     return re.sub(r"from lockstep\.(tasks\.team_snakes|apps\.jidi)\.", f"from {package}.", text)
@@ -111,14 +113,14 @@ def _apart(text: str, package: str) -> str:
 
 @torch.no_grad()
 def _verify(policy: Any, network: ControllerNetwork) -> None:
-    """Both say the same of whatever is seen, up to rounding."""
+    """Check on random inputs that the network and the policy have the same outputs, up to rounding."""
     seen = torch.from_numpy(
         np.random.default_rng(0).uniform(-1, 1, (256, network.weights[0].shape[1])).astype("float32")
     )
     ours = np.stack([network.outputs(row) for row in seen.numpy()])
-    apart = float(np.abs(ours - policy.policy.actor(seen).numpy()).max())
-    if not apart < 1e-3:
+    difference = float(np.abs(ours - policy.policy.actor(seen).numpy()).max())
+    if not difference < 1e-3:
         raise ConfigError(
-            f"the submission's network is {apart} apart from the policy's.",
-            "Please report this: it is a fault of ours.",
+            f"the outputs of the submission differ from those of the policy by {difference}.",
+            "Report this as a bug in Lockstep.",
         )

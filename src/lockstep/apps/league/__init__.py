@@ -1,1 +1,1 @@
-"""Teams against each other: matches, ratings, and a picture of who stands where."""
+"""Tournaments of teams: matches, ratings and a plot of the standings."""

@@ -1,6 +1,6 @@
-"""Matches of team snakes: scripted teams and trained ones, every one against every other, half the games on each side.
+"""Matches of team snakes between scripted and trained teams, half of the games on each side.
 
-Shapes: B games, A snakes of a team.
+Shapes: B games, A snakes per team.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from lockstep.tasks.team_snakes.rules import TEAM
 
 
 class Player(NamedTuple):
-    """A team: a script of some level, or a trained policy."""
+    """Team: the level of a script, or a trained policy."""
 
     name: str
     player: int | LoadedPolicy
@@ -32,41 +32,45 @@ def script(level: int) -> Player:
 
 
 def trained(name: str, policy: LoadedPolicy) -> Player:
-    """A trained team, or in words why it is none."""
+    """Return a trained team. Raise ConfigError if the policy does not play team snakes."""
     task = policy.recipe.task
     if not isinstance(task, TeamSnakesConfig):
-        raise ConfigError(f"{name} does not play team snakes.", "Name a run of team-ddpg, or of your own such recipe.")
+        raise ConfigError(
+            f"{name} does not play team snakes.", "Use a run of team-ddpg, or of another recipe with this task."
+        )
     return Player(name, policy)
 
 
 @torch.no_grad()
 def play_match(one: Player, other: Player, games: int, seed: int) -> MatchRecord:
-    """Play so many games, half of them on each side: neighbouring environments begin on different ones."""
+    """Play `games` games, half of them on each side: adjacent environments start on opposite sides."""
     if isinstance(one.player, int) and not isinstance(other.player, int):
-        return play_match(other, one, games, seed).reversed()  # a script can be the other side of any team
+        return play_match(other, one, games, seed).reversed()  # against a policy, a script is the second team
     config = _rules(one, other, games)
     env = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
     for player in (one.player, other.player):
         if isinstance(player, LoadedPolicy):
             player.reset()
     obs, playing = env.reset(), torch.ones(games, dtype=torch.bool)
-    told = {name: torch.zeros(games) for name in ("won", "drawn", "score", "conceded")}
-    while playing.any():  # a game that ended starts its next one, which is not counted
+    results = {name: torch.zeros(games) for name in ("won", "drawn", "score", "conceded")}
+    while playing.any():  # environments that finished play another game, which is not counted
         step = env.step(torch.cat([_ours(one.player, env, obs), _theirs(other.player, obs)], dim=1))
         obs, ended = step.obs, playing & (step.terminated | step.truncated)
-        told = {name: torch.where(ended, step.episode_info[name], values) for name, values in told.items()}
+        results = {name: torch.where(ended, step.episode_info[name], values) for name, values in results.items()}
         playing &= ~ended
-    won, drawn = int(told["won"].sum()), int(told["drawn"].sum())
-    return MatchRecord(won, drawn, games - won - drawn, float(told["score"].mean()), float(told["conceded"].mean()))
+    won, drawn = int(results["won"].sum()), int(results["drawn"].sum())
+    return MatchRecord(
+        won, drawn, games - won - drawn, float(results["score"].mean()), float(results["conceded"].mean())
+    )
 
 
 def _rules(one: Player, other: Player, games: int) -> TeamSnakesConfig:
-    """The game both play, seen as trained ones are used to."""
-    tasks = [who.player.recipe.task for who in (one, other) if isinstance(who.player, LoadedPolicy)]
+    """Return the task config of a match, with the observations that trained teams expect."""
+    tasks = [team.player.recipe.task for team in (one, other) if isinstance(team.player, LoadedPolicy)]
     config: TeamSnakesConfig = tasks[0] if tasks else TeamSnakesConfig()
     if any((task.observation, task.grid_shape) != (config.observation, config.grid_shape) for task in tasks):
         raise ConfigError(
-            f"{one.name} sees the board otherwise than {other.name} does.", "Let runs with one task.observation meet."
+            f"{one.name} and {other.name} have different observations.", "Use runs with the same task.observation."
         )
     level = other.player if isinstance(other.player, int) else 0
     return replace(
@@ -81,18 +85,18 @@ def _rules(one: Player, other: Player, games: int) -> TeamSnakesConfig:
 
 
 def _ours(player: int | LoadedPolicy, env: TeamSnakes, obs: Tree) -> Tensor:
-    """What the first team does, [B, A]."""
-    return env.scripted_actions(player) if isinstance(player, int) else _asked(player, obs)
+    """Return actions of the first team, [B, A]."""
+    return env.scripted_actions(player) if isinstance(player, int) else _policy_actions(player, obs)
 
 
 def _theirs(player: int | LoadedPolicy, obs: Any) -> Tensor:
-    """What the other team does, [B, A]: a script is left to the games themselves."""
+    """Return actions of the second team, [B, A]. For a script, the environment chooses them."""
     if isinstance(player, int):
         return torch.full((len(obs["legal"]), TEAM), SCRIPTED)
-    return _asked(player, tree_map(lambda x: x.roll(TEAM, dims=1), obs))
+    return _policy_actions(player, tree_map(lambda x: x.roll(TEAM, dims=1), obs))
 
 
-def _asked(policy: LoadedPolicy, obs: Tree) -> Tensor:
-    """What a policy does for the first team of observations [B, 2A, ...]."""
+def _policy_actions(policy: LoadedPolicy, obs: Tree) -> Tensor:
+    """Return actions of a policy for the first team in observations [B, 2A, ...]."""
     seen = obs if policy.recipe.task.control_both_teams else tree_map(lambda x: x[:, :TEAM], obs)
     return torch.from_numpy(policy.act(seen))[:, :TEAM]

@@ -1,4 +1,4 @@
-"""What games say of strength: how sure a win rate is, and ratings that explain all results at once."""
+"""Confidence intervals of win rates, and Elo ratings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 
 class MatchRecord(NamedTuple):
-    """What the games of one side against another came to."""
+    """Result of the games of one team against another."""
 
     wins: int
     draws: int
     losses: int
     scored: float
-    """A game, on average."""
+    """Mean own score per game."""
     conceded: float
+    """Mean opponent score per game."""
 
     @property
     def games(self) -> int:
@@ -21,16 +22,16 @@ class MatchRecord(NamedTuple):
 
     @property
     def win_rate(self) -> float:
-        """Games won of games played: a draw is not won."""
+        """Fraction of games won. A draw is not a win."""
         return self.wins / self.games
 
     def reversed(self) -> "MatchRecord":
-        """The same games as the other side saw them."""
+        """Return the record from the point of view of the other team."""
         return MatchRecord(self.losses, self.draws, self.wins, self.conceded, self.scored)
 
 
 def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a rate, of 95 % unless told: honest near 0 and 1, too, where a normal one is not."""
+    """Return the Wilson score interval of a rate (default 95 %). Unlike a normal interval, it is valid near 0 and 1."""
     rate, shrink = successes / trials, 1 + z * z / trials
     middle = (rate + z * z / (2 * trials)) / shrink
     half = z * math.sqrt(rate * (1 - rate) / trials + z * z / (4 * trials * trials)) / shrink
@@ -38,9 +39,9 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def elo(names: Sequence[str], records: Mapping[tuple[str, str], MatchRecord], rounds: int = 10_000) -> dict[str, float]:
-    """Elo ratings that make the results most likely (Bradley and Terry's model), the weakest at 0.
+    """Return maximum-likelihood Elo ratings (Bradley-Terry model), the weakest team at 0.
 
-    A draw is half a win. Every pair that met is given one more draw, or who never lost would be infinitely strong.
+    A draw is half a win. Each pair gets one extra draw; otherwise an undefeated team would have an infinite rating.
     """
     won = dict.fromkeys(names, 0.0)
     met: list[tuple[str, str, float]] = []
@@ -49,7 +50,7 @@ def elo(names: Sequence[str], records: Mapping[tuple[str, str], MatchRecord], ro
         won[other] += record.losses + (record.draws + 1) / 2
         met.append((one, other, record.games + 1))
     strength = dict.fromkeys(names, 1.0)
-    for _ in range(rounds):  # Hunter's minorisation: each round can only make the results likelier
+    for _ in range(rounds):  # MM algorithm of Hunter: the likelihood increases in every round
         expected = dict.fromkeys(names, 0.0)
         for one, other, games in met:
             share = games / (strength[one] + strength[other])

@@ -1,4 +1,4 @@
-"""`lockstep eval RUN --opponents ...`: a team against scripts and other teams, as a table, a ladder and a picture."""
+"""`lockstep eval RUN --opponents ...`: round-robin tournament of teams, with a table, ratings and a plot."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,17 +19,17 @@ from lockstep.tasks.team_snakes.opponents import LEVELS
 
 
 def show_standings(
-    run: Path, at: int | None, opponents: Sequence[str], games: int, seed: int, pictures: Path | None, as_json: bool
+    run: Path, at: int | None, opponents: Sequence[str], games: int, seed: int, plots: Path | None, as_json: bool
 ) -> None:
-    """Play all pairs, and say who won how often and where everybody stands."""
+    """Play all pairs of teams and print win rates and ratings."""
     if games < 2 or games % 2:
-        raise ConfigError(f"games is {games}.", "Use an even number, because half of them are played on each side.")
+        raise ConfigError(f"--games is {games}.", "Use an even number, because half of them are played on each side.")
     team = trained(_name(run, at), load(run, at))
-    contestants = [team, *(find_opponent(word) for word in _spelled(opponents))]
-    names = [contestant.name for contestant in contestants]
+    teams = [team, *(find_opponent(word) for word in _expand_all(opponents))]
+    names = [player.name for player in teams]
     if len(set(names)) < len(names):
-        raise ConfigError(f"one of {', '.join(names)} is named twice.", "Name each opponent once.")
-    pairs = list(combinations(contestants, 2))
+        raise ConfigError(f"a team occurs twice in {', '.join(names)}.", "Use each opponent once.")
+    pairs = list(combinations(teams, 2))
     watched = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
     records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in watched}
     against = {other: record for (one, other), record in records.items() if one == team.name}
@@ -39,16 +39,16 @@ def show_standings(
         console.print(json.dumps(_as_json(team.name, against, ratings)), soft_wrap=True)
     else:
         console.print(_table(team.name, against, ratings, games))
-    if pictures is not None:
-        pictures.mkdir(parents=True, exist_ok=True)
-        path = pictures / "ladder.svg"
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+        path = plots / "ladder.svg"
         path.write_text(draw(team.name, ratings, against))
         if not as_json:
-            console.print(f"drawn: {path}", soft_wrap=True)
+            console.print(f"plot: {path}", soft_wrap=True)
 
 
 def find_opponent(word: str) -> Player:
-    """The team a word names: a level, or a run directory, with @SAMPLES for one of its checkpoints."""
+    """Return the team of a command-line argument: a script level, or a run directory with optional @SAMPLES."""
     if word in LEVELS:
         return script(LEVELS.index(word))
     path, _, samples = word.partition("@")
@@ -61,8 +61,8 @@ def find_opponent(word: str) -> Player:
     return trained(_name(Path(path), at), load(path, at))
 
 
-def _spelled(opponents: Sequence[str]) -> list[str]:
-    """Words with `all` spelled out."""
+def _expand_all(opponents: Sequence[str]) -> list[str]:
+    """Replace `all` by all script levels."""
     return [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
 
 
@@ -74,7 +74,7 @@ def _table(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, 
     title = f"{team} (Elo {ratings[team]:,.0f}): {games:,} games each, half on each side"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     table.add_column("opponent", overflow="fold")
-    for heading in ("won", "95 % sure", "drawn", "score", "Elo"):
+    for heading in ("won", "95 % CI", "drawn", "score", "Elo"):
         table.add_column(heading, justify="right")
     for name in sorted(against, key=lambda name: ratings[name]):
         record = against[name]

@@ -1,4 +1,4 @@
-"""What a draw is, and the constants of its arithmetic: the same for the CPU, for torch operations and for Triton.
+"""Definition and constants of random draws, shared by the CPU, torch and Triton implementations.
 
 Philox4x32-10 (Salmon et al. 2011) maps a 64-bit key and a 128-bit counter to a block of four 32-bit words. Draw number
 `counter` of a key has 2**64 blocks: block b is Philox of the counter words (b low, b high, counter low, counter high).
@@ -13,12 +13,12 @@ Word w of a draw is word w % 4 of block w // 4. An element is a pure function of
 | integers | 2e, 2e + 1 | upper half of the product of 64 bits (first word low) and the bound      |
 | orders   | 2e, 2e + 1 | the upper 63 of the 64 bits, as a key to sort by                         |
 
-A permutation is the order of such keys. Their lowest bits, as many as number the elements of a row, are replaced by the
-element's number first: a sorted key says where it came from, and no two are equal.
+A permutation is the order of such keys. First, the lowest bits of each key are replaced by its index in the row. A
+sorted key then contains its original index, and no two keys are equal.
 
-Floating point is float32 +, -, * and / with no fused multiply-add, so that all implementations round alike.
-Logarithms are therefore polynomials. `-x` is written `0 - x` where x can be zero, because Triton negates that way and
-the sign of a zero would differ.
+Floating-point arithmetic is float32 +, -, * and / without fused multiply-add, so that all implementations round
+identically. Logarithms are therefore polynomials. `-x` is written `0 - x` if x can be zero, because Triton negates that
+way and the sign of zero would differ otherwise.
 """
 
 from typing import Literal, TypeAlias

@@ -1,10 +1,10 @@
 """Draws on the CPU, as numba kernels.
 
 Words are written into the memory of the result and converted in place: two loops that LLVM vectorizes. numba keeps IEEE
-rounding, because without fast-math flags LLVM fuses no multiply and add.
+rounding, because LLVM does not fuse multiply and add without fast-math flags.
 
-numba's cache notices changes in the file of a compiled kernel only, not in the files it imports. Delete the
-`__pycache__` of this folder after a change of the constants, and that of `tasks` after a change of this file.
+numba's cache only detects changes in the file of a compiled kernel, not in the files it imports. After a change of the
+constants, delete the `__pycache__` of this folder; after a change of this file, that of `tasks`.
 
 Shapes: L lanes, N elements and W words per lane.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.ops.philox import constants
 from lockstep.ops.philox.constants import ROUNDS, Kind
 
-# numba makes a float of uint64 with int64, so words and their shifts are uint64.
+# numba promotes uint64 with int64 to float, so words and shifts are uint64.
 _MULTIPLY_0, _MULTIPLY_2 = np.uint64(constants.MULTIPLY_0), np.uint64(constants.MULTIPLY_2)
 _WEYL_0, _WEYL_1 = np.uint64(constants.WEYL_0), np.uint64(constants.WEYL_1)
 _LOW, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -34,18 +34,18 @@ _STEP_24, _STEP_31, _LAST_31 = np.float32(2.0**-24), np.float32(2.0**-31), np.in
 
 
 _DIGIT = 10
-"""Most bits that one pass of a sort looks at: more than 1,024 buckets are slower for long rows."""
+"""Maximum bits per pass of the radix sort: more than 1,024 buckets are slower for long rows."""
 
 
 def draw(kind: Kind, keys: np.ndarray, counter: int, count: int, bound: int) -> Tensor:
-    """Draw [L, count] for keys [L] uint64; `bound` is that of integers, or the threshold of events."""
+    """Draw [L, count] for keys [L] uint64; `bound` is the bound of integers or the threshold of events."""
     dtype, words, kernel = _KERNELS[kind]
     result = np.empty((len(keys), count), dtype)
     kernel(keys, np.uint64(counter), np.uint64(bound), result.view(words))
     return torch.from_numpy(result)
 
 
-@njit(cache=True, nogil=True, inline="always")  # without the option it is called, and no loop around it is vectorized
+@njit(cache=True, nogil=True, inline="always")  # inlined, because loops around a call are not vectorized
 def rounds(key_0: Any, key_1: Any, word_0: Any, word_1: Any, word_2: Any, word_3: Any) -> tuple[Any, Any, Any, Any]:
     """Encrypt a counter of four words with a key of two. All are 32-bit numbers held as uint64."""
     for _ in range(ROUNDS):
@@ -58,9 +58,9 @@ def rounds(key_0: Any, key_1: Any, word_0: Any, word_1: Any, word_2: Any, word_3
 
 @njit(cache=True, nogil=True)
 def below(bits: Any, bound: Any) -> Any:
-    """Map 64 random bits to [0, bound), for a bound up to 2**32: the upper half of their product, computed by halves.
+    """Map 64 random bits to [0, bound), for a bound up to 2**32: the upper half of their product, computed in halves.
 
-    Nothing is rejected, so the probabilities of two numbers differ by up to 2**-64.
+    There is no rejection step, so the probabilities of two numbers differ by up to 2**-64.
     """
     return ((bits >> _WORD) * bound + ((bits & _LOW) * bound >> _WORD)) >> _WORD
 
@@ -85,7 +85,7 @@ def _log(exponent: Any, f: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _ends(word: Any) -> tuple[Any, Any]:
-    """A uniform number between 0 and 1 from the upper 31 bits, and 1 minus it: each is exact near its own zero."""
+    """Return a uniform number u in (0, 1) from the upper 31 bits, and 1 - u. Each is exact near zero."""
     place = np.int32(word >> _BIT)
     return (np.float32(place) + _HALF) * _STEP_31, (np.float32(np.int32(_LAST_31 - place)) + _HALF) * _STEP_31
 
@@ -105,7 +105,7 @@ def _as_normal(word: Any) -> Any:
 def _as_gumbel(word: Any) -> Any:
     tail, u = _ends(word)
     exponent, f = _split(u)
-    exponent, f = _split(_ZERO - _log(exponent, f if exponent else -tail))  # near 1, u is known better by its tail
+    exponent, f = _split(_ZERO - _log(exponent, f if exponent else -tail))  # near 1, the tail is more precise than u
     return _ZERO - _log(exponent, f)
 
 
@@ -173,7 +173,7 @@ def _orders(keys: Any, counter: Any, bound: Any, result: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _event(keys: Any, counter: Any, bound: Any, result: Any) -> None:
-    """The result has a byte for each word, so words are made and compared block by block."""
+    """Compute and compare words block by block, because the result has only one byte per word."""
     word_2, word_3 = counter & _LOW, counter >> _WORD
     blocks = result.shape[1] // 4
     for lane in range(len(keys)):
@@ -195,14 +195,14 @@ _KERNELS: dict[Kind, tuple[Any, Any, Any]] = {
     "integers": (np.int64, np.uint32, _integers),
     "orders": (np.int64, np.uint32, _orders),
 }
-"""For each kind of draw: dtype of the result, form in which a kernel writes it, and the kernel."""
+"""For each kind of draw: dtype of the result, dtype in which the kernel writes it, and the kernel."""
 
 
 # -- sorting -----------------------------------------------------------------------------------------------------------
 
 
 def order(keys: Tensor) -> Tensor:
-    """Order of rows of random keys [R, N] int64, uniform in [0, 2**63); see `constants`."""
+    """Argsort rows of random keys [R, N] int64, uniform in [0, 2**63); see `constants`."""
     result = torch.empty_like(keys)
     _sort(keys.numpy(), result.numpy())
     return result
@@ -210,7 +210,7 @@ def order(keys: Tensor) -> Tensor:
 
 @njit(cache=True, nogil=True)
 def _sort(keys: Any, result: Any) -> None:
-    """Radix sort by as many leading bits as tell most keys apart, then insertion: linear time for uniform keys."""
+    """Radix sort by the leading bits that distinguish most keys, then insertion sort: linear time for uniform keys."""
     count, bits = keys.shape[1], 1
     while 1 << bits < count:
         bits += 1
@@ -223,7 +223,7 @@ def _sort(keys: Any, result: Any) -> None:
         own, chosen = keys[row], result[row]
         for place in range(count):
             near[place] = own[place] & ~low | place
-        for digit in range(passes):  # from the lowest of the leading digits; each pass keeps the order of the last
+        for digit in range(passes):  # from the lowest of the leading digits; each pass is stable
             shift = 63 - width * (passes - digit)
             places[:] = 0
             for place in range(count):

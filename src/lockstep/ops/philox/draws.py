@@ -1,6 +1,6 @@
-"""Draws for several keys at once, on any device: numba on the CPU, Triton on CUDA, torch operations elsewhere.
+"""Random draws for several keys at once, on any device: numba on the CPU, Triton on CUDA, torch operations elsewhere.
 
-All three give the same bits. On CUDA nothing is copied from the host but the keys, once, and nothing waits for it.
+All three give the same bits. On CUDA only the keys are copied from the host, once, and nothing synchronizes.
 
 Shapes: L lanes, one key each.
 """
@@ -19,18 +19,18 @@ from lockstep.ops.philox import tensor_ops
 from lockstep.ops.philox.constants import MAX_BOUND, Kind
 
 Counter: TypeAlias = int | Tensor
-"""Number of a draw. A tensor (0-dim int64) is read on its own device, so that a CUDA graph can hold the draw."""
+"""Number of a draw. A tensor (0-dim int64) is read on its device, so that a CUDA graph can capture the draw."""
 Device: TypeAlias = torch.device | str
 _DRAWN_ON_HOST = frozenset({"cpu", "mps"})
-"""Devices whose numbers are made on the CPU; MPS lacks some operations on 64-bit integers, so it is given copies."""
+"""Devices whose numbers are generated on the CPU. MPS lacks some operations on 64-bit integers, so it gets copies."""
 _ALL_BITS = 2**64 - 1
 
 
 class Philox:
-    """Draws [L, *shape] for L keys; see `constants` for what an element is."""
+    """Draws [L, *shape] for L keys; see `constants` for the definition of an element."""
 
     def __init__(self, keys: Sequence[int]) -> None:
-        """`keys` are the lanes' 64-bit keys."""
+        """Set the 64-bit keys of the lanes."""
         self._keys = np.array(keys, np.uint64)
         self._on_device: dict[torch.device, Tensor] = {}
 
@@ -47,7 +47,7 @@ class Philox:
         return self._draw("gumbel", counter, shape, device)
 
     def event(self, counter: Counter, probability: float, *shape: int, device: Device) -> Tensor:
-        """Bool, true with a probability that is rounded to a multiple of 2**-32."""
+        """Bool, True with a probability that is rounded to a multiple of 2**-32."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"the probability is {probability}. Use a number from 0 to 1.")
         return self._draw("event", counter, shape, device, round(probability * 2**32))
@@ -59,7 +59,7 @@ class Philox:
         return self._draw("integers", counter, shape, device, high)
 
     def permutation(self, counter: Counter, *shape: int, device: Device) -> Tensor:
-        """Permutations of range(shape[-1]) int64, one for each of the other axes."""
+        """Permutations of range(shape[-1]) int64 along the last axis."""
         device = torch.device(device)
         if device.type in _DRAWN_ON_HOST:
             keys = self._draw("orders", counter, shape, "cpu")
@@ -78,7 +78,7 @@ class Philox:
         return result.view(len(self._keys), *shape)
 
     def _keys_on(self, device: torch.device) -> Tensor:
-        if device.index is None:  # "cuda" is whichever device is current, and that may change
+        if device.index is None:  # "cuda" is the current device, which may change
             device = torch.empty(0, device=device).device
         if device not in self._on_device:
             self._on_device[device] = torch.from_numpy(self._keys.view(np.int64)).to(device)
@@ -87,22 +87,22 @@ class Philox:
 
 @cache
 def _kernels() -> Any:
-    """The compiled kernels, imported at the first draw, so that processes that draw nothing start sooner."""
+    """Import the compiled kernels at the first draw, so that processes that never draw start faster."""
     from lockstep.ops.philox import cpu
 
     return cpu
 
 
 def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
-    """Uniform int64 in [0, bound), one for each key and counter of two words; all [N] int64 on one device.
+    """Draw uniform int64 in [0, bound), one for each key and counter of two words; all [N] int64 on one device.
 
-    They are those of `tasks.kernels.random_below`.
+    The numbers are the same as those of `tasks.kernels.random_below`.
     """
     return _implementation(keys.device).integers_at(keys, major, minor, bound)
 
 
 class Implementation(Protocol):
-    """What a module offers for devices other than the CPU."""
+    """Interface of the implementations for devices other than the CPU."""
 
     def draw(self, kind: Kind, keys: Tensor, counter: Counter, count: int, bound: int) -> Tensor: ...
     def integers_at(self, keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor: ...
@@ -110,17 +110,17 @@ class Implementation(Protocol):
 
 @cache
 def _implementation(device: torch.device) -> Implementation:
-    """Triton's kernels on CUDA if they work there, and torch operations otherwise."""
+    """Return the Triton kernels on CUDA if they work, otherwise the torch operations."""
     if device.type != "cuda" or (torch.version.cuda is None and torch.version.hip is None):
         return tensor_ops
     try:
         from lockstep.ops.philox import triton_kernel
 
-        # A first launch compiles, which needs more than an import: a driver that Triton knows and a C compiler.
+        # Test with a launch: unlike the import, it compiles, which needs a supported driver and a C compiler.
         triton_kernel.draw("event", torch.zeros(1, dtype=torch.int64, device=device), 0, 1, 0)
     except Exception as error:
         logging.getLogger("lockstep").warning(
-            "Triton does not work on %s (%s: %s). Random numbers are made by torch operations instead: "
+            "Triton does not work on %s (%s: %s). Random numbers are generated by torch operations instead: "
             "the same numbers, with more kernel launches. Install triton and a C compiler.",
             device,
             type(error).__name__,

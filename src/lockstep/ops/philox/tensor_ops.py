@@ -1,4 +1,4 @@
-"""Draws by torch operations, on any device.
+"""Random draws by torch operations, on any device.
 
 Words are int64 tensors that hold 32 bits. Products of two words wrap around at 64 bits, and right shifts copy the sign.
 
@@ -27,9 +27,9 @@ _LOW = 0xFFFFFFFF
 
 
 def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int) -> Tensor:
-    """Draw [L, count] for keys [L] int64; `bound` is that of integers, or the threshold of events.
+    """Draw [L, count] for keys [L] int64; `bound` is the bound of integers or the threshold of events.
 
-    A counter in a tensor is read on the device, by operations that a CUDA graph can hold.
+    A counter in a tensor is read on the device by operations that a CUDA graph can capture.
     """
     words = _words(keys, counter, 2 * count if kind in WIDE else count)
     if kind in WIDE:
@@ -45,13 +45,13 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
 
 
 def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
-    """Uniform int64 in [0, bound), one for each key and counter of two words, all [N] int64."""
+    """Draw uniform int64 in [0, bound), one for each key and counter of two words, all [N] int64."""
     low, high, *_ = rounds(keys, minor & _LOW, minor >> 32, major & _LOW, major >> 32)
     return below(low, high, bound)
 
 
 def order(keys: Tensor) -> Tensor:
-    """Order of rows of random keys [..., N] int64; see `constants`."""
+    """Argsort rows of random keys [..., N] int64; see `constants`."""
     count = keys.shape[-1]
     low = (1 << max(1, (count - 1).bit_length())) - 1
     return ((keys & ~low) | torch.arange(count, device=keys.device)).sort(dim=-1).values & low
@@ -60,7 +60,7 @@ def order(keys: Tensor) -> Tensor:
 def rounds(keys: Tensor, word_0: Tensor, word_1: Tensor, word_2: Tensor, word_3: Tensor) -> list[Tensor]:
     """Encrypt counters of four words with keys of 64 bits; all broadcast.
 
-    Only factors need to be masked, since the upper halves of everything else never reach a lower half.
+    Only factors need a mask, because the upper halves of other values never affect a lower half.
     """
     numbers = torch.arange(ROUNDS, device=keys.device).view(-1, *(1,) * keys.dim())
     for key_0, key_1 in zip(keys + numbers * WEYL_0, (keys >> 32) + numbers * WEYL_1, strict=True):
@@ -71,12 +71,12 @@ def rounds(keys: Tensor, word_0: Tensor, word_1: Tensor, word_2: Tensor, word_3:
 
 
 def below(low: Tensor, high: Tensor, bound: int | Tensor) -> Tensor:
-    """The upper half of the product of 64 random bits, in two words, and the bound; at most 2**32."""
+    """Return the upper half of the product of 64 random bits (two words) and the bound, which is at most 2**32."""
     return ((high * bound + ((low * bound >> 32) & _LOW)) >> 32) & _LOW
 
 
 def _words(keys: Tensor, counter: int | Tensor, count: int) -> Tensor:
-    """The first words of a draw, in whole blocks, [L, 4 x blocks]."""
+    """Return the first words of a draw, in whole blocks, [L, 4 x blocks]."""
     block = torch.arange((count + 3) // 4, device=keys.device)  # [N / 4]
     zero = torch.zeros_like(block)
     words = rounds(keys.unsqueeze(1), block & _LOW, block >> 32, zero + (counter & _LOW), zero + (counter >> 32 & _LOW))
@@ -96,7 +96,7 @@ def _log(exponent: Tensor, f: Tensor) -> Tensor:
 
 
 def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
-    """A polynomial, the constant first."""
+    """Evaluate a polynomial; the constant coefficient comes first."""
     *rest, last = coefficients
     value = x * last + rest[-1]
     for coefficient in rest[-2::-1]:
@@ -105,7 +105,7 @@ def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
 
 
 def _ends(words: Tensor) -> tuple[Tensor, Tensor]:
-    """Uniform numbers of 31 bits between 0 and 1, and 1 minus them: each exact near its own zero."""
+    """Return uniform numbers u in (0, 1) of 31 bits, and 1 - u. Each is exact near zero."""
     place = (words >> 1).int()
     return (place.float() + 0.5) * 2.0**-31, ((2**31 - 1 - place).float() + 0.5) * 2.0**-31
 
@@ -120,5 +120,5 @@ def _as_normal(words: Tensor) -> Tensor:
 def _as_gumbel(words: Tensor) -> Tensor:
     tail, u = _ends(words)
     exponent, f = _split(u)
-    f = torch.where(exponent == 0, -tail, f)  # what 1 + f lost in rounding
+    f = torch.where(exponent == 0, -tail, f)  # near 1, the tail is more precise than u
     return 0.0 - _log(*_split(0.0 - _log(exponent, f)))

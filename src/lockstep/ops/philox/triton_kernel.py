@@ -1,6 +1,6 @@
-"""Draws as Triton kernels: one launch for all lanes.
+"""Random draws as Triton kernels: one launch for all lanes.
 
-Only `draws` imports this module, and only where there is a CUDA device: Triton is not installed everywhere.
+Only `draws` imports this module, and only if there is a CUDA device: Triton is not installed everywhere.
 
 Shapes: L lanes, N elements per lane.
 """
@@ -16,9 +16,9 @@ from lockstep.ops.philox import constants
 from lockstep.ops.philox.constants import WIDE, Kind
 
 _BLOCKS = 256
-"""Philox blocks of one program."""
+"""Philox blocks per Triton program."""
 OPTIONS = {"enable_fp_fusion": False}
-"""Of every launch: fused multiply-add would round otherwise than the other implementations."""
+"""Launch options. Fused multiply-add would round differently from the other implementations."""
 _DTYPES: dict[Kind, torch.dtype] = {
     "uniform": torch.float32,
     "event": torch.bool,
@@ -28,7 +28,7 @@ _DTYPES: dict[Kind, torch.dtype] = {
     "orders": torch.int64,
 }
 
-# A kernel may read globals only if they are constexpr. Hence the quotes around its annotations: Any is not.
+# A kernel may read globals only if they are constexpr. Any is not, so annotations are quoted.
 _ROUNDS: tl.constexpr = tl.constexpr(constants.ROUNDS)
 _MULTIPLY_0: tl.constexpr = tl.constexpr(constants.MULTIPLY_0)
 _MULTIPLY_2: tl.constexpr = tl.constexpr(constants.MULTIPLY_2)
@@ -42,7 +42,7 @@ _Q0, _Q1, _Q2, _Q3, _Q4, _Q5 = (tl.constexpr(x) for x in constants.NORMAL_Q)
 
 
 def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int) -> Tensor:
-    """Draw [L, count] for keys [L] int64; `bound` is that of integers, or the threshold of events.
+    """Draw [L, count] for keys [L] int64; `bound` is the bound of integers or the threshold of events.
 
     A counter in a tensor is read by the kernel.
     """
@@ -56,7 +56,7 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
 
 
 def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
-    """Uniform int64 in [0, bound), one for each key and counter of two words, all [N] int64."""
+    """Draw uniform int64 in [0, bound), one for each key and counter of two words, all [N] int64."""
     inputs = [x.contiguous() for x in (keys, major, minor, bound)]
     result = torch.empty_like(inputs[0])
     with torch.cuda.device_of(keys):
@@ -127,13 +127,13 @@ def _draw(
 
 @triton.jit
 def _below(low: "Any", high: "Any", bound: "Any") -> "Any":
-    """The upper half of the product of 64 random bits, in two words, and the bound; at most 2**32."""
+    """Return the upper half of the product of 64 random bits (two words) and the bound, which is at most 2**32."""
     return ((high.to(tl.uint64) * bound + (low.to(tl.uint64) * bound >> 32)) >> 32).to(tl.int64)
 
 
 @triton.jit
 def _rounds(key: "Any", block: "Any", counter: "Any") -> "Any":
-    """Four words for counters of 128 bits: `block` holds the lower half, `counter` the upper."""
+    """Return four words for 128-bit counters: `block` is the lower half, `counter` the upper half."""
     key_0, key_1 = key.to(tl.uint32), (key >> 32).to(tl.uint32)
     word_0, word_1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     word_2 = tl.zeros_like(word_0) + counter.to(tl.uint32)
@@ -168,7 +168,7 @@ def _log(exponent: "Any", f: "Any") -> "Any":
 
 @triton.jit
 def _ends(words: "Any") -> "Any":
-    """Uniform numbers of 31 bits between 0 and 1, and 1 minus them: each exact near its own zero."""
+    """Return uniform numbers u in (0, 1) of 31 bits, and 1 - u. Each is exact near zero."""
     place = (words >> 1).to(tl.int32)
     step = 4.656612873077393e-10  # 2**-31
     return (place.to(tl.float32) + 0.5) * step, ((2147483647 - place).to(tl.float32) + 0.5) * step
@@ -189,6 +189,6 @@ def _as_normal(words: "Any") -> "Any":
 def _as_gumbel(words: "Any") -> "Any":
     tail, u = _ends(words)
     exponent, f = _split(u)
-    f = tl.where(exponent == 0, 0.0 - tail, f)  # what 1 + f lost in rounding
+    f = tl.where(exponent == 0, 0.0 - tail, f)  # near 1, the tail is more precise than u
     exponent, f = _split(0.0 - _log(exponent, f))
     return 0.0 - _log(exponent, f)

@@ -1,9 +1,9 @@
-"""Cricsheet matches, read once and kept as plain arrays that every process maps into memory.
+"""Cricsheet matches, parsed once and cached as arrays that every process maps into memory.
 
-What is kept of a delivery is what was known before it was bowled (who faces whom, `features`), and what came of it
-(`balls`). An example at delivery t reads the features of t and the outcomes of the deliveries before t, nothing else.
+A delivery has `features`, known before it is bowled (including batter and bowler), and an outcome (`balls`). An example
+at delivery t reads the features of t and the outcomes of the deliveries before t, nothing else.
 
-Shapes: D deliveries of all innings, one after another; I innings; M matches.
+Shapes: D deliveries of all innings, concatenated; I innings; M matches.
 """
 
 import hashlib
@@ -29,14 +29,14 @@ from lockstep.io.rich_console import PrintableConsole
 from lockstep.io.safe_read import JSON_BYTES, parse_json
 
 VERSION = 1
-"""Of what is kept; another one is read anew."""
+"""Version of the cached arrays. Data of another version is parsed again."""
 LARGE = 1e6
-"""No number of an innings is as large."""
+"""Upper limit of any value of an innings."""
 MATCHES, TEXTS = 100_000, 2**32
-"""What an archive may hold: so many matches, of so many bytes in all, five times what Cricsheet has of all cricket."""
+"""Limits of an archive: matches, and their total bytes. Five times the size of all Cricsheet data."""
 BALL = ("bat", "extras", "illegal", "wicket", "over", "batter", "partner", "bowler", "stand", "batters", "bowlers")
-"""Columns of `balls`. batter, partner and bowler are slots in order of appearance; the last two are how many of them
-have appeared by now; stand counts the wickets that fell before."""
+"""Columns of `balls`. batter, partner and bowler are slots in order of appearance; batters and bowlers are how many
+have appeared so far; stand counts the wickets that fell before."""
 FEATURES = (
     *("second", "over", "legal", "left", "to_mark", "runs", "wickets", "rate", "runs_6", "runs_12", "runs_30"),
     *("wickets_12", "wickets_30", "dots_12", "fours_12", "extras", "striker_runs", "striker_balls", "partner_runs"),
@@ -45,16 +45,16 @@ FEATURES = (
 )
 """Columns of `features`: the state of the innings before a delivery."""
 BATTERS, BOWLERS = 12, 11
-"""Slots of an innings; whoever comes later shares the last one."""
+"""Slots of an innings. Later players share the last slot."""
 
 
 class Match(NamedTuple):
-    """What is kept of a match."""
+    """Date and result of a match."""
 
     date: int
-    """As in 20170217."""
+    """Date as an integer, as in 20170217."""
     chased: int
-    """1 if the side batting second won, 0 if it lost, -1 if that was not decided on the field in full."""
+    """1 if the side batting second won, 0 if it lost, -1 if there is no regular result."""
 
 
 @dataclass(frozen=True)
@@ -72,30 +72,30 @@ class MatchArchive:
     innings: np.ndarray
     """[I, 7] int64: first delivery, deliveries, match, which of the two, venue, batting side, bowling side."""
     players: np.ndarray
-    """[I, BATTERS + BOWLERS] int32: who is in each slot, 0 for nobody."""
+    """[I, BATTERS + BOWLERS] int32: player in each slot, 0 if empty."""
     matches: np.ndarray
-    """[M, 2] int64: date and chased, by date and id."""
+    """[M, 2] int64: date and chased, sorted by date and id."""
     ids: tuple[str, ...]
-    """[M] as Cricsheet numbers them."""
+    """[M] ids of Cricsheet."""
     digest: str
-    """Of the data, so that a run goes on with the data it began with."""
+    """Checksum of the data, so that a run resumes with the same data."""
 
 
 def mark_of(over: int) -> int:
-    """The over (from zero) that a score is predicted up to: five overs on, but not across the start or the end."""
+    """Return the over (from zero) up to which a score is predicted: five overs ahead, within powerplay and innings."""
     return 5 if over < 5 else 20 if over >= 15 else over + 5
 
 
 def open_archive(source: Path, cache: Path) -> MatchArchive:
-    """The arrays of a Cricsheet zip or directory, made when nobody has made them before."""
+    """Open the arrays of a Cricsheet zip or directory; parse it if they are not cached."""
     digest = _digest(source)
     place = cache / f"cricket-{digest[:16]}"
     if not place.is_dir():
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            with _alone(cache / f".{place.name}.lock"):  # others wait here, and find it made
+            with _locked(cache / f".{place.name}.lock"):  # other processes wait, then find the arrays
                 if not place.is_dir():
-                    _make(source, place, digest)
+                    _build(source, place, digest)
         except OSError as error:
             raise ConfigError(f"{cache} cannot be written: {error}.", "Choose another --task.cache-dir.") from None
     arrays = {field.name: np.load(place / f"{field.name}.npy", mmap_mode="r") for field in _arrays()}
@@ -107,11 +107,11 @@ def _arrays() -> list[Any]:
 
 
 def _digest(source: Path) -> str:
-    """Of a file's bytes, or of a directory's names and the bytes of its files."""
+    """Hash a file's bytes, or the names and bytes of a directory's files."""
     if not source.exists():
         raise ConfigError(
-            f"there is no cricket data at {source}.",
-            "Download t20s_male_json.zip from cricsheet.org, or leave --task.data out to train on made-up matches.",
+            f"cricket data {source} does not exist.",
+            "Download t20s_male_json.zip from cricsheet.org, or omit --task.data to train on synthetic matches.",
         )
     whole = hashlib.sha256(f"lockstep cricket {VERSION}".encode())
     for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
@@ -122,8 +122,8 @@ def _digest(source: Path) -> str:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock that a process cannot leave behind when it dies; where there is none, all do the work."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Hold a file lock, which the system releases when a process dies. Without fcntl, all processes do the work."""
     with lock.open("w") as file:
         with suppress(ImportError):
             import fcntl
@@ -132,22 +132,22 @@ def _alone(lock: Path) -> Iterator[None]:
         yield
 
 
-def _make(source: Path, place: Path, digest: str) -> None:
-    """Read all matches and publish their arrays by one rename."""
-    beside = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+def _build(source: Path, place: Path, digest: str) -> None:
+    """Read all matches and publish their arrays with an atomic rename."""
+    partial_dir = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         archive = _read(source, digest)
         for field in _arrays():
-            np.save(beside / f"{field.name}.npy", getattr(archive, field.name), allow_pickle=False)
-        (beside / "ids.json").write_text(json.dumps(archive.ids))
-        with suppress(OSError):  # somebody was faster, with the same
-            os.rename(beside, place)
+            np.save(partial_dir / f"{field.name}.npy", getattr(archive, field.name), allow_pickle=False)
+        (partial_dir / "ids.json").write_text(json.dumps(archive.ids))
+        with suppress(OSError):  # another process was faster, with the same data
+            os.rename(partial_dir, place)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(partial_dir, ignore_errors=True)
 
 
 class _Innings(NamedTuple):
-    """An innings as it was read, everybody by name."""
+    """A parsed innings, with players by name."""
 
     which: int
     balls: list[list[int]]
@@ -196,9 +196,9 @@ def _read(source: Path, digest: str) -> MatchArchive:
 
 @contextmanager
 def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
-    """Names of all matches, and what reads the text of each; of one that is too long, only the beginning."""
+    """Yield match names with functions that read their text, limited to JSON_BYTES + 1 bytes."""
     if source.is_dir():
-        yield [(path.stem, partial(_beginning, partial(path.open, "rb"))) for path in sorted(source.glob("*.json"))]
+        yield [(path.stem, partial(_read_head, partial(path.open, "rb"))) for path in sorted(source.glob("*.json"))]
         return
     try:
         with zipfile.ZipFile(source) as archive:
@@ -206,37 +206,37 @@ def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
             entries = [entry for entry in entries if entry.filename.endswith(".json")]
             if len(entries) > MATCHES:
                 raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MATCHES:,} at most.")
-            # A name in an archive is only a name: nothing is ever written under it.
-            yield [(Path(entry.filename).stem, partial(_beginning, partial(archive.open, entry))) for entry in entries]
+            # Names in an archive are only used as ids: nothing is written under them.
+            yield [(Path(entry.filename).stem, partial(_read_head, partial(archive.open, entry))) for entry in entries]
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise ConfigError(f"{source} is no zip that can be read: {error}.", "Download it anew.") from None
+        raise ConfigError(f"{source} is not a readable zip file: {error}.", "Download it again.") from None
 
 
-def _beginning(opened: Callable[[], Any]) -> bytes:
+def _read_head(opened: Callable[[], Any]) -> bytes:
     with opened() as file:
         return bytes(file.read(JSON_BYTES + 1))
 
 
 def _parse(name: str, text: bytes) -> tuple[Match, list[_Innings]]:
-    """A match; whatever is wrong with it is said."""
+    """Parse a match. Raise a ConfigError if it is invalid."""
     try:
         if len(text) > JSON_BYTES:
             raise ValueError(f"it holds more than {JSON_BYTES:,} bytes")
         match = parse_json(text.decode())
         if not str(match["meta"]["data_version"]).startswith("1."):
-            raise ValueError(f"its data_version is {match['meta']['data_version']!r}, and 1.x is what is read")
+            raise ValueError(f"its data_version is {match['meta']['data_version']!r}, but only 1.x is supported")
         info = {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}
         innings = [innings for innings in match.get("innings", []) if not innings.get("super_over")]
-        return _match(info, innings), _enter(info, innings)
+        return _match(info, innings), _parse_innings(info, innings)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"match {name} is not in Cricsheet's JSON form: {type(error).__name__}: {str(error)[:200]}.",
-            "Remove it, or download the archive anew.",
+            "Remove it, or download the archive again.",
         ) from None
 
 
-def _enter(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings]:
-    entered = []
+def _parse_innings(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings]:
+    parsed = []
     for which, (played, target) in enumerate(_first_two(innings)):
         deliveries = [(int(over["over"]), ball) for over in played.get("overs", []) for ball in over["deliveries"]]
         if not deliveries:
@@ -245,19 +245,19 @@ def _enter(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings
         rows = [book.add(over, ball) for over, ball in deliveries]
         features, ahead = book.finish([features for _, features in rows]), book.ahead()
         if not (np.abs(features).max() < LARGE and np.abs(ahead).max() < LARGE):
-            raise ValueError("it has numbers that no innings has")
+            raise ValueError("it has values out of range")
         sides = [str(played["team"]), *(str(team) for team in info["teams"] if team != played["team"])][:2]
         if len(sides) < 2:
-            raise ValueError(f"its teams are {info['teams']}")
+            raise ValueError(f"its teams are {info['teams']}, not two")
         people = ([str(name) for name in names] for names in (book.batters, book.bowlers))
         balls = [ball for ball, _ in rows]
         arrays = features.astype(np.float32), ahead.astype(np.float32)
-        entered.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *people))
-    return entered
+        parsed.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *people))
+    return parsed
 
 
 def _first_two(innings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
-    """The innings that count, with the runs that win: zero in the first, one more than the first made in the second."""
+    """Return the first two innings with their targets: 0 for the first, one more than its runs for the second."""
     if not innings:
         return []
     made = sum(ball["runs"]["total"] for over in innings[0].get("overs", []) for ball in over["deliveries"])
@@ -281,7 +281,7 @@ def _seats(found: Sequence[str], slots: int, names: dict[str, dict[str, int]]) -
 
 
 class InningsBuilder:
-    """The scorer's book of one innings: before each delivery it knows what a spectator knows."""
+    """Scorebook of one innings: computes what is known before each delivery."""
 
     def __init__(self, which: int, target: int) -> None:
         self.which, self.target = which, target
@@ -289,11 +289,11 @@ class InningsBuilder:
         self.bowlers: dict[str, int] = {}
         self.made: Counter[tuple[str, str]] = Counter()
         self.runs = self.wickets = self.legal = self.extras = self.stand_runs = self.stand_balls = 0
-        self.past: list[tuple[int, int, int, int]] = []  # total runs, wicket, nothing scored, a boundary
+        self.past: list[tuple[int, int, int, int]] = []  # total runs, wicket, dot ball, boundary
         self.overs: list[int] = []
 
     def add(self, over: int, ball: dict[str, Any]) -> tuple[list[int], list[float]]:
-        """The columns of a delivery, and the features before it; then enter it."""
+        """Return the columns of a delivery and the features before it, then record it."""
         batter, partner, bowler = ball["batter"], ball["non_striker"], ball["bowler"]
         seats = [_seat(self.batters, batter, BATTERS), _seat(self.batters, partner, BATTERS)]
         seats.append(_seat(self.bowlers, bowler, BOWLERS))
@@ -301,7 +301,7 @@ class InningsBuilder:
         before = self._state(over, batter, partner, bowler)
         extras, bat, total = ball.get("extras", {}), ball["runs"]["batter"], ball["runs"]["total"]
         illegal = int("wides" in extras or "noballs" in extras)
-        # Whoever retires hurt or not out may come back: no wicket.
+        # A batter who retires hurt or not out may return: no wicket.
         fallen = sum(w["kind"] not in ("retired hurt", "retired not out") for w in ball.get("wickets", []))
         columns = [bat, total - bat, illegal, fallen, over, *seats, min(self.wickets, BATTERS - 1), *counts]
         made = self.made
@@ -332,7 +332,7 @@ class InningsBuilder:
         ]
 
     def finish(self, rows: Sequence[Sequence[float]]) -> np.ndarray:
-        """The features of all deliveries, with what the last few of them came to."""
+        """Return the features of all deliveries, with the sums over recent deliveries."""
         table = np.array(rows, np.float64)
         sums = np.concatenate([np.zeros((1, 4)), np.cumsum(np.array(self.past), axis=0)])
         now = np.arange(len(rows))
@@ -341,7 +341,7 @@ class InningsBuilder:
         return table
 
     def ahead(self) -> np.ndarray:
-        """Runs from each delivery to its mark."""
+        """Return the runs from each delivery to its mark."""
         overs, total = np.array(self.overs), np.array(self.past)[:, 0]
         sums = np.concatenate([[0], np.cumsum(total)])
         marks = np.array([mark_of(over) for over in self.overs])
@@ -353,7 +353,7 @@ _WINDOWS = (
     *(("runs_6", 0, 6), ("runs_12", 0, 12), ("runs_30", 0, 30), ("wickets_12", 1, 12), ("wickets_30", 1, 30)),
     *(("dots_12", 2, 12), ("fours_12", 3, 12)),
 )
-"""Features that look back: name, column of the book's past, deliveries."""
+"""Features over recent deliveries: name, column of `past`, window."""
 
 
 def _seat(seats: dict[str, int], name: str, slots: int) -> int:

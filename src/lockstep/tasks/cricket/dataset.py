@@ -1,9 +1,9 @@
-"""Cricket, ball by ball: graphs of the innings so far, and what came of it.
+"""Cricket, ball by ball: graphs of the innings so far, and their outcomes.
 
-Before a delivery the graph has the deliveries before it, whoever has batted and bowled by now, partnerships, phases,
-both sides and the venue; the node `now` has the state of the innings. Nothing of it depends on what is bowled later.
+The graph before a delivery has the earlier deliveries, the players who have batted and bowled so far, partnerships,
+phases, both sides and the venue. The node `now` has the state of the innings. Nothing depends on later deliveries.
 
-Shapes: N examples, P = 144 deliveries an innings at most; D deliveries of all innings.
+Shapes: N examples, P = 144 deliveries per graph at most; D deliveries of all innings.
 """
 
 import os
@@ -16,9 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lockstep.clock import TrainState
+from lockstep.base import Dataset
 from lockstep.config import ConfigError
-from lockstep.lanes import Lanes
 from lockstep.nn.gnn import PADDING_ID
 from lockstep.ops import prediction_metrics
 from lockstep.protocols import Renderable, Split, StateDict
@@ -30,47 +29,46 @@ from lockstep.tasks.cricket.plots import plot_all
 from lockstep.tasks.cricket.synthetic import write_matches
 
 P = 144
-"""Deliveries that a graph holds at most; of a longer innings, the last ones."""
+"""Maximum number of deliveries in a graph; of a longer innings, the last ones."""
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 PHASES = ("powerplay", "middle", "death")
 """Overs 1-6, 7-15 and 16-20."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CricketConfig:
-    """Cricket data, and what is to be predicted of it."""
+class CricketConfig(Dataset.Config):
+    """Cricket data and the prediction target."""
 
     data: str = ""
-    """A Cricsheet zip or directory of JSON files (t20s_male_json.zip from cricsheet.org); empty makes matches up."""
+    """Cricsheet zip or directory of JSON files (t20s_male_json.zip from cricsheet.org). Empty: synthetic matches."""
     target: Literal["score", "win"] = "score"
-    """score: runs from a delivery to the next mark, five overs on. win: whether the chase succeeds."""
+    """score: runs from a delivery to the next mark, five overs ahead. win: whether the chase succeeds."""
     split: Literal["random", "time"] = "random"
-    """How matches are parted. random: 80/10/10. time: the last fifth is the test, a tenth before it validation."""
+    """How matches are split. random: 80/10/10. time: the last fifth is the test set, the tenth before it validation."""
     train_stride: int = 1
-    """Train on every so many-th delivery of an innings; validation and test always use all."""
+    """Train on every n-th delivery of an innings. Validation and test always use all deliveries."""
     min_name_count: int = 3
-    """A name is known to the network if so many training innings have it."""
+    """Training innings in which a name must occur to get its own embedding."""
     num_synthetic_matches: int = 64
-    """How many matches are made up where there is no data."""
+    """Number of synthetic matches if there is no data."""
     cache_dir: str = ""
-    """Where the data is kept in the form it is trained on, made once for all; empty is the user's cache directory."""
-
-    def build(self, lanes: Lanes, device: torch.device) -> "Cricket":
-        return Cricket(self)
+    """Directory of the parsed data, which is written once. Empty: the user's cache directory."""
 
 
-class Cricket:
-    """Deliveries as examples. Every process maps the same arrays."""
+class Cricket(Dataset):
+    """Deliveries as examples. All processes map the same arrays."""
 
-    def __init__(self, config: CricketConfig) -> None:
+    Config = CricketConfig
+    config: CricketConfig
+
+    def setup(self) -> None:
+        config = self.config
         if config.train_stride < 1:
             raise ConfigError(
                 f"train_stride is {config.train_stride}.", "Use 1 for every delivery, 4 for every fourth."
             )
-        self.config, self.archive = config, open_archive(_source(config), _cache(config))
-        self.target_type: Literal["regression", "classification"] = (
-            "regression" if config.target == "score" else "classification"
-        )
+        self.archive = open_archive(_source(config), _cache(config))
+        self.target_type = "regression" if config.target == "score" else "classification"
         self.matches = split_matches(self.archive, config)
         self.examples = {split: self._examples(split) for split in SPLITS}
         trained = np.isin(self.archive.innings[:, 2], self.matches["train"])
@@ -93,12 +91,12 @@ class Cricket:
         )
 
     def _examples(self, split: Split) -> np.ndarray:
-        """The deliveries of a split's matches that are examples, in order of date."""
+        """Return the deliveries of a split that are examples, in order of date."""
         archive, config = self.archive, self.config
         first, _, match, which = archive.innings[archive.innings_of, :4].T  # [D] each
         place = np.arange(len(match)) - first
         fits = np.isin(match, self.matches[split])
-        # A score is predicted from the second delivery on, as those before us did; a chase from its first.
+        # Scores are predicted from the second delivery on, as in earlier work; chases from the first.
         fits &= place >= 1 if config.target == "score" else which == 1
         if split == "train":
             fits &= (place + match) % config.train_stride == 0
@@ -110,11 +108,11 @@ class Cricket:
         return found
 
     def targets(self, split: Split) -> np.ndarray:
-        """[N] float32."""
+        """Return the targets of a split, [N] float32."""
         return self.outcomes(self.examples[split])
 
     def outcomes(self, deliveries: np.ndarray) -> np.ndarray:
-        """[N] float32: what came of some deliveries."""
+        """Return the targets of some deliveries, [N] float32."""
         if self.config.target == "score":
             return np.asarray(self.archive.ahead[deliveries])
         match = self.archive.innings[self.archive.innings_of[deliveries], 2]
@@ -129,16 +127,16 @@ class Cricket:
         return {"inputs": inputs, "target": torch.from_numpy(np.ascontiguousarray(self.outcomes(deliveries)))}
 
     def _graphs(self, deliveries: np.ndarray) -> dict[str, Any]:
-        """The graphs before some deliveries [N], as `nets.graph` takes them."""
+        """Return the graphs before some deliveries [N], in the form of `nn.gnn`."""
         archive, count = self.archive, len(deliveries)
         of = archive.innings_of[deliveries]
         innings, players = archive.innings[of], archive.players[of]
         start = np.maximum(innings[:, 0], deliveries - P)
         seen = (deliveries - start)[:, None]  # [N, 1] deliveries before this one
         slots = np.arange(P)[None, :]
-        # Beyond `seen` the last delivery before stands again and again: what is bowled later is not even looked at.
+        # Beyond `seen`, the last known delivery is repeated: later deliveries are never read.
         past = archive.balls[np.clip(start[:, None] + slots, 0, np.maximum(deliveries - 1, 0)[:, None])]  # [N, P, BALL]
-        now = dict(zip(BALL, archive.balls[deliveries].T, strict=True))  # who faces whom is known before
+        now = dict(zip(BALL, archive.balls[deliveries].T, strict=True))  # batter and bowler are known beforehand
         ball = {name: past[:, :, place] for place, name in enumerate(BALL)}
         phase, phase_now = _phase(ball["over"]), _phase(now["over"])
         x = [ball["bat"] / 6, ball["bat"] == 4, ball["bat"] == 6, ball["extras"] / 2, ball["illegal"], ball["wicket"]]
@@ -175,7 +173,7 @@ class Cricket:
         return {"nodes": nodes, "edges": {name: np.array(slot) for name, slot in edges.items()}}
 
     def compute_metrics(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
-        """All measures over the split, and over each phase of the innings."""
+        """Compute all metrics over the split, and over each phase of the innings."""
         targets = self.targets(split)
         of = (
             prediction_metrics.regression_metrics
@@ -199,11 +197,7 @@ class Cricket:
         classify = self.target_type == "classification"
         return scenes(self.archive, self.matches[split], self.examples[split], number, predict, classify)
 
-    def on_iteration_start(self, clock: TrainState) -> None: ...
-
-    def close(self) -> None: ...
-
-    # -- state: none but which data it is ------------------------------------------------------------------------------
+    # -- state: only the checksum of the data --------------------------------------------------------------------------
 
     def shared_state(self) -> StateDict:
         return {"digest": torch.frombuffer(bytearray(bytes.fromhex(self.archive.digest)), dtype=torch.uint8)}
@@ -213,18 +207,13 @@ class Cricket:
         load_into(saved, state, "the data")
         if not torch.equal(mine["digest"], saved["digest"]):
             raise ConfigError(
-                f"the cricket data at {self.config.data or 'hand'} is not the data that this run began with.",
-                "Give it the same archive with --task.data, or train anew.",
+                f"the cricket data {self.config.data or '(synthetic)'} is not the data that this run was started with.",
+                "Give the same archive with --task.data, or start a new run.",
             )
-
-    def lane_state(self, lane: int) -> StateDict:
-        return {}
-
-    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
 
 
 def split_matches(archive: MatchArchive, config: CricketConfig) -> dict[Split, np.ndarray]:
-    """The matches of each split; a match is in one of them, or in none if its end says nothing."""
+    """Assign matches to splits. A match without a usable result is in no split."""
     matches = np.arange(len(archive.matches))  # by date and id
     if config.target == "win":
         matches = matches[archive.matches[:, 1] >= 0]
@@ -239,20 +228,20 @@ def split_matches(archive: MatchArchive, config: CricketConfig) -> dict[Split, n
 
 
 def _source(config: CricketConfig) -> Path:
-    """The data, or made-up matches: written once, and the same on every machine."""
+    """Return the path of the data, or of synthetic matches, which are written once and equal on every machine."""
     if config.data:
         return Path(config.data).expanduser()
     if config.num_synthetic_matches < 20:
         raise ConfigError(
-            f"num_synthetic_matches is {config.num_synthetic_matches}, too few to part.", "Make up at least 20."
+            f"num_synthetic_matches is {config.num_synthetic_matches}, too few to split.", "Use 20 or more."
         )
     cache = _cache(config)
-    path = cache / f"cricket-made-up-{config.num_synthetic_matches}.zip"
+    path = cache / f"cricket-synthetic-{config.num_synthetic_matches}.zip"
     if not path.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as beside:
-            write_matches(Path(beside) / path.name, config.num_synthetic_matches)
-            (Path(beside) / path.name).replace(path)  # in one step: another process may be about to read it
+        with tempfile.TemporaryDirectory(dir=cache) as directory:
+            write_matches(Path(directory) / path.name, config.num_synthetic_matches)
+            (Path(directory) / path.name).replace(path)  # atomic: another process may be about to read it
     return path
 
 
@@ -261,7 +250,7 @@ def _cache(config: CricketConfig) -> Path:
 
 
 def _known(used: np.ndarray, largest: int, rare: int) -> np.ndarray:
-    """A number for each name that enough training innings have, and zero for all others."""
+    """Return a table that numbers the names with enough training innings; all others are 0."""
     often = np.zeros(largest + 1, np.int64)
     for row in used:
         often[np.unique(row)] += 1
@@ -277,16 +266,16 @@ def _phase(over: np.ndarray) -> np.ndarray:
 
 
 def _people(players: np.ndarray, seen: np.ndarray, names: dict[str, np.ndarray], *here: np.ndarray) -> dict[str, Any]:
-    """Whoever has appeared by now, by order of appearance; marked are those who are in the middle."""
+    """Return the nodes of the players so far, in order of appearance, with marks for those on the field."""
     slots = np.arange(players.shape[1])[None, :]
-    marks = [slots == who[:, None] for who in here]
+    marks = [slots == slot[:, None] for slot in here]
     x = np.stack([*marks, np.broadcast_to(slots / 10, players.shape)], axis=-1).astype(np.float32)
     count = seen.astype(np.int64)
-    # Who is yet to come is not known: their slots hold nobody.
+    # Later players are not known yet: their slots are empty.
     return {"x": x, "count": count, "id": names["player"][np.where(slots < count[:, None], players, 0)]}
 
 
 def _marked(slots: int, here: np.ndarray) -> np.ndarray:
-    """[N, slots, 2] the one where the innings is, and their numbers."""
+    """Return node features [N, slots, 2]: whether the innings is at this slot, and the slot's number."""
     place = np.broadcast_to(np.arange(slots)[None, :], (len(here), slots))
     return np.stack([place == here[:, None], place / 10], axis=-1).astype(np.float32)

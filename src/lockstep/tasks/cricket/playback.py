@@ -1,4 +1,4 @@
-"""One chase, delivery by delivery: the chances as they swing, or the score that is to come.
+"""Playback of one chase, delivery by delivery: win probability, or predicted score.
 
 Shapes: T deliveries of the chase.
 """
@@ -27,22 +27,22 @@ from lockstep.tasks.rendering.line_chart import (
 
 WIDTH, HEIGHT = 640, 360
 LINGER = 12
-"""How often the end is shown, so that it can be read."""
+"""How often the last frame is repeated, so that it can be read."""
 
 
 @dataclass(frozen=True)
 class InningsReplay:
-    """What is known of a chase when it is over, and what was said while it went on."""
+    """A finished chase, and the predictions before each of its deliveries."""
 
     title: str
     target: int
-    """Runs that win."""
+    """Runs needed to win."""
     runs: np.ndarray
-    """[T + 1] before each delivery, and in the end."""
+    """[T + 1] runs before each delivery, and at the end."""
     wickets: np.ndarray
-    """[T + 1] the same."""
+    """[T + 1] wickets before each delivery, and at the end."""
     legal: np.ndarray
-    """[T + 1] balls that count, the same."""
+    """[T + 1] legal balls before each delivery, and at the end."""
     over: np.ndarray
     """[T] from zero."""
     scored: np.ndarray
@@ -50,22 +50,22 @@ class InningsReplay:
     six: np.ndarray
     """[T] bool."""
     said: np.ndarray
-    """[T] the chance to win before each delivery, or the score at the mark."""
+    """[T] predictions before each delivery: win probability, or score at the mark."""
     mark: np.ndarray
-    """[T] the delivery at which that score will be known."""
+    """[T] the delivery at which the predicted score is reached."""
     chances: bool
-    """Which of the two it is."""
+    """Whether predictions are win probabilities."""
     won: bool
 
     @property
     def width(self) -> int:
-        """Deliveries that a picture has room for."""
+        """Width of the chart in deliveries."""
         return max(120, len(self.over)) + 3
 
 
 @dataclass(frozen=True)
 class ReplayFrame:
-    """A chase before one of its deliveries, or in the end."""
+    """A chase before one of its deliveries, or at the end."""
 
     chase: InningsReplay
     now: int
@@ -76,14 +76,14 @@ class ReplayFrame:
         return self.now == len(self.chase.over)
 
     def said(self) -> np.ndarray:
-        """What was said by now; in the end, what came true stands last."""
+        """Return the predictions so far; at the end, followed by the result."""
         chase = self.chase
         if not self.ended:
             return chase.said[: self.now + 1]
         return np.append(chase.said, float(chase.won) if chase.chances else chase.runs[-1])
 
     def words(self) -> str:
-        """The score line, as it is read out."""
+        """Return the score line."""
         chase, now = self.chase, self.now
         score = f"over {chase.legal[now] // 6}.{chase.legal[now] % 6}   {chase.runs[now]}/{chase.wickets[now]}"
         if self.ended:
@@ -93,7 +93,7 @@ class ReplayFrame:
         return f"{score}   needs {needs} from {max(0, 120 - chase.legal[now])}{last}"
 
     def forecast(self) -> str:
-        """What is said now."""
+        """Return the current prediction as text."""
         chase = self.chase
         if self.ended:
             return ("won" if chase.won else "lost") if chase.chances else f"{chase.runs[-1]}"
@@ -113,8 +113,8 @@ class ReplayFrame:
             lines = braille_chart(curve, 64, 8, chase.width, (0.0, _most(chase)))
             labels = (f"{_most(chase):.0f}", "0")
         kind = "chance to win" if chase.chances else "predicted"
-        said = [] if self.ended else [f"{kind}: {self.forecast()}"]
-        return "\n".join([chase.title, add_axes(lines, labels), self.words(), *said])
+        forecast = [] if self.ended else [f"{kind}: {self.forecast()}"]
+        return "\n".join([chase.title, add_axes(lines, labels), self.words(), *forecast])
 
     def render(self) -> np.ndarray:
         chase, page = self.chase, Canvas(WIDTH, HEIGHT)
@@ -164,7 +164,7 @@ class ReplayFrame:
         axes.page.write(WIDTH - 20, 50, self.forecast(), 26, INK if self.ended else ORANGE, "rm")
 
     def _fallen(self) -> np.ndarray:
-        """The deliveries so far that took a wicket."""
+        """Return the deliveries so far that took a wicket."""
         return np.flatnonzero(np.diff(self.chase.wickets[: self.now + 1]))
 
 
@@ -195,14 +195,14 @@ def scenes(
 
 
 def closest_matches(archive: MatchArchive, matches: np.ndarray) -> np.ndarray:
-    """The chases of some matches, as numbers of innings: those first that were decided late and by little."""
+    """Return the innings numbers of the chases of some matches, closest finish first."""
     chases = np.flatnonzero((archive.innings[:, 3] == 1) & np.isin(archive.innings[:, 2], matches))
     chases = chases[archive.innings[chases, 1] > 1]
     if not len(chases):
         raise ConfigError("no match of this split has a chase to watch.", "Use more matches.")
     last = archive.innings[chases, 0] + archive.innings[chases, 1] - 1
     left, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
-    # Before the last ball: how far the runs that were needed are from what one ball may bring, and the balls unused.
+    # Closeness before the last ball: distance of the needed runs from 3, plus the unused balls.
     return chases[np.argsort(np.abs(needed - 3) + left, kind="stable")]
 
 
@@ -239,19 +239,19 @@ def _chase(
 
 
 def _legend(page: Canvas, *names: tuple[str, Colour]) -> None:
-    """What the colours mean, beside the title."""
+    """Draw the legend next to the title."""
     for place, (name, colour) in enumerate(names):
         page.dot(360 + 80 * place, 22, 4, colour)
         page.write(370 + 80 * place, 22, name, 12, DIM, "lm")
 
 
 def _most(chase: InningsReplay) -> float:
-    """A round number above all scores that are drawn."""
+    """Return a round number above all scores in the chart."""
     return float(np.ceil(max(chase.target, chase.runs.max(), chase.said.max()) * 1.05 / 10) * 10)
 
 
 def _ball(chase: InningsReplay, ball: int) -> str:
-    """What a delivery brought, in a word."""
+    """Describe the outcome of a delivery."""
     if chase.wickets[ball + 1] > chase.wickets[ball]:
         return "OUT"
     return "no run" if chase.scored[ball] == 0 else str(chase.scored[ball])

@@ -1,4 +1,4 @@
-"""Pictures of cricket predictions that one can show to a colleague: calibration, error by over, one match."""
+"""Plots of cricket predictions: calibration, error by over, and one match."""
 
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,27 @@ def plot_all(
     Args:
         archive: All matches.
         deliveries: Rows of `archive.balls` that were predicted, by date.
-        targets: [N] what was to be predicted for each of them.
+        targets: [N] targets of these deliveries.
         predictions: [N] runs, or logits of winning where `classify`.
         classify: Whether targets are labels.
-        directory: Where the files are written.
+        directory: Directory of the files.
     """
     try:
         import matplotlib
     except ImportError:
-        raise ConfigError(
-            "pictures need matplotlib, which is not installed.", 'pip install "lockstep-rl[gnn]"'
-        ) from None
+        raise ConfigError("plots need matplotlib, which is not installed.", 'pip install "lockstep-rl[gnn]"') from None
     matplotlib.use("agg")
     directory.mkdir(parents=True, exist_ok=True)
     over = archive.balls[deliveries, BALL.index("over")]
-    pictures = {"error-by-over.png": _error_by_over(classify, predictions, targets, over)}
+    plots = {"error-by-over.png": _error_by_over(classify, predictions, targets, over)}
     if classify:
-        pictures["calibration.png"] = _calibration(predictions, targets)
-        pictures["match.png"] = _match(archive, deliveries, predictions)
+        plots["calibration.png"] = _calibration(predictions, targets)
+        plots["match.png"] = _match(archive, deliveries, predictions)
     else:
-        pictures["calibration.png"] = _said_and_came(predictions, targets)
-    for name, figure in pictures.items():
+        plots["calibration.png"] = _predicted_and_observed(predictions, targets)
+    for name, figure in plots.items():
         figure.savefig(directory / name, dpi=150, bbox_inches="tight")
-    return [directory / name for name in pictures]
+    return [directory / name for name in plots]
 
 
 def _figure(title: str, x: str, y: str, width: float = 6.4, height: float = 4.4) -> tuple[Any, Any]:
@@ -68,26 +66,26 @@ def _calibration(predictions: np.ndarray, targets: np.ndarray) -> Any:
     count, said, came = prediction_metrics.calibration_bins(chance, targets.astype(np.float64))
     full = count > 0
     error = prediction_metrics.calibration_error(chance, targets)
-    figure, axes = _figure("Said, and came true", "predicted chance that the chase succeeds", "how often it did")
+    figure, axes = _figure("Calibration", "predicted win probability of the chase", "observed frequency")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect")
     axes.plot(said[full] / count[full], came[full] / count[full], color=BLUE, linewidth=1.5)
     axes.scatter(said[full] / count[full], came[full] / count[full], s=200 * count[full] / count.max(), color=BLUE)
-    words = f"{len(chance):,} deliveries in 15 bins (area: how many)\ncalibration error {error:.3f}"
-    axes.text(0.03, 0.97, words, transform=axes.transAxes, va="top")
+    label = f"{len(chance):,} deliveries in 15 bins (area: count)\ncalibration error {error:.3f}"
+    axes.text(0.03, 0.97, label, transform=axes.transAxes, va="top")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.legend(loc="lower right", frameon=False)
     return figure
 
 
-def _said_and_came(predictions: np.ndarray, targets: np.ndarray) -> Any:
+def _predicted_and_observed(predictions: np.ndarray, targets: np.ndarray) -> Any:
     order = np.array_split(np.argsort(predictions, kind="stable"), 20)
     said, came = (np.array([values[part].mean() for part in order]) for values in (predictions, targets))
     low, high = (np.array([np.percentile(targets[part], p) for part in order]) for p in (10, 90))
-    figure, axes = _figure("Said, and came true", "predicted runs to the mark", "runs that came")
-    axes.fill_between(said, low, high, color=BLUE, alpha=0.15, linewidth=0, label="eight of ten deliveries")
+    figure, axes = _figure("Predicted and observed runs", "predicted runs to the mark", "observed runs")
+    axes.fill_between(said, low, high, color=BLUE, alpha=0.15, linewidth=0, label="10th to 90th percentile")
     axes.plot([said[0], said[-1]], [said[0], said[-1]], color=GREY, linestyle="--", linewidth=1, label="perfect")
-    axes.plot(said, came, color=BLUE, marker="o", markersize=4, label="mean of a twentieth")
+    axes.plot(said, came, color=BLUE, marker="o", markersize=4, label="mean of each of 20 bins")
     axes.legend(loc="upper left", frameon=False)
     return figure
 
@@ -103,38 +101,38 @@ def _error_by_over(classify: bool, predictions: np.ndarray, targets: np.ndarray,
         usual = float(np.clip(came.mean(), 1e-6, None if numbers else 1 - 1e-6))
         found.append(of(mine, came)[name])
         plain.append(of(np.full(len(came), usual if numbers else np.log(usual / (1 - usual))), came)[name])
-    title = "Where it errs: runs to the mark" if numbers else "Where it errs: who wins the chase"
+    title = "Error by over: runs to the mark" if numbers else "Error by over: winner of the chase"
     figure, axes = _figure(title, "over", kind)
     axes.bar(overs + 1.0, found, color=BLUE, width=0.7, label="the network")
-    axes.plot(overs + 1.0, plain, color=ORANGE, marker="o", markersize=4, label="that over's average, as a guess")
+    axes.plot(overs + 1.0, plain, color=ORANGE, marker="o", markersize=4, label="baseline: mean of the over")
     axes.set_xticks([1, 5, 10, 15, 20])
     axes.legend(loc="best", frameon=False)
     return figure
 
 
 def _match(archive: MatchArchive, rows: np.ndarray, predictions: np.ndarray) -> Any:
-    """The chase in which the predicted probability changed most."""
+    """Plot the chase in which the predicted probability changed most."""
     match = archive.innings[archive.innings_of[rows], 2]
     chance = prediction_metrics.sigmoid(predictions)
     swings = np.bincount(match[1:], np.abs(np.diff(chance)) * (match[1:] == match[:-1]))
     chosen = int(np.argmax(swings))
     here = match == chosen
     deliveries, line = rows[here], 100 * chance[here]
-    # Drawn over the balls bowled, wides and no-balls among them, so that each delivery has a place of its own.
+    # The x axis counts all balls bowled, wides and no-balls included, so that each delivery has its own position.
     ball = np.arange(1, len(line) + 1)
     won = archive.matches[chosen, 1] == 1
     date = str(archive.matches[chosen, 0])
     target = int(archive.features[deliveries[0], FEATURES.index("target")])
     title = f"Match {archive.ids[chosen]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}"
-    figure, axes = _figure(title, "delivery of the chase", "chance to win, %", width=8.0)
+    figure, axes = _figure(title, "delivery of the chase", "win probability, %", width=8.0)
     axes.axhline(50, color=GREY, linewidth=1, linestyle="--")
     axes.plot(ball, line, color=BLUE, linewidth=1.8)
-    # The last chance was said before the last ball; what came of it is known.
+    # The last prediction was made before the last ball; the dotted line leads to the result.
     axes.plot([ball[-1], ball[-1] + 1], [line[-1], 100 if won else 0], color=BLUE, linewidth=1.8, linestyle=":")
     out = archive.balls[deliveries, BALL.index("wicket")] > 0
-    axes.scatter(ball[out], line[out], color="#c0392b", zorder=3, s=36, label="a wicket falls")
+    axes.scatter(ball[out], line[out], color="#c0392b", zorder=3, s=36, label="wicket")
     six = archive.balls[deliveries, BALL.index("bat")] == 6
-    axes.scatter(ball[six], line[six], color=ORANGE, zorder=3, s=22, marker="^", label="a six")
+    axes.scatter(ball[six], line[six], color=ORANGE, zorder=3, s=22, marker="^", label="six")
     axes.set_ylim(0, 100)
     axes.set_xlim(0, len(ball) + 2)
     axes.text(0.99, 0.02, "the chase succeeded" if won else "the chase failed", transform=axes.transAxes, ha="right")

@@ -1,4 +1,4 @@
-"""Made-up T20 matches in Cricsheet's JSON form, for tests and for first runs with no data."""
+"""Synthetic T20 matches in Cricsheet's JSON form, for tests and for first runs without data."""
 
 import json
 import zipfile
@@ -17,7 +17,7 @@ SKILL = np.array([-0.35, -0.05, 0.05, 0.05, 0.2, 0.3])
 
 
 def write_matches(path: Path, matches: int, seed: int = 0) -> None:
-    """Write a zip of matches; the same bytes for the same numbers."""
+    """Write a zip of synthetic matches; equal arguments give equal bytes."""
     stream = RandomStream(seed, "cricket.made_up")
     skill = stream.normal(0, TEAMS, SQUAD).numpy() * 0.5
     with zipfile.ZipFile(path, "w") as archive:
@@ -49,7 +49,7 @@ def _match(number: int, chance: np.random.Generator, skill: np.ndarray) -> dict[
 def _innings(
     chance: np.random.Generator, batting: int, bowling: int, skill: np.ndarray, target: int | None
 ) -> dict[str, Any]:
-    """Twenty overs, or until ten are out or the target is reached."""
+    """Simulate twenty overs, or until ten are out or the target is reached."""
     striker, partner, out, runs, overs = 0, 1, 0, 0, []
     for over in range(20):
         bowler = 6 + over % 5

@@ -1,9 +1,9 @@
-"""The DeepMind control suite: any of its tasks, or several at once for one agent, saved to the last bit.
+"""DeepMind Control Suite: one task, or several tasks for one agent, restored bit for bit.
 
-With several tasks environment i plays task i modulo their number, for ever. Observations are then padded to the longest
-and come with the task's number; of an action a task takes as many features as it has.
+With several tasks, environment i always plays task i modulo their number. Observations are padded to the longest and
+include the task's number. A task uses as many features of an action as it has actuators.
 
-Shapes: E environments a lane, B local environments, D features of an observation, K of an action.
+Shapes: E environments per lane, B local environments, D features of an observation, K of an action.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -15,66 +15,60 @@ import torch
 from gymnasium.spaces import Box, Dict
 from torch import Tensor
 
-from lockstep.clock import TrainState
+from lockstep.base import VecEnv
 from lockstep.config import ConfigError
-from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict, Step, SubtaskSpec
 from lockstep.pytree import Tree, load_into
-from lockstep.rng import RandomStream
 from lockstep.tasks.dm_control.suite import FRAMES, PIXELS, SimulatedTask, resolve
 from lockstep.transfer import Uploader
 
 CHANCE = 626
-"""Numbers of a generator's state."""
+"""Number of values in the state of a task's random generator."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DMControlConfig:
-    """Settings of a task of the control suite. Every number but `threads` is for the whole run."""
+class DMControlConfig(VecEnv.Config):
+    """Settings of Control Suite tasks. Every number but `threads` is for the whole run, not for one process."""
 
     tasks: tuple[str, ...] = ("walker-run",)
-    """A task such as walker-run or cup-catch, several of them for one agent, or the set mt30."""
+    """A task such as walker-run or cup-catch, several tasks for one agent, or the set mt30."""
     num_envs: int = 8
-    """Environments played side by side."""
+    """Number of environments in the whole run, stepped in parallel."""
     action_repeat: int = 2
-    """How often each action is taken; a sample is a decision, so two steps of the simulation's own counting."""
+    """Simulation steps per action. A sample is one action, so two simulation steps by default."""
     episode_length: int | None = None
-    """Decisions of an episode; none plays it as long as the suite does, 500 of them."""
+    """Actions per episode. None: the suite's limit, 500 actions by default."""
     pixels: bool = False
-    """Show pictures, three of 64 x 64 in a row, instead of the state."""
+    """Observe images, the last three frames of 64 x 64, instead of the state."""
     threads: int = 0
-    """Threads that step the environments of each process, for speed alone; pays for large bodies and many cores."""
+    """Threads per process that step environments; affects only speed, and helps large models on many cores."""
 
     def __post_init__(self) -> None:
         if self.action_repeat < 1 or self.threads < 0 or (self.episode_length is not None and self.episode_length < 1):
             raise ConfigError(
                 f"action_repeat is {self.action_repeat}, episode_length {self.episode_length}, threads {self.threads}.",
-                "Use 1 or more of the first two, and 0 or more threads.",
+                "Use an action_repeat and episode_length of 1 or more, and 0 or more threads.",
             )
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks the environments share."""
+        """Number of tasks that the environments share."""
         return len(resolve(self.tasks))
 
-    def build(self, lanes: Lanes, device: torch.device) -> "DMControl":
-        return DMControl(self, lanes, device)
 
-
-class DMControl:
+class DMControl(VecEnv):
     """The environments of the local lanes."""
 
-    def __init__(self, config: DMControlConfig, lanes: Lanes, device: torch.device) -> None:
-        self._config, self._lanes = config, lanes
-        self._share = lanes.per_lane(config.num_envs, "num_envs")
-        self.num_envs = count = len(lanes) * self._share
-        # Keyed by the place in the whole run, so that it does not matter who hosts an environment.
-        places = range(lanes.local.start * self._share, lanes.local.stop * self._share)
-        self._streams = [RandomStream(lanes.seed, "dmcontrol", place) for place in places]
+    Config = DMControlConfig
+    config: DMControlConfig
+
+    def setup(self) -> None:
+        config, count = self.config, self.num_envs
+        self._streams = self.env_streams("dmcontrol")
         names = resolve(config.tasks)
-        self._task = torch.tensor([place % len(names) for place in places])
+        self._task = torch.tensor([index % len(names) for index in self.env_indices])
         self._worlds = [self._world(names[task]) for task in self._task.tolist()]
-        # One of each task says what all processes must know of it, whichever tasks they play themselves.
+        # Every process needs the specification of every task, including tasks that it does not host.
         examples = {world.name: world for world in self._worlds}
         examples |= {name: self._world(name) for name in names if name not in examples}
         worlds = [examples[name] for name in names]
@@ -93,16 +87,16 @@ class DMControl:
         self._terminated, self._ended = np.zeros(count, bool), np.zeros(count, bool)
         self._episode = np.zeros(count, np.int64)
         self._total = np.zeros(count)
-        """Rewards of the current episode."""
+        """Return of the current episode so far."""
         self._earned = np.zeros(count)
-        """Those of the episodes that ended in the last step."""
+        """Returns of the episodes that ended in the last step."""
         self._pool = ThreadPoolExecutor(config.threads) if config.threads and not config.pixels else None
-        self._upload = Uploader(device)
+        self._upload = Uploader(self.device)
         self._shown: Any = None
-        """What the last step returned, on the device; None while it is out of date."""
+        """Output of the last step on the device; None while it is outdated."""
 
     def _world(self, name: str) -> SimulatedTask:
-        return SimulatedTask(name, self._config.action_repeat, self._config.episode_length, self._config.pixels)
+        return SimulatedTask(name, self.config.action_repeat, self.config.episode_length, self.config.pixels)
 
     def reset(self) -> Tree:
         for row in range(self.num_envs):
@@ -118,7 +112,7 @@ class DMControl:
         return Step(**self._shown, any_truncated=bool((self._ended & ~self._terminated).any()))
 
     def step_numpy(self, actions: np.ndarray) -> None:
-        """The environments alone, with nothing around them."""
+        """Step the environments alone, without tensors."""
         rows = range(self.num_envs)
         for _ in map(self._act, rows, actions) if self._pool is None else self._pool.map(self._act, rows, actions):
             pass
@@ -130,7 +124,7 @@ class DMControl:
         return obs
 
     def _show(self) -> None:
-        """Bring what the last step left to the device."""
+        """Copy the output of the last step to the device."""
         truncated = self._ended & ~self._terminated
         self._shown = self._upload(
             {
@@ -143,20 +137,11 @@ class DMControl:
             }
         )
 
-    def on_iteration_start(self, clock: TrainState) -> None:
-        """The suite knows nothing of the run's time."""
-
-    # What is saved with the run
-
-    def shared_state(self) -> StateDict:
-        return {}
-
-    def load_shared_state(self, state: StateDict) -> None:
-        """Nothing is shared: each lane has its own environments."""
+    # Saved state
 
     def lane_state(self, lane: int) -> StateDict:
-        """Where E environments stand: episode, decisions, the simulation, the task's generator, what was seen."""
-        rows = self._lanes.lane_slice(lane, self._share)
+        """Return the state of E environments: episode, actions taken, physics, random generator, observation."""
+        rows = self.lanes.lane_slice(lane, self.envs_per_lane)
         state = self._empty()
         for place, world in enumerate(self._worlds[rows]):
             physics = world.physics()
@@ -168,16 +153,18 @@ class DMControl:
         return state | {name: torch.tensor(array[rows]) for name, array in mine.items()}
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
-        rows, who = self._lanes.lane_slice(lane, self._share), f"{', '.join(self._config.tasks)}, lane {lane}"
+        rows, owner = self.lanes.lane_slice(lane, self.envs_per_lane), f"{', '.join(self.config.tasks)}, lane {lane}"
         self._shown = None
         saved = self.lane_state(lane)
-        load_into(saved, state, who)  # for its checks of names and shapes
+        load_into(saved, state, owner)  # checks names and shapes
         taken, episodes, chance = saved["taken"], saved["episode"], saved["chance"]
         lengths = torch.tensor([world.length for world in self._worlds[rows]])
         fits = (taken >= 0) & (taken < lengths) & (episodes >= 0) & (episodes < 2**62)
         fits &= ((chance >= 0) & (chance < 2**32)).all(1) & (chance[:, 624] <= 624) & (chance[:, 625] <= 1)
         if not fits.all() or not saved["physics"].isfinite().all():
-            raise ValueError(f"{who}: the saved worlds cannot have been: episodes, decisions or numbers are none.")
+            raise ValueError(
+                f"{owner}: the saved state is invalid: a counter or value is out of range. Use another checkpoint."
+            )
         for place, row in enumerate(range(self.num_envs)[rows]):
             self._episode[row] = int(episodes[place])
             world, obs = self._worlds[row], saved["obs"][place].numpy()
@@ -187,7 +174,7 @@ class DMControl:
             self._obs[row], self._total[row] = obs, float(saved["total"][place])
 
     def _empty(self) -> StateDict:
-        share = self._share
+        share = self.envs_per_lane
         return {
             "physics": torch.zeros(share, self._state_size, dtype=torch.float64),
             "chance": torch.zeros(share, CHANCE, dtype=torch.int64),
@@ -195,11 +182,11 @@ class DMControl:
             "taken": torch.zeros(share, dtype=torch.int64),
         }
 
-    # What is shown
+    # Rendering
 
     def render_text(self, env: int) -> str:
         world, obs = self._worlds[env], self._obs[env]
-        seen = "" if self._config.pixels else np.array2string(obs, precision=2, threshold=24, suppress_small=True)
+        seen = "" if self.config.pixels else np.array2string(obs, precision=2, threshold=24, suppress_small=True)
         return f"{world.name}  decision {world.taken}  return {self._total[env]:.1f}\n{seen}"
 
     def render(self, env: int) -> np.ndarray:
@@ -211,7 +198,7 @@ class DMControl:
         for world in self._worlds:
             world.close()
 
-    # How it is done
+    # Helpers
 
     def _begin(self, row: int, episode: int) -> None:
         self._episode[row], self._total[row] = episode, 0.0
@@ -231,14 +218,14 @@ class DMControl:
             self._write(self._obs, row, outcome.obs)
 
     def _write(self, to: np.ndarray, row: int, obs: np.ndarray) -> None:
-        to[row][tuple(map(slice, obs.shape))] = obs  # what is beyond it is padding, and stays zero
+        to[row][tuple(map(slice, obs.shape))] = obs  # the padding beyond it stays zero
 
     def _seed(self, row: int) -> int:
-        """The seed of an environment's current episode."""
+        """Return the seed of an environment's current episode."""
         return self._streams[row].draw_seed(int(self._episode[row]), bits=32)
 
     def _returns(self) -> dict[str, Tensor]:
-        """What the episodes that ended came to, by task where there are several; not a number for all others."""
+        """Return the returns of ended episodes by task if there are several tasks; NaN elsewhere."""
         if len(self.parts) == 1:
             return {}
         earned = torch.tensor(self._earned)
@@ -253,7 +240,7 @@ class DMControl:
 
 
 def _space(examples: list[np.ndarray]) -> Box:
-    """The space of observations that are padded to the longest."""
+    """Return the space of observations, padded to the longest."""
     if examples[0].dtype == np.uint8:
         return Box(0, 255, (FRAMES * 3, PIXELS, PIXELS), np.uint8)
     return Box(-np.inf, np.inf, (max(len(obs) for obs in examples),), np.float32)

@@ -1,7 +1,7 @@
-"""The eleven tasks that TD-MPC2's authors added to the control suite for mt30, rebuilt on the suite's own models.
+"""The eleven tasks that TD-MPC2's authors added to the Control Suite for mt30, rebuilt on the suite's own models.
 
-Goals, speeds and weights are those that they published; models are the suite's, and the arm of three links is made from
-its arm of two. Import this when `suite()` has been imported.
+Goals, speeds and weights are the published ones. Models are the suite's; the arm with three links is built from its arm
+with two. Call `suite()` before importing this module.
 """
 
 import xml.etree.ElementTree as ET
@@ -13,11 +13,11 @@ from dm_control.suite import ball_in_cup, base, cheetah, hopper, pendulum, reach
 from dm_control.utils.rewards import tolerance
 
 HEIGHT = 1.2
-"""What torso and feet of a cheetah should rise to."""
+"""Target height of a cheetah's torso and feet."""
 
 
 def load_variant(name: str) -> Any:
-    """The environment of one of them."""
+    """Load the environment of one of these tasks."""
     match name.split("-"):
         case ["walker", gait, "backwards"]:
             speed = walker._WALK_SPEED if gait == "walk" else walker._RUN_SPEED
@@ -40,11 +40,11 @@ def load_variant(name: str) -> Any:
         case ["pendulum", "spin"]:
             physics = pendulum.Physics.from_xml_string(*pendulum.get_model_and_assets())
             return Environment(physics, SpinningPendulum(random=0), time_limit=20)
-    raise ValueError(f"{name} is none of the variants")
+    raise ValueError(f"{name} is not one of the variants")
 
 
 def reaching(value: float, goal: float, margin: float, at_margin: float = 0.5) -> float:
-    """1 from a goal on, falling along a straight line to `at_margin` at a margin below it."""
+    """Return 1 from a goal on, falling linearly to `at_margin` at a margin below it."""
     return float(tolerance(value, (goal, np.inf), margin, "linear", at_margin))
 
 
@@ -53,7 +53,7 @@ def raised(height: float) -> float:
 
 
 class BackwardsWalker(walker.Physics):
-    """A walker that looks the other way: the suite's own rewards then ask it to walk or run backwards."""
+    """A walker whose velocity is negated, so that the suite's rewards ask it to walk or run backwards."""
 
     def horizontal_velocity(self) -> Any:
         return -super().horizontal_velocity()
@@ -65,7 +65,7 @@ class BackwardsCheetah(cheetah.Cheetah):
 
 
 class CheetahOnOneFoot(cheetah.Cheetah):
-    """Run on one foot, the other in the air."""
+    """Run on one foot, with the other in the air."""
 
     raised_foot = ""
 
@@ -84,7 +84,7 @@ class CheetahOnBack(CheetahOnOneFoot):
 
 
 class JumpingCheetah(cheetah.Cheetah):
-    """Both feet in the air, and no way made."""
+    """Jump in place, with both feet in the air."""
 
     def get_reward(self, physics: Any) -> float:
         heights = physics.named.data.xpos
@@ -112,7 +112,7 @@ class SpinningPendulum(pendulum.SwingUp):
 
 
 class SpinningBall(ball_in_cup.BallInCup):
-    """Swing the ball around the cup, fast and on a taut string; nine in ten episodes begin with it in the cup."""
+    """Swing the ball around the cup, fast and on a taut string. Nine in ten episodes start with the ball in the cup."""
 
     def initialize_episode(self, physics: Any) -> None:
         anywhere = self.random.uniform() < 0.1
@@ -131,7 +131,7 @@ class SpinningBall(ball_in_cup.BallInCup):
 
 
 def three_links(model: bytes | str) -> str:
-    """The suite's arm of two links with one more between them: 9 cm each, elbows that bend 80 degrees."""
+    """Add a third link to the suite's arm with two links: 9 cm each, elbows that bend 80 degrees."""
     root = ET.fromstring(model)
     bodies = {name: _find(root, f".//body[@name='{name}']") for name in ("arm", "hand", "finger")}
     middle = ET.Element("body", name="arm1", pos=".09 0 0")

@@ -1,7 +1,7 @@
-"""Worlds of the DeepMind control suite by name: how they are loaded, stepped, saved whole and drawn.
+"""Tasks of the DeepMind Control Suite by name: loading, stepping, saving and rendering.
 
-What an episode starts with, targets in the model included, is a function of its seed alone. So a world is restored by
-beginning its episode again, and putting the simulation's own state on top.
+The initial state of an episode, including targets in the model, is a function of its seed alone. A task is therefore
+restored by starting its episode again and overwriting the physics state.
 """
 
 import copy
@@ -18,7 +18,7 @@ from lockstep.config import ConfigError
 from lockstep.tasks.rendering.opengl import prepare_opengl
 
 SHORT = {"ball_in_cup": "cup", "point_mass": "pointmass"}
-"""Domains that go by a shorter name."""
+"""Short names of domains."""
 SUITE_PART = (
     *("walker-stand", "walker-walk", "walker-run", "cheetah-run", "reacher-easy", "reacher-hard", "acrobot-swingup"),
     *("pendulum-swingup", "cartpole-balance", "cartpole-balance-sparse", "cartpole-swingup"),
@@ -30,14 +30,14 @@ VARIANTS = (
     *("cheetah-run-back", "cheetah-jump", "hopper-hop-backwards", "reacher-three-easy", "reacher-three-hard"),
     *("cup-spin", "pendulum-spin"),
 )
-"""Tasks that TD-MPC2's authors added to the suite, as `tasks/dm_control/extra_tasks.py` rebuilds them."""
+"""Tasks that TD-MPC2's authors added to the suite; `tasks/dm_control/extra_tasks.py` rebuilds them."""
 SETS = {"mt30": SUITE_PART + VARIANTS}
 PIXELS, FRAMES = 64, 3
-"""Side of a picture that is an observation, and how many of them follow each other in one."""
+"""Side of an image observation in pixels, and number of stacked frames."""
 
 
 class TimeStep(NamedTuple):
-    """What a decision led to."""
+    """Result of one action."""
 
     obs: np.ndarray
     reward: float
@@ -46,26 +46,26 @@ class TimeStep(NamedTuple):
 
 
 class SimulatedTask:
-    """One environment. Actions lie between -1 and 1, and each is taken `repeat` times."""
+    """One environment. Actions are between -1 and 1, and each is repeated `repeat` times."""
 
     def __init__(self, name: str, repeat: int, steps: int | None, pixels: bool) -> None:
         self.name, self._repeat, self._pixels = name, repeat, pixels
         self._env = _load(name)
         spec = self._env.action_spec()
         if not (np.isfinite(spec.minimum).all() and np.isfinite(spec.maximum).all()):
-            raise ConfigError(f"{name} has actions without bounds.", "Choose another task of the suite.")
+            raise ConfigError(f"{name} has unbounded actions.", "Choose another task of the suite.")
         self.actions = int(spec.shape[0])
         self._low, self._high = np.broadcast_to(spec.minimum, spec.shape), np.broadcast_to(spec.maximum, spec.shape)
         self._camera = 2 if name.startswith("quadruped") else 0
         if steps is None and not np.isfinite(self._env._step_limit):
-            raise ConfigError(f"{name} has episodes without an end.", "Give one: --task.episode-length 500.")
+            raise ConfigError(f"{name} has episodes without a limit.", "Set one: --task.episode-length 500.")
         self.length = steps or round(self._env._step_limit / repeat)
         self.taken = 0
-        """Decisions of the current episode."""
+        """Actions taken in the current episode."""
         self._frames = np.zeros((0, 3, PIXELS, PIXELS), np.uint8)
 
     def begin(self, seed: int) -> np.ndarray:
-        """Begin the episode of a seed; its first observation."""
+        """Start the episode of a seed and return its first observation."""
         self._env.task.random.seed(seed)
         self.taken = 0
         obs = self._env.reset().observation
@@ -74,7 +74,7 @@ class SimulatedTask:
         return self._observe(obs)
 
     def act(self, action: np.ndarray) -> TimeStep:
-        """Take a decision; the episode may be over before it was taken as often as it should."""
+        """Take an action, repeated unless the episode ends earlier."""
         chosen = self._low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
         reward = 0.0
         for _ in range(self._repeat):
@@ -88,7 +88,7 @@ class SimulatedTask:
         terminated = step.last() and step.discount == 0.0
         return TimeStep(self._observe(step.observation), reward, terminated, step.last() or self.taken >= self.length)
 
-    # What it is made of, as arrays
+    # State as arrays
 
     def state_size(self) -> int:
         import mujoco
@@ -96,7 +96,7 @@ class SimulatedTask:
         return int(mujoco.mj_stateSize(self._env.physics.model.ptr, mujoco.mjtState.mjSTATE_INTEGRATION))
 
     def physics(self) -> np.ndarray:
-        """All that the simulation goes on from, float64; `physics.get_state` would leave out its warm start."""
+        """Return the full integration state, float64. `physics.get_state` would omit the solver's warm start."""
         import mujoco
 
         model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
@@ -105,20 +105,20 @@ class SimulatedTask:
         return state
 
     def chance(self) -> tuple[np.ndarray, float]:
-        """The state of the task's own generator: int64 [626], and a number that it keeps for later."""
+        """Return the state of the task's random generator: int64 [626], and its cached normal sample."""
         _, keys, place, kept, number = self._env.task.random.get_state()
         return np.concatenate([keys.astype(np.int64), [place, kept]]), float(number)
 
     def restore(
         self, seed: int, taken: int, physics: np.ndarray, chance: np.ndarray, number: float, obs: np.ndarray
     ) -> None:
-        """Stand again where these were taken, in the episode of the seed."""
+        """Restore a saved state in the episode of the seed."""
         import mujoco
 
         self.begin(seed)
         model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
         mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
-        mujoco.mj_forward(model, data)  # positions and velocities of bodies, which the next step begins with
+        mujoco.mj_forward(model, data)  # recompute derived positions and velocities, which the next step needs
         keys, place, kept = chance[:624].astype(np.uint32), int(chance[624]), int(chance[625])
         self._env.task.random.set_state(("MT19937", keys, place, kept, number))
         self.taken = taken
@@ -127,14 +127,14 @@ class SimulatedTask:
             self._frames = obs.reshape(self._frames.shape).copy()
 
     def draw(self, height: int, width: int) -> np.ndarray:
-        """A picture, uint8 [height, width, 3]."""
+        """Render an image, uint8 [height, width, 3]."""
         try:
             return np.asarray(self._env.physics.render(height, width, camera_id=self._camera))
-        except Exception as error:  # each backend has its own, down to an AttributeError
+        except Exception as error:  # each backend raises its own errors, even AttributeError
             backend = os.environ.get("MUJOCO_GL", "")
             raise ConfigError(
-                f"{self.name} cannot be drawn here (MUJOCO_GL={backend}): {error}",
-                "Install libegl1 and libgl1-mesa-dri (EGL), or libosmesa6 (OSMesa), and leave MUJOCO_GL unset.",
+                f"{self.name} cannot be rendered here (MUJOCO_GL={backend}): {error}",
+                "Install libegl1 and libgl1-mesa-dri (EGL), or libosmesa6 (OSMesa), and unset MUJOCO_GL.",
             ) from error
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class SimulatedTask:
 
 
 def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of tasks, with sets such as mt30 in full; a name that is none is an error with a suggestion."""
+    """Resolve task names and expand sets such as mt30. Raise with a suggestion for an unknown name."""
     known, found = _known(), list[str]()
     for name in names:
         plain = name.strip().lower().replace("_", "-").replace("ball-in-cup", "cup").replace("point-mass", "pointmass")
@@ -167,9 +167,9 @@ def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _load(name: str) -> Any:
-    """A copy of the environment that was loaded first: much sooner made than its model is read again."""
+    """Copy the environment that was loaded first, which is much faster than parsing its model again."""
     first = _first(name)
-    physics = first.physics.copy(share_model=False)  # episodes write their targets into the model
+    physics = first.physics.copy(share_model=False)  # episodes write targets into the model
     env = type(first)(physics, copy.deepcopy(first.task), n_sub_steps=first._n_sub_steps)
     env._step_limit = first._step_limit
     return env
@@ -183,12 +183,12 @@ def _first(name: str) -> Any:
 
         return load_variant(name)
     domain, task = _known()[name]
-    return suite().load(domain, task, task_kwargs={"random": 0})  # of no meaning: every episode brings its own seed
+    return suite().load(domain, task, task_kwargs={"random": 0})  # seed is unused: every episode sets its own
 
 
 @cache
 def _known() -> dict[str, tuple[str, str]]:
-    """Domain and task of the suite by name."""
+    """Return domain and task of the suite by name."""
     pairs = {f"{SHORT.get(domain, domain)}-{task}": (domain, task) for domain, task in suite().ALL_TASKS}
     named = {name.lower().replace("_", "-"): pair for name, pair in pairs.items()}
     return named | {name: ("", name) for name in VARIANTS}
@@ -196,10 +196,10 @@ def _known() -> dict[str, tuple[str, str]]:
 
 @cache
 def suite() -> Any:
-    """The suite, imported with a way to draw that works without a screen; a MUJOCO_GL of the user's wins."""
+    """Import the suite with a headless rendering backend. MUJOCO_GL takes precedence if the user set it."""
     if "MUJOCO_GL" not in os.environ:
         os.environ["MUJOCO_GL"] = _backend()
-    prepare_opengl()  # importing the suite loads it
+    prepare_opengl()  # importing the suite loads OpenGL
     try:
         return _import_suite()
     except ModuleNotFoundError as error:
@@ -207,7 +207,7 @@ def suite() -> Any:
     except Exception:
         if os.environ["MUJOCO_GL"] == "disabled":
             raise
-        # A library that is there but finds no device: the physics needs none.
+        # The rendering library is installed but finds no device: physics works without it.
         for module in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
             del sys.modules[module]
         os.environ["MUJOCO_GL"] = "disabled"
@@ -215,7 +215,7 @@ def suite() -> Any:
 
 
 def _backend() -> str:
-    """EGL where there is one, with or without a GPU, then OSMesa; without either nothing can be drawn."""
+    """Choose EGL if installed, with or without a GPU, then OSMesa; otherwise disable rendering."""
     if os.name != "posix" or sys.platform == "darwin":
         return "glfw"
     found = [

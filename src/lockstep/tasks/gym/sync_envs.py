@@ -1,4 +1,4 @@
-"""Gymnasium environments in a plain loop; what passes to and from them lies in a table, which processes may share.
+"""Gymnasium environments stepped in a loop. Their inputs and outputs are arrays that processes can share.
 
 Shapes: B environments.
 """
@@ -20,11 +20,11 @@ class SharedArrays(NamedTuple):
     """Arrays, or trees of arrays by name, with a row for each environment."""
 
     action: Any
-    """[B, ...] What to do next, in the environment's own form."""
+    """[B, ...] The next action, in the environment's own form."""
     seed: Any
-    """[B] int64: of the next episode, which begins as soon as the current one ends."""
+    """[B] int64: seed of the next episode, which starts as soon as the current one ends."""
     obs: Any
-    """[B, ...] The current observation, in the form of `stored_space`."""
+    """[B, ...] The current observation, in the form of `encoded_space`."""
     reward: Any
     """[B] float32."""
     terminated: Any
@@ -34,18 +34,18 @@ class SharedArrays(NamedTuple):
     final_obs: Any
     """[B, ...] The last observation of the episodes that ended in the last step."""
     total: Any
-    """[B] float64: the rewards of the current episode, for whoever watches."""
+    """[B] float64: return of the current episode so far, for rendering."""
 
 
 def make(id: str, options: Mapping[str, Any]) -> Any:
-    """An environment by its id; the option `hidden` names features of its observations that are shown as zero."""
+    """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
     hidden = list(options.get("hidden", ()))
     env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
     if not hidden:
         return env
 
     def hide(obs: np.ndarray) -> np.ndarray:
-        obs = obs.copy()  # it may be the environment's own
+        obs = obs.copy()  # it may be a buffer of the environment
         obs[hidden] = 0
         return obs
 
@@ -53,7 +53,7 @@ def make(id: str, options: Mapping[str, Any]) -> Any:
 
 
 class SyncEnvs:
-    """The environments of a table's rows, one after another."""
+    """Environments that are stepped one after another, one per row of the table."""
 
     def __init__(self, id: str, options: Mapping[str, Any], table: SharedArrays) -> None:
         self._id, self.table = id, table
@@ -62,14 +62,14 @@ class SyncEnvs:
         self._ends = list(zip(_arrays(table.final_obs), _arrays(table.obs), strict=True))
 
     def begin(self, seeds: Mapping[int, int]) -> None:
-        """Begin an episode in some rows, each with its seed."""
+        """Start an episode in some rows, each with its seed."""
         for row, seed in seeds.items():
             obs, _ = self.envs[row].reset(seed=seed)
             encode_obs(self._obs_space, obs, self.table.obs, row)
             self.table.total[row] = 0.0
 
     def step(self) -> None:
-        """Take the actions in the table; an environment that ends begins its next episode at once."""
+        """Take the actions in the table. An environment that ends starts its next episode at once."""
         now, total, ended = self.table, self.table.total, []
         for row, (env, move) in enumerate(zip(self.envs, _moves(self._act_space, now.action), strict=True)):
             obs, now.reward[row], terminated, truncated, _ = env.step(move)
@@ -84,7 +84,7 @@ class SyncEnvs:
             self.begin({row: int(now.seed[row])})
 
     def replay(self, episodes: Mapping[int, np.ndarray]) -> set[int]:
-        """Take actions again in some rows that have just begun; the rows whose episode did not end on the way."""
+        """Replay actions in rows at the start of an episode. Return the rows whose episode did not end early."""
         return {row for row, actions in episodes.items() if self._replay(row, actions)}
 
     def _replay(self, row: int, actions: np.ndarray) -> bool:
@@ -97,8 +97,8 @@ class SyncEnvs:
         return True
 
     def render_text(self, row: int) -> str:
-        """What an environment draws as text; only for those that can."""
-        # The mode was fixed when the environment was made, but those that draw text look at it here and only here.
+        """Render an environment as text, if it supports it."""
+        # The mode is fixed when the environment is made, but environments that render text read it only here.
         drawn = self.envs[row].unwrapped
         before, drawn.render_mode = drawn.render_mode, "ansi"
         try:
@@ -107,12 +107,12 @@ class SyncEnvs:
             drawn.render_mode = before
 
     def render(self, row: int) -> np.ndarray:
-        """What an environment draws as a picture, uint8 [height, width, 3]; only for those that can."""
+        """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
         prepare_opengl()
         try:
             return np.asarray(self.envs[row].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"{self._id} needs a package to draw pictures.", str(error)) from error
+            raise ConfigError(f"{self._id} needs a package to render images.", str(error)) from error
 
     def close(self) -> None:
         for env in self.envs:
@@ -120,7 +120,7 @@ class SyncEnvs:
 
 
 def _arrays(tree: Any) -> Iterator[np.ndarray]:
-    """The arrays of a tree, in its own order."""
+    """Yield the arrays of a tree, in its order."""
     if isinstance(tree, dict):
         for part in tree.values():
             yield from _arrays(part)
@@ -129,6 +129,6 @@ def _arrays(tree: Any) -> Iterator[np.ndarray]:
 
 
 def _moves(space: Space[Any], actions: np.ndarray) -> list[Any]:
-    """Actions one by one, as an environment takes them: a choice is a plain int, for some look it up in a dict."""
-    # A copy, because an environment may scale its action in place, or keep it while the table moves on.
+    """Return the actions one by one. A discrete action is a plain int, since some environments use it as a dict key."""
+    # A copy, because an environment may scale its action in place, or keep it after the table changed.
     return actions.tolist() if isinstance(space, Discrete) else list(actions.copy())

@@ -1,4 +1,4 @@
-"""A worker: the process, `python -m lockstep.tasks.gym.worker`, that steps some environments of a `Pool`."""
+"""Worker process, `python -m lockstep.tasks.gym.worker`: steps some environments of a `WorkerPool`."""
 
 import faulthandler
 import json
@@ -20,23 +20,23 @@ from lockstep.tasks.gym.worker_protocol import Message, Request, Response, lay_o
 
 
 def main() -> int:
-    """Make environments and do what is asked, until nobody is left to ask."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but a run that stops takes its last steps
+    """Make environments and serve requests until the parent closes the connection."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches workers, but a stopping run still needs them
     faulthandler.enable()
     channel, memory = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    order = receive(channel)
-    if order is None:
+    request = receive(channel)
+    if request is None:
         return 0
     try:
-        rows = _make(json.loads(order.body), memory, order.number)
+        rows = _make(json.loads(request.body), memory, request.number)
         send(channel, Message(Response.DONE))
-        while (order := receive(channel)) is not None:
-            send(channel, _obey(order, rows))
+        while (request := receive(channel)) is not None:
+            send(channel, _handle(request, rows))
         rows.close()
     except ConfigError as error:
-        return _leave(channel, Message(Response.REFUSED, body=str(error).encode()))
+        return _exit_with(channel, Message(Response.REFUSED, body=str(error).encode()))
     except Exception:
-        return _leave(channel, Message(Response.FAILED, body=traceback.format_exc().encode()))
+        return _exit_with(channel, Message(Response.FAILED, body=traceback.format_exc().encode()))
     return 0
 
 
@@ -50,39 +50,39 @@ def _make(settings: dict[str, Any], memory: int, first: int) -> SyncEnvs:
         return SyncEnvs(id, settings["options"], SharedArrays(**_every(arrays, first, settings["workers"])))
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigError(
-            f"{id} is registered in the process that trains, but not in its workers, which are a Python of their own.",
+            f"{id} is registered in the training process, but not in its workers, which are separate Python processes.",
             "Write the id with the module that registers it, as in my_module:Name-v0, or use --task.num-workers 0.",
         ) from error
 
 
 def _every(tree: Any, first: int, stride: int) -> Any:
-    """Every stride-th row of the arrays of a tree; the same memory."""
+    """Return every stride-th row of the arrays of a tree, without a copy."""
     if isinstance(tree, dict):
         return {name: _every(part, first, stride) for name, part in tree.items()}
     return tree[first::stride]
 
 
-def _obey(order: Message, rows: SyncEnvs) -> Message:
-    match order.kind:
+def _handle(request: Message, rows: SyncEnvs) -> Message:
+    match request.kind:
         case Request.STEP:
             rows.step()
         case Request.BEGIN:
-            rows.begin(dict(unpack(order.body).tolist()))
+            rows.begin(dict(unpack(request.body).tolist()))
         case Request.REPLAY:
-            return Message(Response.DONE, len(rows.replay({order.number: unpack(order.body)})))
+            return Message(Response.DONE, len(rows.replay({request.number: unpack(request.body)})))
         case Request.TEXT:
-            return Message(Response.DONE, body=rows.render_text(order.number).encode())
+            return Message(Response.DONE, body=rows.render_text(request.number).encode())
         case Request.FRAME:
             try:
-                return Message(Response.DONE, body=pack(rows.render(order.number)))
-            except ConfigError as error:  # no picture, and no harm done
+                return Message(Response.DONE, body=pack(rows.render(request.number)))
+            except ConfigError as error:  # rendering failed; the worker continues
                 return Message(Response.REFUSED, body=str(error).encode())
     return Message(Response.DONE)
 
 
-def _leave(channel: socket.socket, words: Message) -> int:
-    with suppress(OSError):  # nobody may be left to hear it
-        send(channel, words)
+def _exit_with(channel: socket.socket, message: Message) -> int:
+    with suppress(OSError):  # the parent may be gone
+        send(channel, message)
     return 1
 
 

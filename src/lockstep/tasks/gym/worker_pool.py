@@ -1,7 +1,7 @@
-"""Gymnasium environments in worker processes: the methods of `Rows`, with a table that all of them share.
+"""Gymnasium environments in worker processes: the methods of `SyncEnvs`, with a table in shared memory.
 
-A worker is a fresh Python, not a fork: a process that has started threads (torch's, CUDA's) cannot be forked safely.
-It takes every so many-th row, so that the environments of one lane are replayed by several workers.
+A worker is a fresh Python process, not a fork: a process that has started threads (torch's, CUDA's) cannot be forked
+safely. Of W workers, each takes every W-th row, so that several workers replay the environments of one lane.
 """
 
 import json
@@ -44,16 +44,16 @@ PATIENCE = 5.0
 
 
 class WorkerError(RuntimeError):
-    """A worker failed, or died: who it was, how, and its last words."""
+    """A worker failed or died. The message names the worker, its exit code or signal, and its last output."""
 
 
 class EnvWorker:
-    """One worker process, as its parent sees it."""
+    """Handle of one worker process in the parent."""
 
     def __init__(self, name: str, memory: int) -> None:
         self.name = name
         self.channel, theirs = socket.socketpair()
-        # What can be imported here can be imported there; and an environment that computes with torch sums alike.
+        # Workers import from the same paths and use the same number of threads, so that torch sums are equal.
         path = os.pathsep.join(place or os.getcwd() for place in sys.path)
         threads = str(torch.get_num_threads())
         with closing(theirs):
@@ -64,43 +64,43 @@ class EnvWorker:
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
-        self._words: deque[str] = deque(maxlen=50)
-        self._ear = threading.Thread(target=_listen, args=(self.process.stderr, self._words), daemon=True)
-        self._ear.start()
+        self._lines: deque[str] = deque(maxlen=50)
+        self._reader = threading.Thread(target=_forward, args=(self.process.stderr, self._lines), daemon=True)
+        self._reader.start()
 
     def send(self, message: Message) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it has died, as `receive` will find
+        with suppress(BrokenPipeError, ConnectionResetError):  # the worker died; `receive` reports it
             send(self.channel, message)
 
     def receive(self) -> Message:
-        """Its answer; raises if it has none to give."""
-        answer = receive(self.channel)
-        if answer is not None and answer.kind != Response.FAILED:
-            return answer
-        words = answer.body.decode() if answer else ""
+        """Return the worker's response; raise if it failed or died."""
+        response = receive(self.channel)
+        if response is not None and response.kind != Response.FAILED:
+            return response
+        output = response.body.decode() if response else ""
         code = self.await_end(PATIENCE)
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        words = "".join(self._words) + words
-        raise WorkerError(f"{self.name} {how}." + (f" Its last words:\n{words.rstrip()}" if words else ""))
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        output = "".join(self._lines) + output
+        raise WorkerError(f"{self.name} {how}." + (f" Its last output:\n{output.rstrip()}" if output else ""))
 
     def await_end(self, seconds: float) -> int:
-        """Its exit code, or minus the signal that ended it; it is killed when it takes too long."""
+        """Return the exit code, or minus the signal that ended the worker. Kill it after a timeout."""
         try:
             code = self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             self.process.kill()
             code = self.process.wait()
-        self._ear.join(1.0)  # not for ever: a process the environment has started may hold the other end
+        self._reader.join(1.0)  # with a timeout: a child process of the environment may keep the pipe open
         return code
 
 
 class WorkerPool:
-    """Environments in worker processes; `table` is the memory they share."""
+    """Environments in worker processes; `table` is in shared memory."""
 
     def __init__(
         self, id: str, options: Mapping[str, Any], forms: SharedArrays, workers: int, places: Sequence[int]
     ) -> None:
-        """`forms` is a table like the one to share, and `places` are those of the environments in the whole run."""
+        """`forms` is a table with the shapes to share; `places` are the global indices of the environments."""
         if os.name != "posix":
             raise ConfigError(
                 f"--task.num-workers is {workers}, and workers need Linux or macOS.", "Use --task.num-workers 0."
@@ -115,7 +115,7 @@ class WorkerPool:
             "options": options,
             "layout": layout,
             "workers": workers,
-            # The system's signal comes when the thread that started a worker ends, so only the main one asks for it.
+            # The signal is sent when the thread that started a worker ends, so only the main thread requests it.
             "die_with_parent": threading.current_thread() is threading.main_thread(),
         }
         body, every = json.dumps(settings).encode(), range(workers)
@@ -147,12 +147,12 @@ class WorkerPool:
         shares: dict[int, list[int]] = {}
         for row in episodes:
             shares.setdefault(self._find(row)[0], []).append(row)
-        through: set[int] = set()
-        for wave in zip_longest(*shares.values()):  # at most one row for each worker
+        replayed: set[int] = set()
+        for wave in zip_longest(*shares.values()):  # at most one row per worker
             rows = {self._find(row)[0]: row for row in wave if row is not None}
-            orders = {w: Message(Request.REPLAY, self._find(row)[1], pack(episodes[row])) for w, row in rows.items()}
-            through |= {rows[worker] for worker, answer in self._ask(orders).items() if answer.number}
-        return through
+            requests = {w: Message(Request.REPLAY, self._find(row)[1], pack(episodes[row])) for w, row in rows.items()}
+            replayed |= {rows[worker] for worker, response in self._ask(requests).items() if response.number}
+        return replayed
 
     def render_text(self, row: int) -> str:
         return self._ask_one(Request.TEXT, row).decode()
@@ -164,7 +164,7 @@ class WorkerPool:
         self._end()
 
     def _find(self, row: int) -> tuple[int, int]:
-        """The worker that holds a row, and the row's place there."""
+        """Return the worker that holds a row, and the row's index there."""
         place, worker = divmod(row, len(self._workers))
         return worker, place
 
@@ -172,22 +172,22 @@ class WorkerPool:
         worker, place = self._find(row)
         return self._ask({worker: Message(kind, place)})[worker].body
 
-    def _ask(self, orders: Mapping[int, Message]) -> dict[int, Message]:
-        """Give orders to some workers, who obey side by side, and await all answers."""
+    def _ask(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+        """Send requests to some workers, which run in parallel, and wait for all responses."""
         if not self._end.alive:
-            raise WorkerError(f"The workers of {self._id} have ended.")
+            raise WorkerError(f"The workers of {self._id} have ended. Build the environments again.")
         try:
-            for worker, order in orders.items():
-                self._workers[worker].send(order)
-            answers = {worker: self._workers[worker].receive() for worker in orders}
+            for worker, request in requests.items():
+                self._workers[worker].send(request)
+            responses = {worker: self._workers[worker].receive() for worker in requests}
         except BaseException:
-            # Also on Ctrl-C: an answer that nobody awaited would be taken for that to the next order.
+            # Also on Ctrl-C: an unread response would be taken for the response to the next request.
             self._kill()
             raise
-        for answer in answers.values():
-            if answer.kind == Response.REFUSED:
-                raise ConfigError(answer.body.decode())
-        return answers
+        for response in responses.values():
+            if response.kind == Response.REFUSED:
+                raise ConfigError(response.body.decode())
+        return responses
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -196,7 +196,7 @@ class WorkerPool:
 
 
 def _end(workers: Sequence[EnvWorker]) -> None:
-    """Let workers close their environments and leave; kill those that do not."""
+    """Let workers close their environments and exit; kill those that do not."""
     for worker in workers:
         worker.channel.close()
     deadline = time.monotonic() + PATIENCE
@@ -205,7 +205,7 @@ def _end(workers: Sequence[EnvWorker]) -> None:
 
 
 def _shared_memory(size: int) -> int:
-    """A file of memory without a name, so that nothing is left of it when its users are gone, however they went."""
+    """Return a file descriptor of anonymous memory. The system frees it when its last user exits, even by a crash."""
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("lockstep")
     else:
@@ -215,13 +215,13 @@ def _shared_memory(size: int) -> int:
     return memory
 
 
-def _listen(stream: IO[bytes], words: "deque[str]") -> None:
-    """Pass on what a worker writes to its stderr, and keep the end of it."""
+def _forward(stream: IO[bytes], lines: "deque[str]") -> None:
+    """Forward a worker's stderr to this process, and keep the last lines."""
     with stream:
         for line in stream:
-            words.append(line.decode(errors="replace"))
-            with suppress(OSError, ValueError):  # ours may be closed
-                sys.stderr.write(words[-1])
+            lines.append(line.decode(errors="replace"))
+            with suppress(OSError, ValueError):  # stderr of this process may be closed
+                sys.stderr.write(lines[-1])
 
 
 def _listed(places: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
-"""What passes between a process and its workers: short messages on a socket, and arrays in memory both can see.
+"""Protocol between a process and its workers: short messages on a socket, and arrays in shared memory.
 
-Nothing that is read here can be run as code.
+No message is ever executed as code.
 """
 
 import io
@@ -16,23 +16,23 @@ _HEAD = struct.Struct("<cqq")
 
 
 class Request:
-    """What is asked of a worker."""
+    """Kinds of requests to a worker."""
 
     SETTINGS, BEGIN, STEP, REPLAY, TEXT, FRAME = b"c", b"b", b"s", b"r", b"t", b"f"
 
 
 class Response:
-    """What a worker says: it is done; it cannot be done, and why; or the worker fails, and its traceback."""
+    """Kinds of responses: done; refused, with the reason; or failed, with the traceback."""
 
     DONE, REFUSED, FAILED = b".", b"?", b"!"
 
 
 class Message(NamedTuple):
-    """An order or an answer."""
+    """A request or a response."""
 
     kind: bytes
     number: int = 0
-    """A row, or how many."""
+    """A row or a count."""
     body: bytes = b""
 
 
@@ -41,7 +41,7 @@ def send(channel: socket.socket, message: Message) -> None:
 
 
 def receive(channel: socket.socket) -> Message | None:
-    """The next message; None when the other side is gone."""
+    """Return the next message, or None if the other side closed the connection."""
     head = _receive_bytes(channel, _HEAD.size)
     if head is None:
         return None
@@ -55,7 +55,7 @@ def _receive_bytes(channel: socket.socket, size: int) -> bytes | None:
     while size:
         try:
             part = channel.recv(min(size, 1 << 20))
-        except ConnectionResetError:  # gone in the middle of its own reading
+        except ConnectionResetError:  # the other side exited with unread data
             return None
         if not part:
             return None
@@ -65,7 +65,7 @@ def _receive_bytes(channel: socket.socket, size: int) -> bytes | None:
 
 
 def pack(array: np.ndarray) -> bytes:
-    """An array with its dtype and shape, as numpy writes it to a file."""
+    """Serialize an array with its dtype and shape in NumPy's file format."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
@@ -80,14 +80,14 @@ def unpack(body: bytes) -> np.ndarray:
 
 
 def layout_of(tree: Any) -> Any:
-    """The dtypes and shapes of a tree of arrays, as JSON can say them."""
+    """Return the dtypes and shapes of a tree of arrays, as JSON values."""
     if isinstance(tree, dict):
         return {name: layout_of(part) for name, part in tree.items()}
     return [tree.dtype.str, *tree.shape]
 
 
 def size_of(layout: Any) -> int:
-    """How many bytes the arrays of a layout take."""
+    """Return the number of bytes that the arrays of a layout need."""
     if isinstance(layout, dict):
         return sum(size_of(part) for part in layout.values())
     dtype, *shape = layout
@@ -95,7 +95,7 @@ def size_of(layout: Any) -> int:
 
 
 def lay_out(layout: Any, memory: mmap.mmap, start: int = 0) -> Any:
-    """The arrays of a layout, one behind the other in the memory."""
+    """Map the arrays of a layout to consecutive parts of the memory."""
     if isinstance(layout, dict):
         tree = {}
         for name, part in layout.items():

@@ -1,7 +1,7 @@
-"""How curves are drawn while they grow: on a dark page for pictures, in dots of Braille for a terminal.
+"""Line charts that grow frame by frame: images on a dark background, and Braille dots for a terminal.
 
-Pages are drawn by Pillow, which takes milliseconds a picture; sizes are in pixels, colours in RGB. Numbers of a curve
-that are not finite are passed over.
+Pillow draws the images, in milliseconds each. Sizes are in pixels, colors in RGB. Non-finite values of a curve are
+skipped.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ from PIL import Image, ImageDraw, ImageFont
 INK, DIM, FAINT, GROUND = (236, 239, 244), (140, 150, 165), (52, 58, 70), (22, 25, 33)
 GREEN, RED, BLUE, ORANGE = (72, 187, 120), (229, 83, 83), (96, 165, 250), (245, 158, 66)
 _SMOOTH = 2
-"""Pages are drawn so many times as large and shrunk, so that edges are smooth."""
+"""Supersampling factor: images are drawn this many times larger and shrunk, so that edges are smooth."""
 
 Colour = tuple[int, int, int]
 
 
 class Canvas:
-    """A picture with words and curves on it."""
+    """An image to draw text and curves on."""
 
     def __init__(self, width: int, height: int) -> None:
         self._image = Image.new("RGB", (_SMOOTH * width, _SMOOTH * height), GROUND)
         self._draw = ImageDraw.Draw(self._image)
 
-    def write(self, x: float, y: float, words: str, size: int, colour: Colour = INK, anchor: str = "ls") -> None:
-        """Words whose anchor, as Pillow names it, is at a place: by default the left end of their base line."""
-        self._draw.text((_SMOOTH * x, _SMOOTH * y), words, colour, font=_font(_SMOOTH * size), anchor=anchor)
+    def write(self, x: float, y: float, label: str, size: int, colour: Colour = INK, anchor: str = "ls") -> None:
+        """Draw text with its Pillow anchor at a position; by default the left end of the baseline."""
+        self._draw.text((_SMOOTH * x, _SMOOTH * y), label, colour, font=_font(_SMOOTH * size), anchor=anchor)
 
     def line(self, places: Sequence[tuple[float, float]], colour: Colour, width: float = 2.0) -> None:
         if len(places) > 1:
@@ -36,7 +36,7 @@ class Canvas:
             self._draw.line(scaled, colour, round(_SMOOTH * width), joint="curve")
 
     def dash(self, start: tuple[float, float], end: tuple[float, float], colour: Colour, width: float = 1.0) -> None:
-        """A broken line."""
+        """Draw a dashed line."""
         (x, y), (across, down) = start, (end[0] - start[0], end[1] - start[1])
         count = max(1, round(float(np.hypot(across, down)) / 8))
         for part in range(count):
@@ -48,12 +48,12 @@ class Canvas:
         self._draw.ellipse([_SMOOTH * edge for edge in box], colour)
 
     def picture(self) -> np.ndarray:
-        """uint8 [height, width, 3]."""
+        """Return the image, uint8 [height, width, 3]."""
         return np.asarray(self._image.reduce(_SMOOTH))
 
 
 class Axes(NamedTuple):
-    """A part of a page, and the numbers that its sides stand for."""
+    """A rectangle of a canvas, and the data range that it shows."""
 
     page: Canvas
     left: float
@@ -61,26 +61,26 @@ class Axes(NamedTuple):
     right: float
     bottom: float
     across: tuple[float, float]
-    """Numbers at the left and the right side."""
+    """Data values at the left and the right side."""
     up: tuple[float, float]
-    """Numbers at the bottom and the top."""
+    """Data values at the bottom and the top."""
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         share, height = (x - self.across[0]) / _span(self.across), (y - self.up[0]) / _span(self.up)
         return self.left + share * (self.right - self.left), self.bottom - height * (self.bottom - self.top)
 
     def ends(self) -> tuple[float, float]:
-        """Two heights near the bottom and the top."""
+        """Return two data values near the bottom and the top."""
         return self.up[0] + 0.04 * _span(self.up), self.up[1] - 0.04 * _span(self.up)
 
-    def level(self, y: float, words: str, colour: Colour = FAINT) -> None:
-        """A thin line across at a height, and what it is, left of it."""
+    def level(self, y: float, label: str, colour: Colour = FAINT) -> None:
+        """Draw a thin horizontal line at a height, with a label left of it."""
         self.page.line([self.place(self.across[0], y), self.place(self.across[1], y)], colour, 1.0)
-        self.page.write(self.left - 6, self.place(0.0, y)[1], words, 12, DIM, "rm")
+        self.page.write(self.left - 6, self.place(0.0, y)[1], label, 12, DIM, "rm")
 
-    def tick(self, x: float, words: str) -> None:
-        """A word beneath."""
-        self.page.write(self.place(x, 0.0)[0], self.bottom + 6, words, 12, DIM, "mt")
+    def tick(self, x: float, label: str) -> None:
+        """Draw a tick label below the axes."""
+        self.page.write(self.place(x, 0.0)[0], self.bottom + 6, label, 12, DIM, "mt")
 
     def curve(self, x: np.ndarray, y: np.ndarray, colour: Colour, width: float = 2.0) -> None:
         known = np.isfinite(y)
@@ -88,7 +88,7 @@ class Axes(NamedTuple):
 
 
 def room(*curves: np.ndarray, least: float = 1e-9) -> tuple[float, float]:
-    """From the smallest to the largest number of some curves and a little beyond, `least` apart."""
+    """Return the range of the finite values of some curves with a margin, at least `least` wide."""
     known = np.concatenate([np.asarray(curve, np.float64).ravel() for curve in curves])
     known = known[np.isfinite(known)]
     if not len(known):
@@ -99,7 +99,7 @@ def room(*curves: np.ndarray, least: float = 1e-9) -> tuple[float, float]:
 
 
 def braille_chart(curve: np.ndarray, width: int, rows: int, whole: int, up: tuple[float, float]) -> list[str]:
-    """A curve of `whole` numbers, of which the first are known, as rows of characters with 2 by 4 dots each."""
+    """Draw a curve as rows of Braille characters with 2 by 4 dots each. Its x axis has room for `whole` values."""
     dots = np.zeros((4 * rows, 2 * width), bool)
     heights = np.clip((np.asarray(curve, np.float64) - up[0]) / _span(up), 0.0, 1.0)
     before: tuple[int, int] | None = None
@@ -111,7 +111,7 @@ def braille_chart(curve: np.ndarray, width: int, rows: int, whole: int, up: tupl
         row = round((1.0 - height) * (4 * rows - 1))
         first, start = before or (column, row)
         last = start
-        for between in range(min(first + 1, column), column + 1):  # so that the line does not break
+        for between in range(min(first + 1, column), column + 1):  # connect to the previous point
             here = round(start + (row - start) * (between - first) / max(column - first, 1))
             dots[min(last, here) : max(last, here) + 1, between] = True
             last = here
@@ -121,14 +121,14 @@ def braille_chart(curve: np.ndarray, width: int, rows: int, whole: int, up: tupl
 
 
 def add_axes(lines: list[str], labels: tuple[str, str]) -> str:
-    """Rows of a plot with a wall on their left, and words at its top and its bottom."""
+    """Add a vertical axis on the left of the rows, with labels at its top and bottom."""
     width = max(map(len, labels))
     names = [labels[0], *[""] * (len(lines) - 2), labels[1]]
     return "\n".join(f"{name:>{width}} ┤{line}" for name, line in zip(names, lines, strict=True))
 
 
 _DOTS = np.array([[1, 8], [2, 16], [4, 32], [64, 128]])
-"""What each of the 4 by 2 dots of a character adds to its number."""
+"""Bit of each of the 4 by 2 dots in the code of a Braille character."""
 
 
 def _span(ends: tuple[float, float]) -> float:

@@ -1,4 +1,4 @@
-"""What must happen before OpenGL is loaded."""
+"""Preparation before OpenGL is loaded."""
 
 from contextlib import suppress
 from functools import cache
@@ -6,9 +6,9 @@ from functools import cache
 
 @cache
 def prepare_opengl() -> None:
-    """Import Triton where it is installed, as CUDA builds of torch have it.
+    """Import Triton if it is installed, as it is with CUDA builds of torch.
 
-    Mesa's software renderer and Triton both bring LLVM: a process that loads Mesa first crashes when torch's compiler
+    Mesa's software renderer and Triton both include LLVM. A process that loads Mesa first crashes when torch's compiler
     imports Triton later. In the other order both work.
     """
     with suppress(ImportError):

@@ -1,10 +1,10 @@
-"""A board of Snake: its numbers, which of them are valid, and how it looks. Shared by both backends.
+"""State of a Snake board: its fields, their validation, and rendering. Shared by both backends.
 
 Shapes: E boards of a lane, G size, C = G x G cells; a cell's number is row x G + column.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -18,19 +18,19 @@ BODY, FOOD, HEAD = range(3)  # planes of an observation; the body includes the h
 START_LENGTH = 3
 
 FIELDS = (
-    "key",  # of the board's randomness
-    "episode",  # number of the episode being played
+    "key",  # of the board's random draws
+    "episode",  # index of the current episode
     "length",  # of the snake
-    "front",  # slot of the head in the ring of the body; the tail is length - 1 slots before it
-    "heading",  # the action last obeyed
-    "food",  # its cell
+    "front",  # slot of the head in the ring buffer of the body; the tail is length - 1 slots before it
+    "heading",  # direction of the last move
+    "food",  # cell of the food
     "hungry",  # steps since the last food
 )
-"""The numbers of one board, int64 each. Beside them a state has `body` and `planes`."""
+"""Scalars of one board, int64 each. A saved state also has `body` and `planes`."""
 
 
 class SnakeRules(NamedTuple):
-    """The settings that a step needs."""
+    """Settings that a step needs."""
 
     size: int
     hunger: int
@@ -40,15 +40,15 @@ class SnakeRules(NamedTuple):
 
 
 def start_cells(size: int) -> list[int]:
-    """Cells of the snake of a new episode, from tail to head: in the middle, heading right."""
+    """Return the cells of the snake at the start of an episode, from tail to head: in the middle, heading right."""
     middle = size // 2 * size + size // 2
     return [middle - (START_LENGTH - 1) + slot for slot in range(START_LENGTH)]
 
 
 def board_keys(lanes: Lanes, share: int) -> list[int]:
-    """Keys of the local boards. They depend on a board's place in the whole run, not on the process that hosts it."""
-    places = [lane * share + board for lane in lanes.local for board in range(share)]
-    return [RandomStream(lanes.seed, "snake", place).draw_seed(0) for place in places]
+    """Return the keys of the local boards. They depend on a board's global index, not on the process that hosts it."""
+    indices = [lane * share + board for lane in lanes.local for board in range(share)]
+    return [RandomStream(lanes.seed, "snake", index).draw_seed(0) for index in indices]
 
 
 def actions_error(problem: str, boards: int) -> ValueError:
@@ -56,7 +56,7 @@ def actions_error(problem: str, boards: int) -> ValueError:
 
 
 def is_valid(state: Mapping[str, np.ndarray]) -> bool:
-    """Whether boards are such as a game leaves. Steps check no index: on others they could write out of bounds."""
+    """Whether boards are valid game states. Steps check no index: on other states they could write out of bounds."""
     body, planes = state["body"], state["planes"]
     count, cells = body.shape
     length, front, heading, food = (state[name] for name in ("length", "front", "heading", "food"))
@@ -68,16 +68,16 @@ def is_valid(state: Mapping[str, np.ndarray]) -> bool:
     shown, each = np.zeros_like(planes), np.arange(count)
     shown[rows, BODY, lies] = 1
     shown[each, HEAD, body[each, front]] = shown[each, FOOD, food] = 1
-    apart = (shown[:, BODY].sum(axis=1) == length).all()  # no cell twice
+    distinct = (shown[:, BODY].sum(axis=1) == length).all()  # no cell twice
     free = not shown[each, BODY, food].any()
-    return bool(apart and free and (shown == planes).all())
+    return bool(distinct and free and (shown == planes).all())
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
 
 
 class Picture(NamedTuple):
-    """One board, to be drawn."""
+    """One board, ready to be drawn."""
 
     size: int
     snake: np.ndarray
@@ -87,34 +87,34 @@ class Picture(NamedTuple):
     heading: int
 
     @classmethod
-    def of(cls, size: int, board: Mapping[str, int], body: np.ndarray) -> "Picture":
-        """Of the numbers of a board by name and the ring of its body [C]."""
+    def of(cls, size: int, board: Mapping[str, int], body: np.ndarray) -> Self:
+        """Build from the scalars of a board by name and the ring buffer of its body [C]."""
         slots = np.arange(board["front"] - board["length"] + 1, board["front"] + 1) % body.size
         snake = np.stack(np.divmod(body[slots], size), axis=-1)
         return cls(size, snake, np.array(np.divmod(board["food"], size)), board["heading"])
 
     def render_text(self) -> str:
-        picture = np.full((self.size, self.size), " .")
-        picture[tuple(self.food)] = " *"
-        picture[tuple(self.snake.T)] = " o"
-        picture[tuple(self.snake[-1])] = " @"
+        image = np.full((self.size, self.size), " .")
+        image[tuple(self.food)] = " *"
+        image[tuple(self.snake.T)] = " o"
+        image[tuple(self.snake[-1])] = " @"
         wall = "+" + "-" * (2 * self.size + 1) + "+"
-        return "\n".join([wall, *("|" + "".join(cells) + " |" for cells in picture), wall])
+        return "\n".join([wall, *("|" + "".join(cells) + " |" for cells in image), wall])
 
     def render(self) -> np.ndarray:
         """RGB image, uint8 [height, width, 3]."""
-        snake, picture = self.snake, draw_board(self.size, self.size)
-        blend(picture, self.food, rounded_square(8, 8), _APPLE)
-        blend(picture, self.food - 0.12, rounded_square(2, 2), _SHINE)
+        snake, image = self.snake, draw_board(self.size, self.size)
+        blend(image, self.food, rounded_square(8, 8), _APPLE)
+        blend(image, self.food - 0.12, rounded_square(2, 2), _SHINE)
         cells, skin = np.arange(len(snake)), rounded_square(9, 6)
-        for along in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four stamps a cell make a smooth skin
+        for along in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four shapes per cell make a smooth body
             place = np.array([np.interp(along, cells, axis) for axis in snake.T])
-            blend(picture, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
-        blend(picture, snake[-1], rounded_square(10, 7), _FACE)
+            blend(image, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
+        blend(image, snake[-1], rounded_square(10, 7), _FACE)
         ahead = np.array([ROW_STEP[self.heading], COLUMN_STEP[self.heading]])
         for side in (-1, 1):
-            blend(picture, snake[-1] + 0.12 * ahead + 0.2 * side * ahead[::-1], rounded_square(2.5, 2.5), _EYE)
-        return picture.astype(np.uint8)
+            blend(image, snake[-1] + 0.12 * ahead + 0.2 * side * ahead[::-1], rounded_square(2.5, 2.5), _EYE)
+        return image.astype(np.uint8)
 
 
 # Colors of a frame, in RGB.

@@ -1,7 +1,7 @@
 """Snake: many boards of the game, stepped together by one compiled kernel.
 
-A board's food is a pure function of its key, its episode's number and its snake's length, so an episode plays the same
-in whatever batch, on whatever process and after whatever resume it is played.
+A board's food is a pure function of its key, its episode's number and its snake's length. An episode is therefore the
+same in any batch, on any process and after any resume.
 
 Shapes: E boards a lane, B local boards, G size, C = G x G cells; a cell's number is row x G + column.
 """
@@ -11,15 +11,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete
 from numba import njit
 from torch import Tensor
 
-from lockstep.clock import TrainState
+from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.protocols import StateDict, Step, VecEnv
-from lockstep.pytree import load_into
+from lockstep.protocols import StateDict, Step
 from lockstep.tasks.kernels import Buffers, random_below
 from lockstep.tasks.snake.board import (
     BODY,
@@ -40,23 +39,23 @@ from lockstep.tasks.snake.torch_backend import TorchSnake
 
 
 @dataclass(frozen=True, kw_only=True)
-class SnakeConfig:
+class SnakeConfig(VecEnv.Config):
     """Settings of Snake. Every number is for the whole run, not for one process."""
 
     size: int = 12
     """Cells along each side of the board."""
     num_envs: int = 64
-    """Boards played side by side."""
+    """Number of boards in the whole run, stepped in parallel."""
     max_steps_without_food: int | None = None
-    """Steps without food before an episode is cut off; none is generous: twice the cells of the board."""
+    """Steps without food before an episode is truncated. None: twice the number of cells."""
     food_reward: float = 1.0
-    """Reward for eating, on top of that for the step."""
+    """Reward for eating, added to the reward of the step."""
     death_reward: float = -1.0
-    """Reward for running into a wall or into oneself, on top of that for the step."""
+    """Reward for hitting a wall or the snake's own body, added to the reward of the step."""
     step_reward: float = -0.01
     """Reward for every step."""
     backend: Literal["numba", "torch"] = "numba"
-    """Implementation; both play the same games. numba: compiled, on the CPU. torch: on the device, without waiting."""
+    """Implementation; both give the same games. numba: compiled, on the CPU. torch: on the device, asynchronous."""
 
     def __post_init__(self) -> None:
         if self.size < 4:
@@ -74,15 +73,15 @@ class SnakeConfig:
 
     def build(self, lanes: Lanes, device: torch.device) -> VecEnv:
         if self.backend == "torch":
-            return TorchSnake(self.rules, lanes, lanes.per_lane(self.num_envs, "num_envs"), device)
+            return TorchSnake(self, lanes, device)
         return Snake(self, lanes, device)
 
 
 BOARD = np.dtype([(name, np.int64) for name in FIELDS])
-"""The numbers of one board. A record, because numba hands it on as a bare pointer: no counting of references."""
+"""Scalars of one board. A record, because numba passes it as a bare pointer without reference counting."""
 
 Board: TypeAlias = Any
-"""A record of BOARD: numba knows its fields, mypy cannot."""
+"""A record of BOARD. numba knows its fields, mypy does not."""
 
 
 class SnakeBoards(NamedTuple):
@@ -91,13 +90,13 @@ class SnakeBoards(NamedTuple):
     state: np.recarray
     """[B] BOARD."""
     body: np.ndarray
-    """[B, C] int32: a ring of the cells the snake lies on."""
+    """[B, C] int32: ring buffer of the cells that the snake occupies."""
     planes: np.ndarray
-    """[B, 3, C] uint8: the observation, kept up to date cell by cell."""
+    """[B, 3, C] uint8: the observation, updated cell by cell."""
 
 
 class SnakeResults(NamedTuple):
-    """What a step leaves besides the next observation; the last three only where an episode ended."""
+    """Outputs of a step besides the next observation. The last three are written only where an episode ended."""
 
     reward: np.ndarray
     """[B] float32."""
@@ -115,7 +114,7 @@ class SnakeResults(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def _drop_food(board: Board, planes: np.ndarray) -> None:
-    """Put food on one of the free cells, each as likely as the others."""
+    """Place food on a uniformly random free cell."""
     free = planes.shape[1] - board.length
     skip = random_below(free, board.key, board.episode, board.length)
     cell = 0
@@ -128,7 +127,7 @@ def _drop_food(board: Board, planes: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _start(board: Board, body: np.ndarray, planes: np.ndarray, size: int) -> None:
-    """Lay out a new episode: a short snake in the middle, heading right."""
+    """Start a new episode: a short snake in the middle, heading right."""
     planes[:] = 0
     middle = size // 2 * size + size // 2
     for slot in range(START_LENGTH):
@@ -141,8 +140,8 @@ def _start(board: Board, body: np.ndarray, planes: np.ndarray, size: int) -> Non
 
 @njit(cache=True, nogil=True)
 def _move(board: Board, body: np.ndarray, planes: np.ndarray, action: int, size: int) -> tuple[bool, bool]:
-    """The rules, for one step of one board: did the snake eat, did it die? A dead snake lies where it was."""
-    if action != board.heading ^ 1:  # a reverse is ignored: the snake goes straight on
+    """Apply one step of the rules to one board; return (ate, died). A dead snake stays where it was."""
+    if action != board.heading ^ 1:  # a reverse is ignored: the snake continues straight
         board.heading = action
     head, tail = body[board.front], body[(board.front - board.length + 1) % body.size]
     row, column = head // size + ROW_STEP[board.heading], head % size + COLUMN_STEP[board.heading]
@@ -154,7 +153,7 @@ def _move(board: Board, body: np.ndarray, planes: np.ndarray, action: int, size:
 
     ate = cell == board.food
     if not ate:
-        planes[BODY, tail] = 0  # first, because the head may come to lie here
+        planes[BODY, tail] = 0  # first, because the head may move to this cell
     planes[HEAD, head] = 0
     planes[HEAD, cell] = planes[BODY, cell] = 1
     board.front = (board.front + 1) % body.size
@@ -179,7 +178,7 @@ def _start_all(boards: SnakeBoards, size: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, rules: SnakeRules) -> int:
-    """Step every board, and start the next episode where one ended; how many were cut off, or -1 for a bad action."""
+    """Step every board and start new episodes where one ended. Return the truncated count, or -1 for a bad action."""
     for b in range(actions.size):
         if not 0 <= actions[b] <= 3:
             return -1
@@ -203,18 +202,17 @@ def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, r
     return cut
 
 
-class Snake:
+class Snake(VecEnv):
     """The boards of the local lanes. Actions are left, right, up, down; filling the board wins."""
 
-    def __init__(self, config: SnakeConfig, lanes: Lanes, device: torch.device) -> None:
-        size, share = config.size, lanes.per_lane(config.num_envs, "num_envs")
-        self.num_envs = count = len(lanes) * share
-        self.observation_space: Space[Any] = Box(0, 1, (3, size, size), np.uint8)
-        self.action_space: Space[Any] = Discrete(4)
-        self._rules, self._lanes, self._share = config.rules, lanes, share
+    Config = SnakeConfig
 
+    def setup(self) -> None:
+        size, count = self.config.size, self.num_envs
+        self.observation_space, self.action_space = Box(0, 1, (3, size, size), np.uint8), Discrete(4)
+        self._rules = self.config.rules
         self._buffers = Buffers(
-            device,
+            self.device,
             obs=(torch.uint8, (count, 3, size, size)),
             reward=(torch.float32, (count,)),
             terminated=(torch.bool, (count,)),
@@ -230,8 +228,10 @@ class Snake:
             body=np.zeros((count, size * size), np.int32),
             planes=obs.reshape(count, 3, -1),
         )
-        self._boards.state.key = board_keys(lanes, share)
-        self.reset()
+        self._boards.state.key = board_keys(self.lanes, self.envs_per_lane)
+        fields = {name: self._boards.state[name] for name in FIELDS}
+        for name, values in (fields | {"body": self._boards.body, "planes": self._boards.planes}).items():
+            self.register_state(name, values)
 
     def reset(self) -> Tensor:
         _start_all(self._boards, self._rules.size)
@@ -251,39 +251,15 @@ class Snake:
         return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
-        """The game alone, with nothing around it."""
+        """Step the games alone, without tensors."""
         return _step_all(self._boards, actions, self._results, self._rules)
 
-    def on_iteration_start(self, clock: TrainState) -> None:
-        """The game is the same throughout the run."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-    def shared_state(self) -> StateDict:
-        return {}
-
-    def load_shared_state(self, state: StateDict) -> None:
-        load_into({}, state, "Snake")
-
-    def lane_state(self, lane: int) -> StateDict:
-        return {name: tensor.clone() for name, tensor in self._live(lane).items()}
-
     def load_lane_state(self, lane: int, state: StateDict) -> None:
-        live = self._live(lane)
-        before = {name: tensor.clone() for name, tensor in live.items()}
-        load_into(live, state, f"Snake, lane {lane}")
-        if not is_valid({name: tensor.numpy() for name, tensor in live.items()}):
-            load_into(live, before, f"Snake, lane {lane}")
-            raise ValueError(f"Snake, lane {lane}: the saved boards hold what no game can come to.")
+        super().load_lane_state(lane, state)
         self._buffers.copy_to_device()
 
-    def _live(self, lane: int) -> StateDict:
-        """[E, ...] each: one lane's boards, in the memory the kernel works on."""
-        rows = self._lanes.lane_slice(lane, self._share)
-        state, body, planes = (array[rows] for array in self._boards)
-        fields = {name: state[name] for name in FIELDS} | {"body": body, "planes": planes}
-        return {name: torch.from_numpy(array) for name, array in fields.items()}
+    def is_valid_state(self, state: StateDict) -> bool:
+        return is_valid({name: values.numpy() for name, values in state.items()})
 
     def render_text(self, env: int) -> str:
         return self._picture(env).render_text()

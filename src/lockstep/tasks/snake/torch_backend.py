@@ -1,20 +1,18 @@
-"""Snake as batched torch operations: the games of the numba kernel, cell by cell, on any device.
+"""Snake as batched torch operations: the same games as the numba kernel, cell by cell, on any device.
 
-A step never waits for the device: no value is read on the host, no branch depends on data, and no shape does. State is
-updated in place, so that a CUDA graph can hold a step.
+A step never synchronizes with the device: no value is read on the host, and no branch or shape depends on data. State
+is updated in place, so that a CUDA graph can capture a step.
 
 Shapes: E boards of a lane, B local boards, G size, C = G x G cells; a cell's number is row x G + column.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
+from lockstep.base import VecEnv
 from lockstep.clock import TrainState
-from lockstep.lanes import Lanes
 from lockstep.ops.philox.draws import integers_at
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import load_into
@@ -28,7 +26,6 @@ from lockstep.tasks.snake.board import (
     ROW_STEP,
     START_LENGTH,
     Picture,
-    SnakeRules,
     actions_error,
     board_keys,
     is_valid,
@@ -36,18 +33,16 @@ from lockstep.tasks.snake.board import (
 )
 
 
-class TorchSnake:
+class TorchSnake(VecEnv):
     """The boards of the local lanes. Actions are left, right, up, down; filling the board wins."""
 
-    def __init__(self, rules: SnakeRules, lanes: Lanes, share: int, device: torch.device) -> None:
-        """`share` is the number of boards of a lane."""
-        self._rules, self._lanes, self._share, self._device = rules, lanes, share, device
-        size, self._cells = rules.size, rules.size * rules.size
-        self.num_envs = count = len(lanes) * share
-        self.observation_space: Space[Any] = Box(0, 1, (3, size, size), np.uint8)
-        self.action_space: Space[Any] = Discrete(4)
+    def setup(self) -> None:
+        self._rules = rules = self.config.rules
+        size, count, device = rules.size, self.num_envs, self.device
+        self._cells = size * size
+        self.observation_space, self.action_space = Box(0, 1, (3, size, size), np.uint8), Discrete(4)
 
-        # What a new episode begins with. The head's cell is kept beside the saved numbers, to be read in every step.
+        # Initial state of an episode. The head's cell is kept next to the saved scalars because every step reads it.
         start = start_cells(size)
         planes = torch.zeros(3, self._cells, dtype=torch.uint8)
         planes[BODY, start] = planes[HEAD, start[-1]] = 1
@@ -56,14 +51,14 @@ class TorchSnake:
         self._start_body = torch.tensor(start, device=device)  # [3]
         self._start_numbers = torch.tensor(numbers, device=device).unsqueeze(1)  # [5, 1]
 
-        # Tables: a heading by heading x 4 + action, a cell by heading x C + cell, and where planes begin.
+        # Lookup tables: heading by heading x 4 + action, cell by heading x C + cell, and offsets of planes.
         self._turns = torch.tensor(_turns(), device=device)  # [16]
         self._ahead = torch.tensor(_ahead(size), device=device)  # [4C]
         self._offsets = torch.tensor([plane * self._cells for plane in (BODY, BODY, HEAD, HEAD, FOOD)], device=device)
         self._yes, self._no = torch.tensor([True, False], device=device).unsqueeze(1).expand(2, count).unbind(0)
         self._plain = torch.full((count,), rules.step, device=device)
 
-        self._key = torch.tensor(board_keys(lanes, share), device=device)  # [B]
+        self._key = torch.tensor(board_keys(self.lanes, self.envs_per_lane), device=device)  # [B]
         self._episode, self._food = torch.zeros(2, count, dtype=torch.int64, device=device).unbind(0)
         self._numbers = torch.zeros(5, count, dtype=torch.int64, device=device)
         self._length, self._front, self._heading, self._hungry, self._head = self._numbers.unbind(0)
@@ -72,7 +67,6 @@ class TorchSnake:
         self._obs = self._planes.view(count, 3, size, size)
         self._invalid = torch.zeros((), dtype=torch.bool, device=device)
         """Whether an action since the last check was invalid."""
-        self.reset()
 
     def reset(self) -> Tensor:
         self._episode.zero_()
@@ -87,9 +81,9 @@ class TorchSnake:
         if action.shape != (self.num_envs,):
             raise actions_error(f"the actions have shape {tuple(action.shape)}", self.num_envs)
         cells, rules = self._cells, self._rules
-        action = action.to(self._device, torch.int64)
-        # Raising here would wait for the device. An invalid action is replaced by a valid one instead, and `advance`
-        # and `lane_state` raise: before the next iteration, and before anything is saved.
+        action = action.to(self.device, torch.int64)
+        # Raising here would wait for the device. Invalid actions are mapped to valid ones instead, and
+        # `on_iteration_start` and `lane_state` raise: before the next iteration, and before anything is saved.
         self._invalid.logical_or_((action & ~3).any())
 
         # Move. A step into a wall leads to the head's own cell, which is occupied.
@@ -100,16 +94,16 @@ class TorchSnake:
         died = occupied.logical_and(cell != tail)  # the tail leaves its cell as the head arrives
         ate = cell == self._food
         alive = ~died
-        head = torch.where(died, self._head, cell)  # a dead snake lies where it was
+        head = torch.where(died, self._head, cell)  # a dead snake stays where it was
         front = (self._front + alive) % cells
         self._body.scatter_(1, front.unsqueeze(1), head.unsqueeze(1))
-        # Places that coincide are given the same value, so their order does not matter.
-        places = torch.stack([tail, head, self._head, head, head], dim=1) + self._offsets
+        # Cells that coincide get the same value, so their order does not matter.
+        touched = torch.stack([tail, head, self._head, head, head], dim=1) + self._offsets
         values = torch.stack([died | ate | (tail == head), self._yes, died, self._yes, self._no], dim=1)
-        self._planes.scatter_(1, places, values.view(torch.uint8))
+        self._planes.scatter_(1, touched, values.view(torch.uint8))
         length, hungry = self._length + ate, (self._hungry + alive).masked_fill_(ate, 0)
 
-        # Judge.
+        # Rewards and ends of episodes.
         full = length == cells
         terminated, starved = died | full, hungry >= rules.hunger
         truncated, ended = starved & ~terminated, starved | terminated
@@ -117,71 +111,60 @@ class TorchSnake:
         final_obs = self._obs.clone()
         episode = {"apples": (length - START_LENGTH).float(), "full": full.float()}
 
-        # Begin the next episodes, and drop food where it was eaten.
+        # Start the next episodes, and place food where it was eaten.
         self._begin(ended, torch.stack([length, front, heading, hungry, head]))
         self._episode.add_(ended)
         self._drop_food(ate | ended)
-        # Whether any episode was truncated is known to the device only.
+        # Only the device knows whether any episode was truncated.
         return Step(self._obs, reward, terminated, truncated, final_obs, episode, any_truncated=True)
 
     def _begin(self, ended: Tensor, numbers: Tensor) -> None:
-        """Lay out a new episode where one ended [B]; elsewhere take over the numbers [5, B]."""
+        """Reset the boards whose episode ended [B]; write the new scalars [5, B] of the others."""
         torch.where(ended.unsqueeze(1), self._start_planes, self._planes, out=self._planes)
         body = self._body[:, :START_LENGTH]
         torch.where(ended.unsqueeze(1), self._start_body, body, out=body)
         torch.where(ended, self._start_numbers, numbers, out=self._numbers)
 
     def _drop_food(self, where: Tensor) -> None:
-        """Put food on one of the free cells, each as likely as the others, on some boards [B]."""
+        """Place food on a uniformly random free cell of some boards [B]."""
         skip = integers_at(self._key, self._episode, self._length, self._cells - self._length)
-        free = (1 - self._planes[:, : self._cells]).cumsum(1)  # [B, C] free cells up to each cell
-        place = (free <= skip.unsqueeze(1)).sum(1)
-        torch.where(where, place, self._food, out=self._food)
+        free = (1 - self._planes[:, : self._cells]).cumsum(1)  # [B, C] number of free cells up to each cell
+        cell = (free <= skip.unsqueeze(1)).sum(1)
+        torch.where(where, cell, self._food, out=self._food)
         self._planes.scatter_(1, (self._food + FOOD * self._cells).unsqueeze(1), 1)
 
     def on_iteration_start(self, clock: TrainState) -> None:
-        """Raise if an action was invalid since the last call. The game is the same throughout the run."""
+        """Raise if an action was invalid since the last call. The game does not depend on training progress."""
         self._check_actions()
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    # -- state ---------------------------------------------------------------------------------------------------------
-
-    def shared_state(self) -> StateDict:
-        return {}
-
-    def load_shared_state(self, state: StateDict) -> None:
-        load_into({}, state, "Snake")
 
     def lane_state(self, lane: int) -> StateDict:
-        """Copies on the host, of the names, dtypes and shapes of the numba backend."""
+        """Return copies on the host, with the names, dtypes and shapes of the numba backend."""
         self._check_actions()
-        rows = self._lanes.lane_slice(lane, self._share)
+        rows = self.lanes.lane_slice(lane, self.envs_per_lane)
         state = {name: self._field(name)[rows].to("cpu", copy=True) for name in FIELDS}
         planes = self._planes.unflatten(1, (3, -1))[rows]
         return state | {"body": self._body[rows].int().cpu(), "planes": planes.to("cpu", copy=True)}
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
-        rows, loaded = self._lanes.lane_slice(lane, self._share), self.lane_state(lane)
+        rows, loaded = self.lanes.lane_slice(lane, self.envs_per_lane), self.lane_state(lane)
         load_into(loaded, state, f"Snake, lane {lane}")
         if not is_valid({name: tensor.numpy() for name, tensor in loaded.items()}):
-            raise ValueError(f"Snake, lane {lane}: the saved boards hold what no game can come to.")
+            raise ValueError(f"Snake, lane {lane}: the saved boards are not in a valid state. Use another checkpoint.")
         for name in FIELDS:
-            self._field(name)[rows] = loaded[name].to(self._device)
-        self._body[rows] = loaded["body"].to(self._device, torch.int64)
-        self._planes[rows] = loaded["planes"].flatten(1).to(self._device)
+            self._field(name)[rows] = loaded[name].to(self.device)
+        self._body[rows] = loaded["body"].to(self.device, torch.int64)
+        self._planes[rows] = loaded["planes"].flatten(1).to(self.device)
         self._head[rows] = self._body[rows].gather(1, self._front[rows].unsqueeze(1)).squeeze(1)
 
     def _field(self, name: str) -> Tensor:
-        """[B] int64: one of FIELDS."""
+        """Return one of FIELDS, [B] int64."""
         tensor: Tensor = getattr(self, f"_{name}")
         return tensor
 
     def _check_actions(self) -> None:
         if self._invalid.item():
             self._invalid.zero_()
-            raise actions_error("an action since the last iteration began was none of the four", self.num_envs)
+            raise actions_error("an action since the start of the iteration is not one of the four", self.num_envs)
 
     # -- rendering -----------------------------------------------------------------------------------------------------
 
@@ -192,18 +175,18 @@ class TorchSnake:
         return self._picture(env).render()
 
     def _picture(self, env: int) -> Picture:
-        """One board, copied to the host."""
+        """Copy one board to the host."""
         board = {name: int(self._field(name)[env]) for name in FIELDS}
         return Picture.of(self._rules.size, board, self._body[env].cpu().numpy())
 
 
 def _turns() -> list[int]:
-    """The next heading, for every heading and action: a reverse is ignored, and the snake goes straight on."""
+    """Return the next heading for every heading and action. A reverse is ignored: the snake continues straight."""
     return [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
 
 
 def _ahead(size: int) -> list[int]:
-    """The cell ahead, for every heading and cell; the cell itself where a wall is ahead."""
+    """Return the cell ahead for every heading and cell; the cell itself if a wall is ahead."""
     cells = []
     for heading in range(4):
         for cell in range(size * size):

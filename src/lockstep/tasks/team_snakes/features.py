@@ -1,7 +1,7 @@
-"""What a snake of a team sees, compiled: as a vector of features, or as a grid with its head in the middle.
+"""Observation of a snake, compiled: a vector of features, or a grid with its head in the middle.
 
-Both are the same wherever on the torus a snake is: places are offsets from its head, the short way round. Directions
-are those of the board, or those of the snake itself: then its heading is up, and actions are meant as it sees them.
+Both are translation invariant on the torus: positions are offsets from the head, the short way around. Directions are
+those of the board, or egocentric: then the snake's heading is up, in observations and in actions.
 """
 
 import numpy as np
@@ -30,31 +30,31 @@ from lockstep.tasks.team_snakes.rules import (
 
 BY_DIRECTION, BY_BEAN, BY_SNAKE, OWN = 6, 4, 7, 9
 FEATURES = 4 * BY_DIRECTION + BEANS * BY_BEAN + (SNAKES - 1) * BY_SNAKE + OWN
-"""For each direction: is it free, how far, may another come there, how near is a bean then, and a bean that none of the
-team is nearer to, how much room is there. For each bean, nearest first: where is it, how near, is nobody else as near.
-For each other snake, those of the team first, the nearest of each first: where is it, how long, its heading. Its own
-heading on the board, length, and place in the order."""
+"""Per direction: free, free distance, whether another head may come there, closeness of a bean from there, closeness of
+a bean that no teammate is nearer to, reachable room. Per bean, nearest first: offset, closeness, whether this snake is
+nearest. Per other snake, teammates first, nearest first: offset, length, heading. Own heading on the board, length,
+index in the team, and side."""
 PLANES = 7
 OWN_BODY, TEAM_BODIES, OTHER_BODIES, BEAN_PLACES, TEAM_HEADS, OTHER_HEADS, TAILS = range(PLANES)
 ON_BOARD = np.array(
     [[UP, DOWN, LEFT, RIGHT], [DOWN, UP, RIGHT, LEFT], [LEFT, RIGHT, DOWN, UP], [RIGHT, LEFT, UP, DOWN]]
 )
-"""[4, 4] the board's direction for each a snake sees, by the one it faces: up, if it sees the board as it lies."""
+"""[4, 4] the board direction of each seen direction, by the direction the snake faces (up for a fixed view)."""
 AS_SEEN = np.argsort(ON_BOARD, axis=1)
-"""[4, 4] the same backwards."""
+"""[4, 4] the inverse of ON_BOARD."""
 _FARTHEST, _LONG, _ROOM = HEIGHT // 2 + WIDTH // 2, 20, 32
 
 
 @njit(cache=True, nogil=True)
 def show_legal(game: Game, snake: int, facing: int, legal: np.ndarray) -> None:
-    """Which actions are no reverse, [4]."""
+    """Write the action mask [4]: 0 for the reverse."""
     legal[:] = 1
     legal[AS_SEEN[facing, game.heading[snake] ^ 1]] = 0
 
 
 @njit(cache=True, nogil=True)
 def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
-    """The vector, [FEATURES] from -1 to 1, all 0 for a snake that has no place; `marks` are as `room` wants them."""
+    """Write the features [FEATURES], from -1 to 1; all 0 for a snake off the board. `marks` is the buffer of `room`."""
     out[:] = 0.0
     if game.length[snake] == 0:
         return
@@ -98,7 +98,7 @@ def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: n
 
 @njit(cache=True, nogil=True)
 def show_grid(game: Game, snake: int, out: np.ndarray) -> None:
-    """The grid, [PLANES, rows, columns] of 0 and 1: the part of the board around the head, which is in the middle."""
+    """Write the grid [PLANES, rows, columns] of 0 and 1: the part of the board around the head."""
     out[:] = 0
     if game.length[snake] == 0:
         return
@@ -116,7 +116,7 @@ def show_grid(game: Game, snake: int, out: np.ndarray) -> None:
     for other in range(SNAKES):
         if game.length[other]:
             heads = TEAM_HEADS if other // TEAM == snake // TEAM else OTHER_HEADS
-            if other != snake:  # its own is in the middle
+            if other != snake:  # the own head is always in the middle
                 _mark(out[heads], head, cell_of(game, other, 0))
             _mark(out[TAILS], head, cell_of(game, other, game.length[other] - 1))
 
@@ -130,7 +130,7 @@ def _plane(snake: int, other: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _mark(plane: np.ndarray, head: int, cell: int) -> None:
-    """Mark a cell in a plane [rows, columns], where it is in sight."""
+    """Mark a cell in a plane [rows, columns] if it is in view."""
     row = _short_way(ROW[cell] - ROW[head], HEIGHT) + plane.shape[0] // 2
     column = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) + plane.shape[1] // 2
     if 0 <= row < plane.shape[0] and 0 <= column < plane.shape[1]:
@@ -139,13 +139,13 @@ def _mark(plane: np.ndarray, head: int, cell: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _short_way(offset: int, size: int) -> int:
-    """An offset round the torus, from -size / 2 up to size / 2 - 1."""
+    """Return an offset on the torus, from -size / 2 to size / 2 - 1."""
     return (offset + size + size // 2) % size - size // 2
 
 
 @njit(cache=True, nogil=True)
 def _offset(head: int, cell: int, facing: int, out: np.ndarray) -> None:
-    """How far below and to the right of the head a cell is, as parts of half the way round."""
+    """Write how far below and right of the head a cell is, as fractions of half the board size."""
     below = _short_way(ROW[cell] - ROW[head], HEIGHT) / (HEIGHT // 2)
     right = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) / (WIDTH // 2)
     if facing == UP:
@@ -160,7 +160,7 @@ def _offset(head: int, cell: int, facing: int, out: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _open(game: Game, head: int, direction: int) -> float:
-    """How far a direction is free of bodies, as a part of the way round."""
+    """Return how far a direction is free of bodies, as a fraction of the board size."""
     way = HEIGHT if direction < 2 else WIDTH
     cell, steps = AROUND[head, direction], 0
     while steps < way - 1 and game.owner[cell] < FIRST:
@@ -171,8 +171,8 @@ def _open(game: Game, head: int, direction: int) -> float:
 
 @njit(cache=True, nogil=True)
 def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
-    """How much room each direction leads to. What one search has come by needs none of its own: it hangs together."""
-    before, searches, searched = marks[0, CELLS], 0, 0  # `searched` are their directions, two bits each
+    """Write the reachable room of each direction. Connected directions reuse the result of an earlier search."""
+    before, searches, searched = marks[0, CELLS], 0, 0  # `searched` packs the searched directions, two bits each
     for direction in range(4):
         cell, place = AROUND[head, ON_BOARD[facing, direction]], direction * BY_DIRECTION + 5
         number = marks[0, cell] - before
@@ -187,7 +187,7 @@ def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: n
 
 @njit(cache=True, nogil=True)
 def nearest_bean(game: Game, cell: int, used: int) -> int:
-    """Steps from a cell to the nearest bean that is not among those used; as many as can be where there is none."""
+    """Return the steps from a cell to the nearest bean not in the bit set `used`; the largest distance if none."""
     nearest = _FARTHEST
     for bean in range(game.served):
         if not used >> bean & 1:
@@ -197,7 +197,7 @@ def nearest_bean(game: Game, cell: int, used: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _claimed_beans(game: Game, snake: int) -> int:
-    """The beans, bit by bit, that another of the team is nearer to; of two as near, the one that moves first."""
+    """Return the bit set of beans that a teammate is nearer to. In a tie, the snake that moves first is nearer."""
     claimed, first = 0, snake // TEAM * TEAM
     for bean in range(game.served):
         own = distance(cell_of(game, snake, 0), game.beans[bean], True)
@@ -211,7 +211,7 @@ def _claimed_beans(game: Game, snake: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _next_bean(game: Game, head: int, used: int) -> int:
-    """The nearest bean that is not among those used, bit by bit."""
+    """Return the nearest bean that is not in the bit set `used`."""
     found, nearest = 0, _FARTHEST + 1
     for bean in range(game.served):
         steps = distance(head, game.beans[bean], True)
@@ -222,7 +222,7 @@ def _next_bean(game: Game, head: int, used: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _next_snake(game: Game, head: int, team: int, used: int) -> int:
-    """The nearest snake of a team that is not among those used, bit by bit; those without a place come last."""
+    """Return the nearest snake of a team that is not in the bit set `used`; snakes off the board come last."""
     found, nearest = 0, _FARTHEST + 2
     for other in range(team * TEAM, team * TEAM + TEAM):
         steps = distance(head, cell_of(game, other, 0), True) if game.length[other] else _FARTHEST + 1
@@ -233,7 +233,7 @@ def _next_snake(game: Game, head: int, team: int, used: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _is_nearest(game: Game, snake: int, bean: int, steps: int) -> bool:
-    """Whether a snake is nearer to a bean than all others: two that come at once both die."""
+    """Whether a snake is nearer to a bean than all others. Two that arrive together both die."""
     for other in range(SNAKES):
         if other != snake and game.length[other] and distance(cell_of(game, other, 0), bean, True) <= steps:
             return False

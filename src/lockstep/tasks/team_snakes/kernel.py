@@ -1,6 +1,6 @@
-"""A batch of team games stepped together: scripts, rules, rewards and views in one compiled call.
+"""A batch of team games stepped together: scripts, rules, rewards and observations in one compiled call.
 
-Shapes: B games, A agents of a game (3, or 6 where the other team is acted for, too), F features, P planes.
+Shapes: B games, A agents of a game (3, or 6 with both teams), F features, P planes.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from lockstep.tasks.team_snakes.opponents import choose, distance
 from lockstep.tasks.team_snakes.rules import BEANS, CELLS, SNAKES, START_LENGTH, TEAM, UP, Game, cell_of, start, step
 
 SCRIPTED = 4
-"""The action that leaves a snake of the other team to the script."""
+"""Action with which the script moves a snake of the other team."""
 RESULTS = ("score", "conceded", "won", "drawn", "level", "scripted", "beaten")
-"""What is told of a game: what our snakes gained, what the others did, whether we won, or nobody, the script's level;
-where the other team may be acted for, whether it was left to the script, and whether we beat it then."""
+"""Metrics of a game: gain of our snakes, gain of the others, whether we won, whether it is a draw, level of the script.
+With `control_both_teams` also: whether the script moved the other team, and whether we won against it."""
 
 
 class RewardTerms(NamedTuple):
-    """The settings a kernel needs."""
+    """Settings that the kernel needs."""
 
     steps: int
     turned: bool
@@ -32,7 +32,7 @@ class RewardTerms(NamedTuple):
 
 
 class TeamResults(NamedTuple):
-    """What a step leaves; the last three only where a game ended."""
+    """Outputs of a step. The last three are written only where a game ended."""
 
     seen: np.ndarray
     """[B, A, F] float32 or [B, A, P, rows, columns] uint8."""
@@ -54,19 +54,19 @@ class TeamResults(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def side_of(game: Game) -> int:
-    """Which team is ours, 0 or 1: neighbouring environments begin on different sides, and each changes every game."""
+    """Return our team, 0 or 1. Neighboring environments start on different sides, and sides alternate every game."""
     return (game.place + game.episode) & 1
 
 
 @njit(cache=True, nogil=True)
 def _facing(game: Game, snake: int, turned: bool) -> int:
-    """The direction that is up in what a snake sees and does."""
+    """Return the board direction that is up in the observations and actions of a snake."""
     return game.heading[snake] if turned else UP
 
 
 @njit(cache=True, nogil=True)
 def _look(game: Game, turned: bool, seen: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
-    """What the agents of a game see, ours first."""
+    """Write the observations of the agents of a game, ours first."""
     for agent in range(len(seen)):
         snake = (side_of(game) * TEAM + agent) % SNAKES
         facing = _facing(game, snake, turned)
@@ -94,7 +94,7 @@ def start_all(games: np.recarray) -> None:
 def advise_all(
     games: np.recarray, level: int, wrapped: bool, turned: bool, marks: np.ndarray, advice: np.ndarray
 ) -> None:
-    """What a script would do in our place, [B, TEAM]."""
+    """Write the actions that a script would take in place of our team, [B, TEAM]."""
     moves = np.zeros(SNAKES, np.int64)
     for b in range(games.size):
         first = side_of(games[b]) * TEAM
@@ -117,10 +117,10 @@ def _are_actions(actions: np.ndarray) -> bool:
 def _shape(
     game: Game, terms: RewardTerms, before: np.ndarray, beans: np.ndarray, died: np.ndarray, own: np.ndarray
 ) -> None:
-    """Turn what snakes earned, [SNAKES], into what they learn from, seen by each alone.
+    """Add the shaping terms to the own rewards [SNAKES].
 
-    `before` are their heads before the step. Only beans that lay there before it count, and circling gains nothing:
-    where a step leads away from them, it costs what the step towards them got.
+    `before` are the heads before the step. Only beans that were on the board before the step count. Circling gains
+    nothing: a step away from a bean costs as much as a step towards it earns.
     """
     for snake in range(SNAKES):
         if died[snake]:
@@ -135,7 +135,7 @@ def _shape(
 
 @njit(cache=True, nogil=True)
 def _settle(game: Game, side: int, level: int, scripted: bool, outcome: np.ndarray) -> None:
-    """What a game came to, [7]. A snake that found no place to return to has gained nothing."""
+    """Write the outcome of a game [7]. A snake that could not return to the board has no gain."""
     gained = np.zeros(2, np.int64)
     for snake in range(SNAKES):
         gained[snake // TEAM] += max(game.length[snake] - START_LENGTH, 0)
@@ -148,7 +148,7 @@ def _settle(game: Game, side: int, level: int, scripted: bool, outcome: np.ndarr
 def step_all(
     games: np.recarray, actions: np.ndarray, level: int, terms: RewardTerms, results: TeamResults, marks: np.ndarray
 ) -> int:
-    """Step every game, and start the next one where one ended; how many were cut off, or -1 for a bad action."""
+    """Step every game and start new ones where one ended. Return the truncated count, or -1 for a bad action."""
     if not _are_actions(actions):
         return -1
     agents, cut = actions.shape[1], 0
@@ -157,6 +157,7 @@ def step_all(
     for b in range(games.size):
         game, side = games[b], side_of(games[b])
         first, others = side * TEAM, TEAM - side * TEAM
+        # Actions of the script and of the agents.
         scripted = agents == TEAM or (actions[b, TEAM:] == SCRIPTED).any()
         if scripted:
             choose(game, others, level, terms.wrapped, marks, moves)
@@ -169,6 +170,7 @@ def step_all(
             before[snake] = cell_of(game, snake, 0)
 
         over = step(game, moves, earned, died)
+        # Rewards: own reward with shaping, then the team's and the other team's share.
         own[:] = earned
         _shape(game, terms, before, beans, died, own)
         results.reward[b] = earned[first : first + TEAM].sum() - earned[others : others + TEAM].sum()

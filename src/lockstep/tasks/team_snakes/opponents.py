@@ -1,7 +1,7 @@
-"""The scripted teams, compiled: from random to cautious, the one that evades, and how their level follows a run.
+"""Scripted teams, compiled, from random to cautious and evader, and the schedule of their level.
 
-A level is a cost for each of the three moves a snake has: its distance to a bean of its own, and what it fears.
-Distances are measured on the flat board, as the well-known players do, or round the torus (`wrapped`), which is better.
+A level assigns a cost to each of the three moves of a snake: the distance to its target bean plus a risk. Distances are
+measured on the flat board, as well-known players do, or around the torus (`wrapped`), which is stronger.
 """
 
 from typing import Literal
@@ -27,24 +27,24 @@ from lockstep.tasks.team_snakes.rules import (
 )
 
 RANDOM, BLIND, GREEDY, WARY, CAUTIOUS, EVADER = range(6)
-"""Levels: any move; to the nearest bean, whatever lies between; round what is occupied, and to a bean each; away from
-blocked sides; the more so the longer it is, and not into pockets; and only where two steps are safe."""
+"""Levels. RANDOM: any move. BLIND: to the nearest bean, ignoring bodies. GREEDY: avoids bodies, a bean for each snake.
+WARY: avoids blocked sides. CAUTIOUS: more so with length, avoids dead ends. EVADER: only where two steps are safe."""
 LEVELS = ("random", "1", "2", "3", "4", "evader")
 
 LevelSchedule = Literal["fixed", "linear", "exponential", "curriculum", "gate"]
 CURRICULUM = (0.10, 0.30, 0.60, 0.85)
-"""The parts of a run after which the curriculum's level rises by one."""
+"""Fractions of a run after which the level of the curriculum rises by one."""
 
-_STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs: a step, into less room than it needs or into danger, into a body
+_STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs of a step, of too little room or danger, and of hitting a body
 
 
 def name_of(level: int) -> str:
-    """A level as people say it."""
+    """Return the name of a level for messages."""
     return f"level {LEVELS[level]}" if LEVELS[level].isdigit() else LEVELS[level]
 
 
 def level_at(rise: LevelSchedule, fixed: int, progress: float) -> int | None:
-    """The level of the scripted team at some progress of a run, from 0 to 1; None if it follows from results."""
+    """Return the level of the scripted team at a progress from 0 to 1; None if it depends on results."""
     match rise:
         case "linear":
             return int(CAUTIOUS * progress)
@@ -59,7 +59,7 @@ def level_at(rise: LevelSchedule, fixed: int, progress: float) -> int | None:
 
 @njit(cache=True, nogil=True)
 def distance(one: int, other: int, wrapped: bool) -> int:
-    """Steps between two cells of an empty board."""
+    """Return the steps between two cells of an empty board."""
     rows, columns = abs(ROW[one] - ROW[other]), abs(COLUMN[one] - COLUMN[other])
     if wrapped:
         rows, columns = min(rows, HEIGHT - rows), min(columns, WIDTH - columns)
@@ -68,11 +68,11 @@ def distance(one: int, other: int, wrapped: bool) -> int:
 
 @njit(cache=True, nogil=True)
 def choose(game: Game, first: int, level: int, wrapped: bool, marks: np.ndarray, actions: np.ndarray) -> None:
-    """What a scripted team of the snakes from `first` on does, into actions [SNAKES].
+    """Write the actions of a scripted team, the snakes from `first` on, into actions [SNAKES].
 
-    `marks` [2, CELLS + 1] int64 are for the search for room alone, and zeros at first.
+    `marks` [2, CELLS + 1] int64 is a buffer for `room`, initially zeros.
     """
-    taken = 0  # bit by bit, the beans that others of the team go for
+    taken = 0  # bit set of beans that teammates target
     for snake in range(first, first + TEAM):
         if level == RANDOM:
             actions[snake] = random_below(4, game.key, game.episode, game.step * DRAWS + MOVE + snake)
@@ -99,7 +99,7 @@ def choose(game: Game, first: int, level: int, wrapped: bool, marks: np.ndarray,
 
 @njit(cache=True, nogil=True)
 def _risk(game: Game, snake: int, cell: int, level: int, marks: np.ndarray) -> int:
-    """What keeps a snake from a cell."""
+    """Return the risk cost of a cell."""
     if level < GREEDY:
         return 0
     cost = _BODY if game.owner[cell] >= FIRST else 0
@@ -118,11 +118,11 @@ def _risk(game: Game, snake: int, cell: int, level: int, marks: np.ndarray) -> i
 
 @njit(cache=True, nogil=True)
 def blocked_sides(game: Game, snake: int, cell: int) -> int:
-    """Sides of a cell on which a body lies, the side that the snake would come from left out."""
+    """Return the number of sides of a cell with a body, without the side that the snake comes from."""
     sides, head = 0, cell_of(game, snake, 0)
     for direction in range(4):
-        beside = AROUND[cell, direction]
-        sides += beside != head and game.owner[beside] >= FIRST
+        neighbor = AROUND[cell, direction]
+        sides += neighbor != head and game.owner[neighbor] >= FIRST
     return sides
 
 
@@ -137,22 +137,22 @@ def is_threatened(game: Game, snake: int, cell: int) -> bool:
 
 @njit(cache=True, nogil=True)
 def _is_safe(game: Game, snake: int, cell: int) -> bool:
-    """Whether a cell is free whatever the others do, and one beside it is free to go on to."""
+    """Whether a cell is safe from all other snakes and has a safe neighbor."""
     if game.owner[cell] >= FIRST or is_threatened(game, snake, cell):
         return False
     for direction in range(4):
-        beside = AROUND[cell, direction]
-        if game.owner[beside] < FIRST and not is_threatened(game, snake, beside):
+        neighbor = AROUND[cell, direction]
+        if game.owner[neighbor] < FIRST and not is_threatened(game, snake, neighbor):
             return True
     return False
 
 
 @njit(cache=True, nogil=True)
 def room(game: Game, cell: int, enough: int, marks: np.ndarray) -> int:
-    """How many free cells hang together with a cell, itself included, counted up to `enough`."""
+    """Count the free cells connected to a cell, itself included, up to `enough` (breadth-first search)."""
     if game.owner[cell] >= FIRST:
         return 0
-    # A cell is seen where it bears this search's number, so that nothing has to be cleared for the next one.
+    # Seen cells hold the number of this search, so that the buffer need not be cleared between searches.
     seen, queue = marks[0], marks[1]
     seen[CELLS] += 1
     number = seen[CELLS]
@@ -160,9 +160,9 @@ def room(game: Game, cell: int, enough: int, marks: np.ndarray) -> int:
     found, done = 1, 0
     while done < found and found < enough:
         for direction in range(4):
-            beside = AROUND[queue[done], direction]
-            if seen[beside] != number and game.owner[beside] < FIRST:
-                seen[beside], queue[found] = number, beside
+            neighbor = AROUND[queue[done], direction]
+            if seen[neighbor] != number and game.owner[neighbor] < FIRST:
+                seen[neighbor], queue[found] = number, neighbor
                 found += 1
         done += 1
     return min(found, enough)

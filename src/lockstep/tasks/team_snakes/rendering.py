@@ -1,4 +1,4 @@
-"""Games of team snakes as characters and as pictures. Ours are A, B, C and green; the others X, Y, Z and orange."""
+"""Team snakes as text and as images. Ours are A, B, C and green; the others X, Y, Z and orange."""
 
 import numpy as np
 
@@ -17,60 +17,60 @@ _SKINS = np.array(
 
 
 def as_text(game: Game, side: int) -> str:
-    """The board as characters, with the score beneath; `side` is our team's, 0 or 1."""
-    picture = np.full((HEIGHT, WIDTH), " .")
-    for place in _places(game["beans"][: game["served"]]):
-        picture[tuple(place)] = " *"
+    """Draw the board as text, with the score below; `side` is our team, 0 or 1."""
+    image = np.full((HEIGHT, WIDTH), " .")
+    for position in _positions(game["beans"][: game["served"]]):
+        image[tuple(position)] = " *"
     for snake, cells in enumerate(_snakes(game)):
         letter = _LETTERS[(snake - side * TEAM) % SNAKES]
-        picture[tuple(cells.T)] = f" {letter.lower()}"
-        picture[tuple(cells[:1].T)] = f" {letter}"
+        image[tuple(cells.T)] = f" {letter.lower()}"
+        image[tuple(cells[:1].T)] = f" {letter}"
     edge = "+" + "-" * (2 * WIDTH + 1) + "+"
-    rows = ["|" + "".join(cells) + " |" for cells in picture]
+    rows = ["|" + "".join(cells) + " |" for cells in image]
     ours, theirs = scores(game, side)
     return "\n".join([edge, *rows, edge, f"step {game['step']}  we {ours}  they {theirs}"])
 
 
 def as_frame(game: Game, side: int) -> np.ndarray:
-    """The board as a picture, uint8 [height, width, 3]."""
-    picture = draw_board(HEIGHT, WIDTH)
-    for place in _places(game["beans"][: game["served"]]):
-        blend(picture, place, rounded_square(6, 6), _BEAN)
-        blend(picture, place - 0.1, rounded_square(2, 2), _SHINE)
+    """Draw the board as an image, uint8 [height, width, 3]."""
+    image = draw_board(HEIGHT, WIDTH)
+    for position in _positions(game["beans"][: game["served"]]):
+        blend(image, position, rounded_square(6, 6), _BEAN)
+        blend(image, position - 0.1, rounded_square(2, 2), _SHINE)
     for snake, cells in enumerate(_snakes(game)):
         tail, neck, face = _SKINS[int(snake // TEAM != side)]
         for index in range(len(cells) - 1, -1, -1):
             colour = neck + index / len(cells) * (tail - neck)
             for toward in (index - 1, index + 1):
                 if 0 <= toward < len(cells):
-                    _paint_half(picture, cells[index], cells[toward], colour)
+                    _paint_half(image, cells[index], cells[toward], colour)
         if len(cells):
-            blend(picture, cells[0], rounded_square(10, 7), face)
+            blend(image, cells[0], rounded_square(10, 7), face)
             ahead = _STEPS[game["heading"][snake]]
             for eye in (-1, 1):
-                blend(picture, cells[0] + 0.12 * ahead + 0.2 * eye * ahead[::-1], rounded_square(2.5, 2.5), _EYE)
-    return picture.astype(np.uint8)
+                blend(image, cells[0] + 0.12 * ahead + 0.2 * eye * ahead[::-1], rounded_square(2.5, 2.5), _EYE)
+    return image.astype(np.uint8)
 
 
 def scores(game: Game, side: int) -> tuple[int, int]:
-    """What our team and the other one have gained; a snake that found no place to return to has gained nothing."""
+    """Return the gains of our team and of the other one. A snake that could not return to the board has no gain."""
     gained = np.maximum(game["length"] - START_LENGTH, 0).reshape(2, TEAM).sum(axis=1)
     return int(gained[side]), int(gained[1 - side])
 
 
-def _paint_half(picture: np.ndarray, here: np.ndarray, there: np.ndarray, colour: np.ndarray) -> None:
-    """The skin from a cell half of the way to the next one, the short way round: over a seam, to the board's edge."""
+def _paint_half(image: np.ndarray, here: np.ndarray, there: np.ndarray, colour: np.ndarray) -> None:
+    """Draw the body from a cell half of the way to the next one, the short way around the torus."""
     size = np.array([HEIGHT, WIDTH])
     way = (there - here + size + size // 2) % size - size // 2
     for part in (0.0, 0.25, 0.5) if np.abs(way).sum() == 1 else (0.0,):
-        blend(picture, here + part * way, rounded_square(9, 6), colour)
+        blend(image, here + part * way, rounded_square(9, 6), colour)
 
 
 def _snakes(game: Game) -> list[np.ndarray]:
-    """[length, 2] rows and columns of each snake, head first."""
+    """Return the rows and columns [length, 2] of each snake, head first."""
     slots = [(front - np.arange(length)) % RING for front, length in zip(game["front"], game["length"], strict=True)]
-    return [_places(body[snake]) for body, snake in zip(game["body"], slots, strict=True)]
+    return [_positions(body[snake]) for body, snake in zip(game["body"], slots, strict=True)]
 
 
-def _places(cells: np.ndarray) -> np.ndarray:
+def _positions(cells: np.ndarray) -> np.ndarray:
     return np.stack([ROW[cells], COLUMN[cells]], axis=-1)

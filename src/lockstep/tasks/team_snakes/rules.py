@@ -1,10 +1,10 @@
-"""The rules of team snakes: one game of two teams of three on a torus, as compiled functions of one record.
+"""Rules of team snakes: one game of two teams of three on a torus, as compiled functions of one record.
 
-They are those of the Jidi competition "snakes 3v3", of its last published environment: snakes move in the order of
-their numbers, whoever's head lies on another part of a snake dies, and the dead return at once, near the upper left.
-Luck is a pure function of a game's key, its episode's number and the step, so a game plays the same in any batch.
+They follow the last published environment of the Jidi competition "snakes 3v3". Snakes move in the order of their
+numbers. A snake whose head is on another part of a snake dies, and returns at once, near the upper left. Random draws
+are a pure function of a game's key, its episode's number and the step, so a game is the same in any batch.
 
-A cell's number is row x WIDTH + column. A snake is a ring of RING slots; its head lies in slot `front`.
+A cell's number is row x WIDTH + column. A snake is a ring buffer of RING slots; its head is in slot `front`.
 """
 
 from typing import Any, TypeAlias
@@ -18,8 +18,8 @@ HEIGHT, WIDTH = 10, 20
 CELLS = HEIGHT * WIDTH
 TEAM, SNAKES, BEANS, START_LENGTH = 3, 6, 5, 3
 UP, DOWN, LEFT, RIGHT = range(4)  # opposite directions differ in the last bit
-FREE, BEAN, FIRST = 0, 1, 2  # what lies on a cell; snake s is FIRST + s, as the platform numbers them
-RING = 256  # slots: more than a snake can be long, and a power of two
+FREE, BEAN, FIRST = 0, 1, 2  # contents of a cell; snake s is FIRST + s, as the platform numbers them
+RING = 256  # slots: more than the longest snake, and a power of two
 
 ROW, COLUMN = np.divmod(np.arange(CELLS), WIDTH)
 AROUND = np.stack(
@@ -29,42 +29,42 @@ AROUND = np.stack(
     ],
     axis=1,
 )
-"""[CELLS, 4] the cell beside each, in each direction, round the torus."""
-_SEARCH = (RIGHT, DOWN, UP, LEFT)  # in which order the platform looks around for room
+"""[CELLS, 4] the neighbor of each cell in each direction, on the torus."""
+_SEARCH = (RIGHT, DOWN, UP, LEFT)  # order in which the platform searches neighbors for free cells
 
 FIELDS = {
-    "key": (np.int64, ()),  # of the game's luck
-    "place": (np.int64, ()),  # of the environment in the whole run; its parity says which side is ours at first
-    "episode": (np.int64, ()),  # number of the game being played
-    "step": (np.int64, ()),  # steps taken in it
+    "key": (np.int64, ()),  # of the random draws
+    "place": (np.int64, ()),  # global index of the environment; its parity says which side is ours at first
+    "episode": (np.int64, ()),  # number of the current game
+    "step": (np.int64, ()),  # steps taken in the game
     "length": (np.int64, (SNAKES,)),
     "front": (np.int64, (SNAKES,)),  # slot of the head; the tail is length - 1 slots before it
-    "heading": (np.int64, (SNAKES,)),  # the direction last moved in
-    "beans": (np.int64, (BEANS,)),  # their cells, oldest first, as the platform lists them
-    "served": (np.int64, ()),  # how many beans there are
+    "heading": (np.int64, (SNAKES,)),  # direction of the last move
+    "beans": (np.int64, (BEANS,)),  # cells of the beans, oldest first, as on the platform
+    "served": (np.int64, ()),  # number of beans on the board
     "body": (np.uint8, (SNAKES, RING)),
-    "owner": (np.uint8, (CELLS,)),  # what lies on each cell
+    "owner": (np.uint8, (CELLS,)),  # content of each cell
 }
 GAME = np.dtype([(name, kind, shape) for name, (kind, shape) in FIELDS.items()], align=True)
-"""One game. A record, because numba hands it on as a bare pointer: no counting of references."""
+"""One game. A record, because numba passes it as a bare pointer without reference counting."""
 
 Game: TypeAlias = Any
-"""A record of GAME: numba knows its fields, mypy cannot."""
+"""A record of GAME. numba knows its fields, mypy does not."""
 
-# Draws of a step, from DRAWS x step on: a turn for each snake, a random player's move for each, a cell for each bean.
+# Counters of the draws of a step, from DRAWS x step on: turns and random moves per snake, cells per bean.
 TURN, MOVE, SERVE, DRAWS = 0, 8, 16, 32
 _PLACING = 1 << 40  # draws that place the snakes of a new game
 
 
 @njit(cache=True, nogil=True)
 def cell_of(game: Game, snake: int, behind: int) -> Any:
-    """The cell of a snake so many places behind its head."""
+    """Return the cell of a snake at a distance behind its head."""
     return np.int64(game.body[snake, (game.front[snake] - behind) & (RING - 1)])
 
 
 @njit(cache=True, nogil=True)
 def start(game: Game) -> None:
-    """Lay out a new game: six straight snakes anywhere, no two on one cell, and the beans."""
+    """Start a new game: six straight snakes at random positions without overlap, and the beans."""
     game.owner[:] = FREE
     game.step = game.served = 0
     tries = _PLACING
@@ -83,7 +83,7 @@ def start(game: Game) -> None:
 
 @njit(cache=True, nogil=True)
 def step(game: Game, actions: np.ndarray, rewards: np.ndarray, died: np.ndarray) -> bool:
-    """Move all snakes, [SNAKES] each: what they are told, what they earned, who died. Whether the game is over."""
+    """Move all snakes, [SNAKES] each: actions in, rewards and deaths out. Return whether the game is over."""
     game.step += 1
     _advance(game, actions, rewards)
     _judge(game, rewards, died)
@@ -97,10 +97,10 @@ def step(game: Game, actions: np.ndarray, rewards: np.ndarray, died: np.ndarray)
 
 @njit(cache=True, nogil=True)
 def _advance(game: Game, actions: np.ndarray, rewards: np.ndarray) -> None:
-    """Every snake goes one cell on, in the order of their numbers: a contested bean is the first one's."""
+    """Move every snake one cell, in the order of their numbers: the first snake gets a contested bean."""
     for snake in range(SNAKES):
         heading, back = actions[snake], game.heading[snake] ^ 1
-        if heading == back:  # a reverse: any of the three others instead
+        if heading == back:  # a reverse: one of the three other directions at random
             draw = random_below(3, game.key, game.episode, game.step * DRAWS + TURN + snake)
             heading = draw + (draw >= back)
         tail = cell_of(game, snake, game.length[snake] - 1)
@@ -119,15 +119,15 @@ def _advance(game: Game, actions: np.ndarray, rewards: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _judge(game: Game, rewards: np.ndarray, died: np.ndarray) -> None:
-    """Find the dead and take them off the board; the heads, which lie nowhere yet, settle where they live."""
+    """Find dead snakes and remove them from the board; write the heads of the others, which are not on it yet."""
     for snake in range(SNAKES):
         head = cell_of(game, snake, 0)
-        died[snake] = game.owner[head] >= FIRST  # on a body, be it its own
+        died[snake] = game.owner[head] >= FIRST  # on any body, including its own
         for other in range(SNAKES):
             died[snake] |= other != snake and cell_of(game, other, 0) == head
     for snake in range(SNAKES):
         if died[snake]:
-            # What it ate in this step counts for nothing: a return over a game is the final length - START_LENGTH.
+            # Beans eaten in this step do not count: the return of a game is the final length - START_LENGTH.
             rewards[snake] += START_LENGTH - game.length[snake]
             for behind in range(1, game.length[snake]):
                 game.owner[cell_of(game, snake, behind)] = FREE
@@ -137,14 +137,14 @@ def _judge(game: Game, rewards: np.ndarray, died: np.ndarray) -> None:
 
 @njit(cache=True, nogil=True)
 def _return(game: Game, snake: int) -> bool:
-    """Bring a dead snake back to the first three free cells that hang together; False where there are none."""
+    """Put a dead snake on the first three connected free cells. Return False if there are none."""
     for cell in range(CELLS):
         if game.owner[cell] != FREE:
             continue
-        second = _beside(game, cell, -1)
-        third = -1 if second < 0 else _beside(game, cell, second)
+        second = _free_neighbor(game, cell, -1)
+        third = -1 if second < 0 else _free_neighbor(game, cell, second)
         if second >= 0 and third < 0:
-            third = _beyond(game, cell, second)
+            third = _third_cell(game, cell, second)
         if third >= 0:
             _lay_found(game, snake, cell, second, third)
             return True
@@ -153,30 +153,30 @@ def _return(game: Game, snake: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _beside(game: Game, cell: int, after: int) -> int:
-    """The first free cell beside one, or the first that follows `after`; -1 where there is none."""
-    waiting = after >= 0
+def _free_neighbor(game: Game, cell: int, after: int) -> int:
+    """Return the first free neighbor of a cell, or the first one after `after`; -1 if there is none."""
+    skipping = after >= 0
     for direction in _SEARCH:
-        beside = AROUND[cell, direction]
-        if not waiting and game.owner[beside] == FREE:
-            return beside
-        waiting &= beside != after
+        neighbor = AROUND[cell, direction]
+        if not skipping and game.owner[neighbor] == FREE:
+            return neighbor
+        skipping &= neighbor != after
     return -1
 
 
 @njit(cache=True, nogil=True)
-def _beyond(game: Game, cell: int, second: int) -> int:
-    """The first free cell beside the second one that is not the first; -1 where there is none."""
-    found = _beside(game, second, -1)
-    return found if found != cell else _beside(game, second, cell)
+def _third_cell(game: Game, cell: int, second: int) -> int:
+    """Return the first free neighbor of the second cell that is not the first cell; -1 if there is none."""
+    found = _free_neighbor(game, second, -1)
+    return found if found != cell else _free_neighbor(game, second, cell)
 
 
 @njit(cache=True, nogil=True)
 def _lay_found(game: Game, snake: int, cell: int, second: int, third: int) -> None:
-    """Make a snake of three cells as the platform does, which sees the board without its seams here.
+    """Lay a snake on three cells as the platform does, which ignores here that the board wraps around.
 
-    Its head is the first cell, or the second where the first is the corner of the three. Over a seam, two cells to
-    either side of the first become a snake in pieces, and a head may look back at its neck: so they do there.
+    Its head is the first cell, or the second if the first is the corner of the three. Across the board's edge, a snake
+    may be in pieces, or its head may face its neck. The platform behaves the same way.
     """
     corner = (ROW[cell] == ROW[second] and COLUMN[cell] == COLUMN[third]) or (
         ROW[cell] == ROW[third] and COLUMN[cell] == COLUMN[second]
@@ -198,7 +198,7 @@ def _lay(game: Game, snake: int, head: Integer, middle: Integer, tail: Integer, 
 
 @njit(cache=True, nogil=True)
 def _take_bean(game: Game, cell: int) -> None:
-    """Take a bean off the board and the list, whose others move up."""
+    """Remove a bean from the board and from the list; later beans move up."""
     game.owner[cell] = FREE
     game.served -= 1
     place = 0
@@ -211,7 +211,7 @@ def _take_bean(game: Game, cell: int) -> None:
 
 @njit(cache=True, nogil=True)
 def spawn_beans(game: Game) -> None:
-    """Put beans on free cells, each as likely as the others, until there are enough or the board is full."""
+    """Place beans on uniformly random free cells until there are BEANS or the board is full."""
     free = CELLS - game.length.sum() - game.served
     while game.served < BEANS and free > 0:
         skip = random_below(free, game.key, game.episode, game.step * DRAWS + SERVE + game.served)
@@ -226,7 +226,7 @@ def spawn_beans(game: Game) -> None:
 
 
 def is_valid_state(games: np.ndarray, steps: int) -> bool:
-    """Whether games are such as the rules leave. Kernels check no index: on others they would write anywhere."""
+    """Whether games are valid states. Kernels check no index: on other states they could write out of bounds."""
     limits = {
         "place": (0, 2**62),
         "episode": (0, 2**62),
@@ -235,7 +235,7 @@ def is_valid_state(games: np.ndarray, steps: int) -> bool:
         "front": (0, RING),
         "heading": (0, 4),
         "beans": (0, CELLS),
-        "served": (BEANS, BEANS + 1),  # a game that goes on has room for all
+        "served": (BEANS, BEANS + 1),  # a running game has room for all beans
         "body": (0, CELLS),
     }
     if any(((games[name] < low) | (games[name] >= high)).any() for name, (low, high) in limits.items()):
@@ -247,7 +247,7 @@ def is_valid_state(games: np.ndarray, steps: int) -> bool:
         for snake in range(SNAKES):
             slots = (game["front"][snake] - np.arange(game["length"][snake])) % RING
             owner[game["body"][snake, slots]] = FIRST + snake
-        apart = np.count_nonzero(owner) == total + BEANS  # no cell twice
-        if not apart or (owner != game["owner"]).any():
+        distinct = np.count_nonzero(owner) == total + BEANS  # no cell twice
+        if not distinct or (owner != game["owner"]).any():
             return False
     return True

@@ -1,9 +1,9 @@
-"""Accounts: what orders do to cash and positions, and what a trade was worth when it is over.
+"""Trading accounts: effects of orders on cash and positions, and the results of closed trades.
 
-A target is a part of equity, from -1 (short) to 1 (long). An order is placed where the target changes, and is filled at
-the next bar's open; where it stays, nothing is bought or sold, and the part drifts with the price. A trade runs from
-flat, or from a flip, to flat or to a flip; its result is all that was paid and received for it, costs included: what
-its average cost would say, too.
+A target is a fraction of equity, from -1 (short) to 1 (long). An order is placed when the target changes, and is filled
+at the next bar's open. While the target stays, nothing is bought or sold, and the fraction drifts with the price. A
+trade runs from flat, or from a flip of the position, to flat or to the next flip. Its result is the sum of all payments
+for it, costs included, which equals the result by average cost.
 
 Shapes: B local accounts.
 """
@@ -15,23 +15,23 @@ import numpy as np
 from numba import njit
 
 FIELDS = (
-    "target",  # part of equity last asked for
+    "target",  # fraction of equity last requested
     "cash",  # in units of the equity at the start
-    "units",  # of the symbol; below zero when short
-    "flow",  # paid and received for the trade under way
-    "trades",  # that are over
-    "wins",  # of those, with more received than paid
-    "turnover",  # value bought and sold, over the equity it was traded with
-    "fees",  # paid for orders: fee and slippage; in units of the equity at the start
+    "units",  # of the symbol; negative when short
+    "flow",  # net payments of the open trade
+    "trades",  # closed trades
+    "wins",  # closed trades with a profit
+    "turnover",  # value bought and sold, relative to the equity at that time
+    "fees",  # fees and slippage paid for orders, in units of the equity at the start
     "exposed",  # bars with a position
 )
 ACCOUNT = np.dtype([(name, np.float64) for name in FIELDS])
 BANKRUPTCY = 1e-4
-"""Part of its equity that an account is counted as having kept when it lost all of it: a logarithm needs one."""
+"""Fraction of equity that a bankrupt account is assumed to keep, so that the log return is finite."""
 
 
 class Costs(NamedTuple):
-    """What trading costs."""
+    """Trading costs, as fractions of the traded or borrowed value."""
 
     fee: float
     slippage: float
@@ -40,7 +40,7 @@ class Costs(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def open_account(account: Any) -> None:
-    """Start with one unit of cash, and flat."""
+    """Start with one unit of cash and no position."""
     account.target = account.units = account.flow = account.trades = account.wins = 0.0
     account.turnover = account.fees = account.exposed = 0.0
     account.cash = 1.0
@@ -48,7 +48,7 @@ def open_account(account: Any) -> None:
 
 @njit(cache=True, nogil=True)
 def _fill(account: Any, units: float, price: float, costs: Costs) -> None:
-    """Buy or sell; the fee is on what is paid, and slippage makes a price worse by its part."""
+    """Buy or sell at a price; fee and slippage are fractions of the traded value."""
     paid = units * price
     cost = abs(paid) * (costs.fee + costs.slippage)
     account.cash -= paid + cost
@@ -60,7 +60,7 @@ def _fill(account: Any, units: float, price: float, costs: Costs) -> None:
 @njit(cache=True, nogil=True)
 def _close(account: Any, price: float, costs: Costs) -> None:
     _fill(account, -account.units, price, costs)
-    account.units = 0.0  # exactly
+    account.units = 0.0  # removes the rounding error
     account.trades += 1.0
     account.wins += account.flow > 0.0
     account.flow = 0.0
@@ -68,7 +68,7 @@ def _close(account: Any, price: float, costs: Costs) -> None:
 
 @njit(cache=True, nogil=True)
 def rebalance(account: Any, target: float, price: float, following: float, costs: Costs) -> float:
-    """Trade at one bar's open and keep it to the next one's: the change of log equity, -inf if nothing is left."""
+    """Trade at one bar's open and hold to the next open. Return the change of log equity; -inf if nothing is left."""
     equity = account.cash + account.units * price
     if target != account.target:
         account.target = target

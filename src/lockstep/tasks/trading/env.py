@@ -1,10 +1,10 @@
-"""Trading: hold a part of your equity in a symbol, bar by bar, over history or over computed markets.
+"""Trading: hold a fraction of equity in a symbol, bar by bar, on historical prices or simulated markets.
 
-At the close of bar t the policy sees bars up to t and chooses a target; the order is filled at the open of t + 1, and
-the reward is the change of log equity, after all costs, from that open to the next. What an episode trades is a pure
-function of its environment's key and its number. Several symbols: every episode is on one of them.
+At the close of bar t the policy sees bars up to t and chooses a target. The order is filled at the open of t + 1. The
+reward is the change of log equity, after all costs, from that open to the next. The prices of an episode are a pure
+function of the environment's key and the episode's number. With several symbols, every episode uses one of them.
 
-Shapes: E environments a lane, B local environments, W window, F indicators, N bars of an episode.
+Shapes: E environments per lane, B local environments, W window, F indicators, N bars of an episode.
 """
 
 import math
@@ -13,13 +13,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Space
+from gymnasium.spaces import Box, Discrete
 from numba import njit
 from torch import Tensor
 
-from lockstep.clock import TrainState
+from lockstep.base import VecEnv
 from lockstep.config import ConfigError
-from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import load_into
 from lockstep.rng import RandomStream
@@ -31,82 +30,87 @@ from lockstep.tasks.trading.rendering import EpisodeTrace, as_frame, as_text
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, SIMULATED, indicate, simulate
 
 PORTFOLIO = 4
-"""Numbers of a portfolio in an observation: part held, last target, result of the trade under way, log equity."""
+"""Portfolio features of an observation: fraction held, last target, result of the open trade, log equity."""
 RESULTS = ("growth", "trades", "wins", "open", "turnover", "fees", "exposure")
-"""What is told of an episode. The win rate is wins over trades, both summed over all episodes."""
+"""Metrics of an episode. The win rate is wins over trades, both summed over all episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TradingConfig:
+class TradingConfig(VecEnv.Config):
     """Settings of trading. Every number is for the whole run, not for one process."""
 
     num_envs: int = 64
-    """Accounts traded side by side."""
+    """Number of accounts in the whole run, stepped in parallel."""
     data: tuple[str, ...] = ()
-    """CSV or Parquet files of bars, a symbol each; without any, all episodes are on the computed market."""
+    """CSV or Parquet files of bars, one symbol each. Empty: all episodes use the simulated market."""
     columns: dict[str, str] = field(default_factory=dict)
-    """What the files call time, open, high, low, close and adjusted, where that is not plain."""
+    """File column names of time, open, high, low, close and adjusted, where they are not recognized."""
     market: Literal["gbm", "regime_switching", "mean_reverting"] = "regime_switching"
-    """The computed market: geometric Brownian without drift, switching between rise and fall, or mean reverting."""
+    """Simulated market: geometric Brownian motion without drift, switching bull and bear regimes, or mean reverting."""
     volatility: float = 0.01
-    """Deviation of the computed market's return in one bar."""
+    """Standard deviation of the simulated market's return per bar."""
     simulated_fraction: float = 0.0
-    """Part of the episodes that are on the computed market even where there are files; the same on every lane."""
+    """Fraction of episodes on the simulated market if there are files; the same on every lane."""
     data_range: tuple[float, float] = (0.0, 0.8)
-    """Where in the files, from 0 to 1, episodes are taken from; indicators are scaled by this part alone."""
+    """Range of each file, from 0 to 1, that episodes use. Indicators are normalized with this range only."""
     embargo: int = 0
-    """Bars left out at the end of that part, so that what follows it shares none with it."""
+    """Bars skipped at the end of that range, so that episodes share no bars with what follows it."""
     episode_length: int = 256
     """Steps of an episode."""
     start_at_first_bar: bool = False
-    """Begin each episode at the first bar of the part, as a test does, and not anywhere in it."""
+    """Start each episode at the first bar of the range, as in a test, instead of at a random bar."""
     lookback: int = 8
-    """Bars that an observation shows."""
+    """Bars in an observation."""
     position_levels: int = 1
-    """Sizes of a position: 1 is short, flat and long; 2 has halves between them."""
+    """Position sizes per side. 1: short, flat and long. 2: also half positions."""
     fee_rate: float = 0.001
-    """Part of what is bought or sold that is paid as a fee."""
+    """Fee per order, as a fraction of the traded value."""
     slippage: float = 0.0
-    """Part by which a fill's price is worse than the open."""
+    """Fraction by which a fill's price is worse than the open."""
     borrow_rate: float = 0.0
-    """Part of a short position's value that is paid in each bar."""
+    """Cost of a short position per bar, as a fraction of its value."""
     leak_future: bool = False
-    """For tests of the pipeline alone: the observation holds the return that is about to be earned."""
+    """Only for tests of the pipeline: add the next return to the observation."""
 
     def __post_init__(self) -> None:
         low, high = self.data_range
         if not 0 <= low < high <= 1 or not 0 <= self.simulated_fraction <= 1:
             raise ConfigError(
                 f"data_range is {self.data_range} and simulated_fraction {self.simulated_fraction}.",
-                "Use numbers from 0 to 1, in order.",
+                "Use fractions from 0 to 1, in increasing order.",
             )
         if min(self.episode_length, self.lookback, self.position_levels) < 1 or self.embargo < 0:
-            raise ConfigError("length, window, sizes and embargo have a number that is too small.", "Use 1 or more.")
+            raise ConfigError(
+                f"episode_length is {self.episode_length}, lookback {self.lookback}, position_levels "
+                f"{self.position_levels} and embargo {self.embargo}.",
+                "Use 1 or more, and an embargo of 0 or more.",
+            )
         if min(self.fee_rate, self.slippage, self.borrow_rate) < 0 or self.volatility <= 0:
-            raise ConfigError("fee, slippage, borrow or volatility is below what it can be.", "Use 0 or more.")
+            raise ConfigError(
+                f"fee_rate is {self.fee_rate}, slippage {self.slippage}, borrow_rate {self.borrow_rate} and volatility "
+                f"{self.volatility}.",
+                "Use 0 or more, and a volatility above 0.",
+            )
 
     @property
     def bars(self) -> int:
-        """N: bars that an episode reads; those before its first step, and two that follow its last one."""
+        """N: bars that an episode reads, including those before its first step and two after its last step."""
         return LOOKBACK + self.lookback + self.episode_length + 2
-
-    def build(self, lanes: Lanes, device: torch.device) -> "Trading":
-        return Trading(self, lanes, device)
 
 
 class History(NamedTuple):
-    """The bars that episodes may be taken from, all symbols end to end."""
+    """The bars that episodes use, all symbols concatenated."""
 
     prices: np.ndarray
     """[bars, 4] float64."""
     first: np.ndarray
-    """[symbols] int64: the first bar with which an episode of a symbol may begin."""
+    """[symbols] int64: the first bar at which an episode of a symbol can start."""
     choices: np.ndarray
-    """[symbols] int64: how many bars there are to begin with."""
+    """[symbols] int64: number of bars at which an episode can start."""
 
 
 class TradingRules(NamedTuple):
-    """The settings a kernel needs."""
+    """Settings that the kernel needs."""
 
     length: int
     window: int
@@ -119,7 +123,7 @@ class TradingRules(NamedTuple):
 
 
 class MarketTable(NamedTuple):
-    """The whole state of the environments; prices and indicators follow from key and episode."""
+    """State of the environments. Prices and indicators are recomputed from key and episode."""
 
     key: np.ndarray
     episode: np.ndarray
@@ -128,19 +132,19 @@ class MarketTable(NamedTuple):
     prices: np.ndarray
     """[B, N, 4] float64."""
     seen: np.ndarray
-    """[B, N, F] float32: indicators, scaled."""
+    """[B, N, F] float32: normalized indicators."""
 
 
 @njit(cache=True, nogil=True)
 def _begin(b: int, table: MarketTable, history: History, scale: Any, rules: TradingRules) -> None:
-    """Lay out the market of an environment's current episode."""
+    """Compute the prices and indicators of an environment's current episode."""
     prices, seen = table.prices[b], table.seen[b]
     key, episode = table.key[b], table.episode[b]
     symbols = len(history.first)
     if symbols == 0 or random_below(1 << 30, key, episode, 0) < rules.simulated * (1 << 30):
         simulate(prices, rules.market, key, episode, rules.volatility)
     else:
-        # Every place to begin is as likely as any other, whatever the symbol.
+        # Choose uniformly among all start bars of all symbols.
         place = random_below(history.choices.sum(), key, episode, 1 << 40)
         symbol = 0
         while place >= history.choices[symbol]:
@@ -156,7 +160,7 @@ def _begin(b: int, table: MarketTable, history: History, scale: Any, rules: Trad
 
 @njit(cache=True, nogil=True)
 def _show(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> None:
-    """What is known at the close of the current bar."""
+    """Write the observation at the close of the current bar."""
     now = LOOKBACK + rules.window - 1 + table.age[b]
     place = 0
     for n in range(now - rules.window + 1, now + 1):
@@ -177,7 +181,7 @@ def _show(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> None:
 def _step_all(
     actions: Any, table: MarketTable, history: History, scale: Any, rules: TradingRules, out: Any, results: Any
 ) -> int:
-    """Step every account, and start the next episode where one ended; how many were cut off, or -1 for a bad action."""
+    """Step every account and start new episodes where one ended. Return the truncated count, or -1 for a bad action."""
     obs, reward, terminated, truncated, final_obs = out
     for b in range(len(actions)):
         if not 0 <= actions[b] <= 2 * rules.sizes:
@@ -207,18 +211,18 @@ def _step_all(
     return cut
 
 
-class Trading:
+class Trading(VecEnv):
     """The accounts of the local lanes. Action k of 2 x sizes + 1 is the target k / sizes - 1."""
 
-    def __init__(self, config: TradingConfig, lanes: Lanes, device: torch.device) -> None:
-        self.config, self._lanes = config, lanes
-        self._share = lanes.per_lane(config.num_envs, "num_envs")
-        self.num_envs = count = len(lanes) * self._share
+    Config = TradingConfig
+
+    def setup(self) -> None:
+        config, count = self.config, self.num_envs
         self.symbols = [read_bars(path, config.columns) for path in config.data]
         self.notes = [note for bars in self.symbols for note in bars.notes]
         features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
-        self.observation_space: Space[Any] = Box(-np.inf, np.inf, (features,), np.float32)
-        self.action_space: Space[Any] = Discrete(2 * config.position_levels + 1)
+        self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
+        self.action_space = Discrete(2 * config.position_levels + 1)
         self._rules = TradingRules(
             config.episode_length,
             config.lookback,
@@ -230,10 +234,10 @@ class Trading:
             Costs(config.fee_rate, config.slippage, config.borrow_rate),
         )
         self._history = _history(config, self.symbols)
-        self._scale = torch.from_numpy(_fit(config, self.symbols, lanes.shared_stream("trading.scale")))  # [2, F]
+        self._scale = torch.from_numpy(_fit(config, self.symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
         vector, matrix = (count,), (count, features)
         self._buffers = Buffers(
-            device,
+            self.device,
             obs=(torch.float32, matrix),
             reward=(torch.float32, vector),
             terminated=(torch.bool, vector),
@@ -241,23 +245,25 @@ class Trading:
             final_obs=(torch.float32, matrix),
             results=(torch.float32, (len(RESULTS), count)),
         )
-        places = [lane * self._share + env for lane in lanes.local for env in range(self._share)]
         self._table = MarketTable(
-            key=np.array([RandomStream(lanes.seed, "trading", place).draw_seed(0) for place in places], np.int64),
+            key=np.array([stream.draw_seed(0) for stream in self.env_streams("trading")], np.int64),
             episode=np.zeros(count, np.int64),
             age=np.zeros(count, np.int64),
             account=np.zeros(count, ACCOUNT).view(np.recarray),
             prices=np.zeros((count, config.bars, 4)),
             seen=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
         )
+        self.register_state("episode", self._table.episode)
+        self.register_state("age", self._table.age)
+        for name in ACCOUNT_FIELDS:
+            self.register_state(name, self._table.account[name])
         self._watched: dict[int, EpisodeTrace] = {}
-        self.reset()
 
     def reset(self) -> Tensor:
         self._table.episode[:] = self._table.age[:] = 0
         for account in self._table.account:
             open_account(account)
-        return self._laid_out(range(self.num_envs))
+        return self._start_episodes(range(self.num_envs))
 
     def observations(self) -> Tensor:
         return self._buffers.tensors["obs"]
@@ -272,71 +278,55 @@ class Trading:
             )
         out = self._buffers.copy_to_device()
         for env in self._watched:
-            self._note(env)
+            self._record(env)
         episode = dict(zip(RESULTS, out["results"], strict=True))
         return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
-        """The market and the accounts alone, with nothing around them."""
+        """Step the market and the accounts alone, without tensors."""
         *out, results = self._buffers.arrays.values()
         return int(
             _step_all(actions, self._table, self._history, self._scale.numpy(), self._rules, tuple(out), results)
         )
 
-    def on_iteration_start(self, clock: TrainState) -> None:
-        """The market knows nothing of the run's time."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
-
-    # What is saved with the run: how indicators are scaled, and of each account what does not follow from its key.
+    # Saved state: the scale of the indicators, and the part of each account that does not follow from its key.
 
     def shared_state(self) -> StateDict:
         return {"scale": self._scale}
 
     def load_shared_state(self, state: StateDict) -> None:
         load_into(self.shared_state(), state, "trading")
-        self._laid_out(range(self.num_envs))
-
-    def lane_state(self, lane: int) -> StateDict:
-        return {name: tensor.clone() for name, tensor in self._live(lane).items()}
+        self._start_episodes(range(self.num_envs))
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
-        age, live = state.get("age"), self._live(lane)
-        if age is not None and not ((age >= 0) & (age < self.config.episode_length)).all():
-            raise ValueError(
-                f"trading, lane {lane}: the saved steps are none of an episode of {self.config.episode_length}."
-            )
-        load_into(live, state, f"trading, lane {lane}")
-        self._laid_out(range(self.num_envs)[self._lanes.lane_slice(lane, self._share)])
+        super().load_lane_state(lane, state)
+        self._start_episodes(range(self.num_envs)[self.lanes.lane_slice(lane, self.envs_per_lane)])
 
-    def _live(self, lane: int) -> StateDict:
-        rows, table = self._lanes.lane_slice(lane, self._share), self._table
-        account = {name: torch.from_numpy(table.account[name][rows]) for name in ACCOUNT_FIELDS}
-        return {"episode": torch.from_numpy(table.episode[rows]), "age": torch.from_numpy(table.age[rows]), **account}
+    def is_valid_state(self, state: StateDict) -> bool:
+        return bool(((state["age"] >= 0) & (state["age"] < self.config.episode_length)).all())
 
-    def _laid_out(self, rows: range) -> Tensor:
+    def _start_episodes(self, rows: range) -> Tensor:
         for row in rows:
             _begin(row, self._table, self._history, self._scale.numpy(), self._rules)
             _show(row, self._table, self._rules, self._buffers.arrays["obs"][row])
         return self._buffers.copy_to_device()["obs"]
 
-    # What is shown
+    # Rendering
 
     def render_text(self, env: int) -> str:
-        return as_text(self._trail(env))
+        return as_text(self._trace(env))
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(self._trail(env))
+        return as_frame(self._trace(env))
 
-    def _trail(self, env: int) -> EpisodeTrace:
-        """What is kept of an account from when it is first looked at; of all others, nothing is."""
-        trail = self._watched.setdefault(env, EpisodeTrace(self.config.episode_length))
-        if not trail.age or trail.age[-1] != self._table.age[env]:  # at first, and after a restore
-            self._note(env)
-        return trail
+    def _trace(self, env: int) -> EpisodeTrace:
+        """Return the trace of an account. It is recorded from the first call on, and only for rendered accounts."""
+        trace = self._watched.setdefault(env, EpisodeTrace(self.config.episode_length))
+        if not trace.age or trace.age[-1] != self._table.age[env]:  # at first, and after a restore
+            self._record(env)
+        return trace
 
-    def _note(self, env: int) -> None:
+    def _record(self, env: int) -> None:
         account, prices, age = self._table.account[env], self._table.prices[env], int(self._table.age[env])
         first = LOOKBACK + self._rules.window
         close = prices[first - 1 + age, CLOSE]
@@ -351,15 +341,14 @@ def _history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
     first, choices, before = [], [], 0
     for bars in symbols:
         low, high = (round(place * len(bars.time)) for place in config.data_range)
-        # Its first step is at the close of the bar `low`, where there are bars enough before that.
+        # The first step is at the close of the bar `low`, if there are enough bars before it.
         start = max(0, low - LOOKBACK - config.lookback + 1)
         room = high - config.embargo - start - config.bars + 1
         if room < 1:
             raise ConfigError(
-                f"{bars.name} has {high - low} bars in data_range {config.data_range} of its {len(bars.time)}, and "
-                "an episode of "
-                f"{config.episode_length} steps reads {config.bars}, with an embargo of {config.embargo}.",
-                f"Use --task.episode-length {max(1, config.episode_length + room - 1)}, or a larger part.",
+                f"{bars.name} has {high - low} bars in data_range {config.data_range} of its {len(bars.time)}, but an "
+                f"episode of {config.episode_length} steps reads {config.bars}, with an embargo of {config.embargo}.",
+                f"Use --task.episode-length {max(1, config.episode_length + room - 1)}, or a larger --task.data-range.",
             )
         first.append(before + start)
         choices.append(1 if config.start_at_first_bar else room)
@@ -369,7 +358,7 @@ def _history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
 
 
 def _fit(config: TradingConfig, symbols: list[PriceSeries], stream: RandomStream) -> np.ndarray:
-    """Means and deviations [2, F] of the indicators, over the bars of the part that is traded and over no others."""
+    """Return means and standard deviations [2, F] of the indicators, computed from the bars of `data_range` only."""
     rows = []
     for bars in symbols:
         low, high = (round(place * len(bars.time)) for place in config.data_range)

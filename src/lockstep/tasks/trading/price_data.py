@@ -1,4 +1,4 @@
-"""Bars: a file of prices, read, sorted by time, adjusted, and told about where it is not as one would expect.
+"""Price files: read, sorted by time, adjusted, with notes on irregular data.
 
 Shapes: T bars.
 """
@@ -23,11 +23,11 @@ KNOWN = {
     "close": ("close",),
     "adjusted": ("adj close", "adj_close", "adjusted close", "adjusted"),
 }
-"""Names that columns have, in small letters, the likeliest first."""
+"""Recognized column names in lower case, by priority."""
 CSV_BYTES, ROWS = 2**29, 10_000_000
-"""What a file may hold: ten million bars are nineteen years of minutes."""
+"""Limits of a file. Ten million bars are nineteen years of minutes."""
 PRICE, TIME = 1e15, 1e11
-"""No price is as high, and no time, in seconds from 1970, as far: the year 5138."""
+"""Upper limits of a valid price, and of a valid time in seconds since 1970 (the year 5138)."""
 FORMATS = ("%d.%m.%Y %H:%M:%S.%f", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%Y%m%d %H%M%S")
 
 
@@ -38,26 +38,26 @@ class PriceSeries(NamedTuple):
     time: np.ndarray
     """[T] float64: seconds since 1970."""
     prices: np.ndarray
-    """[T, 4] float64: open, high, low and close, adjusted where the file says how."""
+    """[T, 4] float64: open, high, low and close, adjusted if the file has an adjusted close."""
     notes: tuple[str, ...] = ()
-    """What was found, in sentences."""
+    """Messages about irregular data."""
 
     @property
     def bars_per_year(self) -> float:
-        """How many bars there are in a year, by these."""
+        """Return the average number of bars per year."""
         return (len(self.time) - 1) / (self.time[-1] - self.time[0]) * YEAR
 
 
 def read_bars(path: str, columns: Mapping[str, str]) -> PriceSeries:
-    """Read a CSV or Parquet file; `columns` maps time, open, high, low, close and adjusted to the file's own names."""
+    """Read a CSV or Parquet file; `columns` maps time, open, high, low, close, adjusted to the file's column names."""
     if not Path(path).is_file():
-        raise ConfigError(f"there is no file of prices {path}.", "Give the path of a CSV or Parquet file.")
+        raise ConfigError(f"price file {path} does not exist.", "Give the path of a CSV or Parquet file.")
     parquet = path.endswith((".parquet", ".pq"))
     names, table = _read_parquet(path, columns) if parquet else _read_csv(path, columns)
     time = _times(table[names["time"]], path)
     prices = np.stack([_numbers(table[names[part]], part, path) for part in ("open", "high", "low", "close")], axis=1)
     if "adjusted" in names:
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a price of zero is told of below
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a price of zero is reported below
             prices *= (_numbers(table[names["adjusted"]], "adjusted", path) / prices[:, CLOSE])[:, None]
     return _in_order(Path(path).stem, time, prices, path)
 
@@ -71,22 +71,22 @@ def _in_order(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> Pri
     time, prices = time[order], prices[order]
     again = np.flatnonzero(np.diff(time) == 0) + 1
     if len(again):
-        notes.append(f"{path} has {len(again)} rows whose time was there before: the first of each is kept.")
+        notes.append(f"{path} has {len(again)} rows with a duplicate time: the first of each is kept.")
         time, prices = np.delete(time, again), np.delete(prices, again, axis=0)
     if len(time) < 2:
-        raise ConfigError(f"{path} has {len(time)} bars.", "Give a file with more.")
+        raise ConfigError(f"{path} has {len(time)} bars.", "Give a file with 2 bars or more.")
     bad = ~((prices > 0) & (prices < PRICE)).all(axis=1)
     if bad.any():
         raise ConfigError(
-            f"{path} has {bad.sum()} bars with a price that is none, the first at {_when(time[bad][0])}.",
-            "Leave them out of the file, or mend them.",
+            f"{path} has {bad.sum()} bars with an invalid price, the first at {_when(time[bad][0])}.",
+            "Remove these bars from the file, or fix them.",
         )
     steps = np.diff(time)
     gaps = np.flatnonzero(steps > 5 * np.median(steps))
     if len(gaps):
         worst = gaps[np.argmax(steps[gaps])]
         notes.append(
-            f"{path} has {len(gaps)} gaps of more than five usual steps; "
+            f"{path} has {len(gaps)} gaps of more than five median steps; "
             f"the longest is {steps[worst] / 86_400:.1f} days from {_when(time[worst])}."
         )
     return PriceSeries(name, time, prices, tuple(notes))
@@ -102,7 +102,7 @@ PriceTable = tuple[dict[str, str], dict[str, Sequence[Any]]]
 
 def _read_csv(path: str, columns: Mapping[str, str]) -> PriceTable:
     if Path(path).stat().st_size > CSV_BYTES:
-        raise ConfigError(f"{path} holds more than {CSV_BYTES:,} bytes.", "Write it as Parquet, or with longer bars.")
+        raise ConfigError(f"{path} holds more than {CSV_BYTES:,} bytes.", "Convert it to Parquet, or use longer bars.")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = (row for row in csv.reader(file) if row)
@@ -112,10 +112,10 @@ def _read_csv(path: str, columns: Mapping[str, str]) -> PriceTable:
             kept = []
             for number, row in enumerate(rows, 1):
                 if len(row) != len(head):
-                    raise ConfigError(f"{path}: row {number} has {len(row)} fields, its head {len(head)}.", "Mend it.")
+                    raise ConfigError(f"{path}: row {number} has {len(row)} fields, its header {len(head)}.", "Fix it.")
                 kept.append([row[place] for place in places])
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no CSV file: {error}.", "Give a table of text.") from None
+        raise ConfigError(f"{path} is not a CSV file: {error}.", "Give a CSV file in UTF-8.") from None
     return names, {name: [row[place] for row in kept] for place, name in enumerate(names.values())}
 
 
@@ -123,7 +123,7 @@ def _read_parquet(path: str, columns: Mapping[str, str]) -> PriceTable:
     try:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{path} is a Parquet file.", "Install what reads it: pip install pyarrow") from error
+        raise ConfigError(f"{path} is a Parquet file.", "Install a reader: pip install pyarrow") from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             if file.metadata.num_rows > ROWS:
@@ -131,11 +131,11 @@ def _read_parquet(path: str, columns: Mapping[str, str]) -> PriceTable:
             names = _find(file.schema_arrow.names, columns, path)
             return names, file.read(list(names.values())).to_pydict()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path} is no Parquet file: {str(error)[:200]}.", "Write it anew.") from None
+        raise ConfigError(f"{path} is not a Parquet file: {str(error)[:200]}.", "Write the file again.") from None
 
 
 def _find(table: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:
-    """The file's name of each column."""
+    """Return the file's name of each column."""
     unknown = [part for part in columns if part not in KNOWN] + [name for name in columns.values() if name not in table]
     small = {name.strip().lower(): name for name in reversed(table)}
     found = {part: small[name] for part, names in KNOWN.items() for name in reversed(names) if name in small}
@@ -144,7 +144,7 @@ def _find(table: Sequence[str], columns: Mapping[str, str], path: str) -> dict[s
     if unknown or missing:
         raise ConfigError(
             f"{path} has no column for {', '.join(unknown + missing)}; it has {', '.join(table)[:200] or 'none'}.",
-            "Say which is which: --task.columns time Date open Open high High low Low close Close",
+            "Name the columns: --task.columns time Date open Open high High low Low close Close",
         )
     return found
 
@@ -153,12 +153,12 @@ def _numbers(values: Sequence[Any], name: str, path: str) -> np.ndarray:
     try:
         return np.array(values, np.float64)
     except (TypeError, ValueError) as error:
-        words = str(error)[:100]
-        raise ConfigError(f"{path}: column {name} is not all numbers: {words}.", "Mend the file.") from None
+        reason = str(error)[:100]
+        raise ConfigError(f"{path}: column {name} is not all numbers: {reason}.", "Fix the file.") from None
 
 
 def _times(values: Sequence[Any], path: str) -> np.ndarray:
-    """Seconds since 1970, from dates, times or numbers; what is said without a zone is taken as UTC."""
+    """Convert dates, times or numbers to seconds since 1970. Times without a zone are taken as UTC."""
     readers: list[Callable[[Any], float]] = [
         _from_number,
         _seconds,
@@ -172,17 +172,17 @@ def _times(values: Sequence[Any], path: str) -> np.ndarray:
         if (np.abs(seconds) < TIME).all():
             return seconds
     raise ConfigError(
-        f"{path}: {str(values[0])[:50]!r} is no time that is known.", "Use ISO 8601, as in 2024-05-31 13:00:00."
+        f"{path}: {str(values[0])[:50]!r} is not a known time format.", "Use ISO 8601, as in 2024-05-31 13:00:00."
     )
 
 
 def _from_number(value: Any) -> float:
     seconds = float(value)
-    return seconds / 1000 if seconds > 1e11 else seconds  # later than the year 5000: these are milliseconds
+    return seconds / 1000 if seconds > 1e11 else seconds  # beyond the year 5000: these are milliseconds
 
 
 def _seconds(moment: Any) -> float:
-    """Of a datetime, or of a date."""
+    """Convert a datetime or a date to seconds since 1970."""
     clock = [getattr(moment, unit, 0) for unit in ("hour", "minute", "second")]
     zone = getattr(moment, "tzinfo", None) or UTC
     return datetime(moment.year, moment.month, moment.day, clock[0], clock[1], clock[2], tzinfo=zone).timestamp()

@@ -1,4 +1,4 @@
-"""Markets that are computed, and what a trader sees of any: indicators, each of the past alone.
+"""Simulated markets, and the indicators of any market, each computed from past bars only.
 
 Shapes: N bars of an episode, F indicators.
 """
@@ -15,22 +15,22 @@ from lockstep.tasks.trading.price_data import CLOSE, HIGH, LOW, OPEN
 WALK, REGIMES, REVERTING = range(3)
 SIMULATED = {"gbm": WALK, "regime_switching": REGIMES, "mean_reverting": REVERTING}
 LOOKBACK = 20
-"""Bars before its own that an indicator may need."""
+"""Number of earlier bars that an indicator may need."""
 INDICATORS = (
     "return",  # from close to close
     "gap",  # from close to open
     "range",  # from low to high
     "body",  # from open to close
     "momentum",  # over 10 bars
-    "trend",  # above the mean of 20 closes
+    "trend",  # close relative to the mean of 20 closes
     "strength",  # RSI over 14 bars, from -1 to 1
-    "volatility",  # deviation of 20 returns, as a logarithm
+    "volatility",  # log of the standard deviation of 20 returns
 )
 
 
 @njit(cache=True, nogil=True)
 def _normals(key: Any, episode: Any, draw: Any) -> tuple[float, float]:
-    """Two numbers from the standard normal distribution (Box and Muller)."""
+    """Return two samples of the standard normal distribution (Box-Muller)."""
     first, second = philox(key, episode, draw)
     radius = math.sqrt(-2.0 * math.log((np.float64(first >> np.uint64(11)) + 1.0) / 2.0**53))
     angle = 2.0 * math.pi * np.float64(second >> np.uint64(11)) / 2.0**53
@@ -39,13 +39,13 @@ def _normals(key: Any, episode: Any, draw: Any) -> tuple[float, float]:
 
 @njit(cache=True, nogil=True)
 def simulate(prices: Any, kind: int, key: Any, episode: Any, volatility: float) -> None:
-    """Fill [N, 4] with a path of its own for each key and episode; in a walk there is nothing to be earned."""
+    """Fill [N, 4] with the price path of a key and episode. A walk has no expected profit."""
     last, regime = 0.0, 1.0
     for n in range(len(prices)):
         move, gap = _normals(key, episode, 3 * n + 1)
         up, down = _normals(key, episode, 3 * n + 2)
         switch, _ = _normals(key, episode, 3 * n + 3)
-        # A walk, gaps included: its price stays the same on average.
+        # Random walk, gaps included: the expected price is constant.
         drift, scale = -0.52 * volatility * volatility, volatility
         if kind == REGIMES:
             if abs(switch) > 2.33:  # about one bar in fifty
@@ -63,7 +63,7 @@ def simulate(prices: Any, kind: int, key: Any, episode: Any, volatility: float) 
 
 @njit(cache=True, nogil=True)
 def indicate(prices: Any, seen: Any) -> None:
-    """Indicators [N, F] of prices [N, 4]; the first LOOKBACK rows have too short a past, and are zero."""
+    """Compute indicators [N, F] of prices [N, 4]. The first LOOKBACK rows have too few past bars and are zero."""
     seen[:LOOKBACK] = 0.0
     for n in range(LOOKBACK, len(prices)):
         close, before = prices[n, CLOSE], prices[n - 1, CLOSE]

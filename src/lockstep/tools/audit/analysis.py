@@ -1,7 +1,7 @@
-"""Do the processes of a training script train one model? Findings from what each of them wrote down, step by step.
+"""Compare the records of all processes of a training script, and report whether they train one model.
 
-A record is one process: its steps in fingerprints of tensors, its collectives, and how it ended (see
-`tools/audit/recorder.py`). Fingerprints are equal where bits are. Steps are paired by number, tensors by name.
+A record describes one process: its steps as fingerprints of tensors, its collectives, and how it ended (see
+`tools/audit/recorder.py`). Equal bits have equal fingerprints. Steps are paired by number, tensors by name.
 """
 
 from collections import Counter
@@ -19,12 +19,12 @@ KINDS = {
     "buffers": "buffers are equal on all processes",
     "data": "processes learn from different data",
 }
-"""What an audit looks for, in the words of a script that is right."""
+"""Checks of an audit, each as a statement that holds for a correct script."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: what, in which tensors, since when, why, and what to do."""
+    """One problem: what is wrong, in which tensors, from which step, why, and the fix."""
 
     kind: str
     what: str
@@ -36,19 +36,19 @@ class Finding:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit came to."""
+    """Result of an audit."""
 
     findings: list[Finding]
     notes: list[str]
-    """What is worth knowing and no fault, and what could not be looked at."""
+    """Remarks that are no findings, and what could not be checked."""
     steps: int
-    """Optimizer steps that every process took."""
+    """Number of optimizer steps that every process took."""
     unseen: list[str]
-    """Kinds about which nothing can be said, because the script showed nothing of them."""
+    """Kinds that could not be checked, because nothing was recorded about them."""
 
 
 def analyze(records: Sequence[StepRecord]) -> AuditReport:
-    """Compare what the processes wrote down."""
+    """Compare the records of all processes."""
     rows = list(zip(*(record["steps"] for record in records), strict=False))  # a row is one step of every process
     finders = (_collectives, _gradients, _parameters, _state, _buffers, _data)
     found = [finding for finder in finders for finding in finder(records, rows)]
@@ -59,22 +59,22 @@ def analyze(records: Sequence[StepRecord]) -> AuditReport:
 RowDigests = Sequence[Sequence[StepRecord]]
 
 
-# -- who went where ----------------------------------------------------------------------------------------------------
+# -- control flow and collectives --------------------------------------------------------------------------------------
 
 
 def _collectives(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
-    """Processes that took different numbers of steps or stand at different lines, or whose collectives differ."""
+    """Find processes that took different numbers of steps, are at different lines, or called other collectives."""
     mismatch = _first_mismatch(records)
     if _went_apart(records):
         fewest = min(len(record["steps"]) for record in records)
         left = [r for r in records if r["how"] == "ended" and len(r["steps"]) == fewest]
         yield Finding(
             "collectives",
-            f"{_names(left)} left the training loop, and the others did not"
+            f"{_names(left)} left the training loop, but the other processes did not"
             if left
-            else "some processes never get to where the others wait for them",
-            "A branch around a collective (early stop, time limit, NaN, best score) must be taken by all processes or"
-            " by none: all-reduce the condition first, then branch on the result.",
+            else "some processes never reach the collective in which the others wait",
+            "All-reduce the condition of every branch around a collective (early stop, time limit, NaN, best score),"
+            " then branch on the result, so that all processes take the same branch.",
             step=fewest + 1,
             why="; ".join([*map(_where, records), *([mismatch] if mismatch else [])]),
         )
@@ -82,79 +82,80 @@ def _collectives(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Fi
         yield Finding(
             "collectives",
             f"processes call different collectives: {mismatch}",
-            "Have every process call the same collectives in the same order; look for a branch on the rank.",
+            "Call the same collectives in the same order on every process; look for a branch on the rank.",
         )
 
 
 def _went_apart(records: Sequence[StepRecord]) -> bool:
-    """Whether processes ended in different ways, after different numbers of steps, or at different lines where one may
-    be waiting for another."""
+    """Return whether processes ended in different ways, after different numbers of steps, or at different lines.
+
+    Different lines count only if one process may be waiting for another.
+    """
     endings = {(record["how"], len(record["steps"])) for record in records}
     lines = {record["stack"][-1] for record in records if record["how"] in ("stood", "failed") and record["stack"]}
     return len(endings) > 1 or (len(lines) > 1 and not _only_slow(records))
 
 
 def _only_slow(records: Sequence[StepRecord]) -> bool:
-    """Whether processes that were interrupted had all called the same collectives: none waits there for another."""
+    """Return whether all interrupted processes had called the same collectives, so that none waits for another."""
     if any(record["how"] != "stood" or not record["collectives"] for record in records):
         return False
     return not _first_mismatch(records)
 
 
 def _where(record: StepRecord) -> str:
-    """Where a process was when the audit ended, in words."""
+    """Describe where a process was when the audit ended."""
     line = record["stack"][-1] if record["stack"] else ""
     at = f" at {line}" if line else ""
     after = f"after step {len(record['steps'])}"
-    words = {
+    endings = {
         "reached": f"took all {len(record['steps'])} steps",
-        "ended": f"ended its script {after}",
-        "stood": f"still stands {after}{at}",
-        "failed": f"failed {after}{at} ({record['error'].splitlines()[0] if record['error'] else 'no word'})",
-        "gone": f"was lost {after}{at} ({record['error']})",
+        "ended": f"finished its script {after}",
+        "stood": f"is blocked or busy {after}{at}",
+        "failed": f"failed {after}{at} ({record['error'].splitlines()[0] if record['error'] else 'no message'})",
+        "gone": f"exited {after}{at} ({record['error']})",
     }
-    return f"process {record['process']} {words[record['how']]}"
+    return f"process {record['process']} {endings[record['how']]}"
 
 
 def _endings(records: Sequence[StepRecord]) -> Iterator[str]:
-    """What cut an audit short on all processes alike, which is no finding."""
+    """Yield why an audit ended early in the same way on all processes. This is a note, not a finding."""
     if _went_apart(records) or records[0]["how"] == "reached":
         return
-    few = f"Only {len(records[0]['steps'])} steps were seen: "
+    few = f"Only {len(records[0]['steps'])} steps were recorded: "
     if _only_slow(records):
         where = "; ".join(map(_where, records))
         yield (
-            few
-            + f"{where}. All have called the same collectives, so nobody waits for another: give more --step-timeout."
+            few + f"{where}. All called the same collectives, so no process waits for another. Increase --step-timeout."
         )
     else:
-        yield few + f"{_where(records[0])}, and so did the others."
+        yield few + f"{_where(records[0])}, like all other processes."
 
 
 def _first_mismatch(records: Sequence[StepRecord]) -> str:
-    """The first place in the sequence of a group's collectives at which two of its processes differ, in words."""
+    """Describe the first collective of a process group in which two of its processes differ. Empty if none."""
     sequences = [_by_group(record["collectives"]) for record in records]
     for group in sorted({group for sequence in sequences for group in sequence}):
-        # A process without a single collective of a group is taken for no member of it.
+        # A process without any collective of a group is assumed not to be a member of it.
         members = {p: sequence[group] for p, sequence in enumerate(sequences) if group in sequence}
-        for place in range(max(map(len, members.values()))):
-            calls = {p: calls[place] if place < len(calls) else "nothing more" for p, calls in members.items()}
+        for index in range(max(map(len, members.values()))):
+            calls = {p: calls[index] if index < len(calls) else "none" for p, calls in members.items()}
             if len(set(calls.values())) > 1:
-                told = ", ".join(f"process {process} {call}" for process, call in calls.items())
-                return f"number {place + 1} of group {group} is {told}"
+                listed = ", ".join(f"{call} on process {process}" for process, call in calls.items())
+                return f"collective {index + 1} of group {group} is {listed}"
     return ""
 
 
 def _by_group(collectives: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     grouped: dict[str, list[str]] = {}
     for call in collectives:
-        # Sizes must be equal in these alone: processes may gather and scatter unequal parts.
+        # Only these require equal sizes: processes may gather and scatter unequal parts.
         sized = call["name"] in ("all_reduce", "allreduce", "broadcast")
         grouped.setdefault(call["group"], []).append(f"{call['name']} {call['sizes']}" if sized else call["name"])
     return grouped
 
 
-# -- what they hold ----------------------------------------------------------------------------------------------------
+# -- tensors -----------------------------------------------------------------------------------------------------------
 
 
 def _gradients(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
@@ -173,7 +174,7 @@ def _gradients(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Find
 
 
 def _why_unreduced(records: Sequence[StepRecord], rows: RowDigests, step: int) -> tuple[str, str]:
-    """Why gradients differ, as far as can be seen from outside, and what to do about it."""
+    """Return the likely cause of differing gradients and its fix."""
     wrappers = [wrapper for row in rows for wrapper in row[0]["wrappers"]]
     calls = Counter[str]()
     for wrapper in wrappers:
@@ -182,9 +183,9 @@ def _why_unreduced(records: Sequence[StepRecord], rows: RowDigests, step: int) -
     if bypassed:
         name = bypassed[0]
         return (
-            f"DistributedDataParallel wraps {name}, but its own forward was never called: DDP reduces nothing when a"
-            f" method or a part of {name}.module is called past it",
-            f"Call {name}(...) itself and have its forward do the work; or leave DDP out and all-reduce the gradients"
+            f"DistributedDataParallel wraps {name}, but its own forward was never called: DDP reduces nothing if the"
+            f" script calls {name}.module or its methods directly",
+            f"Call {name}(...) and do the work in its forward; or remove DDP and all-reduce the gradients"
             " after backward.",
         )
     first, last = rows[0][0]["time"], rows[-1][0]["time"]
@@ -197,13 +198,13 @@ def _why_unreduced(records: Sequence[StepRecord], rows: RowDigests, step: int) -
         )
     return (
         "there are collectives between steps, but they do not make these gradients equal",
-        "See that every parameter the optimizer holds is reduced, after its last backward. Usual causes: a parameter"
-        " made after the wrapper, a second backward, no_sync(), clipping or noise that is not the same everywhere.",
+        "Reduce every parameter of the optimizer after its last backward. Usual causes: a parameter created after"
+        " the wrapper, a second backward, no_sync(), clipping or noise that differs between processes.",
     )
 
 
 def _averages_parameters(rows: RowDigests) -> bool:
-    """Whether unequal gradients are made up for: parameters that differ after a step are equal before the next one."""
+    """Return whether the script averages parameters: they differ after a step and are equal before the next one."""
     return bool(_differing(rows[:-1], "after")[0]) and not _differing(rows, "before")[0]
 
 
@@ -224,7 +225,7 @@ def _parameters(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Fin
         yield Finding(
             "parameters",
             f"parameters differ before the first step: {len(names)} of {len(first[0][0]['before'])}",
-            "Seed the initialisation with the same number everywhere, or broadcast the parameters from one process.",
+            "Use the same seed for initialization on all processes, or broadcast the parameters from one process.",
             names,
             1,
         )
@@ -233,9 +234,9 @@ def _parameters(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Fin
     if names and not _averages_parameters(rows):
         yield Finding(
             "parameters",
-            f"parameters drift apart: {len(names)} of {_count(rows, 'after')} differ",
-            "Reduce gradients before every step; what changes a parameter otherwise (soft updates, clipping, resets)"
-            " must do the same everywhere.",
+            f"parameters diverge: {len(names)} of {_count(rows, 'after')} differ",
+            "Reduce gradients before every step. Apply other parameter changes (soft updates, clipping, resets)"
+            " equally on all processes.",
             names,
             step,
         )
@@ -247,7 +248,7 @@ def _state(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]
         yield Finding(
             "state",
             f"optimizer state differs between processes: {len(names)} of {_count(rows, 'state')}",
-            "It follows the gradients: reduce them. After a resume, load the same state on every process.",
+            "Reduce the gradients, which determine it. After a resume, load the same state on every process.",
             names,
             step,
         )
@@ -260,15 +261,15 @@ def _buffers(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Findin
         yield Finding(
             "buffers",
             f"buffers differ between processes: {len(names)} of {_count(rows, 'buffers')}",
-            "Running statistics of each process's own data are not the model's: use SyncBatchNorm, all-reduce the"
-            " statistics, or let DDP broadcast buffers (broadcast_buffers=True, and call the wrapper).",
+            "Synchronize running statistics, which each process computes from its own data: use SyncBatchNorm,"
+            " all-reduce the statistics, or let DDP broadcast buffers (broadcast_buffers=True, and call the wrapper).",
             names,
             step,
         )
 
 
 def _resynced(name: str, rows: RowDigests) -> bool:
-    """Whether a DDP wrapper that is called sends this buffer out again at each forward: saved is the main process's."""
+    """Return whether a DDP wrapper that is called broadcasts this buffer from the main process at each forward."""
     roots = {
         wrapper["name"] for row in rows for wrapper in row[0]["wrappers"] if wrapper["buffers"] and wrapper["calls"]
     }
@@ -280,7 +281,7 @@ def _count(rows: RowDigests, part: str) -> int:
 
 
 def _differing(rows: RowDigests, part: str) -> tuple[list[str], int]:
-    """The tensors of a part that are not equal on all processes at some step, and the first such step."""
+    """Return the tensors of a part that differ between processes at some step, and the first such step."""
     first: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
         shared = set.intersection(*(set(step[part]) for step in row))
@@ -290,7 +291,7 @@ def _differing(rows: RowDigests, part: str) -> tuple[list[str], int]:
     return list(first), min(first.values(), default=0)
 
 
-# -- what they learn from ----------------------------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------------------------------
 
 
 def _data(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
@@ -303,22 +304,22 @@ def _data(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
     seeds = _same_seeds(rows)
     evidence = [
         "the modules were called with the same inputs" if same_inputs else "",
-        "backward brought the same gradients, bit by bit," if same_gradients else "",
+        "backward computed bit-identical gradients" if same_gradients else "",
     ]
     yield Finding(
         "data",
         f"the same data on every process: {' and '.join(filter(None, evidence))} at every step",
-        "Give each process its own part: a DistributedSampler (and set_epoch), or environments and generators seeded"
-        " with the rank added. As it is, N processes do the work of one.",
+        "Give each process its own part: use a DistributedSampler (and set_epoch), or add the rank to the seeds of"
+        " environments and generators. Now N processes do the work of one.",
         step=1,
-        why=f"the global generators of {' and '.join(seeds)} stand at the same place on all processes: the same seed"
+        why=f"the global generators of {' and '.join(seeds)} are in the same state on all processes: the same seed"
         if seeds
         else "",
     )
 
 
 def _same_seeds(rows: RowDigests) -> list[str]:
-    """Libraries whose global generator is drawn from, and gives the same numbers on every process."""
+    """Return libraries whose global generator the script uses and that has the same state on every process."""
     libraries = rows[0][0]["random"] if rows else {}
     return [
         name
@@ -336,19 +337,19 @@ def _notes(rows: RowDigests) -> Iterator[str]:
     seeds = _same_seeds(rows)
     if seeds:
         yield (
-            f"All processes draw the same numbers from the global generator of {' and '.join(seeds)}: right for"
-            " initialisation, wrong for exploration, dropout and augmentation."
+            f"All processes draw the same numbers from the global generator of {' and '.join(seeds)}: correct for"
+            " initialization, wrong for exploration, dropout and augmentation."
         )
     if rows and _averages_parameters(rows):
-        yield "Gradients differ and parameters are made equal after each step: parameters are averaged, not gradients."
+        yield "Gradients differ, but parameters are equal before each step: parameters are averaged, not gradients."
     resynced = [name for name in _differing(rows, "buffers")[0] if _resynced(name, rows)]
     if resynced:
         yield (
-            f"Buffers ({_list(resynced)}) differ between forwards; DDP sends the main process's to all at the next one."
+            f"Buffers ({_list(resynced)}) differ between forwards; DDP broadcasts them from rank 0 at the next forward."
         )
     sharded = sorted({name for row in rows for step in row for name in step["sharded"]})
     if sharded:
-        yield f"Not looked at, because every process holds another part: {_list(sharded)}."
+        yield f"Not checked, because they are sharded over the processes: {_list(sharded)}."
 
 
 def _names(records: Sequence[StepRecord]) -> str:

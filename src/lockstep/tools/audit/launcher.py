@@ -1,4 +1,4 @@
-"""Starts the processes of an audit, waits until all have taken their steps or somebody never will, and reads on."""
+"""Start the processes of an audit, wait until all took their steps or none progresses, and read their records."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from lockstep.launch.process_lifetime import crash_file
 from lockstep.tools.audit.recorder import END, STEPS, STOP
 
 _LEAVING = 5.0
-"""Seconds that processes get to say where they are when the audit is over."""
+"""Seconds in which processes record their stacks when the audit is over."""
 _FIRST = 10
-"""How many times longer a first step may take than those after it: scripts load data and models before it."""
+"""Factor by which the first step may take longer, because scripts load data and models before it."""
 
 
 def run(
     words: Sequence[str], directory: Path, processes: int, steps: int, patience: float, tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Run a script on several processes for some optimizer steps; what each of them wrote down."""
+    """Run a script on several processes for some optimizer steps. Return the record of each process."""
     started = [_start(words, directory, rank, processes, steps) for rank in _ranks(processes)]
     try:
         _wait(started, directory, patience, tell)
@@ -42,7 +42,7 @@ def run(
 
 
 def _ranks(processes: int) -> list[dict[str, str]]:
-    """The environment of each process, as torchrun on one host sets it."""
+    """Return the environment of each process, as torchrun on one host sets it."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -70,28 +70,28 @@ def _ranks(processes: int) -> list[dict[str, str]]:
 
 
 def _start(
-    words: Sequence[str], directory: Path, place: dict[str, str], processes: int, steps: int
+    words: Sequence[str], directory: Path, variables: dict[str, str], processes: int, steps: int
 ) -> subprocess.Popen[bytes]:
     settings = {
-        "TORCH_FR_BUFFER_SIZE": "20000",  # every collective is remembered
-        "TORCHDYNAMO_DISABLE": "1",  # compiled code calls no module, and would be compiled for a few steps only
+        "TORCH_FR_BUFFER_SIZE": "20000",  # large enough for every collective of an audit
+        "TORCHDYNAMO_DISABLE": "1",  # compiled code bypasses Module.__call__, and compiling takes long
         "PYTHONUNBUFFERED": "1",
     }
-    with (directory / f"output-{place['RANK']}.txt").open("wb") as output:
+    with (directory / f"output-{variables['RANK']}.txt").open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "lockstep.tools.audit.worker", str(directory), str(steps), *words],
-            env=os.environ | place | settings,
+            env=os.environ | variables | settings,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # whatever it starts ends with it
+            start_new_session=True,  # its process group can be killed with all its children
         )
 
 
 def _wait(
     started: Sequence[subprocess.Popen[bytes]], directory: Path, patience: float, tell: Callable[[str], None]
 ) -> None:
-    """Until every process has said how it ended or is gone, or none has taken a step for too long."""
+    """Wait until every process has written its end record or exited, or until no process progresses."""
     seen, since = -1, time.monotonic()
     while True:
         taken = [_count_lines(directory / STEPS.format(rank)) for rank in range(len(started))]
@@ -111,15 +111,15 @@ def _count_lines(path: Path) -> int:
 
 def _read(directory: Path, rank: int, code: int) -> dict[str, Any]:
     steps, end = directory / STEPS.format(rank), directory / END.format(rank)
-    lines = steps.read_text().split("\n")[:-1] if steps.exists() else []  # what follows the last newline is torn
+    lines = steps.read_text().split("\n")[:-1] if steps.exists() else []  # text after the last newline is incomplete
     record: dict[str, Any] = {"how": "gone", "error": "", "stack": [], "collectives": []}
     if end.exists():
         record = json.loads(end.read_text())
     elif code < 0:
         stack = crash_stack(directory / crash_file(rank))
-        record |= {"error": f"it was ended by {signal.Signals(-code).name}", "stack": stack[::-1]}
+        record |= {"error": f"killed by {signal.Signals(-code).name}", "stack": stack[::-1]}
     else:
-        record |= {"error": f"it left with exit code {code}"}
+        record |= {"error": f"exit code {code}"}
     output = directory / f"output-{rank}.txt"
     record["output"] = output.read_text(errors="replace")[-4000:]
     return record | {"process": rank, "steps": [json.loads(line) for line in lines]}

@@ -1,8 +1,8 @@
-"""What a process writes down of the script it runs: every optimizer step, in fingerprints, and how it ended.
+"""Record every optimizer step of a script in one process, as fingerprints of tensors, and how the process ended.
 
-The instrumentation is torch's own hooks around `Optimizer.step`, a hook on the gradient of each parameter, and a
-wrapper around `Module.__call__`. They read, and change nothing; they talk to no other process, so that the script's
-own collectives stay the only ones.
+The recorder uses torch's hooks around `Optimizer.step`, a hook on the gradient of each parameter, and a wrapper
+around `Module.__call__`. They only read tensors. They do not communicate with other processes, so that they add no
+collectives to those of the script.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ from lockstep.launch.stack_traces import format_stack
 from lockstep.tools.audit.tensor_names import ModuleNames, name_parameters
 
 STEPS, END, STOP = "steps-{}.jsonl", "end-{}.json", "stop"
-"""Files in the directory of an audit: a process's steps, how it ended, and that all are to end now."""
+"""Files in the directory of an audit: steps of a process, its end record, and the request to stop."""
 
 
 class StepRecorder:
-    """Stands beside a script in one process and writes down what it does to its tensors."""
+    """Writes the optimizer steps of a script in one process to a file."""
 
     def __init__(self, directory: Path, rank: int, steps: int) -> None:
         self._directory, self._rank, self._limit = directory, rank, steps
@@ -48,12 +48,12 @@ class StepRecorder:
         self._steps = self._depth = 0
         self._inputs: list[int] = []
         self._local: dict[str, int] = {}
-        """A number of all gradients that backward brought to a parameter since the last step, before any reduction."""
+        """By parameter: hash of all its gradients from backward since the last step, before any reduction."""
         self._wrapped_calls: Counter[int] = Counter()
         self._ending = threading.Lock()
 
     def install(self) -> None:
-        """Before the script runs: have every optimizer, every module and a thread of our own report here."""
+        """Register hooks for optimizers and modules, and start the thread that waits for the request to stop."""
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
         call = nn.Module.__call__
@@ -71,12 +71,12 @@ class StepRecorder:
         nn.Module.__call__ = watched  # type: ignore[method-assign]
         threading.Thread(target=self._await_stop, name="audit", daemon=True).start()
 
-    # -- what the script does ------------------------------------------------------------------------------------------
+    # -- hooks ---------------------------------------------------------------------------------------------------------
 
     def _note_call(self, module: nn.Module, arguments: Any, named: Any) -> None:
         if isinstance(module, DistributedDataParallel):
             self._wrapped_calls[id(module)] += 1
-        if self._depth == 0 and torch.is_grad_enabled():  # what is learned from, not what is acted on
+        if self._depth == 0 and torch.is_grad_enabled():  # training inputs only: acting runs without gradients
             tensors = [leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, Tensor)]
             self._inputs += [_fingerprint(tensor) or 0 for tensor in tensors]
 
@@ -127,19 +127,19 @@ class StepRecorder:
         self._steps += 1
         if self._steps >= self._limit:
             self.end("reached", sys._getframe(1))
-            threading.Event().wait()  # for the word that everybody is here; the thread takes it from there
+            threading.Event().wait()  # until the audit thread exits the process
 
-    # -- how it ends ---------------------------------------------------------------------------------------------------
+    # -- end -----------------------------------------------------------------------------------------------------------
 
     def _await_stop(self) -> None:
-        """When the audit is over, say where the main thread is and leave: it may be waiting for somebody for good."""
+        """Wait for the request to stop, record the stack of the main thread, which may be blocked, and exit."""
         while not (self._directory / STOP).exists():
             time.sleep(0.05)
         self.end("stood", sys._current_frames().get(threading.main_thread().ident or 0))
         os._exit(0)
 
     def end(self, how: str, frame: FrameType | None = None, error: str = "", stack: list[str] | None = None) -> None:
-        """Leave word of how this process ended; only the first word counts."""
+        """Write how this process ended. Only the first call has an effect."""
         path = self._directory / END.format(self._rank)
         with self._ending:
             if path.exists():
@@ -151,13 +151,13 @@ class StepRecorder:
                 "stack": stack if stack is not None else format_stack(frame),
                 "collectives": collectives(),
             }
-            beside = path.with_suffix(".partial")
-            beside.write_text(json.dumps(record))
-            beside.rename(path)
+            temporary = path.with_suffix(".partial")
+            temporary.write_text(json.dumps(record))
+            temporary.rename(path)
 
 
 def collectives() -> list[dict[str, Any]]:
-    """Every collective of this process, as torch's flight recorder has it: DDP's own are among them."""
+    """Return every collective of this process from torch's flight recorder, including those of DDP."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 
     return [
@@ -173,11 +173,11 @@ def collectives() -> list[dict[str, Any]]:
 
 
 def random_states() -> dict[str, str]:
-    """Where the global generators stand that a script may draw from."""
-    kind, keys, place, *_ = np.random.get_state()
+    """Return hashes of the global random generator states that a script may use."""
+    kind, keys, position, *_ = np.random.get_state()
     states = {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": f"{kind} {place}".encode() + np.asarray(keys).tobytes(),
+        "numpy": f"{kind} {position}".encode() + np.asarray(keys).tobytes(),
         "random": repr(random.getstate()).encode(),
     }
     return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}
@@ -188,7 +188,7 @@ def _fingerprints(tensors: dict[str, Tensor]) -> dict[str, int | None]:
 
 
 def _fingerprint(tensor: Tensor | None) -> int | None:
-    """A number of a tensor's bits; None for what is not there, or of which every process holds another part."""
+    """Return a hash of a tensor's bits. None for a missing, meta or sharded tensor."""
     if tensor is None or _is_sharded(tensor) or tensor.is_meta:
         return None
     tensor = tensor.detach()
@@ -202,5 +202,5 @@ def _fingerprint(tensor: Tensor | None) -> int | None:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    """Whether every process holds another part of it by design: FSDP and other parallelism of models."""
+    """Return whether every process holds a different shard by design, as in FSDP and other model parallelism."""
     return isinstance(tensor, DTensor) or type(tensor).__name__ == "FlatParameter"

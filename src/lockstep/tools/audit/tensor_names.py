@@ -1,4 +1,4 @@
-"""What a script calls its tensors: the variable that holds a module, then the path inside it."""
+"""Find the script's names of its tensors: the variable that holds a module, then the path inside the module."""
 
 import gc
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class ModuleNames:
-    """The outermost modules of a script and their names; they are looked for again at every step."""
+    """Root modules of a script and their names. The recorder searches for new ones at every step."""
 
     def __init__(self) -> None:
-        # Held on to, so that a number that identifies one is not given to another; an audit is short.
+        # Keep references, so that the id of a module is not reused. An audit is short.
         self._known: dict[int, tuple[str, nn.Module]] = {}
 
     def look(self, frame: FrameType | None) -> None:
-        """Find modules that were not there before; variables of the frame and of its callers name them."""
+        """Find new root modules. Their names are variables of the frame or of its callers."""
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
         inner = {id(child) for module in modules for child in module._modules.values()}
         roots = [module for module in modules if id(module) not in inner and id(module) not in self._known]
@@ -34,7 +34,7 @@ class ModuleNames:
             self._known[id(root)] = name, root
 
     def wrappers(self) -> Iterator[tuple[str, DistributedDataParallel]]:
-        """The modules that are wrapped by DDP."""
+        """Yield DDP wrappers with their names."""
         for name, root in self._known.values():
             for path, module in root.named_modules():
                 if isinstance(module, DistributedDataParallel):
@@ -56,23 +56,23 @@ class ModuleNames:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """What a DDP wrapper wraps: its name needs no `module.` in it."""
+    """Return the module inside a DDP wrapper, so that names have no `module.` in them."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def name_parameters(optimizer: torch.optim.Optimizer, number: int, roots: ModuleNames) -> dict[str, Tensor]:
-    """The parameters of an optimizer by name; those in no module by their place in it."""
+    """Return the parameters of an optimizer by name. Parameters of no module are named by their index."""
     known = {id(tensor): name for name, tensor in roots.parameters().items()}
     named: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
         given = group.get("param_names") or [None] * len(group["params"])
-        for tensor, word in zip(group["params"], given, strict=True):
-            named[known.get(id(tensor)) or word or f"optimizer{number}.parameter{len(named)}"] = tensor
+        for tensor, name in zip(group["params"], given, strict=True):
+            named[known.get(id(tensor)) or name or f"optimizer{number}.parameter{len(named)}"] = tensor
     return named
 
 
 def _variables(frame: FrameType | None) -> dict[int, str]:
-    """Names by what they hold: variables of a frame and its callers, and one step into the objects they hold."""
+    """Return variable names by object id: variables of a frame and its callers, and attributes of their values."""
     names: dict[int, str] = {}
     while frame is not None:
         for name, value in frame.f_locals.items():

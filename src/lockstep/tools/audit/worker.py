@@ -15,23 +15,23 @@ from lockstep.tools.audit.recorder import StepRecorder
 
 
 def main(words: Sequence[str]) -> int:
-    """Run the script with a witness beside it, as Python would run it without one."""
+    """Run the script as Python would run it, with a recorder of its optimizer steps installed."""
     die_with_parent()
     directory, steps, *rest = words
     rank = WorldInfo.from_environment().rank
     faulthandler.enable((Path(directory) / crash_file(rank)).open("w"))
-    witness = StepRecorder(Path(directory), rank, int(steps))
-    witness.install()
+    recorder = StepRecorder(Path(directory), rank, int(steps))
+    recorder.install()
     try:
         _run(rest)
     except SystemExit as leaving:
         if leaving.code not in (None, 0):
-            witness.end("failed", error=f"SystemExit: {leaving.code}", stack=_lines(leaving))
+            recorder.end("failed", error=f"SystemExit: {leaving.code}", stack=_lines(leaving))
             raise
     except BaseException as error:
-        witness.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
+        recorder.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
         raise
-    witness.end("ended")
+    recorder.end("ended")
     return 0
 
 
@@ -46,7 +46,7 @@ def _run(words: Sequence[str]) -> None:
 
 
 def _lines(error: BaseException) -> list[str]:
-    """Where an error came from, outermost first, without the plumbing at the end."""
+    """Return the stack of an error, outermost frame first, without library frames at its end."""
     frames = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
     while len(frames) > 1 and is_internal_frame(frames[-1]):
         frames.pop()

@@ -1,1 +1,1 @@
-"""How fast a run is, beside the bare engine, and what more processes would bring."""
+"""Measure the speed of a run, compare it with its bare work, and predict its scaling over processes."""

@@ -1,7 +1,7 @@
-"""Choose environments, horizon and batch by short measured probes: as much as pays here, and no more.
+"""Choose number of environments, rollout length and batch size with short measured probes.
 
-Each number is doubled as long as a sample becomes cheaper by a tenth and memory allows it. A larger batch is another
-experiment, so this is something a user asks for; what was chosen, and why, is printed and kept in the run's config.
+Each number is doubled while this makes a sample at least 10 % cheaper and memory allows it. A larger batch is a
+different experiment, so autoscaling is opt-in. The chosen settings and reasons are printed and saved in the config.
 """
 
 import dataclasses
@@ -17,23 +17,23 @@ from lockstep.pytree import leaves
 from lockstep.tools.bench.measure import IterationTimer, alone, saved_bytes
 
 WORTH = 0.9
-"""A doubling pays when a sample then costs less than this part of what it cost."""
+"""Doubling continues while it reduces the time per sample to less than this fraction."""
 MOST = 64
-"""How many times the recipe's own number a probe may go."""
+"""Largest multiple of the recipe's own number that is probed."""
 MEMORY = 0.6
-"""Part of the free memory that a run may plan to fill."""
+"""Fraction of the free memory that a run may use."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoscaleResult:
-    """Settings that were chosen, and a sentence for each."""
+    """Chosen settings, with a reason for each."""
 
     settings: dict[str, Any]
     reasons: list[str]
 
 
 def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambda _: None) -> AutoscaleResult:
-    """The settings that make good use of this machine, for a run of so many processes on it."""
+    """Choose settings that use this machine well, for a run on `processes` processes."""
     if (why_not := refusal(recipe)) is not None:
         return AutoscaleResult({}, [why_not])
     fields = {field.name for field in dataclasses.fields(recipe.algo)}
@@ -50,11 +50,11 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
     def learning(batch: int) -> tuple[float, float]:
         say(f"probing batches of {batch:,}")
         meter = _meter(recipe, chosen_envs, horizon=-(-batch // chosen_envs))
-        (work,) = (work for work in meter.algorithm.benchmark_ops() if work.kind == "learning")
+        (work,) = (work for work in meter.ops() if work.kind == "learning")
         return _seconds(meter, ("learn",)) / work.samples, saved_bytes(work.run) / work.samples
 
     chosen_batch, why_batch = _double(max(recipe.algo.batch_size, chosen_envs), learning, processes)
-    step = chosen_batch // math.gcd(chosen_batch, chosen_envs)  # fewer would cut a minibatch
+    step = chosen_batch // math.gcd(chosen_batch, chosen_envs)  # the rollout must be a whole number of minibatches
     horizon = max(step, minibatches * chosen_batch // chosen_envs // step * step)
     minibatches = horizon * chosen_envs // chosen_batch
     settings = {
@@ -65,7 +65,7 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
     reasons = [
         f"{settings['task.num_envs']:,} environments: {why_envs}",
         f"batches of {settings['algo.batch_size']:,}: {why_batch}",
-        f"{horizon} steps between updates: {minibatches} minibatches a rollout",
+        f"{horizon} steps per rollout: {minibatches} minibatches",
     ]
     if processes > 1:
         reasons.append(f"measured on one process, and multiplied by {processes}")
@@ -77,37 +77,37 @@ def autoscale(recipe: Recipe, processes: int, say: Callable[[str], None] = lambd
 
 
 def refusal(recipe: Recipe) -> str | None:
-    """Why nothing of a recipe is scaled, where that is so."""
+    """Return why a recipe cannot be scaled, or None if it can."""
     if not {"rollout_steps", "batch_size", "epochs"} <= {field.name for field in dataclasses.fields(recipe.algo)}:
-        return f"{recipe.name} collects no rollouts: there is nothing to scale."
+        return f"{recipe.name} collects no rollouts: nothing is scaled."
     if getattr(recipe.algo, "length", 1) > 1:
-        return f"{recipe.name} learns from sequences, which the probes do not know: nothing is scaled."
+        return f"{recipe.name} learns from sequences, which the probes do not support: nothing is scaled."
     return None
 
 
 def _double(start: int, cost: Callable[[int], tuple[float, float]], processes: int) -> tuple[int, str]:
-    """The number, doubled as long as that pays, and why no further; `cost` gives seconds and bytes for each."""
+    """Double a number while this pays. Return it and the reason to stop. `cost` gives seconds and bytes per unit."""
     count, (seconds, size) = start, cost(start)
     free = _free_memory(processes)
     while count < start * MOST:
         if 2 * count * size > free:
-            return count, f"twice as many would need {2 * count * size / 2**30:.3g} GiB of {free / 2**30:.3g} free"
+            return count, f"twice as many need {2 * count * size / 2**30:.3g} GiB, but {free / 2**30:.3g} are free"
         faster, size = cost(2 * count)
         if faster > WORTH * seconds:
             gain = max(0.0, 1 - faster / seconds)
-            return count, f"with {2 * count:,} on a process a sample would cost {gain:.0%} less, not worth it"
+            return count, f"{2 * count:,} per process would save only {gain:.0%} of the time per sample"
         count, seconds = 2 * count, faster
-    return count, f"{MOST} times the recipe's own number, the most that is tried"
+    return count, f"{MOST} times the recipe's own number, the largest that is probed"
 
 
 def _meter(recipe: Recipe, envs: int, horizon: int) -> IterationTimer:
-    """One process with so many environments, and one update an iteration."""
+    """Build a timer for one process with `envs` environments and one update per iteration."""
     small = {"task.num_envs": envs, "algo.rollout_steps": horizon, "algo.batch_size": envs * horizon, "algo.epochs": 1}
     return IterationTimer(apply_overrides(recipe, small), alone(recipe.run))
 
 
 def _seconds(meter: IterationTimer, phases: tuple[str, ...]) -> float:
-    """The least that some phases took, of three iterations."""
+    """Return the shortest time of some phases over three iterations."""
     times = []
     for _ in range(3):
         meter.runtime.timer.take()

@@ -1,7 +1,7 @@
-"""Measure a recipe's iterations beside their bare work: environments and networks with nothing around them.
+"""Measure a recipe's iterations and their bare work: environments and networks without the training loop.
 
-The two are taken in turns, so that a machine that slows down slows both. On a CPU with one thread, seconds are CPU
-seconds: a busy neighbour takes wall time, and says nothing about our overhead.
+The two measurements alternate, so that a machine that slows down affects both. On a CPU with one thread, seconds are
+CPU seconds, because other programs on the machine add wall time that is not overhead of Lockstep.
 """
 
 import platform
@@ -13,29 +13,30 @@ from typing import Any
 import torch
 
 from lockstep import __version__
+from lockstep.base import Algorithm, VecEnv
 from lockstep.clock import TrainState
-from lockstep.config import Recipe, RunConfig, as_dict
+from lockstep.config import ConfigError, Recipe, RunConfig, as_dict
 from lockstep.distributed import Runtime
 from lockstep.launch.device import choose_device
 from lockstep.launch.world import WorldInfo
-from lockstep.protocols import Algorithm, BenchmarkOp, VecEnv
-from lockstep.train import iterate
+from lockstep.protocols import Benchmarkable, BenchmarkOp
+from lockstep.training_loop import iterate
 
 PARTS = {"env": "env", "act": "inference", "learn": "learning", "reduce": "reduction"}
-"""Phases of the loop, and what the split calls them; whatever else there is, is the rest."""
+"""Phases of the loop and their names in the split. The remaining time is `rest`."""
 DATA_PARTS = {"load": "loading", "learn": "learning", "reduce": "reduction"}
-"""The same of a run that learns from data: it waits for batches, and neither acts nor steps an environment."""
+"""Phases of a supervised run, which loads batches instead of acting and stepping environments."""
 BATCH_DIVISOR = 4
-"""Learning is also timed on a batch this many times smaller, to part fixed time from work."""
+"""Updates are also timed on a batch smaller by this factor, to separate fixed time from time per sample."""
 
 
 def alone(run: RunConfig, hosting: range | None = None) -> Runtime:
-    """One process that nobody else is with, on the device that a run would take here."""
+    """Return the runtime of a single process on the device that a run would use on this machine."""
     return Runtime.single_process(run, str(choose_device(run.device, WorldInfo())), hosting)
 
 
 class IterationTimer:
-    """One process's share of a run, ready to be timed."""
+    """Task and algorithm of one process's share of a run, for timing."""
 
     def __init__(self, recipe: Recipe, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -50,13 +51,13 @@ class IterationTimer:
         return sum(tensor.numel() for tensor in self.algorithm.model_state_dict().values() if tensor.requires_grad)
 
     def iterate(self) -> None:
-        """What the loop does in an iteration, but for logs, evaluations and checkpoints."""
+        """Run one iteration of the training loop without logging, evaluations and checkpoints."""
         iterate(self.task, self.algorithm, self.clock, self.runtime, self.check_every)
         self.clock.flush_metrics()
         self.runtime.all_reduce_any(stop=False, save=False)
 
     def seconds(self, work: Callable[[], object], times: int = 1) -> tuple[float, float]:
-        """Seconds to do something some times: as they count here, and on the wall."""
+        """Return the seconds of `times` calls: CPU seconds where they apply (see the module), and wall seconds."""
         self._finish()
         cpu, wall = time.process_time(), time.perf_counter()
         for _ in range(times):
@@ -66,8 +67,17 @@ class IterationTimer:
         alone = self.runtime.size == 1 and torch.get_num_threads() == 1 and self.runtime.device.type == "cpu"
         return (cpu if alone else wall), wall
 
+    def ops(self, fewer: int = 1) -> list[BenchmarkOp]:
+        """Return the bare operations of the algorithm."""
+        if not isinstance(self.algorithm, Benchmarkable):
+            raise ConfigError(
+                f"{type(self.algorithm).__name__} has no benchmark_ops() to compare its speed with.",
+                "Implement benchmark_ops(fewer): see lockstep.protocols.Benchmarkable.",
+            )
+        return self.algorithm.benchmark_ops(fewer)
+
     def seconds_in_half(self, work: Callable[[], object]) -> float:
-        """The same, once and as they count here, as if the run were in bf16."""
+        """Return the seconds of one call of `seconds` under bf16 autocast."""
         before, self.runtime.autocast_dtype = self.runtime.autocast_dtype, torch.bfloat16
         try:
             return self.seconds(work)[0]
@@ -80,9 +90,9 @@ class IterationTimer:
 
 
 def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int = 5) -> dict[str, Any]:
-    """Time iterations and their bare work in turns, at least `rounds` times and for about so many seconds."""
+    """Time iterations and their bare work alternately, for at least `rounds` rounds and about `seconds` seconds."""
     meter = IterationTimer(recipe, runtime)
-    works = [*meter.algorithm.benchmark_ops(), *meter.algorithm.benchmark_ops(BATCH_DIVISOR)]
+    works = [*meter.ops(), *meter.ops(BATCH_DIVISOR)]
     (learning,) = (work for work in works if work.kind == "learning" and work.batch_divisor == 1)
     for work in works:
         work.run()
@@ -114,7 +124,7 @@ REDUCTIONS = (2**6, 2**16, 2**20, 2**22)
 
 
 def time_reductions(runtime: Runtime, times: int = 20, sizes: Sequence[int] = REDUCTIONS) -> dict[str, float]:
-    """Median seconds of a sum over processes, by its bytes."""
+    """Return the median seconds of an all-reduce, by its bytes."""
     seconds: dict[str, float] = {}
     for size in sizes:
         tensor = torch.zeros(size // 4, device=runtime.device)
@@ -130,37 +140,37 @@ def time_reductions(runtime: Runtime, times: int = 20, sizes: Sequence[int] = RE
 
 
 def time_contention(meter: IterationTimer, busy: bool = True, times: int = 8) -> list[tuple[float, float]]:
-    """Seconds of an update's bare work on the main process, while it is alone and while all busy ones are at it."""
-    (work,) = (work for work in meter.algorithm.benchmark_ops() if work.kind == "learning")
-    work.run()  # the first finds its data gone from the cache
+    """Time an update's bare work on the main process, alternately alone and with all `busy` processes computing."""
+    (work,) = (work for work in meter.ops() if work.kind == "learning")
+    work.run()  # warm up the caches
     took: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * times):
         alone = number % 2 == 0
-        meter.runtime.all_reduce_any(ready=True)  # nobody begins before everybody is here
+        meter.runtime.all_reduce_any(ready=True)  # barrier: all processes start together
         if meter.runtime.is_main or (busy and not alone):
             took[alone].append(meter.seconds(work.run)[1])
     return list(zip(took[True], took[False], strict=False))
 
 
 def contention_and_jitter(crowding: list[tuple[float, float]]) -> tuple[float, list[float]]:
-    """How many times slower work is beside others, by means, because what counts in the end is the sum; how uneven."""
+    """Return the slowdown of work next to other processes, as a ratio of means, and its jitter."""
     alone, crowded = zip(*crowding, strict=True)
     return max(1.0, statistics.fmean(crowded) / statistics.fmean(alone)), parts_of_mean(crowded)
 
 
 def parts_of_mean(seconds: Sequence[float]) -> list[float]:
-    """What should always take the same time, in order, as parts of its mean."""
+    """Return times of equal work divided by their mean, sorted."""
     mean = statistics.fmean(seconds)
     return sorted(time / mean for time in seconds)
 
 
 def saved_bytes(work: Callable[[], object]) -> int:
-    """Bytes that autograd keeps between a forward and its backward."""
+    """Return the bytes that autograd keeps between forward and backward."""
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor if tensor._base is None else tensor._base, torch.nn.Parameter):
-            return tensor  # a weight, kept anyway
+            return tensor  # parameters are in memory anyway
         storage = tensor.untyped_storage()
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -183,7 +193,7 @@ def _report(
     wall = statistics.median(wall for _, wall in ours)
     total = sum(wall for _, wall in ours)
     parts = DATA_PARTS if "load" in phases else PARTS
-    split = {words: phases.get(name, 0.0) / total for name, words in parts.items()}
+    split = {part: phases.get(name, 0.0) / total for name, part in parts.items()}
     split["rest"] = max(0.0, 1.0 - sum(split.values()))
     fixed, per_sample = _fixed_time(everything)
     return {
@@ -207,20 +217,20 @@ def _report(
 
 
 def _fixed_time(works: list[tuple[BenchmarkOp, float]]) -> tuple[float, float]:
-    """A bare update's fixed time, and its time for each local sample, from two sizes of batch."""
+    """Return the fixed time of a bare update and its time per local sample, from two batch sizes."""
     full, fewer = ((work, s / work.calls_per_iteration) for work, s in works if work.kind == "learning")
-    if full[0].samples == fewer[0].samples:  # a share that is too small to be made smaller
+    if full[0].samples == fewer[0].samples:  # the share is too small to be divided
         return full[1], 0.0
     per_sample = max(0.0, (full[1] - fewer[1]) / (full[0].samples - fewer[0].samples))
     return max(0.0, full[1] - per_sample * full[0].samples), per_sample
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """What bounds the run, and what would help, in words."""
-    words, gain = _bound(report), report["bf16_gain"]
-    if words.startswith("learning-bound") and gain > 1.25:
-        words += f" In bf16 the bare work of an update is {gain:.1f} times as fast: try --run.precision bf16."
-    return words
+    """Describe what limits the speed of a run, and what would help."""
+    text, gain = _bound(report), report["bf16_gain"]
+    if text.startswith("learning-bound") and gain > 1.25:
+        text += f" In bf16 the bare work of an update is {gain:.1f} times as fast: try --run.precision bf16."
+    return text
 
 
 def _bound(report: dict[str, Any]) -> str:
@@ -249,10 +259,10 @@ def _bound(report: dict[str, Any]) -> str:
             f"({fixed * 1e3:.2g} ms) is as long as its work on {local * report['processes'] / until:,.0f} samples."
         )
     return {
-        "env": f"env-bound ({share}): more processes help while each has a core of its own; a faster GPU does not.",
-        "inference": f"inference-bound ({share}): more environments make better use of every call to the network.",
-        "loading": f"loading-bound ({share}): --algo.num-workers N reads batches ahead in N processes for each.",
+        "env": f"env-bound ({share}): more processes help while each has its own core; a faster GPU does not.",
+        "inference": f"inference-bound ({share}): more environments use every forward pass better.",
+        "loading": f"loading-bound ({share}): --algo.num-workers N loads batches ahead in N workers per process.",
         "reduction": (
-            f"reduction-bound ({share}): larger batches, or --run.grad-comm-dtype bf16, send less for each sample."
+            f"reduction-bound ({share}): larger batches or --run.grad-comm-dtype bf16 send fewer bytes per sample."
         ),
     }[largest]

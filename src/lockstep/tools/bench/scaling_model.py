@@ -1,7 +1,7 @@
-"""What more processes would bring: one process's measured shares of a run, and a model of what they say to each other.
+"""Predict scaling from the measured shares of one process and a model of the communication between processes.
 
-The work of W processes is measured on one: it takes the share of the run that one of W would host, and nobody else is
-there. What lies beyond the smallest share is drawn on along a straight line: a fixed time, and a time for each sample.
+A single process measures the work of one of W processes: it hosts only the lanes of that process. Shares smaller than
+the smallest measured one are extrapolated linearly: a fixed time and a time per sample.
 """
 
 import itertools
@@ -18,12 +18,12 @@ from lockstep.tools.bench.measure import IterationTimer, alone, parts_of_mean, s
 from lockstep.tools.bench.network_model import NetworkModel, all_reduce
 
 OVERLAP = 0.5
-"""Part of an update's work (backward, but for its beginning) during which buckets travel."""
+"""Fraction of an update (most of backward) during which gradient buckets are reduced concurrently."""
 
 
 @dataclass(frozen=True)
 class LinearCost:
-    """Seconds as a fixed time and a time for each sample."""
+    """Linear model of seconds: a fixed time and a time per sample."""
 
     fixed: float
     per_sample: float
@@ -34,34 +34,34 @@ class LinearCost:
 
 @dataclass(frozen=True)
 class CostProfile:
-    """What one process of a run was measured to take, by the size of its share, and what it would send."""
+    """Measured times and memory of one process by the size of its share, and the bytes it reduces."""
 
     rollout_step: LinearCost
-    """A step of the local environments, by their number."""
+    """Time of one step of the local environments, by their number."""
     update: LinearCost
-    """An update, by the local samples of its batch."""
+    """Time of one update, by the local samples of its batch."""
     rest: LinearCost
-    """Everything else of an iteration, by its local samples."""
+    """Remaining time of an iteration, by its local samples."""
     num_envs: int
     batch_size: int
     horizon: int
     updates: int
     samples: int
-    """Global, of one iteration."""
+    """Global samples of one iteration."""
     sent: list[tuple[str, int, float]]
-    """Reductions of an iteration: name, bytes, how often. They depend neither on lanes nor on processes."""
+    """Reductions of an iteration: name, bytes, count. They depend neither on lanes nor on processes."""
     state_bytes: int
-    """Memory of parameters, optimizer and gradient, on every process."""
+    """Memory of parameters, optimizer and gradients on every process."""
     rollout_bytes: float
-    """Memory of the rollout, for each environment."""
+    """Memory of the rollout per environment."""
     activation_bytes: float
-    """Memory that backward needs, for each sample of a batch."""
+    """Memory that backward needs per sample of a batch."""
     jitter: list[float] = field(default_factory=list)
-    """Times of the same work over and over, as parts of their mean: the slowest of many processes is waited for."""
+    """Times of repeated equal work, divided by their mean. Processes wait for the slowest of them."""
 
 
 def shares_from(values: Any) -> CostProfile:
-    """A measurement as `asdict` wrote it, from whoever's hands it comes; ValueError where it cannot be."""
+    """Restore a measurement that `asdict` wrote. The values are untrusted; invalid ones raise ValueError."""
     lines = {name: LinearCost(**values[name]) for name in ("rollout_step", "update", "rest")}
     shares = CostProfile(
         **values | lines | {"sent": [(str(name), size, times) for name, size, times in values["sent"]]}
@@ -72,9 +72,9 @@ def shares_from(values: Any) -> CostProfile:
     amounts += [amount for _, *pair in shares.sent for amount in pair] + shares.jitter
     for number in (*counts, *amounts):
         if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) < 1e18:
-            raise ValueError(f"{str(number)[:50]!r} stands where a number should")
+            raise ValueError(f"{str(number)[:50]!r} is not a valid number")
     if min(counts) < 1 or not all(isinstance(count, int) for count in counts):
-        raise ValueError("it counts environments, samples and updates from 1, in whole numbers")
+        raise ValueError("counts of environments, samples and updates must be integers of at least 1")
     return shares
 
 
@@ -87,19 +87,19 @@ class Prediction:
     """Global samples of an update."""
     steps_per_second: float = 0.0
     efficiency: float = 0.0
-    """Against as many single processes."""
+    """Speed relative to `processes` independent single processes."""
     hours: float = 0.0
-    """To the recipe's budget."""
+    """Hours until run.total_samples."""
     compute: float = 0.0
-    """Seconds of an iteration in which a process works."""
+    """Seconds per iteration in which a process computes."""
     waiting: float = 0.0
-    """Seconds of an iteration in which it waits for the network."""
+    """Seconds per iteration in which a process waits for the network and for slower processes."""
     memory: float = 0.0
     """Bytes on each device."""
     way: str = ""
-    """How the gradient is reduced."""
+    """All-reduce algorithm of the gradients: ring, tree or hierarchical."""
     impossible: str = ""
-    """Why so many processes cannot host the run."""
+    """Why this number of processes cannot run the recipe. Empty if it can."""
 
 
 def measure_shares(
@@ -108,9 +108,9 @@ def measure_shares(
     say: Callable[[str], None] = lambda _: None,
     between: Callable[[], None] = lambda: None,
 ) -> CostProfile:
-    """Time one process's share of the run as if it were one of 1, 2, 4, ... processes, up to one lane.
+    """Time the share of one process as if it were one of 1, 2, 4, ... processes, down to one lane.
 
-    `between` is called after each round, by whoever has something else to time in turns with it.
+    `between` is called after each round, so that the caller can alternate with another measurement.
     """
     lanes = recipe.run.lanes or 8
     counts = [2**power for power in range(int(math.log2(lanes)) + 1)]
@@ -121,7 +121,7 @@ def measure_shares(
         meters[count].runtime.bytes_reduced.clear()
     times: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     for number in range(rounds):
-        # In turns, so that a machine that slows down slows all of them.
+        # Alternate between sizes, so that a machine that slows down affects all of them.
         say(f"measuring shares, round {number + 1} of {rounds}")
         for count, meter in meters.items():
             meter.runtime.timer.take()
@@ -148,7 +148,7 @@ def measure_shares(
 
 
 def _fit(sizes: list[float], seconds: list[float]) -> LinearCost:
-    """The line through measured points that is closest in relative error, with no negative part."""
+    """Fit a line with least relative error and without negative coefficients."""
     weights = [1.0 / t**2 for t in seconds]
     mean_x = sum(w * x for w, x in zip(weights, sizes, strict=True)) / sum(weights)
     mean_y = sum(w * y for w, y in zip(weights, seconds, strict=True)) / sum(weights)
@@ -161,9 +161,9 @@ def _fit(sizes: list[float], seconds: list[float]) -> LinearCost:
 
 
 def _facts(meter: IterationTimer, rounds: int) -> dict[str, Any]:
-    """What the model needs to know of a run, asked of a process that hosts all of it."""
+    """Collect the sizes that the model needs from a process that hosts the whole run."""
     algorithm, envs = meter.algorithm, meter.task.num_envs
-    works = {work.kind: work for work in algorithm.benchmark_ops()}
+    works = {work.kind: work for work in meter.ops()}
     learning = works["learning"]
     shared = sum(tensor.nbytes for tensor in algorithm.shared_state().values())
     return {
@@ -181,15 +181,15 @@ def _facts(meter: IterationTimer, rounds: int) -> dict[str, Any]:
 
 
 def imbalance(shares: CostProfile, network: NetworkModel) -> Sequence[float]:
-    """The jitter to reckon with: that of a machine where all are busy, if somebody looked, or else of one alone."""
+    """Return the jitter of a fully busy machine if it was measured, otherwise that of a single process."""
     return network.jitter or shares.jitter
 
 
 def slowest_of(processes: int, jitter: Sequence[float]) -> float:
-    """The time of the slowest of so many that each draw one of these times, on average."""
+    """Return the expected maximum of `processes` times drawn independently from `jitter`."""
     if not jitter:
         return 1.0
-    below = [(place / len(jitter)) ** processes for place in range(len(jitter) + 1)]  # all of them are no slower
+    below = [(rank / len(jitter)) ** processes for rank in range(len(jitter) + 1)]  # P(maximum is among the lowest)
     return sum(
         time * (until - before) for time, (before, until) in zip(sorted(jitter), itertools.pairwise(below), strict=True)
     )
@@ -204,34 +204,35 @@ def predict(
     grow: bool = False,
     cores: int | None = None,
 ) -> Prediction:
-    """What so many processes would do: at the same global batch, or with one that grows along with them.
+    """Predict speed and memory on `processes` processes, at the same global batch or (`grow`) in proportion to them.
 
-    `cores` is how many of this machine's cores there are to share, one for each process; None gives each its own.
+    `cores` is the number of cores that the processes share. None: each process has its own device.
     """
     times = processes if grow else 1
     batch, envs = shares.batch_size * times, shares.num_envs * times
     if processes > min(envs, batch):
         what = f"{envs:,} environments" if envs < batch else f"batches of {batch:,} samples"
-        return Prediction(processes, batch, impossible=f"{what} cannot be shared by {processes:,}")
+        return Prediction(processes, batch, impossible=f"{what} cannot be split over {processes:,} processes")
     samples = shares.samples * times
     share = 1 / processes
     update, steps = shares.update.at(batch * share), shares.horizon * shares.rollout_step.at(envs * share)
     crowded = max(1.0, processes / cores) if cores is not None else 1.0
-    if cores is not None and cores > 1:  # of so many, each further one that is busy slows the others by as much
+    if cores is not None and cores > 1:  # contention grows linearly with the number of busy cores
         crowded *= 1.0 + (network.contention - 1.0) * (min(processes, cores) - 1) / (cores - 1)
     compute = crowded * (steps + shares.updates * update + shares.rest.at(samples * share))
-    travelling = {name: 0.0 for name, _, _ in shares.sent}
+    # Time of all reductions of an iteration, by name
+    reducing = {name: 0.0 for name, _, _ in shares.sent}
     way, last = "", 0.0
     for name, size, often in shares.sent:
         seconds, chosen = all_reduce(size, processes, network)
-        travelling[name] += often * seconds
+        reducing[name] += often * seconds
         if name == "gradient":
             way, last = chosen, seconds
-    gradient = travelling.pop("gradient", 0.0)
-    # Buckets travel while backward works; the last of them cannot, and what is too much for that time waits as well.
+    gradient = reducing.pop("gradient", 0.0)
+    # Backward hides the reduction of gradient buckets, except the last bucket and time beyond the overlap.
     hidden = OVERLAP * shares.updates * update * crowded
-    waiting = sum(travelling.values()) + max(last * shares.updates, gradient - hidden)
-    # They meet after all of it. Of more than there are cores, one works while another waits.
+    waiting = sum(reducing.values()) + max(last * shares.updates, gradient - hidden)
+    # Wait for the slowest process. With fewer cores than processes, others compute during that wait.
     at_once = processes if cores is None else min(processes, cores)
     waiting += compute * (slowest_of(at_once, imbalance(shares, network)) - 1.0)
     speed = samples / (compute + waiting)
@@ -255,30 +256,28 @@ def predict(
 
 
 def scaling_limit(shares: CostProfile, rows: list[Prediction], cores: int | None = None) -> str:
-    """Where more processes at the same global batch stop paying, and why, in words."""
+    """Describe up to how many processes the same global batch gets faster, and what limits it."""
     possible = [row for row in rows if not row.impossible]
     for before, row in itertools.pairwise(possible):
         if row.steps_per_second < before.steps_per_second * (row.processes / before.processes) ** 0.5:
-            where = f"It stops paying between {before.processes:,} and {row.processes:,} processes at this batch"
+            where = f"Scaling at this batch size ends between {before.processes:,} and {row.processes:,} processes"
             if cores is not None and row.processes > cores:
                 return f"{where}: {row.processes:,} processes share {cores} cores."
             fixed = (
                 shares.updates * shares.update.fixed + shares.horizon * shares.rollout_step.fixed + shares.rest.fixed
             )
             if fixed > row.waiting:
-                why = (
-                    f"the fixed time of updates and steps ({fixed * 1e3:.3g} ms an iteration), which no share shortens"
-                )
+                why = f"the fixed time of updates and steps ({fixed * 1e3:.3g} ms per iteration)"
             else:
-                why = f"waiting for the network ({row.waiting * 1e3:.3g} ms an iteration)"
-            return f"{where}: what is left is {why}. A larger batch moves that point."
+                why = f"waiting for the network ({row.waiting * 1e3:.3g} ms per iteration)"
+            return f"{where}. The limit is {why}. A larger batch moves it."
     last = rows[-1]
     if not possible:
-        return f"It cannot be shared at all: {last.impossible}."
+        return f"The run cannot be split: {last.impossible}."
     if last.impossible:
         most = possible[-1].processes
-        return f"It pays up to {most:,} processes, and then there is nothing left to share: {last.impossible}."
-    return f"It pays up to {last.processes:,} processes at least."
+        return f"The run scales up to {most:,} processes and cannot be split further: {last.impossible}."
+    return f"The run scales up to {last.processes:,} processes or more."
 
 
 def as_json(

@@ -1,1 +1,1 @@
-"""Is this machine fit to train on? One file for each thing that is looked at; each yields lines, good and bad."""
+"""Checks whether this machine can train. Each module checks one subject and yields `CheckResult` objects."""

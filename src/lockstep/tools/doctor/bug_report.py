@@ -1,4 +1,4 @@
-"""A block for a bug report: what was found, without names, addresses or secrets of the person who reports."""
+"""Text block for a bug report: the check results, without the user's names, addresses or secrets."""
 
 import os
 import re
@@ -10,11 +10,11 @@ from lockstep.tools.doctor.redaction import SECRET_NAME, without_names
 SHOWN = re.compile(
     r"(NCCL|GLOO|OMP|MKL|NUMBA|TORCH|PYTORCH|TORCHELASTIC|CUDA|MUJOCO)_[A-Z0-9_]+|LOCAL_RANK|RANK|WORLD_SIZE|WANDB_MODE"
 )
-"""The only variables whose values are shown; and of them none whose name sounds like a secret."""
+"""Environment variables whose values may be shown. Those whose names match `SECRET_NAME` are not."""
 
 
 def write_bug_report(lines: Sequence[CheckResult], processes: int) -> str:
-    """Markdown, ready to paste."""
+    """Return the check results and environment variables as a Markdown block."""
     shown = [f"{name}={value}" for name, value in shown_variables().items()]
     text = "\n".join(
         [
@@ -31,7 +31,7 @@ def write_bug_report(lines: Sequence[CheckResult], processes: int) -> str:
 
 
 def shown_variables() -> dict[str, str]:
-    """Environment variables of the libraries that training uses, without those whose names sound secret."""
+    """Return environment variables of the libraries used in training, except those whose names suggest a secret."""
     return {
         name: value
         for name, value in sorted(os.environ.items())

@@ -1,4 +1,4 @@
-"""The directory that runs are kept in: writable, roomy, and renames in it are whole or not at all."""
+"""Check that the run directory is writable, has enough free space and supports atomic renames."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ _ROOM = 2 * 2**30
 
 
 def check_disk(directory: Path) -> Iterator[CheckResult]:
-    """Do in the run directory what a run does there, and leave nothing behind."""
+    """Perform the file operations of a run in the run directory, and remove the files again."""
     parent = directory
     while not parent.exists():
         parent = parent.parent
@@ -23,22 +23,22 @@ def check_disk(directory: Path) -> Iterator[CheckResult]:
         yield failure(
             "disk",
             f"nothing can be written to {directory}: {error.strerror or error}",
-            "Choose another directory: run.runs_dir=/some/where, or mend its owner and rights.",
+            "Set run.runs_dir=/some/where, or fix the owner and permissions of the directory.",
         )
         return
     free = shutil.disk_usage(parent).free
     if free < _ROOM:
         yield failure(
             "disk",
-            f"{free / 2**20:.0f} MiB are free for runs in {directory}",
-            "Make room, or set run.runs_dir=/some/where.",
+            f"only {free / 2**20:.0f} MiB are free for runs in {directory}",
+            "Free disk space, or set run.runs_dir=/some/where.",
         )
     else:
         yield ok("disk", f"{free / 2**30:.0f} GiB free for runs in {directory}")
 
 
 def _exercise(scratch: Path, directory: Path) -> Iterator[CheckResult]:
-    """A checkpoint is a directory that is renamed when it is whole; replay segments are linked."""
+    """Test renames and hard links: checkpoints are renamed when complete, replay segments are linked."""
     (scratch / "new").mkdir()
     (scratch / "new" / "file").write_bytes(b"whole")
     descriptor = os.open(scratch / "new" / "file", os.O_RDONLY)
@@ -53,8 +53,8 @@ def _exercise(scratch: Path, directory: Path) -> Iterator[CheckResult]:
     if (scratch / "one").read_text() != "2" or (scratch / "new").exists():
         yield failure(
             "disk",
-            f"a rename in {directory} is not whole",
-            "Keep runs on a local disk, NFS or Lustre: run.runs_dir=/some/where",
+            f"a rename in {directory} is not atomic",
+            "Set run.runs_dir=/some/where to a local disk, NFS or Lustre.",
         )
         return
     try:
@@ -62,7 +62,7 @@ def _exercise(scratch: Path, directory: Path) -> Iterator[CheckResult]:
     except OSError:
         yield warning(
             "disk",
-            f"{directory} has no hard links: checkpoints with replay are copied whole",
-            "Keep runs on a file system with links (ext4, xfs, NFS) if saving takes long.",
+            f"{directory} supports no hard links: checkpoints with replay are copied in full",
+            "If saving takes long, keep runs on a file system with hard links (ext4, xfs, NFS).",
         )
-    yield ok("disk", f"{directory} is writable, and renames in it are whole")
+    yield ok("disk", f"{directory} is writable, and renames in it are atomic")

@@ -1,4 +1,4 @@
-"""Environment variables that do nothing, or harm."""
+"""Check environment variables that have no effect, slow training down or break it."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,22 +12,22 @@ WITHOUT_EFFECT = {
     "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING, whose default is right",
     "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT, whose default is right",
 }
-"""Variables that no library reads any more, or ever did, and what does what they promise."""
+"""Variables that no library reads, and what to use instead."""
 SLOW = {
-    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for",
-    "TORCH_DISTRIBUTED_DEBUG": "every collective is checked by another one",
-    "NCCL_P2P_DISABLE": "GPUs talk to each other through the host",
+    "CUDA_LAUNCH_BLOCKING": "the host waits for every kernel",
+    "TORCH_DISTRIBUTED_DEBUG": "every collective is verified by another collective",
+    "NCCL_P2P_DISABLE": "GPUs communicate through the host",
     "NCCL_IB_DISABLE": "InfiniBand is not used",
-    "NCCL_SHM_DISABLE": "processes on one host talk through the network",
+    "NCCL_SHM_DISABLE": "processes on one host communicate over the network",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation goes to the driver",
 }
-"""Variables that make training slow, while they are set to anything but these."""
+"""Variables that slow training down, unless their value is in `_OFF`, and why."""
 _OFF = ("", "0", "OFF", "off", "false")
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def check_variables(environment: Mapping[str, str], interfaces: Iterable[str], processes: int) -> Iterator[CheckResult]:
-    """Look at what is set; `interfaces` are the names of this machine's network interfaces."""
+    """Check the variables in `environment`. `interfaces` are the names of this machine's network interfaces."""
     lines = [
         *_without_effect(environment),
         *_slow(environment),
@@ -35,25 +35,23 @@ def check_variables(environment: Mapping[str, str], interfaces: Iterable[str], p
         *_interfaces(environment, list(interfaces)),
         *_threads(environment, processes),
     ]
-    yield from lines or [ok("variables", "none that does nothing or harms")]
+    yield from lines or [ok("variables", "none without effect, none that slows or breaks training")]
 
 
 def _without_effect(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     for name, instead in WITHOUT_EFFECT.items():
         if name in environment:
-            yield warning("variables", f"{name} is set, and nothing reads it", f"unset {name}; use {instead}.")
+            yield warning("variables", f"{name} is set, but no library reads it", f"unset {name}; use {instead}.")
 
 
 def _slow(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     for name, why in SLOW.items():
         if environment.get(name, "") not in _OFF:
-            yield warning(
-                "variables", f"{name}={environment[name]}: {why}", f"unset {name}, unless you look for a fault."
-            )
+            yield warning("variables", f"{name}={environment[name]}: {why}", f"unset {name}, unless you are debugging.")
     if environment.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE":
         yield warning(
             "variables",
-            "OMP_WAIT_POLICY=ACTIVE: threads that wait keep the cores from those that work",
+            "OMP_WAIT_POLICY=ACTIVE: waiting threads take cores from working threads",
             "unset OMP_WAIT_POLICY; lockstep sets it to PASSIVE.",
         )
 
@@ -63,7 +61,7 @@ def _left_over(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     if left:
         yield failure(
             "variables",
-            f"{', '.join(left)} set outside a launcher: a command will wait for processes that nobody starts",
+            f"{', '.join(left)} set outside a launcher: commands would wait for processes that are never started",
             f"unset {' '.join(left)}",
         )
 
@@ -71,17 +69,17 @@ def _left_over(environment: Mapping[str, str]) -> Iterator[CheckResult]:
 def _interfaces(environment: Mapping[str, str], interfaces: list[str]) -> Iterator[CheckResult]:
     for name in INTERFACES:
         wanted = environment.get(name, "")
-        # NCCL takes prefixes, `=name` for a whole name and `^name` for all but that one.
-        excluded, words = wanted.startswith("^"), [word for word in wanted.lstrip("^=").split(",") if word]
-        if excluded or not words:
+        # NCCL accepts prefixes, `=name` for an exact name and `^name` to exclude a name.
+        excluded, names = wanted.startswith("^"), [part for part in wanted.lstrip("^=").split(",") if part]
+        if excluded or not names:
             continue
         exact = name.startswith("GLOO") or wanted.startswith("=")
-        found = [i for i in interfaces for word in words if (i == word if exact else i.startswith(word))]
+        found = [i for i in interfaces for part in names if (i == part if exact else i.startswith(part))]
         if not found:
             yield failure(
                 "variables",
-                f"{name}={wanted} names no interface of this machine ({', '.join(interfaces)})",
-                f"unset {name}: the right one is found by itself; or name one of those.",
+                f"{name}={wanted} matches no interface of this machine ({', '.join(interfaces)})",
+                f"unset {name} to choose the interface automatically, or set it to one of those.",
             )
 
 

@@ -1,4 +1,4 @@
-"""One line of an examination: what was looked at, what was found, and what to do about it."""
+"""Result of one check: the subject, what was found, and how to fix it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,12 +6,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found about one thing. Whatever is not well has a fix."""
+    """Result of one check. Every result with another level than "well" has a fix."""
 
     about: str
     says: str
     level: Literal["well", "advice", "trouble"] = "well"
-    """Advice: it works, and could work better. Trouble: training will fail, or be wrong."""
+    """Advice: training works, but could work better. Trouble: training fails or gives wrong results."""
     fix: str = ""
 
     def __post_init__(self) -> None:

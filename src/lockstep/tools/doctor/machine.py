@@ -1,4 +1,4 @@
-"""Versions, devices, memory and cores."""
+"""Check versions, devices, memory and cores."""
 
 import importlib.metadata
 import os
@@ -19,12 +19,12 @@ from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
 
 GIB = 2**30
 _SHARED_MEMORY = 64 * 2**20
-"""What /dev/shm is in a container that nobody gave more."""
+"""Default size of /dev/shm in a container, in bytes."""
 _FILES = 1024
 
 
 def check_versions() -> Iterator[CheckResult]:
-    """Lockstep, Python, torch and the libraries underneath."""
+    """Report versions of Lockstep, Python, torch and the libraries below them."""
     yield ok("versions", f"lockstep {__version__}, Python {platform.python_version()}, torch {torch.__version__}")
     yield ok("versions", f"{platform.system()} {platform.release()}, {platform.machine()}")
     names = ("numpy", "numba", "gymnasium", "torch-geometric", "wandb", "onnxruntime")
@@ -42,7 +42,7 @@ def _version(name: str) -> str:
 
 
 def check_devices(processes: int) -> Iterator[CheckResult]:
-    """What there is to compute on, and whether as many processes as asked for have a device each."""
+    """Check which devices torch sees, and whether there is one for each of `processes`."""
     cards = nvidia_smi("--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader")
     if not torch.cuda.is_available():
         yield from _without_cuda(cards, processes)
@@ -53,20 +53,20 @@ def check_devices(processes: int) -> Iterator[CheckResult]:
         yield ok("devices", f"cuda:{number} {about.name}, {about.total_memory / GIB:.0f} GiB")
     if sharing := gpu_sharing("cuda", processes):
         fix = f"Train with --procs {visible}, one process for each GPU."
-        yield warning("devices", f"{sharing} That is enough for a check", fix)
+        yield warning("devices", f"{sharing} This is enough for a check", fix)
     others = nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
     if others:
         yield warning(
             "devices",
-            f"other processes compute on the GPUs: {'; '.join(others[:4])}",
+            f"other processes use the GPUs: {'; '.join(others[:4])}",
             "Choose free GPUs with --gpus, or end those processes.",
         )
     if visible > 1:
         pairs = [(a, b) for a in range(visible) for b in range(visible) if a != b]
         apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-        said = f"{len(pairs) - len(apart)} of {len(pairs)} pairs of GPUs reach each other's memory"
+        said = f"{len(pairs) - len(apart)} of {len(pairs)} pairs of GPUs have peer access"
         if apart:
-            yield warning("links", said, "`nvidia-smi topo -m` shows how they are joined; choose GPUs of one island.")
+            yield warning("links", said, "Choose GPUs that are directly linked; `nvidia-smi topo -m` shows the links.")
         else:
             yield ok("links", said)
 
@@ -76,29 +76,29 @@ def _without_cuda(cards: list[str], processes: int) -> Iterator[CheckResult]:
     if cards and torch.version.cuda is None:
         yield failure(
             "devices",
-            f"{len(cards)} GPUs are here, and this torch was built without CUDA",
+            f"nvidia-smi lists {len(cards)} GPUs, but this torch was built without CUDA",
             "Install torch for your driver: https://pytorch.org/get-started/locally",
         )
     elif cards and hidden is not None:
         yield failure(
             "devices",
-            f"{len(cards)} GPUs are here, and CUDA_VISIBLE_DEVICES={hidden!r} shows torch none",
-            "unset CUDA_VISIBLE_DEVICES, or name GPUs in it, such as 0,1.",
+            f"nvidia-smi lists {len(cards)} GPUs, but CUDA_VISIBLE_DEVICES={hidden!r} hides them from torch",
+            "unset CUDA_VISIBLE_DEVICES, or set it to GPU indices such as 0,1.",
         )
     elif cards:
         yield failure(
             "devices",
-            f"{len(cards)} GPUs are here, and torch finds none: the driver is too old for CUDA {torch.version.cuda}",
+            f"nvidia-smi lists {len(cards)} GPUs, but torch finds none: driver too old for CUDA {torch.version.cuda}",
             "Update the driver, or install a torch built for an older CUDA.",
         )
     elif torch.backends.mps.is_available() and processes > 1:
-        yield warning("devices", f"{processes} processes on one MPS device: nothing is gained", "Use --procs 1.")
+        yield warning("devices", f"{processes} processes on one MPS device are not faster than one", "Use --procs 1.")
     else:
-        yield ok("devices", "no GPU: networks are computed on the CPU")
+        yield ok("devices", "no GPU: networks run on the CPU")
 
 
 def nvidia_smi(*words: str) -> list[str]:
-    """Lines that NVIDIA's tool prints; none where there is no such tool."""
+    """Return the lines that `nvidia-smi` prints; an empty list if it is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     try:
@@ -109,14 +109,14 @@ def nvidia_smi(*words: str) -> list[str]:
 
 
 def check_memory(processes: int, shared: Path = Path("/dev/shm")) -> Iterator[CheckResult]:
-    """Memory, shared memory, cores and how many files may be open."""
+    """Check free memory, shared memory, cores and the limit of open files."""
     memory = psutil.virtual_memory()
     said = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     if memory.available < processes * GIB // 2:
         yield failure(
             "memory",
-            f"{said}, and each of {processes} processes needs half a GiB for torch alone",
-            "End what else runs here, or use fewer --procs.",
+            f"{said}, but each of {processes} processes needs half a GiB for torch alone",
+            "End other programs, or use fewer --procs.",
         )
     else:
         yield ok("memory", said)
@@ -125,14 +125,12 @@ def check_memory(processes: int, shared: Path = Path("/dev/shm")) -> Iterator[Ch
         if room <= _SHARED_MEMORY:
             yield warning(
                 "memory",
-                f"{shared} has {room / 2**20:.0f} MiB: NCCL and readers of data share memory there",
+                f"{shared} has {room / 2**20:.0f} MiB, which may be too little for NCCL and data loaders",
                 "Start the container with --shm-size 8g (docker) or --ipc=host.",
             )
     cores = threads_per_process(1)
     if processes > cores:
-        yield warning(
-            "cores", f"{processes} processes share {cores} cores", f"More than --procs {cores} gains nothing on a CPU."
-        )
+        yield warning("cores", f"{processes} processes share {cores} cores", f"Use at most --procs {cores} on the CPU.")
     else:
         yield ok(
             "cores",
@@ -142,7 +140,7 @@ def check_memory(processes: int, shared: Path = Path("/dev/shm")) -> Iterator[Ch
     if sys.platform != "win32":
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files < _FILES:
-            yield failure("cores", f"only {files} files may be open at once", f"ulimit -n {64 * _FILES}")
+            yield failure("cores", f"the limit of open files is only {files}", f"ulimit -n {64 * _FILES}")
 
 
 def _count(number: int, word: str) -> str:

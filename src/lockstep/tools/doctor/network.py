@@ -1,4 +1,4 @@
-"""Host name, interfaces, ports, and whether Weights & Biases can be reached."""
+"""Check host name, interfaces, ports, and whether Weights & Biases can be reached."""
 
 import importlib.util
 import socket
@@ -13,7 +13,7 @@ _PATIENCE = 2.0
 
 
 def check_network(environment: Mapping[str, str]) -> Iterator[CheckResult]:
-    """What processes need to find each other, here and on other hosts."""
+    """Check what processes need to connect to each other, on this host and on others."""
     found = interfaces()
     yield ok("network", f"interfaces: {', '.join(f'{name} {address}' for name, address in found.items())}")
     name = socket.gethostname()
@@ -22,7 +22,7 @@ def check_network(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     except OSError:
         yield warning(
             "network",
-            f"the host name {name} has no address: torchrun on several hosts, and older gloo, look it up",
+            f"the host name {name} has no address, but torchrun on several hosts and older gloo look it up",
             f"Add it to /etc/hosts (127.0.1.1 {name}), or give addresses instead of names.",
         )
     yield from _ports(environment)
@@ -36,7 +36,7 @@ def _ports(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     except OSError as error:
         yield failure(
             "network",
-            f"no port can be opened on 127.0.0.1: {error}",
+            f"cannot open a port on 127.0.0.1: {error}",
             "Bring the loopback interface up: ip link set lo up",
         )
         return
@@ -67,7 +67,7 @@ def _wandb(environment: Mapping[str, str]) -> Iterator[CheckResult]:
         yield warning(
             "wandb",
             f"{_WANDB[0]} cannot be reached: {error}",
-            "export WANDB_MODE=offline, and send runs later with `wandb sync`.",
+            "export WANDB_MODE=offline, and upload runs later with `wandb sync`.",
         )
     else:
         yield ok("wandb", f"{_WANDB[0]} can be reached")

@@ -39,9 +39,9 @@ def without_names(text: str, environment: Mapping[str, str] | None = None) -> st
 
 
 def scrub(value: Any) -> Any:
-    """Apply `without_names` to every text inside a JSON value. Keys are kept, because programs look them up.
+    """Apply `without_names` to every string inside a JSON value. Keys are kept, because programs look them up.
 
-    Numbers that are not finite become text, because JSON has none.
+    Non-finite numbers become strings, because JSON cannot represent them.
     """
     if isinstance(value, str):
         return without_names(value)
@@ -53,7 +53,7 @@ def scrub(value: Any) -> Any:
 
 
 def _secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values of variables whose names say that they are secret, the longest first."""
+    """Return values of variables whose names match `SECRET_NAME`, longest first."""
     found = [value for name, value in environment.items() if SECRET_NAME.search(name.upper())]
     return sorted((value for value in found if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
 

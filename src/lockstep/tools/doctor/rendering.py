@@ -1,4 +1,4 @@
-"""Whether frames can be drawn here, on a machine that may have no screen."""
+"""Check whether this machine can render frames, with or without a display."""
 
 import importlib.util
 import io
@@ -12,7 +12,7 @@ from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
 
 
 def check_rendering() -> Iterator[CheckResult]:
-    """A GIF by ourselves; a frame by Gymnasium where pygame is installed; OpenGL where MuJoCo is."""
+    """Write a GIF, render a Gymnasium frame if pygame is installed, and check OpenGL settings if MuJoCo is."""
     frames = [Image.fromarray(np.full((8, 8, 3), shade, np.uint8)) for shade in (0, 255)]
     try:
         frames[0].save(io.BytesIO(), format="GIF", save_all=True, append_images=frames[1:])
@@ -21,7 +21,7 @@ def check_rendering() -> Iterator[CheckResult]:
         return
     yield ok("rendering", "GIFs can be written")
     if importlib.util.find_spec("pygame") is None:
-        yield ok("rendering", "no pygame: frames of Gymnasium's classic tasks need pip install 'lockstep-rl[gym]'")
+        yield ok("rendering", "no pygame: to render Gymnasium's classic tasks, pip install 'lockstep-rl[gym]'")
     else:
         yield from _gymnasium()
     if importlib.util.find_spec("mujoco") is not None:
@@ -31,20 +31,20 @@ def check_rendering() -> Iterator[CheckResult]:
 def _gymnasium() -> Iterator[CheckResult]:
     import gymnasium
 
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else it complains that there is no screen, which is fine
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # avoids an error about the missing display
     try:
         env = gymnasium.make("CartPole-v1", render_mode="rgb_array")
         env.reset(seed=0)
         frame = np.asarray(env.render())
         env.close()
-    except Exception as error:  # whatever a foreign renderer raises
+    except Exception as error:  # third-party renderers raise arbitrary exceptions
         yield warning(
             "rendering",
-            f"Gymnasium cannot draw a frame: {error}",
+            f"Gymnasium cannot render a frame: {error}",
             "export SDL_VIDEODRIVER=dummy, or pip install --force-reinstall 'lockstep-rl[gym]'",
         )
     else:
-        yield ok("rendering", f"Gymnasium draws frames of {frame.shape[1]} x {frame.shape[0]}")
+        yield ok("rendering", f"Gymnasium renders frames of {frame.shape[1]} x {frame.shape[0]} pixels")
 
 
 def _mujoco() -> Iterator[CheckResult]:
@@ -52,10 +52,10 @@ def _mujoco() -> Iterator[CheckResult]:
     if not chosen and "DISPLAY" not in os.environ:
         yield warning(
             "rendering",
-            "MuJoCo is installed, there is no screen, and MUJOCO_GL is not set",
+            "MuJoCo is installed, but there is no display and MUJOCO_GL is not set",
             "export MUJOCO_GL=egl (or osmesa, without a GPU)",
         )
     elif chosen not in ("", "egl", "osmesa", "glfw", "disabled"):
-        yield failure("rendering", f"MUJOCO_GL={chosen} is no way to draw", "export MUJOCO_GL=egl")
+        yield failure("rendering", f"MUJOCO_GL={chosen} is not a rendering backend", "export MUJOCO_GL=egl")
     else:
-        yield ok("rendering", f"MuJoCo draws by {chosen or 'the screen'}")
+        yield ok("rendering", f"MuJoCo renders with {chosen or 'the display'}")

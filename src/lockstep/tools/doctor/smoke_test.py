@@ -1,4 +1,4 @@
-"""The one-agent proof in small, on real processes: reductions timed, N against 1, and a checkpoint of N read by 1."""
+"""Small training run on N processes: times all-reduces, compares the hash with 1 process, and loads the checkpoint."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from lockstep.registry import find_recipe
 from lockstep.run_dir import RunDir
 from lockstep.tools.bench.measure import time_reductions
 from lockstep.tools.doctor.finding import CheckResult, failure, ok
-from lockstep.train import iterate
+from lockstep.training_loop import iterate
 
 TIMES = "reductions.json"
 TOGETHER, ALONE = "together", "alone"
@@ -30,14 +30,14 @@ _SMALL = {
 
 
 def check_distributed(words: Sequence[str], processes: int, directory: Path) -> Iterator[CheckResult]:
-    """Start `lockstep WORDS` on several processes, which leads to `take_part`, and look at what they left."""
+    """Start `lockstep WORDS`, which calls `worker_main`, on several processes, and check the files they wrote."""
     count = "1 process" if processes == 1 else f"{processes} processes"
     cause = launch_captured(words, processes)
     if cause:
         yield failure(
             "one agent",
             f"{count} could not train together: {cause}",
-            "Mend what stands above; docs/operate/troubleshooting.md says more.",
+            "Fix the error above; see docs/operate/troubleshooting.md.",
         )
         return
     if processes > 1:
@@ -46,20 +46,20 @@ def check_distributed(words: Sequence[str], processes: int, directory: Path) -> 
     if hashes[0] != hashes[1]:
         yield failure(
             "one agent",
-            f"{count} and one alone did not train the same agent: {hashes[0][:16]} and {hashes[1][:16]}",
-            f"Do not train here yet: lockstep prove gym-ppo --procs 1 {processes} names the tensor; please report it.",
+            f"{count} and a single process did not train the same agent: {hashes[0][:16]} and {hashes[1][:16]}",
+            f"Find the first tensor that differs with `lockstep prove gym-ppo --procs 1 {processes}`, and report it.",
         )
     else:
-        yield ok("one agent", f"{count} and one alone trained the same agent, {hashes[0][:16]}")
+        yield ok("one agent", f"{count} and a single process trained the same agent, {hashes[0][:16]}")
     policy = load(directory / TOGETHER)
     action = policy.act([[0.0, 0.0, 0.0, 0.0]])
-    yield ok("checkpoint", f"written by {count}, read by one, which acts: {action.tolist()}")
+    yield ok("checkpoint", f"written by {count}, loaded by a single process, which computed actions: {action.tolist()}")
 
 
 def _describe(seconds: dict[str, float]) -> str:
     small, large = min(seconds, key=int), max(seconds, key=int)
     rate = int(large) / seconds[large] / 2**20
-    return f"a sum over all takes {seconds[small] * 1e3:.2g} ms; of {int(large) / 2**20:.0f} MiB, {rate:,.0f} MiB/s"
+    return f"an all-reduce takes {seconds[small] * 1e3:.2g} ms; {int(large) / 2**20:.0f} MiB run at {rate:,.0f} MiB/s"
 
 
 def hash_of_run(run: Path) -> str:
@@ -68,7 +68,7 @@ def hash_of_run(run: Path) -> str:
 
 
 def worker_main(directory: Path) -> None:
-    """As one of the processes: time reductions, train together, and let the main one train the same alone."""
+    """Time all-reduces and train in this process group; then train the same agent in the main process alone."""
     recipe = apply_overrides(apply_overrides(find_recipe("gym-ppo")(), _SMALL), {"run.runs_dir": str(directory)})
     with Runtime.start(recipe.run) as runtime:
         times = time_reductions(runtime, times=5)
@@ -84,7 +84,7 @@ def worker_main(directory: Path) -> None:
 
 
 def _train(recipe: Recipe, runtime: Runtime) -> Any:
-    """The loop, without its evaluations and its log."""
+    """Run the training loop without evaluation and logging."""
     recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes})
     task: Any = recipe.task.build(runtime.lanes, runtime.device)
     try:

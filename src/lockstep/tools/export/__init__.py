@@ -1,1 +1,1 @@
-"""Taking a model away, and bringing one in: each way out is compared with the policy before it counts as done."""
+"""Export policies and import weights. Every exported file is loaded again and compared with the policy."""

@@ -1,4 +1,4 @@
-"""A policy as a plain torch module, and observations to try it on.
+"""Convert a policy to a plain torch module, and draw random observations to test it.
 
 Shapes: N observations.
 """
@@ -11,17 +11,21 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe
 from lockstep.lanes import Lanes
-from lockstep.protocols import Algorithm, Policy, TaskConfig
+from lockstep.protocols import Policy, TaskConfig
 from lockstep.pytree import Tree, named_leaves, tree_map
 
 _LARGE = 1e6
-"""Bounds beyond this are as good as none."""
+"""Bounds of an observation space beyond this count as unbounded."""
 
 
 class ExportablePolicy(nn.Module):
-    """Observations (and where there is one, the memory) in; actions, the outputs they were made of, and memory out."""
+    """Policy as a torch module: from observations to actions and network outputs.
+
+    A recurrent policy also takes its recurrent state and returns the next one.
+    """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -37,26 +41,26 @@ class ExportablePolicy(nn.Module):
 
 
 def exportable_policy(algorithm: Algorithm) -> Policy:
-    """What can be taken away of an agent: its policy, or, where actions are planned, the one that plans start from."""
+    """Return the policy that can be exported: the policy itself, or the prior of a planner."""
     policy = algorithm.policy()
     prior: Policy = getattr(policy, "prior", policy)
     return prior
 
 
 def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
-    """The policy as a graph that takes any number of observations at a time, and needs no lockstep."""
+    """Export a policy as a graph with a dynamic batch size that does not need Lockstep."""
     count = len(next(iter(named_leaves(obs).values())))
     memory = policy.initial_state(count)
     given = (obs, memory) if memory != {} else (obs,)
-    free = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, {str(place): part for place, part in enumerate(given)})
+    free = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, {str(index): part for index, part in enumerate(given)})
     try:
         program = torch.export.export(
             ExportablePolicy(policy), given, dynamic_shapes=tuple(free.values()), strict=False
         )
-    except Exception as error:  # whatever a network of the user's own is told by torch
+    except Exception as error:  # torch raises arbitrary errors for custom networks
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"torch cannot make a graph of this network: {first}", "Use --to safetensors.") from error
-    # Where in which file a node came from is nobody's business, and a module's name with a comma is not read back.
+        raise ConfigError(f"torch cannot export this network: {first}", "Use --to safetensors.") from error
+    # Remove source locations, which are private, and module names, which cannot be loaded if they contain a comma.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             for remark in ("stack_trace", "nn_module_stack", "source_fn_stack"):
@@ -65,7 +69,7 @@ def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
 
 
 def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
-    """Random observations of a recipe's task [N, ...]; examples of its data where it learns from those."""
+    """Draw random observations of a recipe's task [N, ...], or examples of its dataset for supervised recipes."""
     lanes, device = Lanes(1, range(1), seed), torch.device("cpu")
     if not isinstance(recipe.task, TaskConfig):
         data = recipe.task.build(lanes, device)
@@ -84,7 +88,7 @@ def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree
     if isinstance(space, spaces.Dict):
         return {name: _draw(part, count, generator) for name, part in space.spaces.items()}
     if not isinstance(space, spaces.Box):
-        raise ConfigError(f"observations of {space} cannot be drawn.", "Export policies of Box or Dict observations.")
+        raise ConfigError(f"observations of {space} cannot be drawn.", "Use a Box or Dict observation space.")
     shape = (count, *space.shape)
     if np.issubdtype(space.dtype, np.integer):
         low, high = space.low.astype(np.int64), space.high.astype(np.int64)
@@ -96,7 +100,7 @@ def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree
 
 
 def largest_difference(one: Any, other: Any) -> float:
-    """How far two trees of tensors are apart at most; infinitely where they are not alike."""
+    """Return the largest absolute difference of two trees of tensors. Infinity if names or shapes differ."""
     theirs = named_leaves(other)
     apart = [0.0]
     for name, tensor in named_leaves(one).items():

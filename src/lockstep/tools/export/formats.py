@@ -1,7 +1,7 @@
-"""Files that need no lockstep to be used: safetensors, ONNX and torch's pt2. Each is read back and tried.
+"""Write policies to files that can be used without Lockstep: safetensors, ONNX and torch's pt2.
 
-A policy and a file are walked through the same random observations, with memory carried from step to step where there
-is one. Actions must be the same; outputs may differ by rounding.
+Each file is loaded again and compared with the policy on the same random observations, over several steps if the
+policy has a recurrent state. Actions must be equal. Outputs may differ by rounding.
 """
 
 import json
@@ -18,23 +18,27 @@ import torch
 from torch import Tensor
 
 from lockstep import __version__
+from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe, as_dict
 from lockstep.inference import build_algorithm
-from lockstep.protocols import Algorithm, Policy
+from lockstep.protocols import Policy
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
 from lockstep.tools.export.exportable_policy import draw_observations, exportable_policy, largest_difference, trace
 
 TOLERANCE = 1e-5
-"""How far outputs may be apart where another library computes them."""
+"""Largest difference of outputs that another library computes."""
 COUNT, STEPS = 64, 4
-"""Observations at a time, and steps of memory, that a file is tried on."""
+"""Batch size of the comparison, and number of steps for a recurrent policy."""
 
 Decide = Callable[[Tree, Tree], tuple[Any, Any, Any]]
-"""Actions, outputs and memory after, from observations and memory before."""
+"""Function from observations and recurrent state to actions, outputs and the next recurrent state."""
 
 
 def compare(policy: Policy, decide: Decide, recipe: Recipe, tolerance: float) -> float:
-    """The largest difference of outputs and memory on random observations; ConfigError where it is too large."""
+    """Return the largest difference of outputs and recurrent states on random observations.
+
+    Raises ConfigError if it exceeds `tolerance` or if actions differ.
+    """
     memory = policy.initial_state(COUNT)
     worst = 0.0
     for step in range(STEPS if memory != {} else 1):
@@ -44,15 +48,15 @@ def compare(policy: Policy, decide: Decide, recipe: Recipe, tolerance: float) ->
         worst = max(worst, largest_difference({"o": outputs, "m": after}, {"o": its_outputs, "m": its_after}))
         if worst > tolerance or _acts_otherwise(action, its_action, outputs, tolerance):
             raise ConfigError(
-                f"what was written does not act as the policy does: outputs differ by {worst:.2g}.",
-                "Nothing was kept. Please report it, with the recipe and `lockstep doctor --bug-report`.",
+                f"what was written does not act like the policy: outputs differ by {worst:.2g}.",
+                "Do not use it. Report this with the recipe and `lockstep doctor --bug-report`.",
             )
         memory = after
     return worst
 
 
 def _acts_otherwise(action: Tensor, other: Tensor, outputs: Tensor, tolerance: float) -> bool:
-    """Whether actions differ by more than rounding: of choices that are as good as equal, either may be taken."""
+    """Return whether actions differ by more than rounding. Discrete actions with nearly equal scores may differ."""
     if action.is_floating_point():
         scale = 1.0 + float(action.abs().max())
         return largest_difference(action, other) > tolerance * scale
@@ -66,7 +70,7 @@ def _acts_otherwise(action: Tensor, other: Tensor, outputs: Tensor, tolerance: f
 
 
 def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
-    """All weights of the agent by name, with its recipe; plain PyTorch reads them, and so does `lockstep import`."""
+    """Write all weights of the agent by name, and its recipe. PyTorch and `lockstep import` can read them."""
     from safetensors.torch import load_file, save_file
 
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in algorithm.model_state_dict().items()}
@@ -78,10 +82,10 @@ def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float
 
 
 def load_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
-    """Give an agent other weights, all of them; ValueError, in words, where they do not fit."""
+    """Replace all weights of an agent. Raises ValueError if names or shapes do not match."""
     with torch.no_grad():
         load_into(algorithm.model_state_dict(), weights, "the agent")
-    # Through its own door, so that what it derives from them (frozen moments) follows.
+    # Load the state through the algorithm, so that it updates derived values (frozen moments).
     algorithm.load_shared_state({name: tensor.clone() for name, tensor in algorithm.shared_state().items()})
 
 
@@ -89,7 +93,7 @@ def load_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
 
 
 def write_pt2(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
-    """torch's own exported program: `torch.export.load(path).module()(obs)`, without lockstep."""
+    """Write an exported program of torch, used as `torch.export.load(path).module()(obs)` without Lockstep."""
     policy = exportable_policy(algorithm)
     torch.export.save(trace(policy, draw_observations(recipe, 3, seed=0)), path)
     module = torch.export.load(path).module()
@@ -102,7 +106,7 @@ def write_pt2(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
 
 
 def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
-    """ONNX, with memory in and out where there is one; tried in onnxruntime."""
+    """Write ONNX, with the recurrent state as input and output if there is one. Tested in onnxruntime."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
             raise ConfigError(f"ONNX needs {name}, which is not installed.", 'pip install "lockstep-rl[onnx]"')
@@ -119,12 +123,13 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
             )
         except torch.onnx.OnnxExporterError as error:
             raise ConfigError(
-                f"this network has no form in ONNX: {str(error).splitlines()[0]}", "Use --to pt2, or --to safetensors."
+                f"ONNX cannot represent this network: {str(error).splitlines()[0]}",
+                "Use --to pt2, or --to safetensors.",
             ) from None
         assert program is not None
         program.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    # What the policy does not look at is no input of the graph.
+    # Observations that the policy does not use are no inputs of the graph.
     taken = {given.name for given in session.get_inputs()}
 
     def decide(obs: Tree, memory: Tree) -> tuple[Any, Any, Any]:
@@ -139,7 +144,7 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's remarks about libraries that we do not need."""
+    """Silence the exporter's messages about libraries that are not needed."""
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Bringing a model in: weights of other programs become a run, to be played, scored, gone on with or begun from."""
+"""Import weights of other programs as a new run, which can be played, evaluated, resumed or used as a start."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,13 +21,13 @@ from lockstep.tools.export.load_state_dict import first_line, read_safetensors, 
 from lockstep.tools.export.sb3 import from_sb3, read_sb3, settings_of
 
 _WRAPPERS = ("module.", "_orig_mod.")
-"""What DDP and torch.compile put before every name."""
+"""Name prefixes that DDP and torch.compile add."""
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The weights in a file under our names as far as they are known, settings that go with them, and a recipe's name.
+    """Read weights (with Lockstep's names where known), settings and the recipe name from a file.
 
-    Settings and name are empty where the file does not say them.
+    Settings and name are empty if the file does not contain them.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}.", "Give a .zip of Stable-Baselines3, a .safetensors, or a .pt.")
@@ -41,34 +41,32 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     except (ConfigError, MemoryError):
         raise
     except (OSError, UnreadableFileError, ValueError, TypeError, KeyError, SafetensorError, BadZipFile) as error:
-        raise ConfigError(
-            f"{path} holds no weights that can be read: {first_line(error)}.", "Give a state dict."
-        ) from None
+        raise ConfigError(f"{path} has no readable weights: {first_line(error)}.", "Give a state dict.") from None
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     weights, about = read_safetensors(path)
     settings = parse_json(about.get("config", "{}"))
     if not isinstance(settings, dict) or not shallow(settings):
-        raise ValueError("its config is no object with settings")
+        raise ValueError("its config is not a JSON object with settings")
     settings = {key: value for key, value in settings.items() if key in ("task", "algo")}
     name = about.get("recipe", "")
-    return unwrapped(weights), settings, "" if name.endswith(".py") else name  # a stranger's file names no code
+    return unwrapped(weights), settings, "" if name.endswith(".py") else name  # untrusted files may not name code
 
 
 def refuse_code(settings: Mapping[str, Any], words: Sequence[str], path: Path) -> None:
-    """Refuse settings of a file that name a module to import; a flag of the user's own may name the same one."""
+    """Refuse settings of a file that name a module to import. A flag given by the user may name it."""
     task = settings.get("task")
     name = task.get("id") if isinstance(task, dict) else None
     if isinstance(name, str) and ":" in name and not any(word.lstrip("-").startswith("task.id") for word in words):
         raise ConfigError(
-            f"{path} is for the task {name[:100]!r}, which imports a module, and a file of weights runs no code.",
-            f"If you trust that module, name it yourself: --task.id {name[:100]}",
+            f"{path} is for the task {name[:100]!r}, which imports a module, but a file of weights may not run code.",
+            f"If you trust that module, name it in a flag: --task.id {name[:100]}",
         )
 
 
 def unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without what wrappers put before their names."""
+    """Remove the name prefixes of wrappers."""
     names = dict(weights)
     for prefix in _WRAPPERS * 2:  # either may be inside the other
         if names and all(name.startswith(prefix) for name in names):
@@ -77,7 +75,7 @@ def unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Path:
-    """Make a run of a recipe whose agent has these weights, at 0 samples, and read it back; where it is."""
+    """Create a run of a recipe with these weights at 0 samples, load it again to compare, and return its path."""
     runtime = Runtime.single_process(recipe.run)
     with _settings_of_the_file(path):
         task: Any = recipe.task.build(runtime.lanes, runtime.device)
@@ -87,7 +85,7 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
         load_weights(algorithm, match_state_dict(weights, algorithm.model_state_dict(), path))
         clock = TrainState(total_samples=recipe.run.total_samples)
         with RunDir.open(recipe, runtime, False) as run:
-            run.checkpoints.restore(algorithm, task, clock)  # there is none: this claims the run
+            run.checkpoints.restore(algorithm, task, clock)  # there is no checkpoint; this claims the run directory
             run.finish(algorithm, task, clock, preempted=True)
     finally:
         task.close()
@@ -99,7 +97,7 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
 
 @contextmanager
 def _settings_of_the_file(path: Path) -> Iterator[None]:
-    """While a task and a network are built from settings that came with a file: they may be any."""
+    """Convert errors to ConfigError while a task and a network are built from untrusted settings of a file."""
     try:
         yield
     except (ConfigError, MemoryError):
@@ -108,13 +106,13 @@ def _settings_of_the_file(path: Path) -> Iterator[None]:
         if "memory" in str(error):
             raise
         raise ConfigError(
-            f"the settings that come with {path} cannot be used: {type(error).__name__}: {first_line(error)}.",
-            "Give the task and the network it was made with as flags: --task.id, --algo.encoder.hidden-sizes, ...",
+            f"the settings in {path} are invalid: {type(error).__name__}: {first_line(error)}.",
+            "Give the task and network of the weights as flags: --task.id, --algo.encoder.hidden-sizes, ...",
         ) from error
 
 
 def match_state_dict(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Weights under the names that an agent has; ConfigError naming what is missing, too much or of another shape."""
+    """Return weights under the agent's names. Raises ConfigError for missing, extra or differently shaped tensors."""
     if not set(weights) & set(wanted):
         weights = {f"net.{name}": tensor for name, tensor in weights.items()}
     missing, extra = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
@@ -131,6 +129,6 @@ def match_state_dict(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
         ]
         raise ConfigError(
             f"{path} does not fit the recipe's network: {'; '.join(filter(None, parts))}.",
-            "Give the recipe the task and the network it was made with: --task.id, --algo.encoder.hidden-sizes, ...",
+            "Give the task and network of the weights as flags: --task.id, --algo.encoder.hidden-sizes, ...",
         )
     return {name: weights[name].to(tensor.dtype) for name, tensor in wanted.items()}

@@ -1,7 +1,7 @@
-"""Writes the few pickles that Stable-Baselines3 wants in its file. Nothing here, or anywhere in lockstep, reads one.
+"""Write the few pickles that a file of Stable-Baselines3 contains. Neither this module nor Lockstep reads them.
 
-By hand, because the module that writes pickles is the one that reads them. The opcodes are those of protocol 2: names
-of functions and classes, calls of them, and plain values.
+The `pickle` module is not used, because it could also load pickles. The opcodes are those of protocol 2: names of
+functions and classes, calls of them, and plain values.
 """
 
 import struct
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PickleGlobal:
-    """A class or a function of the reader's, by where it is imported from."""
+    """Class or function that the reader imports by module and name."""
 
     module: str
     name: str
@@ -20,14 +20,14 @@ class PickleGlobal:
 
 @dataclass(frozen=True)
 class PickleReduce:
-    """What a function of the reader's returns."""
+    """Return value of a function that the reader calls."""
 
     function: PickleGlobal
     arguments: tuple[Any, ...]
 
 
 def pickled(value: Any) -> bytes:
-    """A value as a pickle."""
+    """Encode a value as a pickle."""
     return b"\x80\x02" + _encode(value) + b"."
 
 
@@ -54,4 +54,4 @@ def _encode(value: Any) -> bytes:
             return f"c{value.module}\n{value.name}\n".encode()
         case PickleReduce():
             return _encode(value.function) + _encode(value.arguments) + b"R"
-    raise TypeError(f"{type(value).__name__} has no form here")
+    raise TypeError(f"{type(value).__name__} cannot be pickled here")

@@ -1,4 +1,4 @@
-"""Bounds on what the import of a foreign file may cost: memory and processor time, whatever the file says."""
+"""Limits on the memory and CPU time that importing an untrusted file may use."""
 
 import resource
 import signal
@@ -10,16 +10,16 @@ from types import FrameType
 from lockstep.config import ConfigError
 
 MEMORY = 2 * 2**30
-"""Bytes an import may allocate beyond three times the size of the file: the weights, the network, and a copy."""
+"""Bytes that an import may allocate beyond three times the file size (weights, network and a copy)."""
 SECONDS = 100.0
-"""Processor seconds an import may take."""
+"""CPU seconds that an import may take."""
 
 
 @contextmanager
 def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Iterator[None]:
-    """Refuse a file whose import needs too much memory or time, in place of being killed or never ending.
+    """Raise ConfigError if the import of a file needs too much memory or CPU time.
 
-    Readers check sizes before they read. This is the bound behind them, for what only building the network shows.
+    Readers check sizes before they read. This limit also covers costs that appear only when the network is built.
     """
     allowed = memory + 3 * path.stat().st_size
     before = _limit_memory(allowed)
@@ -32,7 +32,7 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
     except MemoryError:
         raise _too_large(path, allowed) from None
     except RuntimeError as error:
-        if "memory" not in str(error):  # torch's own words for it: "not enough memory: you tried to allocate"
+        if "memory" not in str(error):  # torch's message: "not enough memory: you tried to allocate"
             raise
         raise _too_large(path, allowed) from None
     finally:
@@ -42,11 +42,11 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
             resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
-_FIX = "Check the settings it brings along (num_envs, the size of the network), and give smaller ones as flags."
+_FIX = "Check the settings in the file (num_envs, the size of the network), and override them with smaller flags."
 
 
 class _TooLong(BaseException):
-    """Raised by the timer; not an Exception, so that no reader takes it for a fault of the file."""
+    """Raised by the timer. Not an Exception, so that no reader handles it as an invalid file."""
 
 
 def _too_long(_: int, __: FrameType | None) -> None:
@@ -58,7 +58,7 @@ def _too_large(path: Path, allowed: int) -> ConfigError:
 
 
 def _limit_memory(allowed: int) -> tuple[int, int] | None:
-    """Limit what this process may allocate beyond what it has; the limits before, or None where there is no /proc."""
+    """Limit further allocations of this process. Return the previous limits, or None without /proc."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

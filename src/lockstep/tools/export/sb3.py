@@ -1,8 +1,8 @@
-"""Files of Stable-Baselines3: written without it, and read without unpickling anything but tensors.
+"""Write files of Stable-Baselines3 without SB3, and read them without unpickling anything but tensors.
 
-Such a file is a zip: `data`, json in which whatever json cannot say is a pickle in base64; and the parameters of the
-policy and of its optimizer as torch saves them. A plain MLP becomes SB3's own network. Whatever else a policy has (a
-CNN, several parts of an observation, a normaliser) is `tools/export/sb3_features.py`, which the file names.
+Such a file is a zip. Its `data` is JSON, with base64 pickles for values that JSON cannot represent. The parameters of
+the policy and its optimizer are saved by torch. A plain MLP becomes SB3's own network. For other networks (a CNN, a
+Dict observation, a normalizer) the file names `tools/export/sb3_features.py`.
 """
 
 import base64
@@ -20,10 +20,10 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from lockstep.algorithms.ppo import PPO
+from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe
 from lockstep.io.safe_read import UnreadableFileError, open_regular, parse_json
 from lockstep.nn.encoders import MLP, EncoderConfig
-from lockstep.protocols import Algorithm
 from lockstep.pytree import Tree, tree_map
 from lockstep.tools.export.formats import Decide, compare
 from lockstep.tools.export.load_state_dict import entries, first_line, open_zip, read_torch
@@ -34,19 +34,19 @@ _POLICIES = "stable_baselines3.common.policies"
 _SPACES = "gymnasium.spaces"
 _HEADS = {"policy_head": "action_net", "value_head": "value_net", "log_std": "log_std"}
 DATA_BYTES = 16 * 2**20
-"""Settings of SB3's as json; 16 MiB of it take under 512 MiB when parsed."""
+"""Size limit of SB3's settings as JSON. 16 MiB take under 512 MiB of memory when parsed."""
 _VERSION = "2.9.2"
-"""The version of SB3 that files are written for."""
+"""Version of SB3 for which files are written."""
 
 
 def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
-    """A zip that `stable_baselines3.PPO.load` loads."""
+    """Write a zip that `stable_baselines3.PPO.load` loads. Return the largest difference of outputs."""
     if not isinstance(algorithm, PPO):
-        raise ConfigError(f"{recipe.name} is not PPO, which is what this file is for.", "Use --to onnx, or --to pt2.")
+        raise ConfigError(f"{recipe.name} is not PPO, but --to sb3 exports only PPO.", "Use --to onnx, or --to pt2.")
     if algorithm.net.memories:
-        raise ConfigError("PPO of Stable-Baselines3 has no memory, and this policy does.", "Use --to onnx.")
+        raise ConfigError("this policy is recurrent, but PPO of Stable-Baselines3 is not.", "Use --to onnx.")
     if type(algorithm.config.encoder) is not EncoderConfig:
-        raise ConfigError(f"{recipe.name} has a network of its own, which SB3 cannot build.", "Use --to onnx.")
+        raise ConfigError(f"{recipe.name} has a custom network, which SB3 cannot build.", "Use --to onnx.")
     parameters = _to_sb3(algorithm)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("data", json.dumps(_data(algorithm), indent=1))
@@ -57,12 +57,12 @@ def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
 
 
 def _as_sb3_would(algorithm: PPO, parameters: dict[str, Tensor]) -> Decide:
-    """What SB3 does with the parameters of a file: features, then the head of the policy, then the likeliest action."""
+    """Reproduce what SB3 computes from the parameters of a file: features, policy head, most likely action."""
     arguments = _policy_arguments(algorithm)
     if _is_plain(algorithm):
         encoder: nn.Module = type(algorithm.net.encoder)(algorithm.task.observation_space, algorithm.config.encoder)
-        home = "mlp_extractor.policy_net."
-        own = {f"layers.{name}": x for name, x in _under(parameters, home).items()}
+        prefix = "mlp_extractor.policy_net."
+        own = {f"layers.{name}": x for name, x in _under(parameters, prefix).items()}
     else:
         encoder = Features(algorithm.task.observation_space, **arguments["features_extractor_kwargs"])
         own = _under(parameters, "pi_features_extractor.")
@@ -80,53 +80,53 @@ def _as_sb3_would(algorithm: PPO, parameters: dict[str, Tensor]) -> Decide:
     return decide
 
 
-def _under(parameters: dict[str, Tensor], home: str) -> dict[str, Tensor]:
-    return {name.removeprefix(home): tensor for name, tensor in parameters.items() if name.startswith(home)}
+def _under(parameters: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in parameters.items() if name.startswith(prefix)}
 
 
 def _is_plain(algorithm: PPO) -> bool:
-    """Whether SB3 has this very network: an MLP each for policy and value, on observations as they are."""
+    """Return whether SB3 has the same network: separate MLPs for policy and value on unnormalized observations."""
     net = algorithm.net
     own = net.critic_encoder is not None and isinstance(net.encoder, MLP) and net.encoder.scale == 1.0
     return own and not algorithm.normalizer.moments
 
 
 def _to_sb3(algorithm: PPO) -> dict[str, Tensor]:
-    """Our weights under SB3's names."""
+    """Return Lockstep's weights under SB3's names."""
     ours = {name: tensor.detach().cpu().clone() for name, tensor in algorithm.net.state_dict().items()}
     theirs: dict[str, Tensor] = {}
     for name, tensor in ours.items():
         part, _, rest = name.partition(".")
-        for home in _homes(part, _is_plain(algorithm), algorithm.net.critic_encoder is None):
-            theirs[f"{home}.{rest.removeprefix('layers.') if 'mlp' in home else rest}" if rest else home] = tensor
+        for prefix in _prefixes(part, _is_plain(algorithm), algorithm.net.critic_encoder is None):
+            theirs[f"{prefix}.{rest.removeprefix('layers.') if 'mlp' in prefix else rest}" if rest else prefix] = tensor
     if not _is_plain(algorithm):
         moments = list(algorithm.normalizer.frozen().values())
-        for home in ("features_extractor", "pi_features_extractor", "vf_features_extractor"):
-            for place, (mean, std) in enumerate(moments):
-                theirs |= {f"{home}.mean{place}": mean, f"{home}.std{place}": std}
+        for prefix in ("features_extractor", "pi_features_extractor", "vf_features_extractor"):
+            for index, (mean, std) in enumerate(moments):
+                theirs |= {f"{prefix}.mean{index}": mean, f"{prefix}.std{index}": std}
     return theirs
 
 
-def _homes(part: str, plain: bool, shared: bool) -> list[str]:
-    """Where SB3 keeps a part of our network; what policy and value share is there under three names."""
+def _prefixes(part: str, plain: bool, shared: bool) -> list[str]:
+    """Return SB3's names of a part of the network. An encoder shared by policy and value has three names."""
     if part in _HEADS:
         return [_HEADS[part]]
     if plain:
         return ["mlp_extractor.policy_net" if part == "encoder" else "mlp_extractor.value_net"]
     if part == "critic_encoder":
         return ["vf_features_extractor.encoder"]
-    homes = ["features_extractor.encoder", "pi_features_extractor.encoder"]
-    return [*homes, "vf_features_extractor.encoder"] if shared else homes
+    prefixes = ["features_extractor.encoder", "pi_features_extractor.encoder"]
+    return [*prefixes, "vf_features_extractor.encoder"] if shared else prefixes
 
 
 def from_sb3(theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The parameters of SB3's MlpPolicy under our names."""
+    """Return the parameters of SB3's MlpPolicy under Lockstep's names."""
     if not any(name.startswith("mlp_extractor.policy_net.") for name in theirs):
         raise ConfigError(
-            f"the policy in {path} has a network that lockstep does not have.",
-            "MlpPolicy can be brought in; what lockstep wrote itself, from its safetensors.",
+            f"the policy in {path} has a network that Lockstep does not have.",
+            "Import an MlpPolicy. For a policy that Lockstep exported, import its safetensors file.",
         )
-    homes = {
+    prefixes = {
         "mlp_extractor.policy_net.": "net.encoder.layers.",
         "mlp_extractor.value_net.": "net.critic_encoder.layers.",
         "action_net.": "net.policy_head.",
@@ -134,22 +134,22 @@ def from_sb3(theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
         "log_std": "net.log_std",
     }
     return {
-        ours + name.removeprefix(home): tensor
-        for home, ours in homes.items()
+        ours + name.removeprefix(prefix): tensor
+        for prefix, ours in prefixes.items()
         for name, tensor in theirs.items()
-        if name.startswith(home)
+        if name.startswith(prefix)
     }
 
 
 def read_sb3(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file says in plain json, and the parameters of its policy. Pickles in it stay closed."""
+    """Return the plain JSON of a file and the parameters of its policy. Pickles in the JSON are not loaded."""
     try:
         with open_regular(path) as opened, open_zip(opened) as file:
             found = entries(file)
             if not {"data", "policy.pth"} <= found.keys():
                 raise ValueError("it has no data and policy.pth")
             data, policy = found["data"], found["policy.pth"]
-            # A policy is weights, which hardly compress: a small file does not become a large one.
+            # Weights hardly compress, so a policy that expands to many times the file size is malicious.
             if data.file_size > DATA_BYTES or policy.file_size > max(64 * 2**20, 8 * path.stat().st_size):
                 raise ValueError(f"its parts would take {data.file_size + policy.file_size:,} bytes")
             plain = parse_json(file.read(data).decode())
@@ -157,19 +157,19 @@ def read_sb3(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (OSError, UnreadableFileError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _no_file(path, first_line(error)) from None
     if not isinstance(plain, dict):
-        raise _no_file(path, "its data is no object")
+        raise _no_file(path, "its data is not a JSON object")
     return plain, parameters
 
 
 def _no_file(path: Path, why: object) -> ConfigError:
-    return ConfigError(f"{path} is no file of Stable-Baselines3's: {why}", "Give what model.save() wrote.")
+    return ConfigError(f"{path} is not a file of Stable-Baselines3: {why}", "Give a file that model.save() wrote.")
 
 
 def settings_of(data: dict[str, Any], parameters: dict[str, Tensor]) -> dict[str, Any]:
-    """The settings of a recipe that make the network of a file, as far as the file says them in plain words."""
+    """Return the recipe settings for the network in a file, as far as its JSON and tensor shapes give them."""
     widths: list[int] = []
     while (weight := parameters.get(f"mlp_extractor.policy_net.{2 * len(widths)}.weight")) is not None:
-        # A layer takes what the one before it gives: so the network is no larger than the file.
+        # Check that layer sizes are consistent, so that the network is not larger than the file.
         if weight.dim() != 2 or 0 in weight.shape or (widths and weight.shape[1] != widths[-1]):
             raise ConfigError(
                 f"the layers of the policy do not fit together: layer {len(widths)} is {tuple(weight.shape)}.",
@@ -177,13 +177,13 @@ def settings_of(data: dict[str, Any], parameters: dict[str, Tensor]) -> dict[str
             )
         widths.append(int(weight.shape[0]))
     arguments = data.get("policy_kwargs")
-    words = arguments.get("activation_fn", "Tanh") if isinstance(arguments, dict) else "Tanh"
-    activation = "relu" if isinstance(words, str) and "ReLU" in words else "tanh"
+    name = arguments.get("activation_fn", "Tanh") if isinstance(arguments, dict) else "Tanh"
+    activation = "relu" if isinstance(name, str) and "ReLU" in name else "tanh"
     network = {"hidden_sizes": widths, "num_layers": len(widths), "activation": activation} if widths else {}
-    return {f"algo.encoder.{name}": value for name, value in network.items()}
+    return {f"algo.encoder.{key}": value for key, value in network.items()}
 
 
-# -- what SB3 wants to find --------------------------------------------------------------------------------------------
+# -- contents of a file ------------------------------------------------------------------------------------------------
 
 
 def _data(algorithm: PPO) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _policy_arguments(algorithm: PPO) -> dict[str, Any]:
     encoder = dataclasses.asdict(config) | {"hidden_sizes": list(config.hidden_sizes)}
     return {
         "net_arch": [],
-        "ortho_init": False,  # it cannot do so to weights that lie channels last; they are loaded anyway
+        "ortho_init": False,  # fails for channels-last weights; the weights are loaded anyway
         "normalize_images": False,
         "share_features_extractor": algorithm.net.critic_encoder is None,
         "features_extractor_class": PickleGlobal("lockstep.tools.export.sb3_features", "Features"),
@@ -245,18 +245,18 @@ def _space(space: Space[Any]) -> PickleReduce:
             return PickleReduce(
                 PickleGlobal(_SPACES, "Dict"), ({name: _space(part) for name, part in space.spaces.items()},)
             )
-    raise ConfigError(f"{space} has no form in Stable-Baselines3.", "Use --to onnx, or --to pt2.")
+    raise ConfigError(f"Stable-Baselines3 does not support the space {space}.", "Use --to onnx, or --to pt2.")
 
 
 def _bound(values: np.ndarray, kind: PickleReduce) -> Any:
-    """One number where all are equal; else an array."""
+    """Return one number if all values are equal, otherwise an array."""
     if (values == values.flat[0]).all():
         return values.flat[0].item()
     return PickleReduce(PickleGlobal("numpy", "array"), (values.tolist(), kind))
 
 
 def _fresh_optimizer(algorithm: PPO) -> dict[str, Any]:
-    """Adam as SB3 has it, before its first step."""
+    """Return the state of SB3's Adam before its first step."""
     like = [torch.zeros(1, requires_grad=True) for _ in algorithm.net.parameters()]
     return torch.optim.Adam(like, lr=algorithm.config.learning_rate, eps=1e-5).state_dict()
 

@@ -1,4 +1,4 @@
-"""What there is to watch of a run: episodes that its policy plays, or stories of the data that it predicts."""
+"""Scenes to watch of a run: episodes that its policy plays, or sequences of data that it predicts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -7,21 +7,22 @@ from itertools import islice
 import numpy as np
 import torch
 
+from lockstep.base import Dataset, VecEnv
 from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.lanes import Lanes
-from lockstep.protocols import Dataset, Renderable, TaskConfig, VecEnv
+from lockstep.protocols import Renderable, TaskConfig
 
 
 def play_episodes(policy: LoadedPolicy, episodes: int, seed: int, max_steps: int) -> Iterator[Renderable]:
-    """The moments of some episodes, or of some stories of the test split."""
+    """Yield the scenes of some episodes, or of some sequences of the test split."""
     scenes = _played if isinstance(policy.recipe.task, TaskConfig) else _predicted
     return islice(scenes(policy, episodes, seed), max_steps)
 
 
 @dataclass
 class _Moment:
-    """An environment before a step."""
+    """Scene of an environment before a step."""
 
     env: VecEnv
     total: float = 0.0
@@ -35,7 +36,7 @@ class _Moment:
 
 
 def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
-    """Play one environment, which starts its next episode at once when one ends."""
+    """Play one environment, which resets itself when an episode ends."""
     config = replace(policy.recipe.task, num_envs=1)
     env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
     try:
@@ -53,11 +54,11 @@ def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderab
 
 
 def _predicted(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
-    """Seed 1 begins with the story that is most worth watching."""
+    """Play sequences of the test split, starting at number `seed - 1`. The dataset puts the best examples first."""
     data: Dataset = policy.recipe.task.build(Lanes(1, range(1), seed), torch.device("cpu"))
     if not hasattr(data, "playback"):
-        what = f"{type(data).__name__} has nothing to watch: it tells no `playback`."
-        raise ConfigError(what, "Score its predictions with lockstep eval, or give it a method `playback`.")
+        what = f"{type(data).__name__} has nothing to watch: it has no method `playback`."
+        raise ConfigError(what, "Evaluate its predictions with lockstep eval, or add a method `playback`.")
     try:
         for number in range(seed - 1, seed - 1 + episodes):
             yield from data.playback("test", number, lambda rows: policy.act(data.read("test", rows)["inputs"]))

@@ -1,4 +1,4 @@
-"""Scenes as characters in a terminal."""
+"""Show scenes as text in a terminal."""
 
 import time
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from lockstep.protocols import Renderable
 
 
 def show_in_terminal(scenes: Iterable[Renderable], fps: float) -> None:
-    """Show scenes at a steady pace where there is a terminal, and only the last one elsewhere."""
+    """Show scenes at `fps` in a terminal. Print only the last scene if the output is not a terminal."""
     console = PrintableConsole()
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:

@@ -1,4 +1,4 @@
-"""Scenes in files that others can open: animated GIFs, and MP4s by PyAV."""
+"""Write scenes to video files: animated GIFs, and MP4s with PyAV."""
 
 import io
 import zlib
@@ -16,26 +16,26 @@ from lockstep.io.rich_console import PrintableConsole
 from lockstep.protocols import Renderable
 
 FRAMES = 300
-"""Frames of a GIF at most: of a longer show, every second one is left out, and again, so that it runs faster."""
+"""Largest number of frames of a GIF. Of longer videos, every second frame is dropped until they fit."""
 FEWEST = 16
-"""Frames that a GIF keeps however small it is to be."""
+"""Smallest number of frames that a GIF keeps, even if it is larger than its limit."""
 COLOURS = 64
 SIZE = 640
-"""Pictures that are much smaller than this are enlarged by a whole number."""
+"""Frames are enlarged by the largest integer factor that keeps them within this size in pixels."""
 
 
 class VideoInfo(NamedTuple):
-    """What a file came to hold."""
+    """Contents of a written video file."""
 
     frames: int
     every: int
-    """One frame for so many steps."""
+    """Steps per frame."""
     size: int
-    """Bytes."""
+    """Size of the file in bytes."""
 
 
 def write_gif(scenes: Iterable[Renderable], path: Path, fps: float, limit: float | None = None) -> VideoInfo:
-    """Write scenes as an animated GIF of at most so many bytes, and of FRAMES frames whatever happens."""
+    """Write scenes as an animated GIF of at most `limit` bytes (if possible) and FRAMES frames."""
     frames: list[_Packed] = []
     every = 1
     for number, scene in enumerate(_counted(scenes)):
@@ -56,10 +56,10 @@ def write_gif(scenes: Iterable[Renderable], path: Path, fps: float, limit: float
 
 
 class _Packed(NamedTuple):
-    """A picture while it waits for the others: made small, since a film may be made beside a run that needs memory."""
+    """Compressed frame. Compression saves memory, because a video may be written while a run trains."""
 
     size: tuple[int, int]
-    """Width, height."""
+    """Width and height in pixels."""
     content: bytes
 
     @classmethod
@@ -71,19 +71,19 @@ class _Packed(NamedTuple):
 
 
 def _in_one_palette(frames: list[_Packed]) -> list[Image.Image]:
-    """Frames with the same few colours, so that they do not flicker and what stands still costs nothing."""
-    chosen = frames[:: max(1, len(frames) // 8)] + frames[-1:]  # what appears late has its colours, too
+    """Quantize frames with one palette, so that they do not flicker and unchanged areas compress well."""
+    chosen = frames[:: max(1, len(frames) // 8)] + frames[-1:]  # also include colors that appear late
     width, height = chosen[0].size
     strip = Image.new("RGB", (width, height * len(chosen)))
-    for place, frame in enumerate(chosen):
-        strip.paste(frame.image(), (0, height * place))
+    for index, frame in enumerate(chosen):
+        strip.paste(frame.image(), (0, height * index))
     palette = strip.quantize(colors=COLOURS, dither=Image.Dither.NONE)
     return [frame.image().quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
 def _encode(images: list[Image.Image], fps: float) -> bytes:
     buffer = io.BytesIO()
-    pause = max(20, round(1000 / fps))  # viewers take a shorter one for a mistake
+    pause = max(20, round(1000 / fps))  # viewers replace shorter durations by a default
     images[0].save(
         buffer, "gif", save_all=True, append_images=images[1:], duration=pause, loop=0, optimize=True, disposal=1
     )
@@ -91,7 +91,7 @@ def _encode(images: list[Image.Image], fps: float) -> bytes:
 
 
 def write_mp4(scenes: Iterable[Renderable], path: Path, fps: float) -> VideoInfo:
-    """Write scenes as a video that every browser and phone plays: H.264 with half the colour, of even size."""
+    """Write scenes as an MP4 that all browsers and phones play: H.264, yuv420p, even width and height."""
     try:
         import av
     except ImportError:
@@ -113,11 +113,11 @@ def write_mp4(scenes: Iterable[Renderable], path: Path, fps: float) -> VideoInfo
     return VideoInfo(count, 1, len(buffer.getvalue()))
 
 
-_NOTHING = "there is nothing to show.", "Watch at least one episode, of one step or more."
+_NOTHING = "there is nothing to show.", "Play at least one episode of one step or more."
 
 
 def enlargement(frame: np.ndarray) -> int:
-    """How many times as large a picture is shown."""
+    """Return the factor by which a frame is enlarged."""
     return max(1, int(SIZE // max(frame.shape[:2])))
 
 
@@ -127,13 +127,13 @@ def _enlarged(frame: np.ndarray) -> np.ndarray:
 
 
 def _even(frame: np.ndarray) -> np.ndarray:
-    """The picture with its last row and column once more where it has an odd number of them."""
+    """Pad a frame to even height and width by repeating its last row or column."""
     height, width = frame.shape[:2]
     return np.ascontiguousarray(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
 def _counted(scenes: Iterable[Renderable]) -> Iterator[Renderable]:
-    """The scenes, counted on the screen while they are made."""
+    """Yield scenes and show their number in a progress bar."""
     columns = "{task.description}", BarColumn(), TextColumn("{task.completed} frames"), TimeElapsedColumn()
     console = PrintableConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -147,4 +147,4 @@ def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}.", "Name a file in a directory that is there.") from None
+        raise ConfigError(f"{path} cannot be written: {error}.", "Give a file in a directory that exists.") from None

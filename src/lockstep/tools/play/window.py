@@ -1,4 +1,4 @@
-"""Scenes in a window, by pygame-ce."""
+"""Show scenes in a window with pygame-ce."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,22 +25,22 @@ def show_in_window(scenes: Iterable[Renderable], fps: float) -> None:
             height, width = frame.shape[:2]
             times = enlargement(frame)
             window = window or pygame.display.set_mode((times * width, times * height))
-            picture = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
-            window.blit(pygame.transform.scale(picture, window.get_size()), (0, 0))
+            surface = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
+            window.blit(pygame.transform.scale(surface, window.get_size()), (0, 0))
             pygame.display.flip()
             clock.tick(fps)
             if any(event.type == pygame.QUIT or _is_quit_key(event) for event in pygame.event.get()):
                 return
     except pygame.error as error:
         raise ConfigError(
-            f"no window can be opened here: {error}.", "Use --gif FILE, or no flag for the terminal."
+            f"cannot open a window: {error}.", "Use --gif FILE, or no flag to play in the terminal."
         ) from error
     finally:
         pygame.display.quit()
 
 
 def _is_quit_key(event: Any) -> bool:
-    """Whether Escape or q was pressed."""
+    """Return whether Escape or q was pressed."""
     import pygame
 
     return bool(event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))

@@ -1,1 +1,1 @@
-"""One page about one run or several, that needs nothing but itself."""
+"""Self-contained HTML report about one or several runs."""

@@ -1,96 +1,100 @@
-"""Whether it is one agent: what every run checked, who trained it, and the record of a proof."""
+"""Evidence that processes trained one agent: checks of every run, its starts, and the record of a proof."""
 
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from lockstep.tools.report.html import Markup, details, join, table, tag, text
-from lockstep.tools.report.run_data import Run
+from lockstep.tools.report.html import Table
+from lockstep.tools.report.run_data import ReportedRun
 from lockstep.tools.report.series import figure
 
 
-def checks(runs: Sequence[Run]) -> Markup:
-    """What every run found out about itself."""
+def checks(runs: Sequence[ReportedRun]) -> Table:
+    """Table of reduction mode, replica checks and digests. Runs with equal rows share one row."""
     found: dict[tuple[object, ...], list[str]] = {}
     for run in runs:
         found.setdefault(_checked(run), []).append(run.label)
     rows = [
-        (f"all {len(each)} runs" if len(each) == len(runs) > 1 else ", ".join(each), *told)
-        for told, each in found.items()
+        (f"all {len(each)} runs" if len(each) == len(runs) > 1 else ", ".join(each), *columns)
+        for columns, each in found.items()
     ]
-    return table(("run", "gradients summed", "processes compared", "digests"), rows, "words")
+    return Table(("run", "gradient reduction", "replica checks", "digests"), rows, "words")
 
 
-def _checked(run: Run) -> tuple[object, ...]:
+def _checked(run: ReportedRun) -> tuple[object, ...]:
     every, digested = run.settings.get("run.replica_check_every"), run.digests
     reduction = run.settings.get("run.reduction", "-")
-    sums = {"exact": "exactly: the same bits on any number of processes", "fast": "in floating point (fast)"}
+    sums = {"exact": "exact: the same bits on any number of processes", "fast": "fast: in floating point"}
     series = run.log.series.get("sync/update")
     if "ReplicaMismatchError" in str(run.status.get("why", "")):
-        compared = "they came apart, and the run stopped"
+        compared = "replicas differed, and the run stopped"
     elif series is not None and len(series.y) and not series.y[-1]:
-        compared = f"at the start; {every} updates later, when it would be done again, the run was over"
+        compared = f"at the start; the run ended before the next check, {every} updates later"
     elif series is not None and len(series.y):
         compared = f"every {every} updates; in sync at update {figure(series.y[-1])}, the last in the log"
     elif run.processes == 1:
-        compared = "one process: there is nobody to compare with"
+        compared = "one process: nothing to compare"
     else:
-        compared = f"every {every} updates; the log does not say how often"
+        compared = f"every {every} updates; not in the log"
     digests = (
         f"{figure(digested[0])} times, of {figure(digested[1])} tensors"
         if digested[0]
-        else "not asked for (run.log_tensor_digests)"
+        else "not enabled (run.log_tensor_digests)"
     )
     return sums.get(str(reduction), str(reduction)), compared, digests
 
 
-def starts(runs: Sequence[Run]) -> Markup:
-    """Who trained it: a row for each start."""
+def starts(runs: Sequence[ReportedRun]) -> tuple[str, Table] | None:
+    """Table with one row for each start of each run, and a summary if it is to be collapsed."""
     rows = []
     for run in runs:
         for number, start in enumerate(run.starts):
             later = run.starts[number + 1] if number + 1 < len(run.starts) else None
             until = float(later.begin) if later else run.log.samples
-            event = "began" if number == 0 and not start.begin else f"went on from {figure(start.begin)}"
-            ended = "another start went on from there" if later else run.state
+            event = "new run" if number == 0 and not start.begin else f"resumed at {figure(start.begin)}"
+            ended = "resumed by the next start" if later else run.state
             processes = start.processes or (run.processes if later is None else None) or "-"
             rows.append((run.label, number + 1, _date(start.began), processes, event, figure(until), ended))
     if not rows:
-        return Markup("")
-    told = table(("run", "start", "when (UTC)", "processes", "", "came to", "then"), rows, "words")
-    return details(f"{len(rows)} starts, one of each run", told) if len(rows) == len(runs) > 1 else told
+        return None
+    summary = f"{len(rows)} starts, one of each run" if len(rows) == len(runs) > 1 else ""
+    heads = ("run", "start", "time (UTC)", "processes", "", "samples reached", "ended")
+    return summary, Table(heads, rows, "words")
 
 
 def _date(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
-def proof(record: Any) -> Markup:
-    """The record of `lockstep prove`; its verdict is taken from the hashes, not from what the file says of itself."""
+class Proof(NamedTuple):
+    """Record of `lockstep prove`."""
+
+    one_agent: bool
+    verdict: str
+    table: Table
+    about: str
+    arguments: str
+
+
+def proof(record: Any) -> Proof | None:
+    """Check the record of `lockstep prove`; None if invalid. The verdict follows from the hashes, not from the file."""
     try:
         rows = [{str(key): value for key, value in row.items()} for row in record["rows"][:100]]
         recipe, when = str(record["recipe"])[:100], str(record.get("date", ""))[:40]
     except (AttributeError, LookupError, TypeError):
-        return tag("p", "The proof is left out: the file is not what lockstep prove --json writes.", class_="quiet")
+        return None
     hashes = [str(row.get("hash") or "")[:64] for row in rows]
     one = bool(hashes) and all(hashes) and len(set(hashes)) == 1
-    words = f"One agent: {len(rows)} runs, one hash." if one else "Not one agent."
+    verdict = f"One agent: {len(rows)} runs, one hash." if one else "Not one agent."
     shown = [
-        (row.get("processes"), row.get("event") or "-", tag("code", value[:32] or "failed"), row.get("problem") or "")
+        (row.get("processes"), row.get("event") or "-", value[:32] or "failed", row.get("problem") or "")
         for row, value in zip(rows, hashes, strict=True)
     ]
     versions = ", ".join(
         f"{name} {record[name]}"[:60] for name in ("lockstep", "torch", "python", "cpu_capability") if record.get(name)
     )
     settings = record.get("settings")
-    words_given = " ".join(str(word)[:100] for word in settings[:50]) if isinstance(settings, list) else ""
-    about = join([f"{recipe} · {when} · {versions}", tag("br"), tag("code", text(words_given, 1000))])
-    return join(
-        [
-            tag("h3", "Proof"),
-            tag("p", tag("strong", words, class_="good" if one else "bad")),
-            table(("processes", "event", "SHA-256 of the run", ""), shown, "words"),
-            tag("p", about, class_="quiet"),
-        ]
-    )
+    arguments = " ".join(str(word)[:100] for word in settings[:50]) if isinstance(settings, list) else ""
+    table = Table(("processes", "event", "SHA-256 of the run", ""), shown, "words")
+    return Proof(one, verdict, table, f"{recipe} · {when} · {versions}", arguments)

@@ -1,62 +1,47 @@
-"""Markup by construction: what goes into the page is escaped, unless it was made here."""
+"""Render the templates of this package. Every value is escaped unless it is `Markup`."""
 
-import html
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 LONGEST = 300
-"""Letters of a stranger's word that are shown."""
+"""Characters of an untrusted value that are shown."""
 
 
-EMPTY = ("img", "br")
-"""Elements that hold nothing, and have no end."""
+class Table(NamedTuple):
+    """Table with row headers in its first column."""
 
-
-class Markup(str):
-    """Text that is markup already; any other is escaped on its way into the page."""
-
-    __slots__ = ()
+    heads: Sequence[object]
+    rows: Sequence[Sequence[object]]
+    kind: str = ""
+    """Classes of the style sheet."""
+    colours: Sequence[str] = ()
+    """CSS color variable of each row."""
 
 
 def text(value: object, limit: int = LONGEST) -> Markup:
-    """Any value as text: short, printable, escaped."""
+    """Convert any value to escaped, printable text of limited length."""
     if isinstance(value, Markup):
         return value
-    words = str(value)
-    words = words if len(words) <= limit else f"{words[:limit]}…"
-    # What cannot be printed may turn the direction of a line, or be half a letter that no file can hold.
-    return Markup(html.escape("".join(c if c.isprintable() or c == "\n" else "�" for c in words)))
+    shown = str(value)
+    shown = shown if len(shown) <= limit else f"{shown[:limit]}…"
+    # Unprintable characters may reverse the text direction, and lone surrogates cannot be encoded.
+    return escape("".join(c if c.isprintable() or c == "\n" else "�" for c in shown))
 
 
-def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """An element; attributes that are None are left out, `class_` is class."""
-    named = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    if name in EMPTY:
-        return Markup(f"<{name}{named}>")
-    return Markup(f"<{name}{named}>{''.join(text(part) for part in inside)}</{name}>")
+def render(template: str, **values: object) -> Markup:
+    """Fill in a template. All values pass through `text`."""
+    return Markup(_ENVIRONMENT.get_template(template).render(values))
 
 
-def join(parts: Iterable[object], between: str = "") -> Markup:
-    """Several in a row."""
-    return Markup(between.join(text(part) for part in parts))
-
-
-def table(heads: Iterable[object], rows: Iterable[Iterable[object]], class_: str | None = None) -> Markup:
-    """A table whose first column names its rows; it scrolls by itself where the page is narrow."""
-    head = tag("thead", tag("tr", *(tag("th", each, scope="col") for each in heads)))
-    body = tag("tbody", *(tag("tr", *_cells(row)) for row in rows))
-    return tag("div", tag("table", head, body, class_=class_), class_="scroll")
-
-
-def _cells(row: Iterable[object]) -> list[Markup]:
-    first, *others = row
-    return [tag("th", first, scope="row"), *(tag("td", each) for each in others)]
-
-
-def details(summary: object, *inside: Any, open_: bool = False) -> Markup:
-    """What is there for whoever asks."""
-    return tag("details", tag("summary", summary), *inside, open="open" if open_ else None)
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("lockstep.tools.report"),
+    autoescape=True,
+    finalize=text,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"text": text, "tenth": "{:.1f}".format}

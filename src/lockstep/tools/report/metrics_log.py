@@ -1,4 +1,4 @@
-"""A run's log as columns: every quantity over samples, the time split, and the evaluations that stand out."""
+"""Read a run's metrics log into columns: metrics over samples, time by phase, last and best evaluation."""
 
 import math
 import operator
@@ -11,11 +11,11 @@ from typing import Any
 from lockstep.io.jsonl import iter_jsonl
 
 LOG_BYTES = 256 * 2**20
-"""How much of a log is read."""
+"""Bytes of a log that are read."""
 NAMES, LARGEST = 300, 1e100
-"""How many quantities are kept, and the number beyond which nothing is drawn."""
+"""Largest number of metrics that are kept, and largest absolute value that is drawn."""
 SPEED, UNDRAWN = "time/global_fps", ("system/", "time/")
-"""The speed is drawn; what else begins with these is not, and is not kept."""
+"""Metric of the speed, and prefixes of metrics that are neither drawn nor kept, except the speed."""
 PHASES = {
     "env": "environments",
     "act": "acting",
@@ -23,46 +23,47 @@ PHASES = {
     "learn": "learning",
     "reduce": "reduction between processes",
     "evaluate": "evaluations",
-    "check": "comparing processes",
+    "check": "replica checks",
     "copy": "copying for checkpoints",
 }
-"""Phases that the time split names, in words; the rest is `other`."""
+"""Phases of the time split and their labels. The rest of the time is `other`."""
 _SHARES = {name: f"time/{name}" for name in PHASES}
 
 
 @dataclass
 class Series:
-    """One quantity over the run's samples."""
+    """One metric over the run's samples."""
 
     x: "array[float]" = field(default_factory=lambda: array("d"))
     y: "array[float]" = field(default_factory=lambda: array("d"))
     left_out: int = 0
-    """Values that were no numbers, or too large to draw."""
+    """Number of values that were skipped because they are non-finite or too large to draw."""
 
 
 @dataclass
 class MetricsLog:
-    """What metrics.jsonl comes to."""
+    """Contents of metrics.jsonl."""
 
     series: dict[str, Series] = field(default_factory=dict)
     samples: float = 0.0
     timed: float = 0.0
-    """The samples up to which a speed was logged, and how long they took."""
+    """Samples up to which a speed was logged."""
     seconds: float = 0.0
+    """Duration of the timed samples."""
     split: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase."""
     last: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
-    """The last evaluation and the best one, with their samples."""
+    """Last and best evaluation, with their samples."""
 
     @property
     def speed(self) -> float:
-        """Samples a second, over all that was logged."""
+        """Samples per second over the whole log."""
         return self.timed / self.seconds if self.seconds > 0 else math.nan
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of the time, by phase; they add up to one."""
+        """Fractions of the time by phase. They add up to one."""
         if not self.seconds > 0:
             return {}
         shares = {name: self.split[name] / self.seconds for name in PHASES if self.split.get(name)}
@@ -72,7 +73,7 @@ class MetricsLog:
 
 
 def number(value: object) -> float:
-    """A finite number that can be drawn; anything else is not a number."""
+    """Return a finite number that can be drawn, or NaN for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     try:
@@ -83,7 +84,7 @@ def number(value: object) -> float:
 
 
 def read_log(path: Path) -> MetricsLog:
-    """Go through a log once, and keep its numbers as columns."""
+    """Read a log in one pass and keep its numbers as columns."""
     log = MetricsLog()
     evaluations: set[str] = set()
     for line in iter_jsonl(path, LOG_BYTES):
@@ -100,12 +101,12 @@ def read_log(path: Path) -> MetricsLog:
 
 
 def score_of(evaluation: Mapping[str, float]) -> float:
-    """What the best evaluation is the best by, as the run's own clock has it."""
+    """Return the number that decides which evaluation is best, as `TrainState` does during the run."""
     return evaluation.get("score", evaluation.get("return_mean", math.nan))
 
 
 def _note_values(log: MetricsLog, line: dict[str, Any], samples: float, evaluations: set[str]) -> None:
-    """Add a line to the columns. A log may have a million values, so this is the report's inner loop."""
+    """Add a line to the columns. This is the inner loop of a report: a log may have a million values."""
     known = log.series
     for name, value in line.items():
         series = known.get(name)
@@ -126,7 +127,7 @@ def _note_values(log: MetricsLog, line: dict[str, Any], samples: float, evaluati
 
 
 def _note_time(log: MetricsLog, line: dict[str, Any], samples: float) -> None:
-    """Add the time since the last line that told a speed, and what went on in it."""
+    """Add the time since the last line with a speed, and split it by phase."""
     speed = number(line.get(SPEED))
     if not speed > 0 or samples <= log.timed:
         return
@@ -146,7 +147,7 @@ def _note_evaluation(log: MetricsLog, line: dict[str, Any], samples: float) -> N
 
 
 def _sort(series: Series) -> None:
-    """A run's own samples only grow; a stranger's need not."""
+    """Sort a series by samples. Lockstep writes samples in increasing order; an untrusted file may not."""
     if not all(map(operator.le, series.x, series.x[1:])):
         order = sorted(range(len(series.x)), key=series.x.__getitem__)
         series.x, series.y = (array("d", [column[n] for n in order]) for column in (series.x, series.y))

@@ -1,4 +1,4 @@
-"""What a run's evaluations came to over its samples, as a picture, with somebody else's curves behind it.
+"""Plot a run's evaluations over samples, with reference curves in the background.
 
 from lockstep.tools.report.reference_curves import draw_curve
 draw_curve(Path("runs/NAME"), Path("curve.png"), reference=Path("walker-run.csv"), per_sample=2)
@@ -17,7 +17,7 @@ from lockstep.io.jsonl import METRICS, read_jsonl
 from lockstep.io.safe_read import UnreadableFileError, read_text
 
 REFERENCE_BYTES = 8 * 2**20
-"""How large a file of reference curves may be: 150,000 points as lockstep and others write them."""
+"""Size limit of a file of reference curves in bytes. This is enough for about 150,000 points."""
 
 
 class ReferencePoint(NamedTuple):
@@ -27,13 +27,13 @@ class ReferencePoint(NamedTuple):
 
 
 def evaluations_of(run: Path, per_sample: float = 1.0) -> list[ReferencePoint]:
-    """The mean returns of a run's evaluations, in the reference's steps: `per_sample` of them are a sample of ours."""
+    """Return the mean returns of a run's evaluations. One sample of the run is `per_sample` steps of the reference."""
     lines = [line for line in read_jsonl(run / METRICS) if "eval/return_mean" in line]
     return [ReferencePoint(per_sample * line["samples"], float(line["eval/return_mean"])) for line in lines]
 
 
 def read_reference(path: Path) -> list[ReferencePoint]:
-    """Points of a CSV file with the columns step, reward and, where there are several runs, seed."""
+    """Read points from a CSV file with the columns step, reward and, if it has several runs, seed."""
     try:
         rows = csv.DictReader(io.StringIO(read_text(path, REFERENCE_BYTES), newline=""))
         points = [ReferencePoint(float(row["step"]), float(row["reward"]), row.get("seed") or "") for row in rows]
@@ -42,14 +42,16 @@ def read_reference(path: Path) -> list[ReferencePoint]:
     except UnreadableFileError as error:
         raise ConfigError(f"{error}.", "Give a CSV file of curves.") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise ConfigError(f"{path} is not a file of curves.", "It needs the columns step, reward and seed.") from error
+        raise ConfigError(
+            f"{path} is not a file of curves.", "Give one with the columns step, reward and seed."
+        ) from error
     if not points or not all(math.isfinite(point.step + point.score) for point in points):
-        raise ConfigError(f"{path} has no points that can be drawn.", "It needs a finite step and reward in each line.")
+        raise ConfigError(f"{path} is empty or has non-finite values.", "Give a finite step and reward in each line.")
     return points
 
 
 def scores_by_step(points: Sequence[ReferencePoint], until: float) -> list[tuple[float, list[float]]]:
-    """Scores of all seeds at each step, in order, up to `until` and one step beyond it."""
+    """Return the scores of all seeds by step, in order, up to `until` and one step beyond it."""
     scores: dict[float, list[float]] = {}
     for point in points:
         scores.setdefault(point.step, []).append(point.score)
@@ -59,11 +61,11 @@ def scores_by_step(points: Sequence[ReferencePoint], until: float) -> list[tuple
 
 
 def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_sample: float = 1.0) -> None:
-    """Write the picture of a run's evaluations, in front of the mean and the range of a reference."""
+    """Plot a run's evaluations, with the mean and range of a reference in the background, to an image file."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        raise ConfigError("pictures need matplotlib.", "pip install matplotlib") from error
+        raise ConfigError("plots need matplotlib.", "pip install matplotlib") from error
     ours = evaluations_of(run, per_sample)
     if not ours:
         raise ConfigError(f"{run} has no evaluations yet.", "Wait for the first, or set --run.eval-every.")
@@ -82,7 +84,7 @@ def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_samp
 
 
 def _draw_reference(axes: Any, points: list[ReferencePoint], name: str, until: float) -> None:
-    """As far as our own run came, and one point beyond it: a curve that goes on for long would hide it."""
+    """Plot the reference up to the end of the run and one point beyond, so that a longer one does not dwarf the run."""
     steps = scores_by_step(points, until)
     shown, scores = [step for step, _ in steps], [each for _, each in steps]
     low, high = [min(each) for each in scores], [max(each) for each in scores]

@@ -1,4 +1,4 @@
-"""What a report needs from a run directory, which may be a stranger's: bounded, without links, without torch."""
+"""Read an untrusted run directory for a report: sizes are bounded, links are refused, torch is not imported."""
 
 import math
 import os
@@ -15,44 +15,44 @@ from lockstep.tools.report.metrics_log import LOG_BYTES, MetricsLog, number, rea
 
 BENCH = "bench.json"
 GIF_BYTES, FILE_BYTES = 3_000_000, 2**20
-"""A larger film is left out, and a larger record of a proof or of a measurement is none of ours."""
+"""Size limits in bytes. A larger GIF is skipped; a larger record of `prove` or `bench` is refused."""
 SETTINGS = 1000
-"""How many settings are shown."""
+"""Largest number of settings that are shown."""
 ELSEWHERE = ("run.name", "run.runs_dir", "run.wandb")
-"""How settings begin that say where a run is written, not what it is."""
+"""Prefixes of settings that only say where a run is written. They are ignored when runs are compared."""
 
 
 @dataclass(frozen=True)
 class RunStart:
-    """One start of the run: on how many processes, and from where."""
+    """One start of the run: its number of processes and the samples it resumed from."""
 
     generation: int
     processes: int | None
     begin: int
-    """The samples it went on from."""
+    """Samples that it resumed from."""
     began: float
-    """When, in seconds since 1970; not a number where that is not known."""
+    """Start time in seconds since 1970. NaN if unknown."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One run, ready to be shown."""
+class ReportedRun:
+    """Contents of one run directory."""
 
     path: Path
     label: str
     recipe: str
     version: str
     settings: dict[str, Any]
-    """By dotted names."""
+    """Values by dotted name."""
     status: dict[str, Any]
     log: MetricsLog
     starts: list[RunStart]
     digests: tuple[int, int]
-    """How often digests were logged, and of how many tensors."""
+    """Number of logged digests, and of tensors in each."""
     gif: bytes | None
     bench: Any
     notes: list[str]
-    """What could not be shown, in words."""
+    """Messages about contents that could not be shown."""
 
     @property
     def state(self) -> str:
@@ -64,8 +64,8 @@ class Run:
         return found if isinstance(found, int) and 0 < found < 10**6 else None
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Runs by the names of their directories; by their paths where two have the same name."""
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
+    """Read runs, labeled by directory name, or by path if two directories have the same name."""
     once = list({path.resolve(): path for path in paths}.values())
     names = [path.resolve().name for path in once]
     return [
@@ -73,15 +73,15 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     ]
 
 
-def read_run(path: Path, label: str) -> Run:
-    """Read a run directory; what is missing is left out, and what is no run directory refused."""
+def read_run(path: Path, label: str) -> ReportedRun:
+    """Read a run directory. Missing optional files are skipped; a directory that is not a run is refused."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs.")
     for name in (CONFIG, METRICS, STATUS, DIGESTS, CHECKPOINTS):
         if (path / name).is_symlink():
             raise ConfigError(
-                f"{path / name} is a link, and a report shows nothing from outside a run.",
-                "Put what it leads to in its place.",
+                f"{path / name} is a link, but a report shows nothing from outside a run.",
+                "Replace the link with the file that it points to.",
             )
     values = read_yaml(path / CONFIG)
     values.pop("format", None)
@@ -89,10 +89,10 @@ def read_run(path: Path, label: str) -> Run:
     log = read_log(path / METRICS)
     if not log.series:
         raise ConfigError(
-            f"{path} has no metrics yet.", "Wait for its first log line; a smaller run.log_every brings it sooner."
+            f"{path} has no metrics yet.", "Wait for its first log line, or train with a smaller run.log_every."
         )
     notes: list[str] = []
-    return Run(
+    return ReportedRun(
         path=path,
         label=label,
         recipe=Path(_short(recipe)).stem,
@@ -108,9 +108,9 @@ def read_run(path: Path, label: str) -> Run:
     )
 
 
-def group(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that share a recipe and all settings but the seed, together."""
-    groups: dict[str, list[Run]] = {}
+def group(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
+    """Group runs that share a recipe and all settings except the seed."""
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         apart = ("run.seed", *ELSEWHERE)
         settings = {name: value for name, value in run.settings.items() if not name.startswith(apart)}
@@ -118,15 +118,15 @@ def group(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def differences(runs: Sequence[Run]) -> list[str]:
-    """Settings that are not the same in all runs, but for where they are written."""
+def differences(runs: Sequence[ReportedRun]) -> list[str]:
+    """Return names of settings that differ between runs, except those in `ELSEWHERE`."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     names = [name for name in names if not name.startswith(ELSEWHERE)]
     return [name for name in names if len({repr(run.settings.get(name, "")) for run in runs}) > 1]
 
 
 def read_record(path: Path, what: str) -> Any:
-    """The json that a command left, such as a proof or a measurement, from a file the user names."""
+    """Read a JSON file written by another command, such as `prove` or `bench`, from a path that the user gives."""
     try:
         return read_json(path, FILE_BYTES)
     except FileNotFoundError:
@@ -136,20 +136,20 @@ def read_record(path: Path, what: str) -> Any:
 
 
 def read_gif(path: Path) -> bytes:
-    """A film that may go into the page; Unreadable for one that may not."""
+    """Read a GIF for the page. Raises UnreadableFileError if it is too large or not a GIF."""
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            film = file.read(GIF_BYTES)
+            gif = file.read(GIF_BYTES)
     except OSError as error:
         raise UnreadableFileError(f"{path} cannot be read: {error.strerror}") from None
     if size > GIF_BYTES:
         raise UnreadableFileError(
-            f"{path} has {size / 1e6:.1f} MB, more than the {GIF_BYTES / 1e6:.0f} MB a page may carry"
+            f"{path} has {size / 1e6:.1f} MB, more than the {GIF_BYTES / 1e6:.0f} MB that a page may contain"
         )
-    if film[:6] not in (b"GIF87a", b"GIF89a"):
+    if gif[:6] not in (b"GIF87a", b"GIF89a"):
         raise UnreadableFileError(f"{path} is not a GIF")
-    return film
+    return gif
 
 
 def _own_gif(path: Path, label: str, notes: list[str]) -> bytes | None:
@@ -160,7 +160,7 @@ def _own_gif(path: Path, label: str, notes: list[str]) -> bytes | None:
             raise UnreadableFileError(f"{path} is a link")
         return read_gif(path)
     except UnreadableFileError as error:
-        notes.append(f"The film of {label} is left out: {error}.")
+        notes.append(f"The video of {label} is not shown: {error}.")
         return None
 
 
@@ -172,12 +172,15 @@ def _own_bench(path: Path, label: str, notes: list[str]) -> Any:
     except FileNotFoundError:
         return None
     except UnreadableFileError as error:
-        notes.append(f"The measurement of {label} is left out: {error}.")
+        notes.append(f"The benchmark of {label} is not shown: {error}.")
         return None
 
 
 def _read_starts(directory: Path) -> list[RunStart]:
-    """The starts that made the run what it is now, the first one first; those that left nothing are not on the line."""
+    """Follow the newest checkpoint back to the first start. Return the starts in order.
+
+    Starts whose checkpoints were not resumed from are not included.
+    """
     line: list[RunStart] = []
     names = os.listdir(directory) if directory.is_dir() else []
     published = [name.generation for name in map(CheckpointName.parse, names) if name]
@@ -216,7 +219,7 @@ def _count_digests(path: Path) -> tuple[int, int]:
 
 
 def _flatten(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by dotted names."""
+    """Yield settings with their dotted names."""
     for key, value in values.items():
         name = f"{before}{_short(key)}"
         if isinstance(value, dict) and value:
@@ -226,7 +229,7 @@ def _flatten(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str,
 
 
 def _writable(value: Any) -> Any:
-    """The value, unless it has a number that Python does not write out: one of more than 4,300 digits."""
+    """Return the value, or a message if it has an integer of over 4,300 digits, which Python refuses to format."""
     try:
         repr(value)
     except ValueError:
@@ -235,5 +238,5 @@ def _writable(value: Any) -> Any:
 
 
 def _short(value: object) -> str:
-    """The beginning of a stranger's word."""
+    """Return the first 100 characters of an untrusted value."""
     return str(_writable(value))[:100]

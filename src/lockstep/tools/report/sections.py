@@ -1,53 +1,76 @@
-"""The parts of a page, from the first figures to the whole config: plain functions from runs to markup."""
+"""Contents of the sections of a page, from key figures to the full config: plain functions from runs to tables."""
 
 import base64
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from lockstep.loggers.formatting import format_duration
 from lockstep.ops.prediction_metrics import overall_metrics
 from lockstep.tools.report.charts import ChartGroup
-from lockstep.tools.report.html import Markup, details, join, table, tag
+from lockstep.tools.report.html import Table
 from lockstep.tools.report.metrics_log import PHASES, MetricsLog, number
-from lockstep.tools.report.run_data import Run, differences
+from lockstep.tools.report.run_data import ReportedRun, differences
 from lockstep.tools.report.series import figure
 
-FILMS = 4
-"""Films a page shows at most."""
+VIDEOS = 4
+"""Largest number of videos on a page."""
+
+Tile = tuple[str, object, str]
+"""Name, value and note of a key figure."""
+
+
+class PhaseShare(NamedTuple):
+    """Phase of an iteration and its fraction of the time."""
+
+    name: str
+    words: str
+    share: float
+
+
+class TimeSplit(NamedTuple):
+    """Time by phase: one bar for each run, or for each experiment if there are many runs, and a legend."""
+
+    bars: list[tuple[str, list[PhaseShare]]]
+    legend: list[PhaseShare]
+
+
+class BenchSection(NamedTuple):
+    """Plot, table and verdict of `lockstep bench`."""
+
+    plot: Markup
+    table: Table
+    verdict: str
 
 
 def of(count: float, one: str, many: str) -> str:
-    """A number of things, in words."""
+    """Return a count with its singular or plural noun."""
     return f"{figure(count)} {one if count == 1 else many}"
 
 
-# ---------------------------------------------------------------------------------------------------- the first figures
+# ---------------------------------------------------------------------------------------------------------- key figures
 
 
-def tiles(run: Run) -> Markup:
-    """One run at a glance."""
+def tiles(run: ReportedRun) -> list[Tile]:
+    """Key figures of one run."""
     log, best, last = run.log, headline(run.log.best), headline(run.log.last)
     budget = run.settings.get("run.total_samples")
     whole = isinstance(budget, int) and 0 < budget < 10**15
-    shown = [
-        ("state", run.state, _why(run)),
+    return [
+        ("state", run.state, str(run.status.get("why") or "")[:120]),
         ("samples", figure(log.samples), f"of {figure(float(budget))}" if whole else ""),  # type: ignore[arg-type]
-        (
-            f"best {best[0]}" if best else "best",
-            best[1] if best else "-",
-            f"at {figure(log.best['samples'])}" if best else "",
-        ),
-        (f"last {last[0]}" if last else "last", last[1] if last else "-", last[2] if last else ""),
-        ("speed", figure(round(log.speed)) if log.speed > 0 else "-", "samples a second"),
+        (f"best {best[0]}".rstrip(), best[1], f"at {figure(log.best['samples'])}" if best[0] else ""),
+        (f"last {last[0]}".rstrip(), *last[1:]),
+        ("speed", _speed(run), "samples per second"),
         ("time", _time(log.seconds), "as logged"),
         ("processes", _processes(run), of(len(run.starts), "start", "starts") if run.starts else ""),
     ]
-    return _tiles(shown)
 
 
-def _processes(run: Run) -> str:
-    """How many there were, start after start."""
+def _processes(run: ReportedRun) -> str:
+    """Return the number of processes, and how it changed between starts."""
     known = [str(start.processes) for start in run.starts if start.processes]
     changed = [count for number, count in enumerate(known) if number == 0 or count != known[number - 1]]
     return " → ".join(changed[-4:]) if len(changed) > 1 else str(run.processes or "-")
@@ -57,63 +80,59 @@ def _time(seconds: float) -> str:
     return format_duration(seconds) if seconds < 1e10 else "-"
 
 
-def _tiles(shown: Sequence[tuple[object, object, object]]) -> Markup:
-    return tag("dl", *(tag("div", tag("dt", a), tag("dd", b), tag("small", c)) for a, b, c in shown), class_="tiles")
+def _speed(run: ReportedRun) -> str:
+    return figure(round(run.log.speed)) if run.log.speed > 0 else "-"
 
 
-def experiments(groups: Sequence[ChartGroup]) -> Markup:
-    """What seeds come to together: tiles for one experiment, a table for several; nothing where none has seeds."""
-    if all(len(group.runs) == 1 for group in groups):
-        return Markup("")
-    told = [(group, _together(group, "best"), _together(group, "last")) for group in groups]
+def seed_tiles(groups: Sequence[ChartGroup]) -> list[Tile]:
+    """Key figures of one experiment with several seeds. Empty if there are several experiments."""
     if len(groups) > 1:
-        rows = [
-            (_swatched(group, group.label), len(group.runs), *(f"{a} {b}" for _, a, b in (best, last)))
-            for group, best, last in told
-        ]
-        return table(("experiment", "seeds", "best, mean and range", "last, mean and range"), rows, "figures")
-    ((group, best, last),) = told
-    ended = sum(run.state == "finished" for run in group.runs)
-    seconds = sum(run.log.seconds for run in group.runs)
-    shown = [
-        ("seeds", len(group.runs), f"{ended} finished"),
-        (f"best {best[0]}, mean", best[1], best[2]),
-        (f"last {last[0]}, mean", last[1], last[2]),
+        return []
+    (group,) = groups
+    best, last = _together(group, "best"), _together(group, "last")
+    return [
+        ("seeds", len(group.runs), f"{sum(run.state == 'finished' for run in group.runs)} finished"),
+        (f"best {best[0]}, mean", *best[1:]),
+        (f"last {last[0]}, mean", *last[1:]),
         ("samples", figure(max(run.log.samples for run in group.runs)), "each"),
-        ("time", _time(seconds), "all together"),
+        ("time", _time(sum(run.log.seconds for run in group.runs)), "total"),
     ]
-    return _tiles(shown)
+
+
+def experiments(groups: Sequence[ChartGroup]) -> Table | None:
+    """Table of several experiments. None if there is only one, or if none of them has several seeds."""
+    if len(groups) == 1 or all(len(group.runs) == 1 for group in groups):
+        return None
+    rows = [
+        (group.label, len(group.runs), *(" ".join(_together(group, which)[1:]) for which in ("best", "last")))
+        for group in groups
+    ]
+    heads = ("experiment", "seeds", "best, mean and range", "last, mean and range")
+    return Table(heads, rows, "figures", [group.colour for group in groups])
 
 
 def _together(group: ChartGroup, which: str) -> tuple[str, str, str]:
-    """The headline of several runs: its name, its mean, and its range in brackets."""
-    found = [told for run in group.runs if (told := measure_of(getattr(run.log, which)))]
+    """Return name, mean and range of the main metric over several runs."""
+    found = [main for run in group.runs if (main := measure_of(getattr(run.log, which)))]
     values = [value for _, value in found if not math.isnan(value)]
     if not values:
         return "evaluation", "-", ""
     return found[0][0], figure(sum(values) / len(values)), f"({figure(min(values))} to {figure(max(values))})"
 
 
-def _swatched(group: ChartGroup, label: str) -> Markup:
-    return join([tag("i", style=f"--c:var(--{group.colour})", class_="swatch"), label])
-
-
-def runs_table(groups: Sequence[ChartGroup]) -> Markup:
-    """Several runs at a glance, a row each."""
+def runs_table(groups: Sequence[ChartGroup]) -> Table:
+    """Table with one row of key figures for each run."""
     rows = []
-    for group in groups:
-        for run in group.runs:
-            best, last = headline(run.log.best), headline(run.log.last)
-            speed = figure(round(run.log.speed)) if run.log.speed > 0 else "-"
-            figures = (figure(run.log.samples), best[1] if best else "-", last[1] if last else "-", speed)
-            who = (_swatched(group, run.label), run.state, run.recipe, run.settings.get("run.seed", "-"))
-            rows.append((*who, *figures, _time(run.log.seconds), run.processes or "-"))
+    for run in (run for group in groups for run in group.runs):
+        identity = (run.label, run.state, run.recipe, run.settings.get("run.seed", "-"))
+        results = (figure(run.log.samples), headline(run.log.best)[1], headline(run.log.last)[1])
+        rows.append((*identity, *results, _speed(run), _time(run.log.seconds), run.processes or "-"))
     heads = ("run", "state", "recipe", "seed", "samples", "best", "last", "samples/s", "time", "processes")
-    return table(heads, rows, "figures runs")
+    return Table(heads, rows, "figures runs", [group.colour for group in groups for _ in group.runs])
 
 
 def measure_of(evaluation: dict[str, float]) -> tuple[str, float] | None:
-    """The one number of an evaluation, and what it is called."""
+    """Return name and value of the main metric of an evaluation."""
     if "score" in evaluation:
         parts = {name: value for name, value in evaluation.items() if name != "samples"}
         name, value = next(iter(overall_metrics(parts).items()), ("score", evaluation["score"]))
@@ -121,50 +140,41 @@ def measure_of(evaluation: dict[str, float]) -> tuple[str, float] | None:
     return ("return", evaluation["return_mean"]) if "return_mean" in evaluation else None
 
 
-def headline(evaluation: dict[str, float]) -> tuple[str, str, str] | None:
-    """The same as it is shown, with how far episodes scatter."""
-    told, deviation = measure_of(evaluation), evaluation.get("return_std", math.nan)
-    if told is None:
-        return None
-    return told[0], figure(told[1]), "" if math.isnan(deviation) else f"± {figure(deviation)}"
+def headline(evaluation: dict[str, float]) -> tuple[str, str, str]:
+    """Return name, formatted value and standard deviation over episodes of an evaluation's main metric."""
+    main, deviation = measure_of(evaluation), evaluation.get("return_std", math.nan)
+    if main is None:
+        return "", "-", ""
+    return main[0], figure(main[1]), "" if math.isnan(deviation) else f"± {figure(deviation)}"
 
 
-def _why(run: Run) -> str:
-    return str(run.status.get("why") or "")[:120]
-
-
-def films(runs: Sequence[Run], chosen: bytes | None) -> Markup:
-    """Films, as part of the page."""
-    shown = [("", chosen)] if chosen else [(run.label, run.gif) for run in runs if run.gif][:FILMS]
-    figures = []
-    for label, film in shown:
-        source = Markup(f"data:image/gif;base64,{base64.b64encode(film or b'').decode()}")
-        image = tag("img", src=source, alt=f"The agent of {label}" if label else "The agent")
-        figures.append(tag("figure", image, tag("figcaption", label) if label and len(shown) > 1 else ""))
-    return tag("div", *figures, class_="films") if figures else Markup("")
+def videos(runs: Sequence[ReportedRun], chosen: bytes | None) -> list[tuple[str, Markup]]:
+    """Return labels and data URLs of the videos of the agents."""
+    shown = [("", chosen)] if chosen else [(run.label, run.gif) for run in runs if run.gif][:VIDEOS]
+    return [(label, Markup(f"data:image/gif;base64,{base64.b64encode(gif or b'').decode()}")) for label, gif in shown]
 
 
 # ---------------------------------------------------------------------------------------------------------- evaluations
 
 
-def evaluations(groups: Sequence[ChartGroup]) -> Markup:
-    """The last and the best evaluation, all their measures."""
+def evaluations(groups: Sequence[ChartGroup]) -> list[tuple[str, Table]]:
+    """Tables with all metrics of the last and the best evaluation. Tables with a summary are collapsed."""
     runs = [run for group in groups for run in group.runs if run.log.last]
     if not runs:
-        return tag("p", "There is no evaluation in the log.", class_="quiet")
+        return []
     if len(runs) == 1:
         log = runs[0].log
         rows = [("at samples", *(figure(each["samples"]) for each in (log.last, log.best)))]
         rows += [(_measure(n), *(_value(each, n) for each in (log.last, log.best))) for n in _measures([log])]
-        return table(("measure", "last", "best"), rows, "figures")
+        return [("", Table(("metric", "last", "best"), rows, "figures"))]
     few = len(runs) <= 4
-    parts: list[object] = [tag("h3", "The best of each"), _evaluations_of(groups, "best", each=few)]
-    parts += [] if few else [details("The best of each run", _evaluations_of(groups, "best", together=False))]
-    return join([*parts, details("The last of each run", _evaluations_of(groups, "last", together=few))])
+    tables = [("", _evaluations_of(groups, "best", each=few))]
+    tables += [] if few else [("Best evaluation of each run", _evaluations_of(groups, "best", together=False))]
+    return [*tables, ("Last evaluation of each run", _evaluations_of(groups, "last", together=few))]
 
 
-def _evaluations_of(groups: Sequence[ChartGroup], which: str, each: bool = True, together: bool = True) -> Markup:
-    """A column for each run, and for seeds one of what they come to together."""
+def _evaluations_of(groups: Sequence[ChartGroup], which: str, each: bool = True, together: bool = True) -> Table:
+    """Table with one column for each run, and one for the mean of several seeds."""
     heads, columns = [], []
     for group in groups:
         found = [run for run in group.runs if run.log.last]
@@ -177,7 +187,7 @@ def _evaluations_of(groups: Sequence[ChartGroup], which: str, each: bool = True,
     logs = [run.log for group in groups for run in group.runs]
     rows = [("at samples", *(_pooled(column, "samples") for column in columns))]
     rows += [(_measure(name), *(_pooled(column, name) for column in columns)) for name in _measures(logs)]
-    return table(("measure", *heads), rows, "figures")
+    return Table(("metric", *heads), rows, "figures")
 
 
 def _pooled(evaluations: Sequence[dict[str, float]], name: str) -> str:
@@ -194,8 +204,8 @@ def _measures(logs: Sequence[MetricsLog]) -> list[str]:
 
 def _measure(name: str) -> str:
     whole, _, part = name.removesuffix("_mean").partition("/")
-    words = whole.replace("_", " ")
-    return f"{words}, {part}" if part else words
+    label = whole.replace("_", " ")
+    return f"{label}, {part}" if part else label
 
 
 def _value(evaluation: dict[str, float], name: str) -> str:
@@ -205,65 +215,49 @@ def _value(evaluation: dict[str, float], name: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- speed
 
 
-def time_split(groups: Sequence[ChartGroup]) -> Markup:
-    """Where the time went: a bar for each run, or for each experiment where runs are many, and words with figures."""
+def time_split(groups: Sequence[ChartGroup]) -> TimeSplit:
+    """Return the fractions of the time by phase. Phases that take less than 0.05 % of all runs are skipped."""
     runs = [run for group in groups for run in group.runs]
     bars = [(run.label, [run]) for run in runs] if len(runs) <= 4 else [(group.label, group.runs) for group in groups]
-    split = [(label, shares) for label, each in bars if (shares := _shares(each))]
     whole = _shares(runs)
     names = [name for name in (*PHASES, "other") if whole.get(name, 0) >= 0.0005]
-    drawn = [
-        tag("div", tag("span", label) if len(split) > 1 else "", tag("div", *_parts(shares, names), class_="bar"))
-        for label, shares in split
-    ]
-    words = [
-        tag("li", tag("i", style=f"--c:var(--{name})"), f"{_phase(name)} ", tag("b", f"{whole[name]:.1%}"))
-        for name in names
-    ]
-    return join([tag("div", *drawn, class_="bars"), tag("ul", *words, class_="words")]) if drawn else Markup("")
+    split = [(label, _phases(shares, names)) for label, each in bars if (shares := _shares(each))]
+    return TimeSplit(split, _phases(whole, names))
 
 
-def _shares(runs: Sequence[Run]) -> dict[str, float]:
-    """Parts of the time of some runs together: a long one counts for more."""
+def _shares(runs: Sequence[ReportedRun]) -> dict[str, float]:
+    """Return fractions of the time by phase over several runs, weighted by their duration."""
     total = sum(run.log.seconds for run in runs)
     names = dict.fromkeys(name for run in runs for name in run.log.shares)
     return {name: sum(run.log.shares.get(name, 0.0) * run.log.seconds for run in runs) / total for name in names}
 
 
-def _parts(shares: dict[str, float], names: Sequence[str]) -> list[Markup]:
-    found = [(name, shares.get(name, 0.0)) for name in names]
-    return [
-        tag("i", style=f"width:{100 * share:.2f}%;--c:var(--{name})", title=f"{_phase(name)} {share:.1%}")
-        for name, share in found
-    ]
+def _phases(shares: dict[str, float], names: Sequence[str]) -> list[PhaseShare]:
+    return [PhaseShare(name, PHASES.get(name, "other"), shares.get(name, 0.0)) for name in names]
 
 
-def _phase(name: str) -> str:
-    return PHASES.get(name, "all else")
-
-
-def bench(measured: Any) -> Markup:
-    """The picture of `lockstep bench`, and what it says; words where a file is none of its own."""
+def bench(measured: Any) -> BenchSection | None:
+    """Check and plot the record of `lockstep bench`. None if the record is invalid."""
     from lockstep.tools.bench.plots import draw
 
     try:
         reports = [_measured(report) for report in (measured.get("scaling") or [measured])[:20]]
-        picture = Markup(draw(reports))
+        plot = draw(reports)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
-        return tag("p", "The measurement is left out: it is not what lockstep bench writes.", class_="quiet")
+        return None
     keys = ("processes", "steps_per_second", "speedup", "ratio_to_bare")
     rows = [[figure(report[key]) for key in keys] for report in reports]
-    told = table(("processes", "samples a second", "speed-up", "ratio to bare"), rows, "figures")
-    return join([tag("figure", picture), told, tag("p", reports[-1]["verdict"])])
+    shown = Table(("processes", "samples per second", "speedup", "ratio to bare"), rows, "figures")
+    return BenchSection(plot, shown, reports[-1]["verdict"])
 
 
 def _measured(report: Any) -> dict[str, Any]:
-    """One measurement, with numbers that can be drawn where a picture needs them."""
+    """Return the parts of one benchmark that are shown. Raises ValueError if a number cannot be drawn."""
     split = {name: _positive(share) for name, share in report["split"].items()}
     found = {key: _positive(report[key]) for key in ("steps_per_second", "speedup", "ratio_to_bare")}
     wall = {"wall": _positive(report["seconds"]["wall"])}
-    words = {"recipe": str(report["recipe"])[:100], "verdict": str(report.get("verdict", ""))[:500]}
-    return words | found | {"processes": int(_positive(report["processes"])), "seconds": wall, "split": split}
+    texts = {"recipe": str(report["recipe"])[:100], "verdict": str(report.get("verdict", ""))[:500]}
+    return texts | found | {"processes": int(_positive(report["processes"])), "seconds": wall, "split": split}
 
 
 def _positive(value: object) -> float:
@@ -276,31 +270,24 @@ def _positive(value: object) -> float:
 # --------------------------------------------------------------------------------------------------------------- config
 
 
-def config(groups: Sequence[ChartGroup]) -> Markup:
-    """What differs between runs, and everything, folded."""
-    runs = [run for group in groups for run in group.runs]
-    parts: list[object] = []
-    if len(runs) > 1:
-        apart = differences(runs)
-        rows = [(name, *(_setting(run.settings.get(name, "-")) for run in runs)) for name in apart]
-        nothing = tag("p", "No setting differs.", class_="quiet")
-        parts.append(table(("differs", *(run.label for run in runs)), rows, "words") if apart else nothing)
+def config_differences(runs: Sequence[ReportedRun]) -> Table | None:
+    """Table of settings that differ between runs. None if there are none."""
+    rows = [(name, *(_setting(run.settings.get(name, "-")) for run in runs)) for name in differences(runs)]
+    return Table(("differs", *(run.label for run in runs)), rows, "words") if rows else None
+
+
+def configs(groups: Sequence[ChartGroup]) -> list[tuple[str, dict[str, Table]]]:
+    """Return the full config of each experiment, with a summary: one table for each group of settings."""
+    shown = []
     for group in groups:
-        others = f" and the {len(group.runs) - 1} others but for their seeds" if len(group.runs) > 1 else ""
-        whole = f"The whole config of {group.runs[0].label}{others}"
-        parts.append(details(whole, _whole(group.runs[0]), open_=len(runs) == 1))
-    return join(parts)
-
-
-def _whole(run: Run) -> Markup:
-    groups: dict[str, list[tuple[str, object]]] = {}
-    for name, value in run.settings.items():
-        first, _, rest = name.partition(".")
-        groups.setdefault(first if rest else "", []).append((rest or name, _setting(value)))
-    tables = [
-        tag("div", tag("h3", name) if name else "", table(("setting", "value"), rows)) for name, rows in groups.items()
-    ]
-    return tag("div", *tables, class_="config")
+        others = f" (equal in {len(group.runs) - 1} other runs, except for the seed)" if len(group.runs) > 1 else ""
+        parts: dict[str, list[tuple[str, object]]] = {}
+        for name, value in group.runs[0].settings.items():
+            first, _, rest = name.partition(".")
+            parts.setdefault(first if rest else "", []).append((rest or name, _setting(value)))
+        tables = {name: Table(("setting", "value"), rows) for name, rows in parts.items()}
+        shown.append((f"Full config of {group.runs[0].label}{others}", tables))
+    return shown
 
 
 def _setting(value: object) -> object:

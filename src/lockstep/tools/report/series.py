@@ -1,4 +1,4 @@
-"""Curves as numbers: what is drawn of a long one, what several come to together, and where axes have their marks."""
+"""Numeric helpers for charts: downsample curves, aggregate seeds, choose axis limits and ticks, format numbers."""
 
 import math
 from bisect import bisect_left
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Point(NamedTuple):
-    """A place of a curve: its value, and the range it stands for."""
+    """Point of a curve: its value, and the range of the values that it represents."""
 
     x: float
     y: float
@@ -17,14 +17,14 @@ class Point(NamedTuple):
 
 
 def downsample(xs: Sequence[float], ys: Sequence[float], limit: int) -> list[Point]:
-    """At most so many marks of a curve: means of neighbours, with their range, so that no spike is lost."""
+    """Reduce a curve to at most `limit` points: means of neighbors, with their range, so that no spike is lost."""
     size = max(1, math.ceil(len(xs) / limit))
     parts = [(xs[start : start + size], ys[start : start + size]) for start in range(0, len(xs), size)]
     return [Point(sum(x) / len(x), sum(y) / len(y), min(y), max(y)) for x, y in parts]
 
 
 def thin_marks(marks: Sequence[Point], limit: int) -> list[Point]:
-    """The same for marks that stand for a range already."""
+    """Reduce points that already have a range to at most `limit` points."""
     size = max(1, math.ceil(len(marks) / limit))
     if size == 1:
         return list(marks)
@@ -41,22 +41,22 @@ def thin_marks(marks: Sequence[Point], limit: int) -> list[Point]:
 
 
 def band(curves: Sequence[Sequence[Point]], limit: int) -> list[Point]:
-    """The mean of several curves and the range from the lowest to the highest, where all of them have values."""
+    """Return the mean and the range of several curves over the interval in which all of them have values."""
     if not curves or not all(curves):
         return []
     first, last = max(curve[0].x for curve in curves), min(curve[-1].x for curve in curves)
-    places = sorted({mark.x for curve in curves for mark in curve if first <= mark.x <= last})
-    if len(places) > limit:
-        places = [places[round(n * (len(places) - 1) / (limit - 1))] for n in range(limit)]
+    xs = sorted({mark.x for curve in curves for mark in curve if first <= mark.x <= last})
+    if len(xs) > limit:
+        xs = [xs[round(n * (len(xs) - 1) / (limit - 1))] for n in range(limit)]
     marks = []
-    for x in places:
+    for x in xs:
         values = [_value_at(curve, x) for curve in curves]
         marks.append(Point(x, sum(values) / len(values), min(values), max(values)))
     return marks
 
 
 def _value_at(curve: Sequence[Point], x: float) -> float:
-    """Along a straight line between two marks."""
+    """Interpolate a curve linearly at `x`."""
     after = bisect_left(curve, x, key=lambda mark: mark.x)
     if curve[after].x == x or after == 0:
         return curve[after].y
@@ -65,17 +65,17 @@ def _value_at(curve: Sequence[Point], x: float) -> float:
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
-    """A little more than a range, so that no line lies on an edge; not below zero where nothing is."""
+    """Widen a range, so that no line lies on an edge. A low end that is not negative and near zero becomes zero."""
     size = max(abs(low), abs(high))
-    if high - low <= max(1e-9 * size, 1e-90):  # a flat line stands in the middle
-        room = 0.1 * size if size > 1e-80 else 1.0
-        return low - room, high + room
-    room = (high - low) * 0.05
-    return (0.0 if 0 <= low < 0.35 * high else low - room), high + room
+    if high - low <= max(1e-9 * size, 1e-90):  # center a flat line
+        margin = 0.1 * size if size > 1e-80 else 1.0
+        return low - margin, high + margin
+    margin = (high - low) * 0.05
+    return (0.0 if 0 <= low < 0.35 * high else low - margin), high + margin
 
 
 def trimmed(values: Sequence[float]) -> tuple[float, float]:
-    """The range of some values; without the few outermost where these would press all others into a line."""
+    """Return the range of values, without outliers that would flatten all other values into a line."""
     ordered, few = sorted(values), round(0.03 * len(values))
     low, high = ordered[few], ordered[-1 - few]
     core = high - low
@@ -85,7 +85,7 @@ def trimmed(values: Sequence[float]) -> tuple[float, float]:
 
 
 def round_ticks(low: float, high: float, count: int) -> list[float]:
-    """About so many round numbers between two others: 1, 2 or 5 times a power of ten apart."""
+    """Return about `count` round numbers between `low` and `high`, spaced by 1, 2 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(times * power for times in (1, 2, 5, 10) if times * power >= rough * (1 - 1e-9))
@@ -93,19 +93,19 @@ def round_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def decades(low: float, high: float) -> list[float]:
-    """Powers of ten around two positive numbers, few enough to be read."""
+    """Return about five powers of ten that enclose two positive numbers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / 4))
     return [10.0**n for n in range(first, last + every, every)]
 
 
 def wants_decades(values: Sequence[float]) -> bool:
-    """Whether a curve falls so far that a straight axis would show only its beginning."""
+    """Return whether positive values differ by a factor that needs a logarithmic axis."""
     return bool(values) and min(values) > 1e-12 and max(values) / min(values) >= 300
 
 
 def tick_words(ticks: Sequence[float]) -> list[str]:
-    """Marks of an axis as words, with as many digits as tell each from the next."""
+    """Format axis ticks with enough digits to distinguish neighbors."""
     apart = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
     enough = (n for n in range(4, 12) if all(abs(float(f"{tick:.{n}g}") - tick) <= 1e-3 * apart for tick in ticks))
     digits = next(enough, 12 if apart else 4)
@@ -113,7 +113,7 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
 
 
 def short(value: float, digits: int = 4) -> str:
-    """A number as an axis says it: 12k, 1.5M, 0.002, 2e-5."""
+    """Format a number for an axis: 12k, 1.5M, 0.002, 2e-5."""
     if value == 0:
         return "0"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -126,13 +126,13 @@ def short(value: float, digits: int = 4) -> str:
 
 
 def figure(value: float) -> str:
-    """A number as a table says it: with thousands set apart, and four digits that matter."""
+    """Format a number for a table: thousands separators and four significant digits."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else ("∞" if value > 0 else "-∞")
     if value == round(value) and abs(value) < 1e12:
         return f"{value:,.0f}"
     if 1e-3 <= abs(value) < 1e9:
         digits = max(0, 3 - math.floor(math.log10(abs(value))))
-        words = f"{value:,.{digits}f}"
-        return words.rstrip("0").rstrip(".") if "." in words else words
+        decimal = f"{value:,.{digits}f}"
+        return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
     return f"{value:.3e}"

@@ -1,36 +1,48 @@
-"""A chart as SVG: lines with bands around them, axes that can be read, and words under the pointer. No script."""
+"""Draw a chart as SVG without scripts: lines, bands, axes and tooltips."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
-from lockstep.tools.report.html import Markup, join, tag, text
+from markupsafe import Markup
+
+from lockstep.tools.report.html import render
 from lockstep.tools.report.series import Point, decades, figure, round_ticks, tick_words, wants_decades, widened
 
 STRIPS = 32
-"""Upright strips of a chart that say what is under the pointer."""
+"""Largest number of vertical strips of a chart that show a tooltip."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line to draw, in one of the page's colours."""
+    """Line of a chart."""
 
     label: str
     marks: Sequence[Point]
     colour: str
-    """The name of a CSS variable, such as c0."""
+    """CSS variable of its color, such as c0."""
     band: bool = True
-    """Whether the range of each mark is drawn, too."""
+    """Whether to draw the range of each point as a band."""
     behind: Sequence[Sequence[Point]] = field(default=())
-    """Thin lines that it sums up."""
+    """Curves that this curve averages, drawn as thin lines."""
     dots: bool = False
     dashed: bool = False
 
 
+class Strip(NamedTuple):
+    """Vertical strip of a chart that shows a tooltip and a line at its center."""
+
+    left: float
+    width: float
+    centre: float
+    tooltip: str
+
+
 @dataclass(frozen=True)
 class Frame:
-    """Where a chart has its axes."""
+    """Size, margins and ticks of a chart, in SVG units."""
 
     width: int = 460
     height: int = 250
@@ -39,21 +51,21 @@ class Frame:
     top: int = 10
     bottom: int = 38
     ticks: int = 6
-    """About how many marks an upright axis has."""
+    """Approximate number of ticks of the y axis."""
     letter: float = 9.2
-    """Room for a letter of an upright axis; on a telephone they are larger, but for those of small charts."""
+    """Width of a character of y tick labels. Wide charts reserve more, because phones use a larger font for them."""
 
 
 WIDE, SMALL = Frame(), Frame(width=320, height=184, left=46, bottom=36, ticks=4, letter=7.4)
 
 
 def lines_of(curves: Sequence[Curve]) -> list[float]:
-    """The values of all lines."""
+    """Return the values of all lines."""
     return [mark.y for curve in curves for line in (curve.marks, *curve.behind) for mark in line]
 
 
 def values_of(curves: Sequence[Curve]) -> list[float]:
-    """All that an upright axis has to show: lines and bands."""
+    """Return the values of all lines and bands, which the y axis has to include."""
     bands = [value for curve in curves if curve.band for mark in curve.marks for value in (mark.low, mark.high)]
     return lines_of(curves) + bands
 
@@ -66,13 +78,16 @@ def draw(
     limits: tuple[float, float] | None = None,
     log: bool = False,
 ) -> Markup:
-    """A chart of curves over samples, at least until there; a log axis only where the values ask for it."""
+    """Draw curves over samples. `words` is the alternative text.
+
+    The x axis ends at `until` or later. `log` uses a logarithmic y axis if the values span enough decades.
+    """
     shown = [mark for curve in curves for line in (curve.marks, *curve.behind) for mark in line]
     if not shown:
         return Markup("")
     values = values_of(curves)
     log = log and wants_decades(lines_of(curves))
-    if log:  # around the lines alone: a band may reach below zero
+    if log:  # limits from the lines only: a band may extend below zero
         ys = decades(min(lines_of(curves)), max(values))
         low, high = math.log10(ys[0]), math.log10(ys[-1])
     else:
@@ -87,90 +102,67 @@ def draw(
     def place_y(value: float) -> float:
         return flat(math.log10(max(value, ys[0]))) if log else flat(min(max(value, low), high))
 
-    parts = [_grid(frame, round_ticks(0.0, right, 4), dict(zip(words_y, ys, strict=True)), place_x, place_y)]
-    parts += [_curve(curve, place_x, place_y) for curve in curves]
-    parts += [_strips(curves, frame, place_x)]
-    return tag("svg", *parts, viewBox=f"0 0 {frame.width} {frame.height}", role="img", aria_label=words, class_="chart")
-
-
-def _scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
-    """From values to places."""
-    return lambda value: first + (last - first) * ((value - low) / (high - low))
-
-
-def _grid(
-    frame: Frame,
-    xs: Sequence[float],
-    ys: dict[str, float],
-    place_x: Callable[[float], float],
-    place_y: Callable[[float], float],
-) -> Markup:
-    parts = []
-    for words, y in ys.items():
-        at = place_y(y)
-        parts.append(
-            f"<line class='grid' x1='{frame.left}' x2='{frame.width - frame.right}' y1='{at:.1f}' y2='{at:.1f}'/>"
-        )
-        parts.append(f"<text class='y' x='{frame.left - 7}' y='{at + 4:.1f}'>{words}</text>")
-    floor = frame.height - frame.bottom
-    for words, x in zip(tick_words(xs), xs, strict=True):
-        parts.append(f"<text class='x' x='{place_x(x):.1f}' y='{floor + 16}'>{words}</text>")
-    middle = (frame.left + frame.width - frame.right) / 2
-    parts.append(f"<text class='x unit' x='{middle:.0f}' y='{frame.height - 4}'>samples</text>")
-    return Markup("".join(parts))
-
-
-def _curve(curve: Curve, place_x: Callable[[float], float], place_y: Callable[[float], float]) -> Markup:
-    parts = []
-    if curve.band and any(mark.high > mark.low for mark in curve.marks):
-        over = [(place_x(mark.x), place_y(mark.high)) for mark in curve.marks]
-        under = [(place_x(mark.x), place_y(mark.low)) for mark in reversed(curve.marks)]
-        parts.append(f"<path class='band' d='M{_path(over + under)}Z'/>")
-    for line in curve.behind:
-        parts.append(f"<path class='thin' d='M{_path([(place_x(mark.x), place_y(mark.y)) for mark in line])}'/>")
-    places = [(place_x(mark.x), place_y(mark.y)) for mark in curve.marks]
-    if len(places) > 1:
-        parts.append(f"<path class='line' d='M{_path(places)}'/>")
-    if curve.dots or len(places) == 1:
-        parts += [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='2.6'/>" for x, y in places]
-    return tag(
-        "g", Markup("".join(parts)), style=f"--c:var(--{curve.colour})", class_="dashed" if curve.dashed else None
+    xs = round_ticks(0.0, right, 4)
+    return render(
+        "chart.svg.j2",
+        words=words,
+        frame=frame,
+        xs=[(label, place_x(x)) for label, x in zip(tick_words(xs), xs, strict=True)],
+        ys=[(label, place_y(y)) for label, y in zip(words_y, ys, strict=True)],
+        curves=[_shape(curve, place_x, place_y) for curve in curves],
+        strips=_strips(curves, frame, place_x),
     )
 
 
-def _path(places: Sequence[tuple[float, float]]) -> str:
-    """Places as a path takes them: the first in full, the others as tenths from the one before, which is shorter."""
+def _scale(low: float, high: float, first: float, last: float) -> Callable[[float], float]:
+    """Return a linear map from values to coordinates."""
+    return lambda value: first + (last - first) * ((value - low) / (high - low))
+
+
+def _shape(curve: Curve, place_x: Callable[[float], float], place_y: Callable[[float], float]) -> dict[str, object]:
+    """Return the paths of a curve, each with its CSS class, and its dots."""
+    paths = []
+    if curve.band and any(mark.high > mark.low for mark in curve.marks):
+        over = [(place_x(mark.x), place_y(mark.high)) for mark in curve.marks]
+        under = [(place_x(mark.x), place_y(mark.low)) for mark in reversed(curve.marks)]
+        paths.append(("band", _path(over + under) + "Z"))
+    paths += [("thin", _path([(place_x(mark.x), place_y(mark.y)) for mark in line])) for line in curve.behind]
+    places = [(place_x(mark.x), place_y(mark.y)) for mark in curve.marks]
+    if len(places) > 1:
+        paths.append(("line", _path(places)))
+    dots = places if curve.dots or len(places) == 1 else []
+    return {"colour": curve.colour, "dashed": curve.dashed, "paths": paths, "dots": dots}
+
+
+def _path(places: Sequence[tuple[float, float]]) -> Markup:
+    """Format coordinates as SVG path data: the first absolute, the others relative, in tenths, to save bytes."""
     rounded = [(round(10 * x), round(10 * y)) for x, y in places]
     steps = [(x - a, y - b) for (a, b), (x, y) in pairwise(rounded)]
     first = f"{rounded[0][0] / 10:g} {rounded[0][1] / 10:g}" if rounded else "0 0"
-    return first + ("l" + " ".join(f"{x / 10:g} {y / 10:g}" for x, y in steps) if steps else "")
+    return Markup(f"M{first}" + ("l" + " ".join(f"{x / 10:g} {y / 10:g}" for x, y in steps) if steps else ""))
 
 
-def _strips(curves: Sequence[Curve], frame: Frame, place_x: Callable[[float], float]) -> Markup:
-    """Strips as wide as the marks are apart; each says the values of the marks nearest to it."""
+def _strips(curves: Sequence[Curve], frame: Frame, place_x: Callable[[float], float]) -> list[Strip]:
+    """Return invisible strips, one per shown point. The tooltip of a strip lists the nearest value of each curve."""
     counted = max(len(curve.marks) for curve in curves)
     if not counted:
-        return Markup("")
+        return []
     longest = max(curves, key=lambda curve: len(curve.marks)).marks
     count = min(STRIPS, counted)
     chosen = sorted({round(n * (len(longest) - 1) / max(1, count - 1)) for n in range(count)})
     centres = [place_x(longest[n].x) for n in chosen]
     edges = [float(frame.left), *((a + b) / 2 for a, b in pairwise(centres))]
     edges.append(float(frame.width - frame.right))
-    parts = []
-    for number, index in enumerate(chosen):
-        x, left, width = longest[index].x, edges[number], max(0.0, edges[number + 1] - edges[number])
-        told = [f"{figure(round(x))} samples"]
+    strips = []
+    for index, centre, (left, right) in zip(chosen, centres, pairwise(edges), strict=True):
+        x = longest[index].x
         near = [(curve, min(curve.marks, key=lambda mark: abs(mark.x - x))) for curve in curves if curve.marks]
-        told += [_words(curve, mark) for curve, mark in near]
-        middle, floor = f"{centres[number]:.1f}", frame.height - frame.bottom
-        guide = f"<line x1='{middle}' x2='{middle}' y1='{frame.top}' y2='{floor}'/>"
-        box = f"<rect x='{left:.1f}' y='0' width='{width:.1f}' height='{floor}'/>"
-        parts.append(tag("g", Markup(box + guide), tag("title", text("\n".join(told), 2000))))
-    return tag("g", join(parts), class_="strips")
+        lines = [f"{figure(round(x))} samples", *(_tooltip(curve, mark) for curve, mark in near)]
+        strips.append(Strip(left, max(0.0, right - left), centre, "\n".join(lines)))
+    return strips
 
 
-def _words(curve: Curve, mark: Point) -> str:
+def _tooltip(curve: Curve, mark: Point) -> str:
     label = f"{curve.label}: " if curve.label else ""
     ranged = f" ({figure(mark.low)} to {figure(mark.high)})" if curve.band and mark.high > mark.low else ""
     return f"{label}{figure(mark.y)}{ranged}"

@@ -1,1 +1,1 @@
-"""The first-contact kit: `lockstep doctor --gpu` tries everything on the GPUs of a machine and writes one file."""
+"""GPU kit: `lockstep doctor --gpu` runs all GPU checks of a machine and writes one report file."""

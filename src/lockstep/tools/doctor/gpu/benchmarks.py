@@ -1,4 +1,4 @@
-"""Updates per second on one GPU by CUDA events, for every value of run.compile."""
+"""Measure updates per second on one GPU with CUDA events, for every value of run.compile."""
 
 import statistics
 from typing import Any
@@ -18,7 +18,7 @@ ROUNDS, QUICK_ROUNDS = 10, 2
 
 
 def mode(record: ResultRecord, compile_mode: str) -> None:
-    """Time iterations with one value of run.compile. A mode that does not work here is recorded, and is no failure."""
+    """Time iterations with one value of run.compile. A mode that does not work is skipped, except "off"."""
     settings = {"run.compile": compile_mode}
     problems = []
     for name in (QUICK_RECIPE,) if record.quick else MODE_RECIPES:
@@ -35,10 +35,10 @@ def mode(record: ResultRecord, compile_mode: str) -> None:
 
 
 def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
-    """Updates and samples per second on one GPU, by CUDA events around iterations and their updates."""
+    """Return updates and samples per second on one GPU, timed with CUDA events."""
     agent = Agent(recipe, GPU)
     agent.iterate(lambda: bool(agent.algorithm.updates > WARM_UPS))
-    agent.iterate()  # what is to be compiled or recorded now is
+    agent.iterate()  # compilation and CUDA graph capture end here
     before, samples, iterations, learning = int(agent.algorithm.updates), 0, [], 0.0
     agent.runtime.timer.take()
     for _ in range(rounds):

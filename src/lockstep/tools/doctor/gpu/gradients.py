@@ -1,4 +1,4 @@
-"""Gradients of a recipe's first update, and how far two devices or precisions are apart in them."""
+"""Record the gradients of a recipe's first update, and compare them between devices or precisions."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -13,16 +13,16 @@ from lockstep.distributed import Runtime
 from lockstep.distributed.gradient_buffer import GradientBuffer
 from lockstep.launch.device import configure_torch
 from lockstep.launch.world import WorldInfo
-from lockstep.train import iterate
+from lockstep.training_loop import iterate
 
 NEVER = 10**9
-"""Updates between replica checks where there is one process."""
+"""Updates between replica checks: never, because there is only one process."""
 FLOOR = 1e-3
-"""A parameter's gradient counts as at least this part of the whole gradient: near zero it is rounding only."""
+"""Lower bound of a parameter's gradient norm, relative to the whole gradient: below it there is only rounding."""
 
 
 class Agent:
-    """A recipe in one process on one device, without a run directory, for single iterations."""
+    """Recipe in one process on one device, without a run directory. It trains single iterations."""
 
     def __init__(self, recipe: Recipe, device: str) -> None:
         configure_torch(recipe.run, WorldInfo())
@@ -86,7 +86,10 @@ def first_gradients(recipe: Recipe, device: str) -> list[list[Tensor]]:
 
 
 def difference(ours: list[Tensor], wanted: list[Tensor], normalize: bool = False) -> float:
-    """Largest relative difference of a parameter's gradient. `normalize` compares directions of whole gradients."""
+    """Return the largest relative difference of a parameter's gradient.
+
+    `normalize` scales the whole gradients to equal norm, so that only their directions are compared.
+    """
     whole, other = norm(wanted), norm(ours)
     if not whole:
         return 0.0 if not other else float("inf")

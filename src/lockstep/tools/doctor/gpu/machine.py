@@ -1,4 +1,4 @@
-"""Versions, GPUs, architectures and topology of the machine, and one matrix product on every GPU."""
+"""Record versions, GPUs, architectures and topology of the machine, and test a matrix product on every GPU."""
 
 import importlib.metadata
 import os
@@ -23,7 +23,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def machine(record: ResultRecord) -> None:
-    """Record what the machine is. Fails where a GPU cannot run this torch."""
+    """Record facts about the machine. Fails if a GPU cannot run this torch."""
     record.add("versions", versions())
     record.add("host", host())
     record.add("environment", shown_variables())
@@ -48,10 +48,10 @@ def machine(record: ResultRecord) -> None:
 
 
 def no_gpu() -> str:
-    """Why torch sees no GPU."""
+    """Explain why torch sees no GPU."""
     trouble = [f"{line.says}. {line.fix}" for line in check_devices(1) if line.level == "trouble"]
     built = "was built without CUDA" if torch.version.cuda is None else f"was built for CUDA {torch.version.cuda}"
-    return " ".join(trouble) or f"torch {torch.__version__} {built}, and nvidia-smi lists no GPU on this machine."
+    return " ".join(trouble) or f"torch {torch.__version__} {built}, but nvidia-smi lists no GPU on this machine."
 
 
 def versions() -> dict[str, Any]:
@@ -87,7 +87,7 @@ def host() -> dict[str, Any]:
 
 
 def driver_facts() -> list[dict[str, str]]:
-    """What nvidia-smi says about each GPU, without serial numbers and UUIDs. Empty where there is no nvidia-smi."""
+    """Return facts about each GPU from nvidia-smi, without serial numbers and UUIDs. Empty without nvidia-smi."""
     lines = nvidia_smi(f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
     return [dict(zip(_SMI_FIELDS, map(str.strip, line.split(",")), strict=False)) for line in lines]
 
@@ -120,12 +120,12 @@ def support(major: int, minor: int, architectures: list[str]) -> str:
 
 
 def peer_access(gpus: int) -> list[list[bool]]:
-    """Whether each GPU reaches the memory of each other one directly."""
+    """Return for each pair of GPUs whether they have peer access."""
     return [[a == b or torch.cuda.can_device_access_peer(a, b) for b in range(gpus)] for a in range(gpus)]
 
 
 def product_error(index: int) -> float:
-    """Relative difference of a matrix product on a GPU from the same in double precision on the CPU."""
+    """Relative difference between a matrix product on a GPU and in double precision on the CPU."""
     a = torch.linspace(-1.0, 1.0, 256 * 256).view(256, 256).sin()
     wanted = a.double() @ a.double().T
     on_gpu = a.to(f"cuda:{index}")
@@ -134,7 +134,7 @@ def product_error(index: int) -> float:
 
 
 def ask(question: Callable[[], Any]) -> Any:
-    """The answer to a question that a machine may be unable to answer: None then."""
+    """Call a function that may fail on some machines. Return None if it raises."""
     try:
         return question()
     except Exception:

@@ -1,4 +1,4 @@
-"""Every precision on one GPU: some updates, finite weights, and the distance of the first gradient from fp32's."""
+"""Train with every precision on one GPU: check for finite weights and compare the first gradient with fp32."""
 
 from typing import Any
 
@@ -18,12 +18,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "amp": {"run.precision": "amp"},
 }
 TOLERANCE = 0.5
-"""Largest distance of the gradient from fp32's. Rounding may change an action, and with it the rest of a rollout."""
+"""Largest distance of the gradient from fp32. Rounding may change an action, and then the rest of the rollout."""
 PRODUCT_TOLERANCE = {"fp32": 1e-5, "tf32": 3e-3, "bf16": 2e-2, "fp16": 3e-3, "amp": 2e-2}
 """Largest relative error of a matrix product."""
 ITERATIONS = 2
 PRODUCT = 1024
-"""Terms of each sum of the matrix product whose rounding is measured."""
+"""Inner dimension of the matrix product whose rounding error is measured."""
 
 
 def precision(record: ResultRecord) -> None:
@@ -41,8 +41,8 @@ def precision(record: ResultRecord) -> None:
             agent.close()
             reference = reference or first
             whole = [torch.cat([part.flatten() for part in gradient]) for gradient in (first[0], reference[0])]
-            # fp16 gradients carry the factor of loss scaling: directions are compared. The first factor may be too
-            # large for a gradient, which is then skipped.
+            # fp16 gradients include the loss scale, so only directions are compared. The initial loss scale may
+            # overflow a gradient; that update is skipped.
             if found["dtype"] == "float16" and not whole[0].isfinite().all():
                 found["difference_from_fp32"], found["overflowed"] = None, True
             else:
@@ -53,10 +53,10 @@ def precision(record: ResultRecord) -> None:
 
 
 def check(name: str, found: dict[str, Any]) -> None:
-    """Raise Failure where a precision is further from fp32 than its rounding explains."""
+    """Raise Failure if a precision differs more from fp32 than its rounding explains."""
     distance, error = found["difference_from_fp32"], found["product_error"]
     if not found["finite"]:
-        raise Failure("weights are not finite")
+        raise Failure("weights are non-finite")
     if distance is not None and not distance <= TOLERANCE:
         raise Failure(f"the first gradient is {distance:.1e} from fp32's, more than {TOLERANCE}")
     if not error <= PRODUCT_TOLERANCE[name]:
@@ -64,7 +64,7 @@ def check(name: str, found: dict[str, Any]) -> None:
 
 
 def product_error(dtype: torch.dtype) -> float:
-    """Relative error of a matrix product, with the arithmetic that is set now, against double precision."""
+    """Relative error of a matrix product in the current precision settings, compared with double precision."""
     a = torch.linspace(-1.0, 1.0, 64 * PRODUCT).view(64, PRODUCT).sin()
     wanted = a.double() @ a.double().T
     on_gpu = a.to(GPU, dtype)

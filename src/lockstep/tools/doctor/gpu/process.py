@@ -1,4 +1,4 @@
-"""Run a command with a time limit and a bound on its output, and leave no process of it behind."""
+"""Run a command with a time limit and bounded output. No process of it is left running."""
 
 import contextlib
 import os
@@ -72,7 +72,7 @@ def run(
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process, its process group and all processes that it started, in whatever groups those are."""
+    """Kill a process, its process group and all its descendants in any process group."""
     with contextlib.suppress(psutil.Error):
         tree = psutil.Process(pid).children(recursive=True)
         with contextlib.suppress(ProcessLookupError, PermissionError):

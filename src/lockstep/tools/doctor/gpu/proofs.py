@@ -1,4 +1,4 @@
-"""Whether several processes train one agent: replica checks, exact mode twice, and `lockstep prove`."""
+"""Check that several processes train one agent: replica checks, two runs in exact mode, and `lockstep prove`."""
 
 import json
 import os
@@ -12,7 +12,7 @@ RECIPE = "gym-ppo"
 CHECK_EVERY = 16
 ITERATIONS = 4
 QUICK = {"algo.rollout_steps": 4, "algo.batch_size": 32, "algo.epochs": 1}
-"""Settings of a quick kit's runs: one update in an iteration."""
+"""Settings of the runs of a quick kit: one update per iteration."""
 NCCL, GLOO = "prove-nccl.json", "prove-gloo.json"
 """Records of the proofs in the kit's scratch directory, which the kill drill reads."""
 
@@ -31,12 +31,12 @@ def proved(record: ResultRecord) -> dict[str, Any]:
 
 
 def lanes(record: ResultRecord) -> str:
-    """The setting that gives runs on few processes the lanes of a run on all GPUs: they are then the same run."""
+    """Setting that gives all runs the same number of lanes, so that results do not depend on the process count."""
     return f"run.lanes={max(8, record.gpus)}"
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:
-    """Settings as words of a command line."""
+    """Return settings as command-line arguments."""
     return [f"{name}={str(value).lower()}" for name, value in settings.items()]
 
 
@@ -62,7 +62,7 @@ def exact(record: ResultRecord) -> None:
     from lockstep.config import apply_overrides
     from lockstep.tools.doctor.gpu.recipes import smoke_recipe
     from lockstep.tools.doctor.smoke_test import hash_of_run
-    from lockstep.train import train
+    from lockstep.training_loop import train
 
     settings = proved(record) | {"run.reduction": "exact", "run.runs_dir": str(record.scratch)}
     recipe = apply_overrides(smoke_recipe(RECIPE), settings)
@@ -76,19 +76,19 @@ def exact(record: ResultRecord) -> None:
 
 
 def prove_nccl(record: ResultRecord) -> None:
-    """Prove one agent on 1, 2, 4, ... and all GPUs over NCCL."""
+    """Run `lockstep prove` on 1, 2, 4, ... and all GPUs over NCCL."""
     if record.gpus < 2:
         raise Skip("one GPU: NCCL needs two")
     _prove(record, [1, record.gpus] if record.quick else doubling(record.gpus), NCCL)
 
 
 def prove_gloo(record: ResultRecord) -> None:
-    """Prove one agent on one process and on two that share a GPU, over gloo; the agent that NCCL gave, if it ran."""
+    """Run `lockstep prove` on 1 and 2 processes that share a GPU, over gloo. The agent must equal that over NCCL."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0] or "0"
     over_nccl = proved_hash(record.scratch)
     _prove(record, [2] if record.quick and over_nccl else [1, 2], GLOO, CUDA_VISIBLE_DEVICES=visible)
     if over_nccl not in (None, record.found["runs"][0]["hash"]):
-        raise Failure("the agent trained over gloo is not the one trained over NCCL")
+        raise Failure("the agent trained over gloo differs from the agent trained over NCCL")
 
 
 def doubling(most: int) -> list[int]:
@@ -108,7 +108,7 @@ def _prove(record: ResultRecord, processes: list[int], name: str, **environment:
 
 
 def proved_hash(scratch: Path) -> str | None:
-    """The hash that a proof of this kit found for the undisturbed run. None if no proof succeeded."""
+    """Return the hash of the run without faults from a proof of this kit. None if no proof succeeded."""
     for name in (NCCL, GLOO):
         if (scratch / name).exists():
             proof: dict[str, Any] = read_json(scratch / name)

@@ -1,4 +1,4 @@
-"""One recipe on one GPU: gradients against the CPU, a smoke run, host synchronizations and memory."""
+"""Check one recipe on one GPU: gradients compared with the CPU, a smoke run, host synchronizations and memory."""
 
 import contextlib
 import os
@@ -16,17 +16,17 @@ from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.registry import find_recipe
 from lockstep.tools.doctor.gpu.gradients import Agent, difference, first_gradients, norm
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip
-from lockstep.train import train
+from lockstep.training_loop import train
 
 TOLERANCE = 1e-3
 """Largest relative difference of a gradient in fp32 between a GPU and the CPU that counts as rounding."""
 LEARNING = {"dmc-tdmpc2": {"task.tasks": ["cartpole-balance"]}}
-"""Settings by recipe for the comparison of gradients: the smoke setting's pendulum earns nothing at first."""
+"""Settings by recipe for the gradient comparison. The pendulum of the smoke settings has zero reward at first."""
 GPU = "cuda:0"
 COUNTED = 2
 """Iterations in which host synchronizations are counted."""
 FULL_SECONDS = 20
-"""Seconds for a first update at the recipe's real settings."""
+"""Seconds for a first update at the recipe's default settings."""
 
 
 def recipe(record: ResultRecord, name: str) -> None:
@@ -48,7 +48,7 @@ def recipe(record: ResultRecord, name: str) -> None:
 
 @contextlib.contextmanager
 def needs_installed() -> Iterator[None]:
-    """Raise Skip where a package is not installed."""
+    """Raise Skip if a package is not installed."""
     try:
         yield
     except ImportError as error:
@@ -66,7 +66,7 @@ def smoke_recipe(name: str) -> Recipe:
 
 
 def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: list[list[Tensor]]) -> None:
-    """Compare the first gradient of every optimizer on the GPU with the CPU's."""
+    """Compare the first gradient of every optimizer between the GPU and the CPU."""
     if len(found) != len(wanted):
         raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(wanted)} on the CPU")
     differences = [difference(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
@@ -80,35 +80,35 @@ def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: l
     }
     record.add("gradients", compared)
     if not all(norms):
-        raise Failure("a gradient is zero, which shows nothing")
+        raise Failure("a gradient is zero, so the comparison is meaningless")
     if not max(differences) <= TOLERANCE:
-        raise Failure(f"they differ from the CPU's by {max(differences):.1e}, more than {TOLERANCE:.0e}")
+        raise Failure(f"they differ from the CPU by {max(differences):.1e}, more than {TOLERANCE:.0e}")
 
 
 def smoke_run(record: ResultRecord, recipe: Recipe) -> None:
-    """Train the smoke setting to its end, with checkpoints and (unless quick) evaluations, and read the memory peak."""
-    place = {"run.runs_dir": str(record.scratch), "run.name": f"smoke-{recipe.name}", "run.device": "cuda"}
+    """Train at smoke settings to the end, with checkpoints and (unless quick) evaluations; record peak memory."""
+    location = {"run.runs_dir": str(record.scratch), "run.name": f"smoke-{recipe.name}", "run.device": "cuda"}
     short = {"run.eval_every": None, "run.total_samples": recipe.run.total_samples // 2} if record.quick else {}
     torch.cuda.reset_peak_memory_stats()
-    result = train(apply_overrides(recipe, place | short))
+    result = train(apply_overrides(recipe, location | short))
     record.add("smoke", {"samples": result.clock.samples, "seconds": result.seconds})
     record.add("memory", memory_peak())
 
 
 def memory_peak() -> dict[str, int | None]:
-    """Peak memory of this process on its GPU in bytes. None where the device does not tell."""
+    """Peak memory of this process on its GPU in bytes. None if the device does not report it."""
 
-    def told(size: int) -> int | None:
+    def reported(size: int) -> int | None:
         return int(size) or None
 
     return {
-        "allocated_bytes": told(torch.cuda.max_memory_allocated()),
-        "reserved_bytes": told(torch.cuda.max_memory_reserved()),
+        "allocated_bytes": reported(torch.cuda.max_memory_allocated()),
+        "reserved_bytes": reported(torch.cuda.max_memory_reserved()),
     }
 
 
 def full_memory(record: ResultRecord, recipe: Recipe) -> None:
-    """Memory peak at the recipe's real settings, up to and including its first iteration with updates."""
+    """Record peak memory at the recipe's default settings, up to and including its first iteration with updates."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     try:
@@ -117,7 +117,7 @@ def full_memory(record: ResultRecord, recipe: Recipe) -> None:
             agent.iterate(agent.learned)
             agent.close()
     except TimeoutError:
-        torch.cuda.synchronize()  # what was launched may still run when the process ends
+        torch.cuda.synchronize()  # kernels may still run when the process ends
         raise Skip(f"no update within {FULL_SECONDS} s") from None
     except torch.OutOfMemoryError as error:
         raise Skip(f"out of memory: {' '.join(str(error).split())[:200]}") from None
@@ -126,7 +126,7 @@ def full_memory(record: ResultRecord, recipe: Recipe) -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block after so many seconds, at the next line of Python."""
+    """Raise TimeoutError in the block after `seconds`, at the next Python instruction."""
 
     def expire(*_: object) -> None:
         raise TimeoutError
@@ -141,7 +141,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def host_syncs(record: ResultRecord, recipe: Recipe) -> None:
-    """Count by line how often the host waits for the GPU, as torch's sync debug mode reports it."""
+    """Count per source line how often the host waits for the GPU, with torch's sync debug mode."""
     agent = Agent(recipe, GPU)
     agent.iterate(agent.learned)
     agent.iterate()
@@ -177,7 +177,7 @@ def sync_warnings() -> Iterator[Counter[str]]:
 
 
 def calling_line() -> str:
-    """The innermost line of Lockstep outside this file that is running, `distributed/optimizer.py:118`."""
+    """Return the innermost frame of Lockstep outside this file, such as `distributed/optimizer.py:118`."""
     frame: Any = sys._getframe()
     package = f"{os.sep}lockstep{os.sep}"
     while frame is not None:

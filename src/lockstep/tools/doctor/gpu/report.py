@@ -1,4 +1,4 @@
-"""The kit's file: one JSON object, scrubbed, and replaced as a whole after every step."""
+"""Report file of the kit: one redacted JSON object, atomically replaced after every step."""
 
 import json
 import os
@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 class GpuReport:
-    """What the kit has found so far, and the file that holds it."""
+    """Results of the kit so far, and the file that contains them."""
 
     def __init__(self, path: Path, quick: bool) -> None:
         self.path, self.quick = path, quick
@@ -36,7 +36,7 @@ class GpuReport:
         return [step["name"] for step in self.steps if step["result"] == "failed"]
 
     def found(self, name: str) -> dict[str, Any]:
-        """What a step found. Empty if it has not run."""
+        """Return the findings of a step. Empty if it has not run."""
         return next((step["found"] for step in self.steps if step["name"] == name), {})
 
     def add(self, step: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class GpuReport:
         self.write()
 
     def as_json(self) -> dict[str, Any]:
-        """The whole report. `shares` and `network` are in the form that `lockstep plan --measured` reads."""
+        """Return the whole report. `lockstep plan --measured` reads `shares` and `network`."""
         shares: dict[str, Any] = {}
         network: dict[str, Any] | None = None
         for step in self.steps:
@@ -68,11 +68,11 @@ class GpuReport:
         return scrubbed
 
     def write(self) -> None:
-        """Replace the file as a whole, so that an interrupted kit leaves a complete one."""
-        beside = self.path.with_name(f".{self.path.name}.unfinished")
-        with beside.open("w", encoding="utf-8") as file:
+        """Replace the file atomically, so that an interrupted kit leaves a complete file."""
+        temporary = self.path.with_name(f".{self.path.name}.unfinished")
+        with temporary.open("w", encoding="utf-8") as file:
             json.dump(self.as_json(), file, indent=1)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self.path)
+        temporary.replace(self.path)

@@ -1,4 +1,4 @@
-"""Runs the steps of the kit one after another, each in a process with a time limit, and keeps the report current."""
+"""Run the steps of the kit in order, each in a process with a time limit, and update the report after each."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def run_kit(path: Path, quick: bool, tell: Tell) -> GpuReport:
 
 
 class Kit:
-    """The steps' common settings: where they write, and how many GPUs there are."""
+    """Settings common to all steps: scratch directory, number of GPUs and deadline."""
 
     def __init__(self, report: GpuReport, scratch: Path, tell: Tell, minutes: float = MINUTES) -> None:
         self.report, self.scratch, self.tell = report, scratch, tell
@@ -77,14 +77,14 @@ class Kit:
             "quick": self.report.quick,
             "scratch": str(self.scratch),
         }
-        # Steps end when the kit does. Python prints its stack when a step crashes in native code.
+        # ENV_PARENT_PID makes steps exit with the kit. PYTHONFAULTHANDLER prints the stack on a native crash.
         ours = {KIT: json.dumps(settings), ENV_PARENT_PID: str(os.getpid()), "PYTHONFAULTHANDLER": "1"}
         return os.environ | ours
 
     def _record(self, step: KitStep, ended: Ended, written: dict[str, Any]) -> None:
         result, reason = written["result"], written["reason"]
         if ended.problem or not result:
-            result, reason = "failed", ended.problem or "it ended without a result"
+            result, reason = "failed", ended.problem or "the step ended without a result"
         self._finish(step, result, reason, written["found"], ended.seconds, ended.output if result == "failed" else "")
 
     def _finish(self, step: KitStep, result: str, reason: str, found: Any, seconds: float, output: str = "") -> None:
@@ -96,7 +96,7 @@ class Kit:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What a step wrote. A file that is missing or unreadable counts as nothing found."""
+    """Read the result file of a step. A missing or unreadable file counts as an empty result."""
     empty: dict[str, Any] = {"result": "", "reason": "", "found": {}}
     try:
         written = read_json(path)

@@ -1,4 +1,4 @@
-"""Scaling over the GPUs present, and one process's shares for `lockstep plan`, by Lockstep's own commands."""
+"""Measure scaling with `lockstep bench`, and the shares of one process with `lockstep plan`."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from lockstep.tools.doctor.gpu.worker import ResultRecord, expect, last_line, lo
 RECIPE, SHARES_RECIPES, QUICK_RECIPE = "snake-ppo", ("snake-ppo", "gym-ppo"), "gym-ppo"
 QUICK = {"algo.rollout_steps": 8, "algo.batch_size": 32, "algo.epochs": 1}
 KEPT = ("processes", "steps_per_second", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
-"""What is kept of a report of `lockstep bench`."""
+"""Keys that are kept from a report of `lockstep bench`."""
 
 
 def scaling(record: ResultRecord) -> None:
-    """Steps per second on 1, 2, 4, ... and all GPUs at the same global batch, by `lockstep bench`."""
+    """Measure steps per second on 1, 2, 4, ... and all GPUs at the same global batch with `lockstep bench`."""
     name = QUICK_RECIPE if record.quick else RECIPE
     record.add("recipe", name)
     rows: list[dict[str, Any]] = []

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from lockstep.registry import RECIPES
 
 STEP = "--gpu-step"
-"""First argument of the process of a step. It is not a flag for users."""
+"""First argument of the process of a step. It is internal, not a flag for users."""
 QUICK_RECIPES = ("gym-ppo", "gym-ddpg")
 MODES = {"off": 90.0, "graphs": 90.0, "on": 180.0}
-"""Values of run.compile that are timed. `on` compiles for long and comes last."""
+"""Values of run.compile that are timed, with time limits. `on` is last because it compiles for a long time."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class KitStep:
 
 
 def step(name: str, *words: str, limit: float) -> KitStep:
-    """A step that a function of `worker.FUNCTIONS` runs."""
+    """Make a step that runs a function of `worker.FUNCTIONS`."""
     return KitStep(name, ("-P", "-m", "lockstep", "doctor", STEP, *words), limit)
 
 
@@ -31,7 +31,7 @@ MACHINE = step("machine", "machine", limit=90.0)
 
 
 def steps_for(gpus: int, quick: bool) -> list[KitStep]:
-    """Every step after `machine`. Each checks by itself whether it applies to so many GPUs."""
+    """Return every step after `machine`. Each step itself checks whether it applies to this number of GPUs."""
     recipes = QUICK_RECIPES if quick else tuple(RECIPES)
     more = 1.0 + gpus / 8  # more processes take longer to start
     return [

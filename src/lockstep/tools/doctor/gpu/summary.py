@@ -1,4 +1,4 @@
-"""A few readable lines about a report."""
+"""Summarize a report in a few lines of text."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ GIB = 2**30
 
 
 def summarize(report: GpuReport) -> list[str]:
-    """One line for each subject that the report has figures for."""
+    """Return one line for each subject with results, then the steps that failed or were skipped."""
     lines: list[str] = []
     for write in (_machine, _gradients, _replicas, _hashes, _precisions, _syncs, _modes, _scaling, _bandwidth, _memory):
         lines += _lines(write, report)
@@ -21,7 +21,7 @@ def summarize(report: GpuReport) -> list[str]:
 
 
 def _lines(write: Callable[[GpuReport], Iterator[str]], report: GpuReport) -> list[str]:
-    """Lines about one subject; none where a step ended too early to have the figures."""
+    """Return the lines about one subject. Empty if a step ended before it wrote its results."""
     try:
         return list(write(report))
     except (LookupError, TypeError, ValueError, ArithmeticError):
@@ -39,7 +39,7 @@ def _machine(report: GpuReport) -> Iterator[str]:
 
 
 def _by_recipe(report: GpuReport, key: str) -> dict[str, Any]:
-    """A finding of the recipe steps, by recipe."""
+    """Return one finding of the recipe steps, by recipe."""
     steps = [step for step in report.steps if step["name"].startswith("recipe ")]
     return {step["name"].removeprefix("recipe "): step["found"][key] for step in steps if key in step["found"]}
 
@@ -70,7 +70,7 @@ def _precisions(report: GpuReport) -> Iterator[str]:
     found = report.found("precision")
     distances = {name: row["difference_from_fp32"] for name, row in found.items() if name != "fp32"}
     rows = [f"{name} overflowed" if far is None else f"{name} {far:.1e}" for name, far in distances.items()]
-    yield f"precision: first gradient's distance from fp32's: {', '.join(rows)}"
+    yield f"precision: distance of the first gradient from fp32: {', '.join(rows)}"
 
 
 def _syncs(report: GpuReport) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The process of one step: calls the step's function and writes what it found, part by part, for the runner."""
+"""Process of one step: calls the step's function and writes its findings to a file that the runner reads."""
 
 import contextlib
 import importlib
@@ -15,7 +15,7 @@ from lockstep.launch.process_lifetime import ENV_PARENT_PID, die_with_parent
 from lockstep.tools.doctor.gpu.process import Ended, run
 
 KIT = "LOCKSTEP_GPU_KIT"
-"""Environment variable of a step: a JSON object with the arguments of `Record`."""
+"""Environment variable of a step: a JSON object with the arguments of `ResultRecord`."""
 FUNCTIONS = {
     "machine": "machine:machine",
     "recipe": "recipes:recipe",
@@ -43,7 +43,7 @@ class Failure(Exception):
 
 
 class ResultRecord:
-    """What a step has found so far, written to its file after every addition."""
+    """Findings of a step so far, written to its file after every addition."""
 
     def __init__(self, result: str, gpus: int, quick: bool, scratch: str) -> None:
         self.gpus, self.quick, self.scratch = gpus, quick, Path(scratch)
@@ -70,14 +70,14 @@ class ResultRecord:
 
     def write(self, result: str, reason: str) -> None:
         """Write everything found so far. An empty result means that the step has not ended."""
-        beside = self._path.with_suffix(".unfinished")
-        beside.write_text(json.dumps({"result": result, "reason": reason, "found": self.found}))
-        beside.replace(self._path)
+        temporary = self._path.with_suffix(".unfinished")
+        temporary.write_text(json.dumps({"result": result, "reason": reason, "found": self.found}))
+        temporary.replace(self._path)
 
 
 def work(words: Sequence[str]) -> int:
-    """Run the step that `words` name, with its arguments."""
-    os.environ.pop(ENV_PARENT_PID, None)  # it was for this process, and would end those that this one starts
+    """Run the step named by the first of `words`; the others are its arguments."""
+    os.environ.pop(ENV_PARENT_PID, None)  # applies to this process only; child processes must not inherit it
     name, *arguments = words
     record = ResultRecord(**json.loads(os.environ[KIT]))
     module, function = FUNCTIONS[name].split(":")
@@ -95,7 +95,7 @@ def work(words: Sequence[str]) -> int:
 
 
 def describe(error: Exception) -> str:
-    """An exception in one line."""
+    """Return an exception as one line of text."""
     text = " ".join(str(error).split())
     return text if isinstance(error, Failure) else f"{type(error).__name__}: {text}"[:500]
 

@@ -1,0 +1,286 @@
+"""Public Python API. `import lockstep` offers these functions without importing torch first.
+
+import lockstep
+run = lockstep.train("snake-ppo", smoke=True, procs=2)
+print(run.best, run.path)
+action = run.load().act(observations)
+"""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lockstep.base import VecEnv
+from lockstep.config import ConfigError, Recipe, apply_overrides
+from lockstep.io.temporary_directory import temporary_directory
+from lockstep.launch.world import WorldInfo
+from lockstep.run_results import Callback, Run, RunEvents
+
+
+def train(
+    recipe: str | Recipe | type[Recipe],
+    *,
+    smoke: bool = False,
+    preset: str | None = None,
+    procs: int = 1,
+    init_from: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    on_log: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a recipe and return its run.
+
+    Args:
+        recipe: Name of a recipe, path of a Python file that defines one, or a recipe.
+        smoke: Use the recipe's smoke setting, a run of a few seconds.
+        preset: Preset of the recipe, a named set of values.
+        procs: Number of processes. 1 trains in this process; more start processes on this machine.
+        init_from: Run whose weights to start from.
+        overrides: Settings by dotted name, such as {"algo.learning_rate": 3e-4}.
+        on_log: Called with each log entry, a dict of metrics by name.
+        on_evaluation: Called with each evaluation.
+        on_checkpoint: Called with `samples` and `path` of each published checkpoint.
+        **settings: Settings by group. A dict, such as run={"total_samples": 10_000}, changes some fields. A config,
+            such as algo=PPOConfig(gamma=0.99), replaces the group, also the values of a preset or smoke setting.
+
+    Callbacks run in this process and get plain data. An exception in a callback ends the run.
+
+    Returns:
+        The run. A preempted run is returned, too; `Run.status` tells them apart.
+
+    Raises:
+        ConfigError: A setting is invalid.
+        RuntimeError: The run failed. The message says which process failed and why.
+        KeyboardInterrupt: The processes of a run with `procs` above 1 were interrupted. The run can be resumed.
+    """
+    from lockstep.run_dir import reserve
+
+    built = _resolved(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
+    path = reserve(built)
+    built = apply_overrides(built, {"run.name": path.name})
+    try:
+        return _run(built, path, procs, (on_log, on_evaluation, on_checkpoint), init_from=init_from and str(init_from))
+    finally:
+        with suppress(OSError):
+            path.rmdir()  # only if nothing was written there
+
+
+def resume(
+    run: str | Path | Run,
+    *,
+    procs: int = 1,
+    at: int | None = None,
+    total_samples: int | None = None,
+    on_log: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+) -> Run:
+    """Resume a run on any number of processes.
+
+    Args:
+        run: Run, or path of its directory.
+        procs: Number of processes, at most `run.lanes`. It need not be the number that the run was started with.
+        at: Samples of the checkpoint to resume from. None: the newest checkpoint.
+        total_samples: New value of `run.total_samples`. None: the value that the run was started with.
+        on_log: Called with each new log entry.
+        on_evaluation: Called with each new evaluation.
+        on_checkpoint: Called with `samples` and `path` of each new checkpoint.
+
+    Returns:
+        The same run.
+
+    Raises:
+        ConfigError: The directory contains no run or no such checkpoint, or a setting is invalid.
+        RuntimeError: The run failed. The message says which process failed and why.
+    """
+    from lockstep.cli.options import resolve
+    from lockstep.inference import load_recipe
+
+    opened = _opened(run)
+    path, recipe = opened.path, opened.recipe or load_recipe(opened.path)
+    if total_samples is not None:
+        recipe = apply_overrides(recipe, {"run.total_samples": total_samples})
+    return _run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
+
+
+def evaluate(
+    run: str | Path | Run, *, episodes: int = 100, at: int | None = None, seed: int = 1, device: str = "cpu"
+) -> dict[str, float]:
+    """Evaluate a policy of a run in this process. Data sets are evaluated on their test split.
+
+    Args:
+        run: Run, or path of its directory.
+        episodes: Number of episodes. Ignored for data sets.
+        at: Samples of the checkpoint to evaluate. None: the best checkpoint.
+        seed: Seed of the environments.
+        device: Device of the policy and the environments.
+
+    Returns:
+        Results by name, such as `return_mean`, `return_std` and `episodes`.
+
+    Raises:
+        ConfigError: The directory contains no run or no such checkpoint.
+    """
+    from lockstep.distributed import Runtime
+    from lockstep.evaluation import evaluate as run_evaluation
+
+    loaded = _opened(run).load(at, device)
+    runtime = Runtime.single_process(dataclasses.replace(loaded.recipe.run, seed=seed), device)
+    scores = run_evaluation(loaded.policy, loaded.recipe.task, runtime, episodes, split="test")
+    assert scores is not None  # only a stop request, which this process never gets, interrupts an evaluation
+    return scores
+
+
+def prove(
+    recipe: str, *, procs: Sequence[int] = (1, 2), kill: bool = False, smoke: bool = True, **settings: Any
+) -> dict[str, Any]:
+    """Train a recipe with exact reduction on several numbers of processes and compare the results bit by bit.
+
+    Args:
+        recipe: Name of a recipe, or path of a Python file that defines one.
+        procs: Numbers of processes to compare.
+        kill: Also kill processes and resume the runs on other numbers of processes.
+        smoke: Use the recipe's smoke setting.
+        **settings: Settings by group, such as task={"size": 6}.
+
+    Returns:
+        The record that `lockstep prove --json` writes. `verdict` is "one agent" if all runs are identical, else
+        "not one agent". `rows` has the hash of each run.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
+    from lockstep.cli.prove import run
+
+    numbers = [str(number) for number in procs]
+    flags = [*(["--kill"] if kill else []), *([] if smoke else ["--no-smoke"])]
+    with temporary_directory("prove") as directory:
+        record = directory / "proof.json"
+        run([recipe, "--procs", *numbers, *flags, "--json", str(record), *_words(settings)])
+        result: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return result
+
+
+def make(task: Any, *, seed: int = 0, device: str = "cpu", **settings: Any) -> VecEnv:
+    """Build the environments of a recipe or of a task's settings in this process.
+
+    Args:
+        task: Name of a recipe, a recipe, a run, or the settings of a task, such as SnakeConfig(size=8).
+        seed: Seed of the environments.
+        device: Device of observations and rewards.
+        **settings: Settings of the task, such as num_envs=16.
+
+    Returns:
+        The environments, after their first reset. `observations()` returns their current observations.
+    """
+    import torch
+
+    from lockstep.inference import load_recipe
+    from lockstep.lanes import Lanes
+
+    if isinstance(task, Run):
+        task = task.recipe or load_recipe(task.path)
+    config = task if dataclasses.is_dataclass(task) and not isinstance(task, Recipe | type) else _recipe(task).task
+    changed: Any = dataclasses.replace(config, **settings)
+    environments: VecEnv = changed.build(Lanes(1, range(1), seed), torch.device(device))
+    return environments
+
+
+# -- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
+    from lockstep.registry import find_recipe
+
+    if isinstance(recipe, str):
+        return find_recipe(recipe)()
+    return recipe() if isinstance(recipe, type) else recipe
+
+
+def _resolved(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
+    """Apply preset, smoke setting and settings, in this order, and validate the result."""
+    from lockstep.cli.options import resolve
+
+    built = _recipe(recipe)
+    if preset is not None:
+        if preset not in built.presets:
+            known = ", ".join(built.presets) or "none"
+            raise ConfigError(f"{built.name} has no preset '{preset}'.", f"It has: {known}.")
+        built = apply_overrides(built, built.presets[preset])
+    if smoke:
+        built = apply_overrides(built, {"run.record_video": False, **built.smoke_overrides})
+    for name, value in settings.items():
+        if dataclasses.is_dataclass(value):
+            built = dataclasses.replace(built, **{name: value})  # type: ignore[type-var]
+        else:
+            built = apply_overrides(built, {name: value})
+    return resolve(built, procs)
+
+
+def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:
+    """Train in this process, or start processes and report their log to the callbacks."""
+    if WorldInfo.from_environment().launched:
+        raise ConfigError(
+            "lockstep.train was called while a worker process imported your file.",
+            'Put the call under `if __name__ == "__main__":`.',
+        )
+    recipe = _importable(recipe, needed=procs > 1)
+    events = RunEvents(path, *callbacks) if any(callbacks) else None
+    poll = None if events is None else events.poll
+    if procs == 1:
+        from lockstep.training_loop import train as train_here
+
+        train_here(recipe, **options, on_record=poll)
+    else:
+        _launch(recipe, procs, poll, options)
+    if poll is not None:
+        poll()
+    return Run(path, recipe)
+
+
+def _launch(recipe: Recipe, procs: int, poll: Callable[[], None] | None, options: Mapping[str, Any]) -> None:
+    from lockstep.cli.worker_spec import write_spec
+    from lockstep.launch.device import require_gpus
+    from lockstep.launch.launcher import INTERRUPTED, launch
+    from lockstep.launch.rendezvous import LaunchConfig
+
+    require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
+    with temporary_directory("train") as directory:
+        outcome = launch(write_spec(directory / "spec.json", recipe, **options), LaunchConfig(procs), poll=poll)
+    if outcome.code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if outcome.cause:
+        raise RuntimeError(outcome.cause)
+
+
+def _importable(recipe: Recipe, needed: bool) -> Recipe:
+    """Name the file that defines a recipe's class, from which workers and later commands import it."""
+    if not recipe.name:
+        file = getattr(sys.modules[type(recipe).__module__], "__file__", None)
+        if file is None and not needed:
+            return recipe
+        if file is None:
+            raise ConfigError(
+                f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
+                "Write it to a Python file and pass the path, or use procs=1.",
+            )
+        type(recipe).name = str(Path(file).resolve())
+    return recipe
+
+
+def _opened(run: str | Path | Run) -> Run:
+    return run if isinstance(run, Run) else Run(Path(run))
+
+
+def _words(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return settings as command-line arguments, such as `run.seed=1`."""
+    words = []
+    for name, value in settings.items():
+        words += _words(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}={value}"]
+    return words

@@ -1,0 +1,101 @@
+"""Returns and lengths of episodes, pooled per lane.
+
+Shapes: L local lanes, T steps, E environments per lane, B = L x E local environments in lane order.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from lockstep.data.rollout import flatten_rollout
+from lockstep.metrics import Metrics
+from lockstep.protocols import StateDict
+from lockstep.pytree import load_into
+from lockstep.transfer import has_float64
+
+
+class EpisodeStatistics:
+    """Return and length of the current episodes. They are part of each lane's state."""
+
+    def __init__(self, lanes: range, envs: int, device: torch.device | None = None) -> None:
+        """Keep them on the device if it is CUDA and supports float64, otherwise on the host."""
+        self.lanes = lanes
+        on_device = device is not None and device.type == "cuda" and has_float64(device)
+        where = device if on_device else torch.device("cpu")
+        self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64, device=where)  # [L, E]
+        self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64, device=where)  # [L, E]
+
+    def count(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
+        """Add the rewards and episode ends of a rollout, [T, B]; return metrics of the episodes that ended in it."""
+        if self.returns.is_cuda:
+            return self._count_on_device(rewards, ended, extras)
+        ended = ended.cpu()
+        tally = np.zeros((len(self.lanes), 4))
+        _tally(rewards.cpu().numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
+        total, summed, length, episodes = torch.from_numpy(tally).unbind(1)
+        metrics = Metrics()
+        metrics.add_local("ep_return_mean", total, summed)
+        metrics.add_local("ep_length_mean", length, episodes)
+        for name, values in extras.items():
+            # Count only rows that ended. Sum per lane so that results do not depend on which lanes share a process.
+            last = values.cpu().double()
+            counted = ended & ~last.isnan()
+            last = torch.where(counted, last, 0.0)
+            sums, counts = (
+                torch.stack([lane.sum() for lane in flatten_rollout(x, len(self.lanes)).chunk(len(self.lanes))])
+                for x in (last, counted)
+            )
+            metrics.add_local(f"ep_{name}_mean", sums, counts)
+        return metrics
+
+    def _count_on_device(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
+        """Compute `count` on the device without synchronizing; the sums stay there."""
+        steps, lanes = len(rewards), len(self.lanes)
+        # Return and length [T, 2, B] after each step, starting from their values before the rollout.
+        along = torch.stack([rewards.double(), torch.ones_like(rewards, dtype=torch.float64)], dim=1)
+        alive = (~ended).double().unsqueeze(1)  # [T, 1, B]
+        before = torch.stack([self.returns.flatten(), self.lengths.flatten().double()])
+        for t in range(steps):
+            before = along[t].add_(before) if t == 0 else torch.addcmul(along[t], before, alive[t - 1], out=along[t])
+        last = before * alive[-1]
+        self.returns.copy_(last[0].view_as(self.returns))
+        self.lengths.copy_(last[1].view_as(self.lengths))
+        # Skip non-finite returns, which would make the mean non-finite. NaN in an extra means "no value".
+        pairs = {"return": (along[:, 0], ended & along[:, 0].isfinite()), "length": (along[:, 1], ended)}
+        pairs |= {name: (values.double(), ended & ~values.isnan()) for name, values in extras.items()}
+        columns = [x for values, counted in pairs.values() for x in (torch.where(counted, values, 0.0), counted)]
+        table = flatten_rollout(torch.stack(columns, dim=-1), lanes).chunk(lanes)  # [T x E, 2 x names] each
+        # Sum per lane so that results do not depend on which lanes share a process.
+        sums = torch.stack([lane.sum(0) for lane in table]).unbind(1)
+        metrics = Metrics()
+        for number, name in enumerate(pairs):
+            metrics.add_local(f"ep_{name}_mean", sums[2 * number], sums[2 * number + 1])
+        return metrics
+
+    def lane_state(self, lane: int) -> StateDict:
+        row = self.lanes.index(lane)
+        return {"episode_returns": self.returns[row], "episode_lengths": self.lengths[row]}
+
+    def load_lane_state(self, lane: int, state: StateDict) -> None:
+        load_into(self.lane_state(lane), state, f"lane {lane}")
+
+
+@njit(cache=True)
+def _tally(rewards: Any, ended: Any, returns: Any, lengths: Any, tally: Any) -> None:
+    lanes, envs = returns.shape
+    for step in range(rewards.shape[0]):
+        for lane in range(lanes):
+            for env in range(envs):
+                returns[lane, env] += rewards[step, lane * envs + env]
+                lengths[lane, env] += 1
+                if ended[step, lane * envs + env]:
+                    if np.isfinite(returns[lane, env]):  # a non-finite return would make the mean non-finite
+                        tally[lane, 0] += returns[lane, env]
+                        tally[lane, 1] += 1
+                    tally[lane, 2] += lengths[lane, env]
+                    tally[lane, 3] += 1
+                    returns[lane, env] = 0.0
+                    lengths[lane, env] = 0

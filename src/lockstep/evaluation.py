@@ -1,0 +1,196 @@
+"""Distributed evaluation: every process plays its share of the episodes, or predicts its share of the examples.
+
+Shapes: L local lanes, E environments per lane, B = L x E; N examples.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.base import Dataset
+from lockstep.distributed import Runtime
+from lockstep.lanes import Lanes
+from lockstep.protocols import Policy, Split, TaskConfig
+from lockstep.pytree import tree_map, tree_where
+from lockstep.rng import stable_hash
+from lockstep.transfer import has_float64
+
+CHUNK = 256
+"""Examples per forward pass. Fixed, because the rounding of outputs may depend on the batch size."""
+CHECK_EVERY = 16
+"""Steps between checks on CUDA whether all episodes have ended. Each check synchronizes with the device."""
+
+
+def evaluate(
+    policy: Policy, task: TaskConfig | Dataset.Config, runtime: Runtime, episodes: int, split: Split = "validation"
+) -> dict[str, float] | None:
+    """Evaluate a policy on episodes, or on a split of a dataset. The result is the same on every process.
+
+    Returns None on all processes if one of them received a stop request during the evaluation.
+    """
+    if isinstance(task, TaskConfig):
+        return _evaluate_episodes(policy, task, runtime, episodes)
+    data = task.build(runtime.lanes, runtime.device)
+    try:
+        predictions = predict(policy, data, runtime, split)
+        return None if predictions is None else measure(data, split, predictions)
+    finally:
+        data.close()
+
+
+def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
+    """Compute metrics of the predictions of a whole split, and the number of examples."""
+    return data.compute_metrics(split, predictions) | {"examples": float(len(predictions))}
+
+
+def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np.ndarray | None:
+    """Predict a whole split, in order, on every process. Return None after a stop request.
+
+    Uses fixed-size chunks per lane and one thread, so that results do not depend on which process hosts a lane.
+    """
+    count, lanes = data.count(split), runtime.lanes
+    predictions = torch.zeros(count, dtype=torch.float64)  # [N]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for lane in lanes.local:
+            for start in range(lane * CHUNK, count, lanes.num_lanes * CHUNK):
+                if runtime.status.stop_requested:
+                    break
+                runtime.watchdog.note_progress()
+                rows = np.arange(start, min(start + CHUNK, count))
+                predictions[start : start + CHUNK] = _predict(policy, data.read(split, rows)["inputs"], runtime)
+    finally:
+        torch.set_num_threads(threads)
+    if runtime.all_reduce_any(cut=runtime.status.stop_requested)["cut"]:
+        return None
+    return runtime.all_reduce_sum(predictions).numpy()  # exact: each entry is nonzero on one process only
+
+
+def _predict(policy: Policy, inputs: Any, runtime: Runtime) -> Tensor:
+    inputs = tree_map(lambda x: x.to(runtime.device), inputs)
+    with runtime.autocast():
+        return policy.act(inputs, {})[0].cpu().double()  # move to the CPU first: the device may not support float64
+
+
+def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:
+    """Play episodes on separate environments with separate random streams.
+
+    Environment i plays episodes i, i + n, i + 2n, ... to the end, so that short episodes are not overrepresented.
+    """
+    lanes = Lanes(
+        runtime.lanes.num_lanes, runtime.lanes.local, stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1)
+    )
+    wanted = min(episodes, max(task.num_envs, lanes.num_lanes))
+    envs = math.ceil(wanted / lanes.num_lanes) * lanes.num_lanes
+    env = replace(task, num_envs=envs).build(lanes, runtime.device)  # type: ignore[type-var]
+    try:
+        played = _play(policy, env, lanes, runtime, envs, episodes)
+    finally:
+        env.close()
+    if runtime.all_reduce_any(cut=played is None)["cut"]:
+        return None
+    all_played = sorted(tuple(row) for rows in runtime.all_gather_json(played) for row in rows)
+    names = sorted({name for _, result in all_played for name in result})
+    results = {name: [result[name] for _, result in all_played if name in result] for name in names}
+    summary = {f"{name}_mean": sum(values) / len(values) for name, values in results.items()}
+    spread = sum((value - summary["return_mean"]) ** 2 for value in results["return"]) / len(all_played)
+    return summary | {"return_std": math.sqrt(spread), "episodes": float(len(all_played))}
+
+
+def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any] | None:
+    """Play the local share of the episodes.
+
+    Returns:
+        (episode number, results by name) for each episode; None if interrupted before the last one ended.
+    """
+    first = lanes.local.start * (envs // lanes.num_lanes)
+    numbers = torch.arange(first, first + env.num_envs)  # first episode of each environment
+    board = Scoreboard(numbers, envs, episodes, runtime.device)
+    fresh = tree_map(torch.clone, policy.initial_state(env.num_envs))
+    obs, memory = env.reset(), fresh
+
+    def act(part: dict[str, Any]) -> Any:
+        with runtime.autocast():
+            action, after = policy.act(part["obs"], part["memory"])
+        return {"action": action, "memory": after}
+
+    while not board.done():
+        if runtime.status.stop_requested:
+            return None
+        runtime.watchdog.note_progress()
+        acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
+        step = env.step(acted["action"])
+        obs, ended = step.obs, step.terminated | step.truncated
+        memory = tree_where(ended, fresh, acted["memory"])
+        board.count(step.reward, ended, step.episode_info)
+    return board.results()
+
+
+class Scoreboard:
+    """Results of the local episodes, kept on the device if that is CUDA and on the CPU otherwise.
+
+    MPS has no float64, so its results are kept on the CPU. On CUDA only two methods wait for the device: `done`, in one
+    of CHECK_EVERY steps, and `results`. Steps after the last episode are not counted.
+
+    Shapes: B local environments, R rounds (the most episodes of an environment), K = 2 + extras.
+    """
+
+    def __init__(self, numbers: Tensor, envs: int, episodes: int, device: torch.device) -> None:
+        """Environment i plays episodes `numbers[i]`, `numbers[i] + envs`, ... below `episodes`."""
+        self.device = device if device.type == "cuda" and has_float64(device) else torch.device("cpu")
+        self.numbers, self.envs = numbers, envs
+        wanted = (episodes - numbers + envs - 1).clamp(min=0) // envs
+        self.rounds = int(wanted.max())
+        self.steps = 0
+        self.wanted = wanted.to(self.device)  # [B] episodes to play
+        self.played = torch.zeros_like(self.wanted)  # [B]
+        self.lengths = torch.zeros_like(self.wanted)  # [B]
+        self.totals = torch.zeros(len(numbers), dtype=torch.float64, device=self.device)  # [B]
+        self.names: list[str] = []
+        self.table = torch.empty(0)  # [B, R + 1, K]; the last row receives uncounted episodes
+
+    def done(self) -> bool:
+        """Return whether all episodes have ended. On CUDA, this may be up to CHECK_EVERY - 1 steps late."""
+        if self.device.type == "cuda" and self.steps % CHECK_EVERY:
+            return False
+        return bool((self.played >= self.wanted).all())
+
+    def count(self, reward: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> None:
+        """Add a step: rewards [B], episode ends [B], and extras [B] by name, which are read where an episode ended."""
+        self.steps += 1
+        self.totals += reward.to(self.device)
+        self.lengths += 1
+        ended = ended.to(self.device)
+        if self.device.type == "cpu" and not ended.any():
+            return
+        if not self.names:
+            self.names = ["return", "length", *extras]
+            shape = (len(self.numbers), self.rounds + 1, len(self.names))
+            self.table = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        # Move to the device before widening: the source device may not support float64.
+        columns = [self.totals, self.lengths, *(values.to(self.device) for values in extras.values())]
+        row = torch.stack([column.double() for column in columns], dim=1).unsqueeze(1)  # [B, 1, K]
+        counted = ended & (self.played < self.wanted)
+        row_index = torch.where(counted, self.played, self.rounds)  # [B]
+        self.table.scatter_(1, row_index.view(-1, 1, 1).expand_as(row), row)
+        self.played += counted
+        self.totals.masked_fill_(ended, 0.0)
+        self.lengths.masked_fill_(ended, 0)
+
+    def results(self) -> list[Any]:
+        """Return (episode number, results by name) of counted episodes, without extras that are NaN."""
+        found: list[Any] = []
+        if not self.names:  # no episode ended
+            return found
+        for number, played, rows in zip(self.numbers.tolist(), self.played.tolist(), self.table.tolist(), strict=True):
+            for index, row in enumerate(rows[:played]):
+                extras = {
+                    name: value for name, value in zip(self.names[2:], row[2:], strict=True) if not math.isnan(value)
+                }
+                found.append((number + index * self.envs, {"return": row[0], "length": row[1]} | extras))
+        return found

@@ -1,0 +1,112 @@
+"""Checks of data sets."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.lanes import Lanes
+from lockstep.protocols import Split, StateDict
+from lockstep.pytree import Tree, named_leaves
+from lockstep.rng import RandomStream
+
+ROWS = 64
+"""Number of examples that are read from each split."""
+MEMBERS = ("config", "target_type", "vocabularies", "target_mean_std", "count", "read", "compute_metrics")
+
+
+def check_dataset(config: Any) -> Iterator[str]:
+    """Yield a message for every violation of the data set contract."""
+    data = _build(config)
+    missing = [name for name in MEMBERS if not hasattr(data, name)]
+    if missing:
+        yield f"The data set has no {', '.join(missing)}. Inherit lockstep.Dataset and add them."
+        return
+    faults = []
+    for split in get_args(Split):
+        faults += [*_check_split(data, split)]
+    yield from faults
+    if not faults:  # examples of the wrong shape cannot be compared
+        yield from _check_reads(data, _build(config))
+        yield from _check_metrics(data)
+        yield from _check_state(data, _build(config))
+    data.close()
+
+
+def _build(config: Any) -> Any:
+    return config.build(Lanes(8, range(8), 0), torch.device("cpu"))
+
+
+def _rows(data: Any, split: Split) -> np.ndarray:
+    """Return some rows of a split in random order."""
+    count = min(ROWS, data.count(split))
+    return RandomStream(0, "check").permutation(0, data.count(split)).numpy()[:count]
+
+
+def _leaves(examples: dict[str, Tree]) -> StateDict:
+    return named_leaves({name: examples[name] for name in ("inputs", "target")})
+
+
+def _check_split(data: Any, split: Split) -> Iterator[str]:
+    """Check count, names, shapes and values of one split."""
+    count = data.count(split)
+    if not isinstance(count, int) or count < 1:
+        yield f"count('{split}') is {count!r}. Return the number of its examples, at least 1."
+        return
+    rows = _rows(data, split)
+    examples = data.read(split, rows)
+    if not {"inputs", "target"} <= examples.keys():
+        yield f"read('{split}', rows) returns {', '.join(examples)}. Return a dict with `inputs` and `target`."
+        return
+    for name, values in _leaves(examples).items():
+        if not isinstance(values, Tensor) or len(values) != len(rows):
+            shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            yield f"{name} of {len(rows)} rows of '{split}' is {shown}. Return a tensor with one row per example."
+        elif values.is_floating_point() and not values.isfinite().all():
+            yield f"{name} of '{split}' has values that are not finite. Remove or replace them when you read the data."
+    target = examples["target"]
+    if isinstance(target, Tensor) and (target.dtype != torch.float32 or target.dim() != 1):
+        yield f"target of '{split}' is {target.dtype} {list(target.shape)}. Return float32 [N]."
+    elif data.target_type == "classification" and not ((target == 0) | (target == 1)).all():
+        yield f"target of '{split}' has labels other than 0 and 1. Return labels, or set target_type to 'regression'."
+
+
+def _check_reads(data: Any, again: Any) -> Iterator[str]:
+    """Check that an example depends on its row alone: not on the batch, the order, or the process that reads it."""
+    rows = _rows(data, "train")
+    whole = _leaves(data.read("train", rows))
+    for name, other in {
+        "read again": _leaves(data.read("train", rows)),
+        "read by another process": _leaves(again.read("train", rows)),
+        "read in another order": {k: x.flip(0) for k, x in _leaves(data.read("train", rows[::-1].copy())).items()},
+    }.items():
+        changed = [key for key, x in whole.items() if not torch.equal(x, other[key])]
+        if changed:
+            yield f"{', '.join(changed)} of the same rows differ when {name}. Let an example depend on its row alone."
+    single = _leaves(data.read("train", rows[:1]))
+    changed = [
+        key for key, x in whole.items() if x.shape[1:] == single[key].shape[1:] and not x[0].equal(single[key][0])
+    ]
+    if changed:
+        yield f"{', '.join(changed)} of row {rows[0]} depends on the other rows of its batch. Compute rows separately."
+
+
+def _check_metrics(data: Any) -> Iterator[str]:
+    rows = np.arange(data.count("validation"))
+    targets = np.concatenate([data.read("validation", part)["target"].numpy() for part in np.array_split(rows, 8)])
+    metrics = data.compute_metrics("validation", targets)
+    if "score" not in metrics:
+        yield f"compute_metrics returns {', '.join(metrics) or 'nothing'}. Add `score`: higher is better."
+    unfit = [name for name, value in metrics.items() if not isinstance(value, float)]
+    if unfit:
+        yield f"compute_metrics returns {', '.join(unfit)} that are not Python floats. Convert them with float()."
+
+
+def _check_state(data: Any, again: Any) -> Iterator[str]:
+    saved = {name: x.clone() for name, x in data.shared_state().items()}
+    again.load_shared_state(saved)
+    lost = [name for name, x in again.shared_state().items() if not torch.equal(x, saved[name])]
+    if lost:
+        yield f"{', '.join(lost)} of shared_state() differ after load_shared_state(). Load all state that is saved."

@@ -1,0 +1,90 @@
+"""Training loop. Read this first: everything Lockstep does happens in the order of these lines."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from lockstep.base import Algorithm, VecEnv
+from lockstep.checkpoint.fencing import SupersededError
+from lockstep.checkpoint.manager import load_weights
+from lockstep.clock import TrainState
+from lockstep.config import Recipe
+from lockstep.distributed import Runtime
+from lockstep.evaluation import evaluate
+from lockstep.launch.device import device_notes
+from lockstep.nan_dump import dump_on_nonfinite
+from lockstep.run_dir import RunDir, TrainResult
+
+
+def train(
+    recipe: Recipe,
+    *,
+    resume: bool = False,
+    at: int | None = None,
+    init_from: str | None = None,
+    without_replay: bool = False,
+    on_record: Callable[[], None] | None = None,
+) -> TrainResult:
+    """Train one agent on all processes that were started. `on_record` is called after the log has changed."""
+    config = recipe.run
+    with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
+        task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+        on_exit.callback(task.close)
+        algorithm: Algorithm = recipe.algo.build(task, runtime)
+        runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
+        if init_from:
+            load_weights(init_from, algorithm, runtime)
+        clock = TrainState(total_samples=config.total_samples, patience=config.early_stop_patience)
+        run.restore(algorithm, task, clock, at, without_replay)  # a new run has nothing to restore
+        runtime.check_replicas(algorithm.shared_state(), "at the start")
+        if config.log_tensor_digests:
+            run.record_digests(clock, algorithm, task)
+
+        stop = False
+        while not stop and (clock.eval_pending or not clock.done):
+            # One iteration: collect and learn. Dump the inputs if it produces non-finite values.
+            if not clock.eval_pending:
+                with dump_on_nonfinite(run.path, algorithm, task, clock, runtime):
+                    iterate(task, algorithm, clock, runtime, config.replica_check_every)
+                run.log.on_iteration_end(clock, algorithm.updates)
+                if clock.crossed(config.log_every) or clock.done:
+                    run.write_log(clock)
+                clock.eval_pending = clock.crossed(config.eval_every) or (clock.done and bool(config.eval_every))
+
+            # Evaluate. Interrupted by a stop request (None): the evaluation reruns after resume.
+            if clock.eval_pending:
+                with runtime.phase("evaluate"):
+                    scores = evaluate(algorithm.policy(), recipe.task, runtime, config.eval_episodes)
+                if scores is not None:
+                    run.record_evaluation(clock, scores, algorithm, task)
+            if config.log_tensor_digests:
+                run.record_digests(clock, algorithm, task)
+            if on_record is not None:
+                on_record()
+
+            # One all-reduce per iteration synchronizes all rank-local decisions.
+            agreed = runtime.all_reduce_any(
+                stop=runtime.status.stop_requested, save=run.checkpoints.due(), superseded=run.checkpoints.fence.poll()
+            )
+            if agreed["superseded"]:
+                raise SupersededError(
+                    run.checkpoints.fence.superseded_by or "another start of this run has taken it over."
+                )
+            stop = agreed["stop"]
+            if agreed["save"] or clock.crossed(config.save_every) or clock.crossed(config.keep_every):
+                run.checkpoints.save(algorithm, task, clock)
+
+        return run.finish(algorithm, task, clock, preempted=clock.eval_pending or not clock.done)
+
+
+def iterate(task: VecEnv, algorithm: Algorithm, clock: TrainState, runtime: Runtime, check_every: int) -> None:
+    """Run one iteration: collect, learn, compare the replicas. Benchmarks run the same iteration."""
+    before = runtime.status.update = algorithm.updates
+    task.on_iteration_start(clock)  # curriculum: a function of the clock, equal on all processes
+    with runtime.phase("collect"):
+        metrics = algorithm.collect(clock).with_prefix("rollout")
+    with runtime.phase("learn"):
+        metrics += algorithm.update(clock).with_prefix("train")
+    clock.advance(algorithm.samples)  # global samples
+    clock.accumulate(runtime.reduce_metrics(metrics))  # pooled over all lanes
+    if algorithm.updates // check_every > before // check_every:
+        runtime.check_replicas(algorithm.shared_state(), f"update {algorithm.updates}")

@@ -1,0 +1,161 @@
+"""Toy environments with one special behavior each, in a module that workers can import without the tests."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+
+class Diary(gymnasium.Env):
+    """Observes its seed and the steps since the reset; only a time limit ends an episode."""
+
+    observation_space = Box(0, 2**31, (2,), np.float64)
+    action_space = Discrete(2, start=5)
+
+    def reset(self, *, seed=None, options=None):
+        self.seen = np.array([seed % 1000, 0.0])
+        return self.seen, {}
+
+    def step(self, action):
+        assert action in (5, 6)
+        self.seen = self.seen + np.array([0, 1])
+        return self.seen, float(action), False, False, {}
+
+
+class House(gymnasium.Env):
+    """Dict observations with an image, a discrete value and a nested dict; MultiDiscrete actions."""
+
+    observation_space = Dict(
+        {
+            "room": Discrete(3),
+            "camera": Box(0, 255, (2, 2, 3), np.uint8),
+            "body": Dict({"joints": Box(-9, 9, (2,), np.float64)}),
+        }
+    )
+    action_space = MultiDiscrete([3, 4])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.room, self.joints = int(self.np_random.integers(3)), self.np_random.normal(size=2)
+        return self.look(), {}
+
+    def step(self, action):
+        self.room = (self.room + int(action[0])) % 3
+        self.joints = self.joints * 0.9 + action[1] / 10
+        return self.look(), 0.0, bool(self.np_random.random() < 0.1), False, {}
+
+    def look(self):
+        return {
+            "room": self.room,
+            "camera": np.full((2, 2, 3), 100 + self.room, np.uint8),
+            "body": {"joints": self.joints},
+        }
+
+
+class Whim(gymnasium.Env):
+    """Not deterministic: each reset and each step returns a new number."""
+
+    observation_space = Box(0, np.inf, (1,), np.float32)
+    action_space = Discrete(2)
+    numbers = itertools.count()
+
+    def reset(self, *, seed=None, options=None):
+        return np.array([next(self.numbers)], np.float32), {}
+
+    def step(self, action):
+        return np.array([next(self.numbers)], np.float32), 0.0, False, False, {}
+
+
+class Spring(gymnasium.Env):
+    """Depends on all past actions, and modifies its action array in place."""
+
+    observation_space = Box(-np.inf, np.inf, (1,), np.float64)
+    action_space = Box(-1, np.array([0.5]), (1,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.pushes = [0.0]
+        return np.array([0.0]), {}
+
+    def step(self, action):
+        assert action.dtype == np.float64
+        self.pushes.append(float(action[0]))
+        action *= 100
+        return np.array([sum(0.7**age * push for age, push in enumerate(reversed(self.pushes)))]), 0.0, False, False, {}
+
+
+class Wall(gymnasium.Env):
+    """Constant observations."""
+
+    observation_space = Box(0, 1, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Trouble(gymnasium.Env):
+    """Fails at its third step in the given way."""
+
+    observation_space = Box(0, 9, (1,), np.float32)
+    action_space = Discrete(2)
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def reset(self, *, seed=None, options=None):
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        if self.time == 3:
+            match self.kind:
+                case "error":
+                    raise ZeroDivisionError("the moon is full")
+                case "exit":
+                    print("farewell", file=sys.stderr)
+                    os._exit(7)
+                case "crash":
+                    os.kill(os.getpid(), signal.SIGSEGV)
+                case "hang":
+                    time.sleep(600)
+        return np.full(1, self.time, np.float32), 1.0, False, False, {}
+
+
+class Memory(gymnasium.Env):
+    """Observes the previous action, of which it keeps the array without a copy."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.kept = np.zeros(1, np.float32)
+        return self.kept, {}
+
+    def step(self, action):
+        shown, self.kept = self.kept, action
+        return shown, 0.0, False, False, {}
+
+
+class Blind(Memory):
+    """Cannot render because a package is missing."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def render(self):
+        raise gymnasium.error.DependencyNotInstalled("pip install eyes")
+
+
+for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind):
+    gymnasium.register(f"Lockstep{env.__name__}-v0", env, max_episode_steps=5 if env is Diary else None)

@@ -1,0 +1,101 @@
+"""Controls for trading: a leaked return is learned, a random market is not traded, and real prices show no leak."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lockstep.apps.backtest.metrics import possible_leak
+from lockstep.apps.backtest.walk_forward import walk_forward
+from lockstep.config import apply_overrides
+from lockstep.inference import LoadedPolicy, load
+from lockstep.lanes import Lanes
+from lockstep.protocols import StateDict
+from lockstep.registry import find_recipe
+from lockstep.rng import RandomStream
+from lockstep.tasks.trading.env import TradingConfig
+from lockstep.training_loop import train
+
+SHORT, FLAT, LONG = 0, 1, 2
+
+
+def trained(directory: Path, samples: int, **task: object) -> tuple[LoadedPolicy, LoadedPolicy, TradingConfig]:
+    """Return an agent before and after training, and its task."""
+    common = {"run.runs_dir": str(directory), "run.eval_every": None, "run.device": "cpu"}
+    recipe = apply_overrides(find_recipe("trading-lstm")(), {"task": task, **common})
+    before = train(
+        apply_overrides(recipe, {"run.total_samples": 1, "run.name": "before", "algo.learning_rate": 1e-12})
+    ).path
+    after = train(apply_overrides(recipe, {"run.total_samples": samples, "run.name": "after"})).path
+    return load(before), load(after), recipe.task
+
+
+def traded(task: TradingConfig, choose: object) -> dict[str, torch.Tensor]:
+    """Run one episode on each of 64 new markets; return the summed rewards and the account statistics."""
+    env = replace(task, num_envs=64).build(Lanes(1, range(1), 99), torch.device("cpu"))
+    obs, total = env.observations(), torch.zeros(64, dtype=torch.float64)
+    for _ in range(task.episode_length):
+        step = env.step(choose(obs))
+        total += step.reward
+        obs = step.obs
+    assert step.truncated.all()
+    counts: StateDict = {name: values.clone() for name, values in step.episode_info.items()}
+    return {"total": total, **counts}
+
+
+def sampling(policy: LoadedPolicy):
+    """Return the policy with sampled actions. Greedy actions of an untrained policy would all be equal."""
+    net, count, memory = policy.policy.net, iter(range(10**6)), None
+
+    def choose(obs):
+        nonlocal memory
+        memory = policy.policy.initial_state(len(obs)) if memory is None else memory
+        with torch.no_grad():
+            outputs, _, memory = net.step(policy.policy.normalizer(obs), memory)
+        return (outputs + RandomStream(0, "draws").gumbel(next(count), *outputs.shape)).argmax(-1)
+
+    return choose
+
+
+def greedy(policy: LoadedPolicy):
+    return lambda obs: torch.from_numpy(policy.act(obs))
+
+
+def test_trading_with_leaked_return_earns_most_of_it(tmp_path: Path) -> None:
+    _, agent, task = trained(tmp_path, 200_000, market="gbm", leak_future=True, fee_rate=0.0)
+    earned = traded(task, greedy(agent))["total"].sum()
+    possible = traded(task, lambda obs: torch.where(obs[:, -1] > 0, LONG, SHORT))["total"].sum()
+    print(f"positive control: {earned / possible:.1%} of what the sign earns")
+    assert possible > 0
+    assert earned >= 0.8 * possible
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_trading_on_random_walk_with_fees_learns_not_to_trade(tmp_path: Path) -> None:
+    untrained, agent, task = trained(tmp_path, 1_000_000, market="gbm", fee_rate=0.001)
+    before, after = traded(task, sampling(untrained)), traded(task, greedy(agent))
+    gross = after["growth"] + after["fees"]
+    error = float(gross.std()) / math.sqrt(len(gross))
+    share = float(after["turnover"].sum() / before["turnover"].sum())
+    print(f"negative control: turnover {share:.2%} of the untrained; gross {gross.mean():+.4f} +- {error:.4f}")
+    assert share < 0.05
+    assert abs(float(gross.mean())) <= 3 * error + 1e-9
+
+
+PRICES = next((place for parent in Path(__file__).parents if (place := parent / "shared/data/prices").is_dir()), None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(PRICES is None, reason="needs the real prices, which are not part of the repository")
+@pytest.mark.parametrize("name", ["GOOGL-daily", "BTCUSD-hourly"])
+def test_trading_on_real_prices_shows_no_leak(tmp_path: Path, name: str) -> None:
+    data = {"task.data": (str(PRICES / f"{name}.csv"),), "run.total_samples": 65_536, "run.eval_every": None}
+    report = walk_forward(apply_overrides(find_recipe("trading-lstm")(), data), tmp_path, count=3, before=0.5)
+    measures = {way: curve.measures(report.bars.bars_per_year) for way, curve in report.curves.items()}
+    print(f"{name}: {measures}")
+    assert not possible_leak(measures["agent"])
+    assert measures["buy and hold"].total > 0.5  # the price files are the expected ones

@@ -1,0 +1,153 @@
+"""Supervised learning: padding rows, learning rate schedules, early stopping and evaluation."""
+
+import math
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.tiny_recipes import hash_of
+from helpers.toy_datasets import ToyConfig
+from lockstep.algorithms.supervised import SupervisedConfig
+from lockstep.checkpoint.lineage import best_checkpoint
+from lockstep.clock import TrainState
+from lockstep.config import ConfigError, Recipe, RunConfig
+from lockstep.distributed import Runtime
+from lockstep.evaluation import evaluate
+from lockstep.nn.gnn import GraphConfig
+from lockstep.training_loop import train
+
+NET = GraphConfig(num_layers=0, hidden_size=32, head_layers=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyRecipe(Recipe):
+    """A small network on the toy dataset."""
+
+    task: ToyConfig = field(default_factory=ToyConfig)
+    algo: SupervisedConfig = SupervisedConfig(batch_size=20, learning_rate=1e-2, net=NET)
+    run: RunConfig = RunConfig(total_samples=103 * 40, log_every=103, eval_every=103, device="cpu", record_video=False)
+
+
+def agent(config=ToyRecipe().algo, task=ToyRecipe().task, run=ToyRecipe().run):  # noqa: B008
+    runtime = Runtime.single_process(run)
+    return config.build(task.build(runtime.lanes, runtime.device), runtime)
+
+
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_supervised_training_fits_regression_and_classification(kind, tmp_path):
+    recipe = ToyRecipe(task=ToyConfig(kind=kind), run=replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run"))
+    found = train(recipe).clock.evaluation
+    assert found["r2"] > 0.95 if kind == "regression" else found["auc"] > 0.98
+    assert found["examples"] == 51
+
+
+def test_padding_rows_change_neither_loss_nor_gradient():
+    learner = agent()
+    learner.collect(TrainState(total_samples=1000))
+    batch = dict(learner.batch)
+    assert len(batch["weight"]) == 24  # 8 lanes of 3 rows: 20 samples and 4 padding rows
+    spoiled = batch | {"target": torch.where(batch["weight"] > 0, batch["target"], 1e6)}
+    for each in (batch, spoiled):
+        learner.net.zero_grad()
+        result = learner.loss(each)
+        result.loss_sum.backward()
+        each["came"] = result.loss_sum.item(), float(result.num_samples), learner.net.head[-1].weight.grad.clone()
+    assert batch["came"][:2] == spoiled["came"][:2]
+    assert batch["came"][1] == 20
+    assert torch.equal(batch["came"][2], spoiled["came"][2])
+
+
+def test_warmup_starts_with_one_step_and_ends_at_peak():
+    learner = agent(SupervisedConfig(batch_size=10, learning_rate=1.0, schedule="cosine", warmup_fraction=0.1, net=NET))
+    rates = [learner._rate(TrainState(total_samples=1000, samples=samples)) for samples in range(0, 1000, 10)]
+    assert rates[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
+    assert max(rates) == pytest.approx(1.0)
+    assert rates[-1] < 0.001
+    assert all(before >= after for before, after in pairwise(rates[10:]))
+
+
+def test_lr_scaling_raises_peak_with_batch_size_and_adds_warmup():
+    config = SupervisedConfig(
+        batch_size=80, reference_batch_size=20, learning_rate=1.0, schedule="constant", warmup_fraction=0.0
+    )
+    for rule, peak in (("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)):
+        learner = agent(replace(config, lr_scaling=rule, net=NET))
+        assert learner._rate(TrainState(total_samples=8000, samples=4000)) == peak
+        assert (learner._rate(TrainState(total_samples=8000)) < peak) == (rule != "none")
+
+
+def test_plateau_halves_rate_after_patience_without_improvement():
+    learner = agent(
+        SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup_fraction=0.0, net=NET)
+    )
+    clock, rates = TrainState(total_samples=1000), []
+    for score in (1.0, 2.0, 1.9, 1.8, 1.7, 1.6, 3.0, 2.9, 2.8):
+        clock.record_evaluation({"score": score})
+        rates.append([learner._rate(clock) for _ in range(3)][-1])  # repeated calls do not halve it again
+    assert rates == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
+    other = agent(
+        SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup_fraction=0.0, net=NET)
+    )
+    other.load_shared_state({name: tensor.clone() for name, tensor in learner.shared_state().items()})
+    assert other._rate(clock) == 0.125
+
+
+def test_plateau_without_evaluations_is_rejected():
+    with pytest.raises(ConfigError, match="plateau"):
+        SupervisedConfig(schedule="plateau").validate(ToyConfig(), RunConfig(eval_every=None))
+
+
+def test_early_stop_without_improvement_ends_run_and_keeps_best(tmp_path):
+    algo = SupervisedConfig(batch_size=20, learning_rate=1e-30, net=NET)  # the evaluation never improves
+    run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run", early_stop_patience=3)
+    result = train(ToyRecipe(algo=algo, run=run))
+    assert result.clock.evaluations == 4  # the first is the best; three more do not improve
+    assert result.clock.samples < run.total_samples
+    assert not result.preempted
+    assert best_checkpoint(tmp_path / "run" / "checkpoints").samples == 103
+
+
+def test_resume_after_early_stop_with_more_patience_continues(tmp_path):
+    algo = SupervisedConfig(batch_size=20, learning_rate=1e-30, net=NET)
+    run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run", early_stop_patience=2)
+    train(ToyRecipe(algo=algo, run=run))
+    result = train(ToyRecipe(algo=algo, run=replace(run, early_stop_patience=5)), resume=True)
+    assert result.clock.evaluations == 6
+
+
+def test_record_evaluation_ignores_nan_score():
+    clock = TrainState(total_samples=10)
+    assert not clock.record_evaluation({"score": math.nan})
+    assert clock.record_evaluation({"score": -5.0})
+    assert (clock.evaluations, clock.evals_since_best, clock.best) == (2, 0, -5.0)
+
+
+def test_evaluation_mae_matches_direct_computation():
+    learner = agent(task=ToyConfig(examples=1201))
+    found = evaluate(learner.policy(), ToyConfig(examples=1201), learner.runtime, 1)
+    inputs = learner.task.read("validation", np.arange(600))
+    by_hand = learner.policy().act(inputs["inputs"], {})[0]
+    assert found["mae"] == pytest.approx((by_hand - inputs["target"]).abs().mean().item(), rel=1e-5)
+    assert found["examples"] == 600
+
+
+def test_interrupted_evaluation_returns_none():
+    learner = agent()
+    learner.runtime.status.stop_requested = True
+    assert evaluate(learner.policy(), ToyConfig(), learner.runtime, 1) is None
+
+
+def test_biases_and_embeddings_have_no_weight_decay():
+    groups = agent().optimizer._inner.param_groups
+    assert [group["weight_decay"] for group in groups] == [1e-2, 0.0]
+    assert all(parameter.dim() > 1 for parameter in groups[0]["params"])
+
+
+def test_run_with_data_workers_matches_run_without(tmp_path):
+    for name, readers in (("plain", 0), ("read", 2)):
+        run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name=name, total_samples=250, eval_every=100)
+        train(ToyRecipe(algo=replace(ToyRecipe().algo, num_workers=readers), run=run))
+    assert hash_of(tmp_path / "read") == hash_of(tmp_path / "plain")

@@ -1,0 +1,120 @@
+"""Actor-critic: output shapes, shared and separate encoders, initialization and precision."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from lockstep.nn.actor_critic import ActorCritic
+from lockstep.nn.distributions import make_distribution
+from lockstep.nn.encoders import EncoderConfig
+from lockstep.rng import RandomStream, seeded_init
+
+VECTOR = spaces.Box(-1, 1, (5,), np.float32)
+BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
+OBSERVATIONS = {
+    "vector": (VECTOR, torch.randn(7, 5, generator=torch.Generator().manual_seed(0))),
+    "board": (BOARD, torch.randint(2, (7, 3, 6, 6), generator=torch.Generator().manual_seed(0)).to(torch.uint8)),
+}
+OBSERVATIONS["dict"] = (
+    spaces.Dict({name: space for name, (space, _) in OBSERVATIONS.items()}),
+    {name: obs for name, (_, obs) in OBSERVATIONS.items()},
+)
+ACTIONS = {
+    "choice": (spaces.Discrete(4), 4),
+    "choices": (spaces.MultiDiscrete([2, 3]), 5),
+    "continuous": (spaces.Box(-1, 1, (3,), np.float32), 6),
+}
+each_observation = pytest.mark.parametrize(("space", "obs"), OBSERVATIONS.values(), ids=OBSERVATIONS)
+
+
+def build(space, action_space=ACTIONS["choice"][0], **settings):
+    with seeded_init(RandomStream(0, "init")):
+        return ActorCritic(
+            space, make_distribution(action_space), EncoderConfig(hidden_sizes=(8,), out_features=16, **settings)
+        )
+
+
+@each_observation
+@pytest.mark.parametrize(("action_space", "outputs"), ACTIONS.values(), ids=ACTIONS)
+def test_forward_returns_action_params_and_one_value(space, obs, action_space, outputs):
+    found, value = build(space, action_space)(obs)
+    assert found.shape == (7, outputs)
+    assert value.shape == (7,)
+    assert found.dtype == value.dtype == torch.float32
+
+
+@each_observation
+def test_value_equals_value_of_forward(space, obs):
+    net = build(space)
+    assert torch.equal(net.value(obs), net(obs)[1])
+
+
+def gradients_of(net, total):
+    net.zero_grad()
+    total.backward()
+    return {name.partition(".")[0] for name, p in net.named_parameters() if p.grad is not None and p.grad.any()}
+
+
+def test_vector_observations_use_separate_encoders():
+    net, obs = build(VECTOR), OBSERVATIONS["vector"][1]
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
+
+
+@pytest.mark.parametrize("kind", ["board", "dict"])
+def test_image_observations_share_encoder(kind):
+    space, obs = OBSERVATIONS[kind]
+    net = build(space)
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"encoder", "value_head"}
+
+
+@each_observation
+def test_share_encoder_true_shares_encoder(space, obs):
+    net = build(space, share_encoder=True)
+    assert net.critic_encoder is None
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"encoder", "value_head"}
+    assert torch.equal(net.value(obs), net(obs)[1])
+
+
+@each_observation
+def test_share_encoder_false_uses_separate_encoders(space, obs):
+    net = build(space, share_encoder=False)
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
+    assert torch.equal(net.value(obs), net(obs)[1])
+
+
+def test_mlp_on_board_uses_separate_encoders():
+    obs = OBSERVATIONS["board"][1]
+    net = build(BOARD, kind="mlp")
+    assert gradients_of(net, net(obs)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(obs)[1].sum()) == {"critic_encoder", "value_head"}
+
+
+def test_initial_policy_is_nearly_uniform():
+    outputs, value = build(BOARD)(OBSERVATIONS["board"][1])
+    assert outputs.softmax(-1).sub(0.25).abs().max() < 0.02
+    assert value.std() > 0.02  # the encoder is not dead: the small outputs come from the gain of the head
+
+
+def test_log_std_is_one_parameter_per_action_feature():
+    net, obs = build(VECTOR, ACTIONS["continuous"][0]), OBSERVATIONS["vector"][1]
+    with torch.no_grad():
+        net.log_std.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    outputs, _ = net(obs)
+    assert torch.equal(outputs[:, 3:], net.log_std.expand(7, 3))
+    outputs[:, 3:].sum().backward()
+    assert net.log_std.grad.tolist() == [7.0, 7.0, 7.0]
+
+
+@each_observation
+def test_autocast_outputs_are_float32(space, obs):
+    net = build(space)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outputs, value = net(obs)
+        alone = net.value(obs)
+    assert outputs.dtype == value.dtype == alone.dtype == torch.float32
+    torch.testing.assert_close(value, net(obs)[1], atol=0.1, rtol=0.1)

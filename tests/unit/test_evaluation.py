@@ -1,0 +1,116 @@
+"""Vectorized evaluation equals a plain Python loop bit for bit."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from helpers.toy_envs import ToyWorlds, ToyWorldsConfig
+from lockstep.config import RunConfig
+from lockstep.distributed import Runtime
+from lockstep.evaluation import Scoreboard, evaluate
+from lockstep.lanes import Lanes
+from lockstep.rng import stable_hash
+from lockstep.tasks.snake.env import SnakeConfig
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedConfig(ToyWorldsConfig):
+    """Toy worlds with episode info: an integer, a value that is NaN in some episodes, and one that is always NaN."""
+
+    def build(self, lanes, device):
+        return Counted(self, lanes, device)
+
+
+class Counted(ToyWorlds):
+    def step(self, action):
+        step = super().step(action)
+        ended, last = step.terminated | step.truncated, step.final_obs[:, 0]
+        sometimes = torch.where(ended & (last > 0), last, torch.nan)
+        never = torch.full_like(last, torch.nan)
+        return step._replace(episode_info={"number": self._taken[:, 0].clone(), "sometimes": sometimes, "never": never})
+
+
+class Walker:
+    """A recurrent policy: actions depend on the observation and on the number of steps since the episode began."""
+
+    def __init__(self, discrete):
+        self.discrete = discrete
+
+    def initial_state(self, count):
+        return {"age": torch.zeros(count)}
+
+    def act(self, obs, memory):
+        seen = obs.flatten(1).float()
+        mixed = (seen * torch.arange(1.0, seen.shape[1] + 1)).sum(1) + memory["age"] // 3
+        action = (mixed % 4).long() if self.discrete else mixed.sin().unsqueeze(1)
+        return action, {"age": memory["age"] + 1}
+
+
+def plain(policy, task, count, seed, episodes):
+    """Run episodes in a Python loop over environments, on one process with `count` lanes."""
+    lanes = Lanes(count, range(count), stable_hash(seed, "evaluation") & (2**63 - 1))
+    envs = math.ceil(min(episodes, max(task.num_envs, count)) / count) * count
+    env = replace(task, num_envs=envs).build(lanes, CPU)
+    number, totals, lengths = list(range(envs)), [0.0] * envs, [0] * envs
+    fresh, obs, found = policy.initial_state(envs)["age"], env.reset(), {}
+    age = fresh
+    while min(number) < episodes:
+        action, after = policy.act(obs, {"age": age})
+        step = env.step(action)
+        obs, age = step.obs, after["age"].clone()
+        for index in range(envs):
+            totals[index] += float(step.reward[index])
+            lengths[index] += 1
+            if step.terminated[index] or step.truncated[index]:
+                if number[index] < episodes:
+                    extras = {name: float(values[index]) for name, values in step.episode_info.items()}
+                    found[number[index]] = {"return": totals[index], "length": float(lengths[index]), **extras}
+                    number[index] += envs
+                totals[index], lengths[index], age[index] = 0.0, 0, fresh[index]
+    ordered = [found[number] for number in sorted(found)]
+    summary = {}
+    for name in ordered[0]:
+        values = [result[name] for result in ordered if not math.isnan(result[name])]
+        if values:
+            summary[f"{name}_mean"] = sum(values) / len(values)
+    spread = sum((result["return"] - summary["return_mean"]) ** 2 for result in ordered) / len(ordered)
+    return summary | {"return_std": math.sqrt(spread), "episodes": float(len(ordered))}
+
+
+TASKS = {
+    "snake": SnakeConfig(size=5, num_envs=8, max_steps_without_food=9),
+    "snake of torch operations": SnakeConfig(size=5, num_envs=8, max_steps_without_food=9, backend="torch"),
+    "toys that count": CountedConfig(num_envs=8, length=7),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("lanes", "episodes"), [(1, 8), (2, 30), (4, 3), (8, 101)])
+def test_evaluation_equals_plain_loop_bit_for_bit(name, lanes, episodes):
+    task, policy = TASKS[name], Walker(discrete="snake" in name)
+    runtime = Runtime.single_process(RunConfig(lanes=lanes, seed=5))
+    ours, theirs = evaluate(policy, task, runtime, episodes), plain(policy, task, lanes, 5, episodes)
+    assert ours == theirs
+    assert "never_mean" not in ours
+    assert ours["episodes"] == episodes
+
+
+def test_interrupted_evaluation_returns_none():
+    runtime = Runtime.single_process(RunConfig(lanes=2))
+
+    class Stops(Walker):
+        def act(self, obs, memory):
+            runtime.status.stop_requested = True
+            return super().act(obs, memory)
+
+    assert evaluate(Stops(discrete=True), TASKS["snake"], runtime, 8) is None
+
+
+def test_scoreboard_without_episodes_is_done_and_empty():
+    board = Scoreboard(torch.arange(6, 8), envs=8, episodes=5, device=CPU)
+    assert board.done()
+    assert board.results() == []
