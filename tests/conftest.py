@@ -18,8 +18,10 @@ os.environ.setdefault("WANDB_MODE", "offline")
 # LOCKSTEP_INJECT_FAULT has an effect only with it.
 os.environ["LOCKSTEP_FAULT_INJECTION"] = "1"
 
-# What a shell starts in the background ignores Ctrl-C, and so would all that our tests start.
+# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+_MASK = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -35,13 +37,19 @@ def _cache_of_its_own(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _signals_as_they_were():
-    """A command that trains keeps requests to stop from its process until it exits, and a test may call one here."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    """Undo what a training command leaves: it blocks stop signals until its process exits.
+
+    Module-scoped fixtures run such commands before this one starts, so the state is that of the start of pytest.
+    """
+    _restore_signals()
     yield
-    for number, handler in handlers.items():
+    _restore_signals()
+
+
+def _restore_signals():
+    for number, handler in _HANDLERS.items():
         signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
 
 
 @pytest.fixture(autouse=True)

@@ -299,10 +299,7 @@ def test_shared_memory_is_anonymous(build):
 
 
 SCRIPT = """
-import faulthandler, signal
 import psutil, torch
-faulthandler.register(signal.SIGUSR1, all_threads=True)  # for a test whose process does not end
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
 from lockstep.lanes import Lanes
 from lockstep.tasks.gym.env import GymConfig
 
@@ -349,11 +346,6 @@ def test_sigint_to_parent_ends_hanging_step_and_workers_ignore_sigint():
         time.sleep(0.2)
         assert all(worker.is_running() for worker in workers)
         process.send_signal(signal.SIGINT)
-        _, alive = psutil.wait_procs(workers, timeout=60)
-        if alive:
-            process.send_signal(signal.SIGUSR1)
-            time.sleep(1.0)
-            process.kill()
-        stderr = process.communicate(timeout=10)[1]
-        assert not alive, stderr
-        assert "KeyboardInterrupt" in stderr
+        _, alive = psutil.wait_procs(workers, timeout=30)
+        assert not alive
+        assert "KeyboardInterrupt" in process.communicate(timeout=10)[1]
