@@ -205,22 +205,15 @@ def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
 
 def _resolved(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
-    from lockstep.cli.options import resolve
+    from lockstep.cli.options import resolve, with_preset, with_reference
 
-    built = _recipe(recipe)
-    if preset is not None:
-        if preset not in built.presets:
-            known = ", ".join(built.presets) or "none"
-            raise ConfigError(f"{built.name} has no preset '{preset}'.", f"It has: {known}.")
-        built = apply_overrides(built, built.presets[preset])
-    if smoke:
-        built = apply_overrides(built, {"run.record_video": False, **built.smoke_overrides})
+    built = reference = with_preset(_recipe(recipe), preset, smoke)
     for name, value in settings.items():
         if dataclasses.is_dataclass(value):
             built = dataclasses.replace(built, **{name: value})  # type: ignore[type-var]
         else:
             built = apply_overrides(built, {name: value})
-    return resolve(built, procs)
+    return resolve(with_reference(built, reference), procs)
 
 
 def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:

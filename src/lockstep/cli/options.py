@@ -80,26 +80,27 @@ def parse_recipe(
 
     kind = find_recipe(start.recipe)
     parsed = normalize_args(rest, kind.aliases, kind.episode_length)
-    recipe = kind()
-    if start.preset is not None:
-        if start.preset not in kind.presets:
-            raise ConfigError(
-                f"{start.recipe} has no preset '{start.preset}'.",
-                f"It has: {', '.join(kind.presets) or 'none'}.",
-            )
-        recipe = apply_overrides(recipe, kind.presets[start.preset])
-    if start.smoke:
-        recipe = apply_overrides(recipe, {"run.record_video": False, **kind.smoke_overrides})
-    recipe = apply_overrides(recipe, imported or {})
-    reference = recipe
+    recipe = reference = apply_overrides(with_preset(kind(), start.preset, start.smoke), imported or {})
     if start.config is not None:
         recipe = apply_overrides(recipe, read_yaml(start.config))
     recipe = apply_overrides(recipe, parsed.settings)
     recipe = tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog)
-    return resolve(_with_reference(recipe, reference), 1 if start.procs == "auto" else start.procs)
+    return resolve(with_reference(recipe, reference), 1 if start.procs == "auto" else start.procs)
 
 
-def _with_reference(recipe: Recipe, reference: Recipe) -> Recipe:
+def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:
+    """Apply a preset, and then the smoke setting, to a recipe."""
+    if preset is not None:
+        if preset not in recipe.presets:
+            known = ", ".join(recipe.presets) or "none"
+            raise ConfigError(f"{recipe.name or type(recipe).__name__} has no preset '{preset}'.", f"It has: {known}.")
+        recipe = apply_overrides(recipe, recipe.presets[preset])
+    if smoke:
+        recipe = apply_overrides(recipe, {"run.record_video": False, **recipe.smoke_overrides})
+    return recipe
+
+
+def with_reference(recipe: Recipe, reference: Recipe) -> Recipe:
     """Set `algo.reference_batch_size`, the batch size that the learning rate was tuned for, if it is unset."""
     if getattr(recipe.algo, "reference_batch_size", 0) is None:
         return apply_overrides(recipe, {"algo.reference_batch_size": reference.algo.batch_size})
