@@ -69,6 +69,7 @@ class Algorithm:
         self._by_lane: StateDict = {}
         with seeded_init(self.lanes.shared_stream(f"{self.stream_prefix}.init")):  # the same weights on every process
             self.setup()
+        self._all_optimizers = list(self._parts(StepsParameters).values())  # once: updates read their counts
 
     @property
     def stream_prefix(self) -> str:
@@ -78,7 +79,7 @@ class Algorithm:
     @property
     def updates(self) -> int:
         """Optimizer steps so far: those of the optimizer that took the most."""
-        return max((int(part.updates) for part in self._parts(StepsParameters).values()), default=0)
+        return max((int(optimizer.updates) for optimizer in self._all_optimizers), default=0)
 
     def setup(self) -> None:
         """Create networks, optimizers and buffers as attributes. Weights are initialized from the run's seed."""
