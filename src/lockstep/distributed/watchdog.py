@@ -288,8 +288,10 @@ class Watchdog:
         self._beat += 1
         status, log = self.status, self.status.collective_log
         waiting = log.now()
-        frame = sys._current_frames().get(self._thread)
-        now = time.monotonic()
+        frames, save, now = sys._current_frames(), self.saving, time.monotonic()
+        stack = format_stack(frames.get(self._thread))
+        if save is not None and save.is_alive() and status.phase == "copy":  # the main thread waits for this save
+            stack += format_stack(frames.get(save.ident or 0))
         waits = None if waiting is None or waiting.since is None else now - waiting.since
         return Heartbeat(
             process=status.rank,
@@ -304,7 +306,7 @@ class Watchdog:
             busy=now - status.started - log.waited - (waits or 0.0),
             age=now - status.started,
             resources=self._resources.read(),
-            stack=format_stack(frame),
+            stack=stack,
             launched_at="" if waiting is None else waiting.line,
             device_behind=waiting is not None and waiting.since is None,
         )
