@@ -112,7 +112,7 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     numbers = torch.arange(first, first + env.num_envs)  # first episode of each environment
     board = Scoreboard(numbers, envs, episodes, runtime.device)
     fresh = tree_map(torch.clone, policy.initial_state(env.num_envs))
-    obs, memory = env.reset(), fresh
+    obs, memory = env.observations(), fresh  # the environments were just built, which resets them
 
     def act(part: dict[str, Any]) -> Any:
         with runtime.autocast():

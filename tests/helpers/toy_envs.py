@@ -42,6 +42,7 @@ class ToyWorlds:
         self.observation_space = space if config.num_tasks == 1 else several
         self._at = torch.zeros(self.num_envs, FEATURES)
         self._taken = torch.zeros(self.num_envs, 2, dtype=torch.int64)  # total steps, and steps of the episode
+        self.reset()
 
     def reset(self):
         self._at = torch.stack([stream.normal(0, FEATURES) for stream in self._streams])

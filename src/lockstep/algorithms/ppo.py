@@ -140,7 +140,7 @@ class PPO(Algorithm):
             accumulate=config.grad_accum_steps,
             not_compiled="" if config.recurrent.kind == "none" else "sequences are split at episode ends: shapes vary",
         )
-        self.normalizer = ObservationNormalizer(task.reset(), config.normalize_obs)
+        self.normalizer = ObservationNormalizer(task.observations(), config.normalize_obs)
         self.collector = OnPolicyCollector(self, self.net, self.actions, self.normalizer, config.length)
         self.shuffle = self.lanes.streams("ppo.shuffle")
         self.return_moments = RunningMeanStd(1, runtime.device)

@@ -167,7 +167,7 @@ class DDPG(Algorithm):
         self.epsilon = torch.ones((), device=runtime.device)
         self._act = runtime.compilation(self._explore, "acting")
         self._update_targets = runtime.compilation(self._move_targets, "target update")
-        obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
+        obs, ended = task.observations(), torch.zeros(task.num_envs, dtype=torch.bool)
         agents = (task.num_envs, self.team.agents) if self.team.several else (task.num_envs,)  # [B, A] or [B]
         example = {
             "obs": self.team.ours_of(obs),

@@ -156,7 +156,7 @@ class TDMPC2(Algorithm):
         self.plans = torch.zeros(task.num_envs, config.horizon, self.model.actions, device=device)  # [B, H, K]
         self.register_lane_state("plans", self.plans)
         self.rollout, self.outcomes, self.infos = (Rollout(config.rollout_steps) for _ in range(3))
-        obs, ended = task.reset(), torch.zeros(task.num_envs, dtype=torch.bool)
+        obs, ended = task.observations(), torch.zeros(task.num_envs, dtype=torch.bool)
         example = {"obs": obs, "action": torch.zeros(task.num_envs, self.model.actions)}
         example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended, "next_obs": obs}
         self.replay = Replay(config.buffer_size, lanes, example, "tdmpc2.replay", config.replay, runtime.device)
