@@ -1,6 +1,5 @@
 """Results of a run as plain data, read from its run directory. No process of the run is involved."""
 
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias
 from lockstep.checkpoint.lineage import list_checkpoints
 from lockstep.config import Recipe
 from lockstep.inference import LoadedPolicy, load
-from lockstep.io.jsonl import CHECKPOINTS, METRICS, iter_jsonl, read_status
+from lockstep.io.jsonl import CHECKPOINTS, METRICS, iter_jsonl, parse_line, read_status
 
 EVAL = "eval/"
 """Prefix of evaluation results in the log."""
@@ -118,7 +117,7 @@ class RunEvents:
             return []
         whole = text[: text.rfind(b"\n") + 1]
         self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [line for text in whole.splitlines() if (line := parse_line(text)) is not None]
 
 
 def _score(line: Mapping[str, Any]) -> float:

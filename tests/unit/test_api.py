@@ -102,7 +102,7 @@ def test_callback_exception_aborts_run(tmp_path):
 def test_events_after_restart_are_reported_once(tmp_path):
     seen, log = [], tmp_path / "metrics.jsonl"
     events = RunEvents(tmp_path, seen.append, None, None)
-    log.write_text('{"samples": 1}\n{"samples": 2}\n{"sam')
+    log.write_text('{"samples": 1}\n{"sampl\n{"samples": 2}\n{"sam')  # one line was cut by a kill
     events.poll()
     log.write_text('{"samples": 1}\n')  # the run is restarted from its checkpoint at 1
     events.poll()

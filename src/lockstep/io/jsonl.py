@@ -40,12 +40,17 @@ def iter_jsonl(path: Path, limit: int = sys.maxsize) -> Iterator[dict[str, Any]]
     with opened as file:
         while limit > 0 and (text := file.readline(min(limit, JSON_BYTES))):
             limit -= len(text)
-            try:
-                line = parse_json(text.decode())
-            except ValueError:
-                continue
-            if isinstance(line, dict) and isinstance(line.get("samples", 0), int | float):
+            if (line := parse_line(text)) is not None:
                 yield line
+
+
+def parse_line(text: bytes) -> dict[str, Any] | None:
+    """Return the values of one line; None if it is truncated or not valid."""
+    try:
+        line = parse_json(text.decode())
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("samples", 0), int | float) else None
 
 
 def read_status(path: Path) -> dict[str, Any]:
