@@ -4,6 +4,7 @@ import errno
 import gc
 import importlib
 import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -40,6 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # called as a program, not from Python
         make_errors_printable()
+        try:
+            return _run(args, is_program=True)
+        except BrokenPipeError:
+            if not _stdout_is_closed():
+                raise
+            return 1
+    return _run(args, is_program=False)
+
+
+def _run(args: list[str], is_program: bool) -> int:
     if args[:1] == [SERVE]:
         args = _serve(args)
     if not args or args[0] in ("-h", "--help"):
@@ -65,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Spinning OpenMP threads make torch up to 15 times slower on busy cores. OpenMP reads this variable when torch is
     # imported. A value set by the user is kept.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if arguments is None:  # the imports of this process are known
+    if is_program:  # the imports of this process are known
         from lockstep.cli.preload import preload
 
         args = preload(args) or args
@@ -82,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        if arguments is None:
+        if is_program:
             gc.freeze()  # skip the final garbage collection of torch's modules, which takes most of a second
 
 
@@ -92,6 +103,16 @@ def _serve(args: Sequence[str]) -> list[str]:
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return serve(int(args[1]))
+
+
+def _stdout_is_closed() -> bool:
+    """Return whether the reader of standard output is gone, as with `lockstep ls | head`. If so, discard the rest."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno())
+    closed = any(events & select.POLLERR for _, events in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at exit
+    return closed
 
 
 def fail(message: str) -> int:

@@ -53,11 +53,17 @@ def format_evaluation(clock: "TrainState") -> str:
     result = clock.evaluation
     if "score" in result:  # predictions: show the overall metrics, not those of subsets
         measures = [f"{name} {value:.4g}" for name, value in overall_metrics(result).items()]
-        best = "the best so far" if clock.best == result["score"] else f"best score {clock.best:.4g}"
+        best = _format_best(clock, "best score {:.4g}")
         return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
     returns = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
-    best = "the best so far" if clock.best == result["return_mean"] else f"best {clock.best:.2f}"
+    best = _format_best(clock, "best {:.2f}")
     return ", ".join([returns, *format_results(result), f"{result['episodes']:.0f} episodes", best])
+
+
+def _format_best(clock: "TrainState", template: str) -> str:
+    if clock.best is None:
+        return "no best yet"  # every score was NaN
+    return template.format(clock.best) if clock.evals_since_best else "the best so far"
 
 
 def format_speed(speed: float, loads: Mapping[int, float]) -> str:

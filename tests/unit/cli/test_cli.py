@@ -131,6 +131,16 @@ def test_no_arguments_print_help(capsys):
     assert "First run: lockstep train snake-ppo --smoke" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], ["ls", "."]])
+def test_closed_pipe_ends_command_without_traceback(words):
+    read, write = os.pipe()
+    os.close(read)  # as `lockstep train --help | head` does once it has read enough
+    command = [sys.executable, "-m", "lockstep", *words]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, "")
+
+
 def test_version_flag_prints_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"lockstep {__version__}\n"

@@ -166,11 +166,17 @@ def test_plain_console_does_not_wrap_long_lines(capsys):
 def test_evaluation_line_has_task_counts_and_best_score():
     clock = TrainState(total_samples=10, samples=5, evaluation=SCORES, best=1.25)
     assert format_evaluation(clock) == "evaluation: return 1.25 ± 0.50, apples 3.00, 8 episodes, the best so far"
-    clock.best = 2.0
-    assert format_evaluation(clock).endswith("8 episodes, best 2.00")
+    clock.record_evaluation(SCORES)  # a tie is not a new best
+    assert format_evaluation(clock).endswith("8 episodes, best 1.25")
     screen, page = captured(PlainConsole("heading", 1))
     screen.evaluation(clock)
     assert page.getvalue().strip() == f"5 {format_evaluation(clock)}"
+
+
+def test_evaluation_line_without_best_score():
+    clock = TrainState(total_samples=10)
+    clock.record_evaluation(SCORES | {"return_mean": float("nan")})
+    assert format_evaluation(clock).endswith("8 episodes, no best yet")
 
 
 # -------------------------------------------------------------------------------------------------------------- screens
