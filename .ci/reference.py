@@ -7,8 +7,10 @@ The pages are not committed: `make docs` generates them each time, so that they 
 
 import ast
 import contextlib
+import functools
 import io
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +47,7 @@ def settings() -> str:
         "underscore is a dash there), or `task.NAME=VALUE`; in a yaml file, a line under its part. Defaults are the "
         "config's own: a recipe may have others, which `lockstep train RECIPE --help` shows.",
     ]
-    folders = [sorted((PACKAGE / folder).rglob("*.py")) for folder in ("tasks", "algorithms", "nn")]
+    folders = [sorted((PACKAGE / folder).rglob("*.py")) for folder in ("tasks", "algorithms", "nn", "data")]
     for path in (PACKAGE / "config.py", *(path for folder in folders for path in folder)):
         parts += [part for kind in configs(path) for part in section(kind)]
     return "\n\n".join(parts)
@@ -58,6 +60,32 @@ def configs(path: Path) -> Iterator[ast.ClassDef]:
             yield node
 
 
+def literals() -> dict[str, ast.expr]:
+    """The names that modules give to lists of allowed values, such as `Schedule = Literal["constant", "linear"]`."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
+                found |= {ast.unparse(target): node.value for target in node.targets}
+    return found
+
+
+class Expanded(ast.NodeTransformer):
+    """A type as a reader needs it: allowed values instead of their name, without `Literal`."""
+
+    names = literals()
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.visit(self.names[node.id]) if node.id in self.names else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        if ast.unparse(node.value) != "Literal":
+            return node
+        values = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return functools.reduce(lambda left, right: ast.BinOp(left, ast.BitOr(), right), values)
+
+
 def fields(kind: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
     """Name, type, default and docstring of each field that has a docstring."""
     for node, after in zip(kind.body, kind.body[1:], strict=False):
@@ -67,7 +95,7 @@ def fields(kind: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:
                 made = default.removeprefix("field(default_factory=").removesuffix(")")
                 default = "{}" if made == "dict" else made.removeprefix("lambda: ") if "lambda" in made else f"{made}()"
             words = " ".join(str(after.value.value).split())
-            yield ast.unparse(node.target), ast.unparse(node.annotation), default, words
+            yield ast.unparse(node.target), ast.unparse(Expanded().visit(node.annotation)), default, words
 
 
 def section(kind: ast.ClassDef) -> Iterator[str]:
@@ -90,7 +118,9 @@ def recipes() -> str:
 
 
 if __name__ == "__main__":
+    pages = {"api": api, "commands": commands, "settings": settings, "recipes": recipes}
+    if sys.argv[1:]:  # one page, to standard output
+        sys.exit(sys.stdout.write(pages[sys.argv[1]]()) == 0)
     PAGES.mkdir(exist_ok=True)
-    pages = {"api": api(), "commands": commands(), "settings": settings(), "recipes": recipes()}
     for name, page in pages.items():
-        (PAGES / f"{name}.md").write_text(page + "\n")
+        (PAGES / f"{name}.md").write_text(page() + "\n")

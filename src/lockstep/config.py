@@ -30,7 +30,7 @@ class RunConfig:
     """Settings of the run. Every number is for the whole run, not per process."""
 
     total_samples: int = 1_000_000
-    """Global samples (environment steps or examples) to train for."""
+    """Global samples (environment steps or examples) to train for, rounded up to whole iterations."""
     seed: int = 0
     """Seed of initialization, environments and sampling."""
     name: str = ""

@@ -2,6 +2,8 @@
 
 import ast
 import importlib.util
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -76,3 +78,12 @@ def test_parser_keeps_text_after_a_section():
     assert parsed.text == "Summary.\n\nMore."
     assert parsed.args == {"x": "One line."}
     assert parsed.raises == {"ValueError": "Why."}
+
+
+def test_settings_page_names_no_type_that_it_does_not_explain():
+    shown = subprocess.run([sys.executable, ROOT / ".ci/reference.py", "settings"], capture_output=True, text=True)
+    types = re.findall(r"^\| `\w+` \| `([^`]*)` \|", shown.stdout, re.MULTILINE)
+    named = {name for kind in types for name in re.findall(r"\w+", re.sub(r"'[^']*'", "", kind)) if not name.isdigit()}
+    plain = {"int", "float", "bool", "str", "None", "tuple", "dict", "or"}
+    assert len(types) > 100
+    assert named - plain <= set(re.findall(r"^## (\w+)", shown.stdout, re.MULTILINE))

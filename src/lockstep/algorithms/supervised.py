@@ -77,10 +77,6 @@ class SupervisedConfig(Algorithm.Config):
             )
         self.net.validate()
 
-    def samples_per_iteration(self, task: Any) -> int:
-        """Return the samples of an iteration. The last one of an epoch may have fewer."""
-        return self.batch_size
-
 
 class Supervised(Algorithm):
     """A network trained on examples."""

@@ -47,11 +47,18 @@ class Algorithm:
             Raises:
                 ConfigError: A setting is invalid. By default: lanes cannot share `num_envs` evenly.
             """
-            Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(task.num_envs, "num_envs")
+            if hasattr(task, "num_envs"):  # data sets have none
+                Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(task.num_envs, "num_envs")
 
         def samples_per_iteration(self, task: Any) -> int:
-            """Return the global samples of one iteration: `num_envs` times `rollout_steps`, if that is a field."""
-            return int(task.num_envs * getattr(self, "rollout_steps", 1))
+            """Return the global samples of one iteration.
+
+            In environments these are `num_envs` times `rollout_steps`, on a data set `batch_size`; without such a
+            field, 1 is taken.
+            """
+            if hasattr(task, "num_envs"):
+                return int(task.num_envs * getattr(self, "rollout_steps", 1))
+            return int(getattr(self, "batch_size", 1))
 
         def build(self, task: Any, runtime: Any) -> Any:
             """Build the algorithm."""

@@ -11,6 +11,7 @@ import torch
 from helpers.tiny_recipes import hash_of
 from helpers.toy_datasets import ToyConfig
 from lockstep.algorithms.supervised import SupervisedConfig
+from lockstep.base import Algorithm
 from lockstep.checkpoint.lineage import best_checkpoint
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, RunConfig
@@ -98,6 +99,15 @@ def test_plateau_halves_rate_after_patience_without_improvement():
 def test_plateau_without_evaluations_is_rejected():
     with pytest.raises(ConfigError, match="plateau"):
         SupervisedConfig(schedule="plateau").validate(ToyConfig(), RunConfig(eval_every=None))
+
+
+def test_default_algorithm_config_accepts_data_set():
+    @dataclass(frozen=True, kw_only=True)
+    class Config(Algorithm.Config):
+        batch_size: int = 24
+
+    Config().validate(ToyConfig(), RunConfig())  # a data set has no num_envs
+    assert Config().samples_per_iteration(ToyConfig()) == 24
 
 
 def test_early_stop_without_improvement_ends_run_and_keeps_best(tmp_path):
