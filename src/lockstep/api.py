@@ -17,6 +17,7 @@ from typing import Any
 from lockstep.base import VecEnv
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.io.temporary_directory import temporary_directory
+from lockstep.launch.process_lifetime import launch_directory
 from lockstep.launch.world import WorldInfo
 from lockstep.run_results import Callback, Run, RunEvents
 
@@ -61,6 +62,7 @@ def train(
     """
     from lockstep.run_dir import reserve
 
+    _refuse_launched_process()
     built = _resolved(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
     path = reserve(built)
     built = apply_overrides(built, {"run.name": path.name})
@@ -102,6 +104,7 @@ def resume(
     from lockstep.cli.options import resolve
     from lockstep.inference import load_recipe
 
+    _refuse_launched_process()
     opened = _opened(run)
     path, recipe = opened.path, opened.recipe or load_recipe(opened.path)
     if total_samples is not None:
@@ -218,11 +221,6 @@ def _resolved(recipe: Any, smoke: bool, preset: str | None, procs: int, settings
 
 def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:
     """Train in this process, or start processes and report their log to the callbacks."""
-    if WorldInfo.from_environment().launched:
-        raise ConfigError(
-            "lockstep.train was called while a worker process imported your file.",
-            'Put the call under `if __name__ == "__main__":`.',
-        )
     recipe = _importable(recipe, needed=procs > 1)
     events = RunEvents(path, *callbacks) if any(callbacks) else None
     poll = None if events is None else events.poll
@@ -235,6 +233,20 @@ def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | Non
     if poll is not None:
         poll()
     return Run(path, recipe)
+
+
+def _refuse_launched_process() -> None:
+    """Raise ConfigError in a process that a launcher started: it would start a second run beside its own."""
+    if launch_directory() is not None:
+        raise ConfigError(
+            "lockstep.train was called while a worker process imported your file.",
+            'Put the call under `if __name__ == "__main__":`.',
+        )
+    if WorldInfo.from_environment().launched:
+        raise ConfigError(
+            "lockstep.train starts its own processes, but this process was started by torchrun (RANK is set).",
+            "Start your script with python and pass procs=N, or use torchrun with `-m lockstep train RECIPE`.",
+        )
 
 
 def _launch(recipe: Recipe, procs: int, poll: Callable[[], None] | None, options: Mapping[str, Any]) -> None:

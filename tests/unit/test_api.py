@@ -99,6 +99,14 @@ def test_callback_exception_aborts_run(tmp_path):
     assert lockstep.Run(tmp_path / "run").status == "failed"
 
 
+def test_train_under_torchrun_is_rejected_before_run_directory_exists(tmp_path, monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="started by torchrun"):
+        lockstep.train("snake-ppo", smoke=True, run={"runs_dir": str(tmp_path)})
+    assert not list(tmp_path.iterdir())
+
+
 def test_events_after_restart_are_reported_once(tmp_path):
     seen, log = [], tmp_path / "metrics.jsonl"
     events = RunEvents(tmp_path, seen.append, None, None)
