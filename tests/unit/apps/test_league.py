@@ -116,7 +116,7 @@ def test_eval_opponents_prints_table_and_writes_ladder_plot(run, tmp_path, capsy
     out = capsys.readouterr().out
     assert f"{run.name}@512" in out
     assert all(name in out for name in ("random", "level 4", "95 % CI", "score", "Elo"))
-    picture = ElementTree.parse(tmp_path / "ladder.svg")
+    picture = ElementTree.parse(tmp_path / "league.svg")
     texts = [node.text for node in picture.iter() if node.tag.endswith("text")]
     assert {run.name, f"{run.name}@512", "random", "level 4"} <= set(texts)
 

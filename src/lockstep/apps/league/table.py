@@ -41,7 +41,7 @@ def show_standings(
         console.print(_table(team.name, against, ratings, games))
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
-        path = plots / "ladder.svg"
+        path = plots / "league.svg"
         path.write_text(draw(team.name, ratings, against))
         if not as_json:
             console.print(f"plot: {path}", soft_wrap=True)
