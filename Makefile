@@ -1,4 +1,5 @@
-# A change must pass `make check`. `.ci/run` runs `make ci` on a clean machine; the workflows run the same targets in jobs.
+# `make check` is for every change while you work; `make ci` is complete. `.ci/run` runs `make ci` on a clean machine; the
+# workflows run the same targets in jobs.
 # Tools come from the environment of $(PYTHON): activate one, or set PYTHON=.venv/bin/python.
 PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
@@ -17,24 +18,29 @@ install-torch-%:
 	grep -vE '^(torch|triton)==' .ci/constraints.txt | \
 		$(PYTHON) -m pip install -c /dev/stdin torch==$* -e '.[all,dev,docs]'
 
-# Three jobs at a time keep two cores busy while tests wait for processes. The longest parts start first.
+# Four jobs at a time keep two cores busy while tests wait for processes. The longest parts start first.
 define together
-	@echo "Three at a time; the output of each is shown when it ends: $(1)"
-	@+$(MAKE) --no-print-directory --keep-going -j3 $(if $(filter output-sync,$(.FEATURES)),-O) $(1)
+	@echo "Four at a time; the output of each is shown when it ends: $(1)"
+	@+$(MAKE) --no-print-directory --keep-going -j4 $(if $(filter output-sync,$(.FEATURES)),-O) $(1)
 endef
 # The fault tests are three parts: untrusted files, failing launchers and hosts, and the rest.
 HOSTILE := $(wildcard tests/fault/test_untrusted*.py tests/fault/test_fuzz.py)
 LAUNCHERS := foreign_directory hangs hosts job_schemas local_users preemption restarts slurm progress_deadlines
 LAUNCHERS := $(LAUNCHERS:%=tests/fault/test_%.py)
-LONGEST := gpu unit fault launchers contract
-OTHERS := hostile $(filter-out $(LONGEST) __pycache__ emulated_cuda helpers,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+# The unit tests are three parts: environments and applications, tools and commands, and the rest.
+TASKS := tests/unit/tasks tests/unit/apps
+TOOLS := tests/unit/tools tests/unit/cli tests/unit/loggers $(wildcard tests/unit/test_*.py)
+UNIT := test-core test-tasks test-tools
+LONGEST := gpu fault launchers contract
+OTHERS := hostile $(filter-out $(LONGEST) unit __pycache__ emulated_cuda helpers,\
+	$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(OTHERS:%=test-%)
-FIRST := $(LONGEST:%=test-%)
+FIRST := test-gpu test-fault $(UNIT) test-launchers test-contract
 
-check: lint  ## Everything a change must pass.
-	$(call together,$(FIRST) types imports docs $(PARTS))
+check: lint  ## Lint, types, import contracts, pages and unit tests: minutes.
+	$(call together,$(UNIT) types docs test-docs imports test-architecture)
 
-ci: lint  ## The same, and a proof, random faults, and the wheel in a clean environment.
+ci: lint  ## Everything a change must pass: all tests, a proof, random faults, and the wheel in a clean environment.
 	$(call together,$(FIRST) chaos prove wheel types imports docs $(PARTS))
 
 lint:  ## Lint, and check the format.
@@ -54,6 +60,9 @@ docs:  ## Build the pages into site/. Warnings, such as broken links, are errors
 TESTS = tests/$*
 test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%) $(LAUNCHERS:%=--ignore=%)
 test-launchers: TESTS = $(LAUNCHERS)
+test-core: TESTS = tests/unit $(TASKS:%=--ignore=%) $(TOOLS:%=--ignore=%)
+test-tasks: TESTS = $(TASKS)
+test-tools: TESTS = $(TOOLS)
 test-hostile: TESTS = $(HOSTILE)
 # Parts of test-unit and test-launchers that need a browser and SLURM. nightly.yml runs them, check.yml does not.
 test-browser: TESTS = tests/unit/tools/test_report_browser.py

@@ -2,7 +2,7 @@
 
 A command is run unchanged, except for `SHORTER` and `REPLACED`. Commands that name a run are executed in a directory
 where another command has trained it; the others in a separate directory. Commands that are not in `SLOW` are part of
-`make check`, including those that no table lists. `test_python_blocks.py` runs the blocks of Python.
+`make ci`, including those that no table lists. `test_python_blocks.py` runs the blocks of Python.
 """
 
 import os
@@ -55,7 +55,7 @@ NOT_RUN = {
 """Commands that are not run here, and the reason."""
 
 SLOW = [
-    r"lockstep doctor",  # tests/distributed/test_doctor_multiprocess.py runs it in `make check`
+    r"lockstep doctor",  # tests/distributed/test_doctor_multiprocess.py runs it in `make ci`
     r"lockstep prove .*",
     r"lockstep audit .*",
     r"lockstep backtest .*",
@@ -70,7 +70,7 @@ SLOW = [
     r"lockstep eval runs/team .*",
     r"torchrun .*(lockstep|examples/silent.py).*",
 ]
-"""Commands that take long, or that other commands in `make check` cover: `make test-slow` runs them."""
+"""Commands that take long, or that other commands in `make ci` cover: `make test-slow` runs them."""
 
 EXIT = {"lockstep audit examples/silent.py": 1}
 """Expected exit codes other than 0: this command demonstrates a finding."""

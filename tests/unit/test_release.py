@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -152,6 +153,12 @@ def test_check_workflow_runs_every_test_directory():
     folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
     targets = set(re.findall(r"\btest-(\w+)", commands("check")))
     assert targets == folders | {"launchers", "hostile"}  # parts of tests/fault
+
+
+def test_make_ci_runs_every_test_directory():
+    shown = subprocess.run(["make", "--dry-run", "ci"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    run = set(re.findall(r"(?<!--ignore=)\btests/(\w+)", shown))
+    assert run == {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")} | {"unit"}
 
 
 def test_nightly_workflow_runs_tests_that_check_skips():
