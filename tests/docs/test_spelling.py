@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,7 +64,7 @@ def test_command_on_page_has_valid_verb_flags_and_settings(page, command, helps,
 
 def check_training(words):
     start, rest, _ = parse_start(words, "train", "")
-    parse_recipe(replace(start, procs=1), rest, "lockstep train")
+    parse_recipe(start, rest, "lockstep train", config=start.config)
 
 
 def test_wrong_flags_finds_an_unknown_flag(helps, capsys, monkeypatch):

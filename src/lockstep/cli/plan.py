@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe
 from lockstep.config import ConfigError, Recipe
 from lockstep.io.printable import write_text
 from lockstep.io.safe_read import UnreadableFileError, read_json
@@ -28,15 +29,13 @@ ASSUMPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(RecipeOptions):
     """Predict steps/s, efficiency, hours and memory on many GPUs from a short measurement on this machine.
 
     Accepts settings of the recipe, as `train` does. Prints all assumptions.
     """
 
-    recipe: tyro.conf.Positional[str]
-    """Recipe name, or a Python file that defines a recipe."""
     gpus: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 8, 64, 512, 4096)
     """Numbers of GPUs (processes) to predict."""
     network: str | None = None
@@ -49,10 +48,6 @@ class Plan:
     """File to write the measurement to. None: it is not kept."""
     rounds: int = 3
     """Iterations to time for each share of the work."""
-    preset: str | None = None
-    """Preset of the recipe, a named set of values. None: the defaults."""
-    smoke: bool = False
-    """Use the recipe's smoke setting."""
     json: bool = False
     """Print one JSON object instead of tables."""
     time_network: Path | None = None
@@ -62,13 +57,10 @@ class Plan:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
-
     command, rest = parse_command(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds must be at least 1.", "Use for example --gpus 1 8 64 --rounds 3.")
-    start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
-    recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
+    recipe = parse_recipe(command, rest, f"lockstep plan {command.recipe}")
     if command.time_network is not None:
         return _time_network(recipe, command.time_network, command.sizes)
 
@@ -161,8 +153,7 @@ def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.launcher import launch_captured
 
-    args = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
-    args += ["--smoke"] if command.smoke else []
+    args = ["plan", command.recipe, *rest, *command.flags()]
     with temporary_directory("plan") as directory, PrintableConsole(stderr=True).status("measuring the network"):
         path = directory / "here.json"
         cause = launch_captured([*args, "--time-network", str(path)], 2)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
     procs = started if started and start.procs == "auto" else resolve_procs(start)
     if started and procs not in (1, started):
         raise ConfigError(f"--procs is {procs}, but torchrun started {started} processes.", "Remove --procs.")
-    recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
+    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}", started or procs, start.config)
     say_notes(notes)
     if not started:
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
@@ -121,7 +121,7 @@ def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
     from lockstep.tools.bench.autoscale import autoscale
 
     start, rest, _ = parse_start(arguments, "train", "")
-    recipe: Recipe = parse_recipe(replace(start, procs=procs), rest, f"lockstep train {start.recipe}")
+    recipe: Recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}", procs, start.config)
     configure_torch(recipe.run, WorldInfo(local_size=procs))
 
     def say(sentence: str) -> None:

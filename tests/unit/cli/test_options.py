@@ -16,7 +16,7 @@ from lockstep.registry import RECIPES, find_recipe
 def ask(*words):
     """Return the recipe that `lockstep train WORDS` trains."""
     start, rest, _ = parse_start(words, "train", "Train.")
-    return parse_recipe(start, rest, "lockstep train")
+    return parse_recipe(start, rest, "lockstep train", 1 if start.procs == "auto" else start.procs, start.config)
 
 
 def start_of(*words):
