@@ -107,15 +107,6 @@ class Policy(Protocol):
         """Return actions, the network outputs they were computed from, and the next recurrent state."""
 
 
-class Checkpointable(Protocol):
-    """State that is saved with the run: a part that all lanes share and a part per lane."""
-
-    def shared_state(self) -> StateDict: ...
-    def load_shared_state(self, state: StateDict) -> None: ...
-    def lane_state(self, lane: int) -> LaneState: ...
-    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
-
-
 @runtime_checkable
 class HasSharedState(Protocol):
     """Part of an algorithm with tensors that are equal on all processes."""
