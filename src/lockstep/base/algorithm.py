@@ -8,24 +8,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lockstep.base.config_binding import bind_config
+from lockstep.base.config_binding import Configurable
 from lockstep.clock import TrainState
 from lockstep.config import RunConfig, resolve_lanes
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
-from lockstep.protocols import (
-    HasLaneState,
-    HasSharedState,
-    LaneState,
-    Policy,
-    StateDict,
-    StepsParameters,
-)
+from lockstep.protocols import HasLaneState, HasSharedState, LaneState, Policy, StateDict, StepsParameters
 from lockstep.pytree import Tree, load_into
 from lockstep.rng import seeded_init
 
 
-class Algorithm:
+class Algorithm(Configurable):
     """Base class of algorithms: one agent that learns one task.
 
     `setup` can read the attributes `config`, `task`, `runtime`, `lanes`, `envs_per_lane` (E) and `samples`.
@@ -56,9 +49,6 @@ class Algorithm:
         def build(self, task: Any, runtime: Any) -> Any:
             """Build the algorithm."""
             return self.owner(self, task, runtime)
-
-    def __init_subclass__(cls) -> None:
-        bind_config(cls)
 
     def __init__(self, config: Any, task: Any, runtime: Any) -> None:
         self.config, self.task, self.runtime, self.lanes = config, task, runtime, runtime.lanes
