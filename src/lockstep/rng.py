@@ -9,7 +9,7 @@ Shapes: L local lanes.
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -101,33 +101,11 @@ class RandomStream:
         return generator
 
 
-@dataclass(frozen=True)
-class LaneStreams:
+class LaneStreams(Philox):
     """Streams of one purpose on several lanes, drawn together as [L, *shape]."""
 
-    streams: tuple[RandomStream, ...]
-
-    @cached_property
-    def _philox(self) -> Philox:
-        return Philox([stream.key & (2**64 - 1) for stream in self.streams])
-
-    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.uniform(counter, *shape, device=device)
-
-    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.normal(counter, *shape, device=device)
-
-    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.gumbel(counter, *shape, device=device)
-
-    def bernoulli_sparse(self, counter: Counter, part: float, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.event(counter, part, *shape, device=device)
-
-    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.integers(counter, high, *shape, device=device)
-
-    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.permutation(counter, *shape, device=device)
+    def __init__(self, streams: Sequence[RandomStream]) -> None:
+        super().__init__([stream.key & (2**64 - 1) for stream in streams])
 
 
 @contextmanager

@@ -34,31 +34,31 @@ class Philox:
         self._keys = np.array(keys, np.uint64)
         self._on_device: dict[torch.device, Tensor] = {}
 
-    def uniform(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Uniform float32 in [0, 1)."""
         return self._draw("uniform", counter, shape, device)
 
-    def normal(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Standard normal float32."""
         return self._draw("normal", counter, shape, device)
 
-    def gumbel(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Standard Gumbel float32."""
         return self._draw("gumbel", counter, shape, device)
 
-    def event(self, counter: Counter, probability: float, *shape: int, device: Device) -> Tensor:
+    def bernoulli_sparse(self, counter: Counter, probability: float, *shape: int, device: Device = "cpu") -> Tensor:
         """Bool, True with a probability that is rounded to a multiple of 2**-32."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"the probability is {probability}. Use a number from 0 to 1.")
         return self._draw("event", counter, shape, device, round(probability * 2**32))
 
-    def integers(self, counter: Counter, high: int, *shape: int, device: Device) -> Tensor:
+    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
         """Uniform int64 in [0, high)."""
         if not 1 <= high <= MAX_BOUND:
             raise ValueError(f"the bound of random integers is {high}. Use a number from 1 to 2**32.")
         return self._draw("integers", counter, shape, device, high)
 
-    def permutation(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Permutations of range(shape[-1]) int64 along the last axis."""
         device = torch.device(device)
         if device.type in _DRAWN_ON_HOST:
