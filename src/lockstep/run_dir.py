@@ -30,7 +30,7 @@ from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, read_status
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.loggers.process_log import ProcessLog
-from lockstep.loggers.run_logger import RunLogger, open_log
+from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
 
 
@@ -49,9 +49,7 @@ class TrainResult:
 class RunDir:
     """Files of a run: config, log, status and checkpoints."""
 
-    def __init__(
-        self, path: Path, recipe: Recipe, runtime: Runtime, log: RunLogger | ProcessLog, presence: str
-    ) -> None:
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: ProcessLog, presence: str) -> None:
         self.path, self.log, self.runtime = path, log, runtime
         self._recipe, self._heartbeats = recipe, presence
         self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime)
