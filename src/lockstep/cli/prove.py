@@ -180,17 +180,7 @@ def record(proof: Verification) -> dict[str, Any]:
 
     from lockstep.checkpoint.machine import describe_machine
 
-    rows = [
-        {
-            "processes": row.processes,
-            "event": row.event,
-            "hash": row.hash,
-            "seconds": row.seconds,
-            "problem": row.problem,
-        }
-        for row in proof.rows
-    ]
-    hashes = {row.hash for row in proof.rows}
+    shown = ("processes", "event", "hash", "seconds", "problem")
     return {
         "recipe": Path(proof.recipe).stem,
         "settings": proof.flags,
@@ -199,9 +189,14 @@ def record(proof: Verification) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-        "verdict": "one agent" if len(hashes) == 1 and "" not in hashes else "not one agent",
+        "rows": [{name: getattr(row, name) for name in shown} for row in proof.rows],
+        "verdict": "one agent" if _one_agent(proof.rows) else "not one agent",
     }
+
+
+def _one_agent(rows: list[RunRecord]) -> bool:
+    """Return whether all runs succeeded with the same hash."""
+    return all(row.hash and row.hash == rows[0].hash for row in rows)
 
 
 def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) -> int:
@@ -209,10 +204,7 @@ def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) ->
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{recipe}: one agent?", title_justify="left")
-    table.add_column("processes")
-    table.add_column("event")
-    table.add_column("SHA-256 of the run")
+    table = Table("processes", "event", "SHA-256 of the run", title=f"{recipe}: one agent?", title_justify="left")
     table.add_column("time", justify="right")
     wanted = next((row.hash for row in rows if row.hash), "")
     for row in rows:
@@ -223,7 +215,7 @@ def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) ->
     for row in rows:
         if row.problem:
             console.print(f"{row.processes} processes: {row.problem}")
-    if all(row.hash == wanted and row.hash for row in rows):
+    if _one_agent(rows):
         console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {wanted}", soft_wrap=True, markup=True)
         return 0
     for row in rows[1:]:
