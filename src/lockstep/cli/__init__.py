@@ -40,8 +40,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:  # called as a program, not from Python
         make_errors_printable()
+    # Spinning OpenMP threads make torch up to 15 times slower on busy cores. OpenMP reads this variable when torch is
+    # imported. A value set by the user is kept.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if args[:1] == [SERVE]:
-        args = _serve(args)
+        from lockstep.cli.preload import serve
+
+        args = serve(int(args[1]))  # returns only in a forked worker, with the worker's arguments
     if not args or args[0] in ("-h", "--help"):
         _print_help()
         return 0
@@ -62,9 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from lockstep.launch.process_lifetime import die_with_launcher
 
     die_with_launcher()  # before the torch import: it takes seconds, in which the launcher may die
-    # Spinning OpenMP threads make torch up to 15 times slower on busy cores. OpenMP reads this variable when torch is
-    # imported. A value set by the user is kept.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if arguments is None:  # the imports of this process are known
         from lockstep.cli.preload import preload
 
@@ -84,14 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if arguments is None:
             gc.freeze()  # skip the final garbage collection of torch's modules, which takes most of a second
-
-
-def _serve(args: Sequence[str]) -> list[str]:
-    """Run as a fork server. Return only in a forked worker, with the worker's arguments."""
-    from lockstep.cli.preload import serve
-
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return serve(int(args[1]))
 
 
 def fail(message: str) -> int:
