@@ -44,10 +44,15 @@ class Doctor:
 
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] == [TRIAL]:
-        from lockstep.cli.workers import run_worker
+        from lockstep.launch.failures import record_failure
         from lockstep.tools.doctor.smoke_test import worker_main
 
-        return run_worker(lambda: worker_main(Path(arguments[1])))
+        try:
+            worker_main(Path(arguments[1]))
+        except Exception as error:
+            record_failure(error)  # the launcher reports it
+            return 1
+        return 0
     if arguments[:1] == [STEP]:
         from lockstep.tools.doctor.gpu.worker import work
 
@@ -69,21 +74,20 @@ def run(arguments: Sequence[str]) -> int:
             lines.append(line)
             if not command.bug_report:
                 _print(console, line)
+    count = sum(line.level == "trouble" for line in lines)
     if command.bug_report:
         from lockstep.tools.doctor.bug_report import write_bug_report
 
         write_text(sys.stdout, write_bug_report(lines, command.procs))
-        return int(any(line.level == "trouble" for line in lines))
-    count = sum(line.level == "trouble" for line in lines)
-    if count:
+    elif count:
         console.print(
             f"\n[red]{count} {'trouble' if count == 1 else 'troubles'}.[/red] Each has its fix above.", markup=True
         )
-        return 1
-    console.print(
-        f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.", markup=True
-    )
-    return 0
+    else:
+        console.print(
+            f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.", markup=True
+        )
+    return int(count > 0)
 
 
 def _test_gpus(command: Doctor) -> int:

@@ -76,18 +76,6 @@ def _final_message(result: TrainResult) -> list[str]:
     return [head, watch, report, f"  export   lockstep export {path} --to safetensors"]
 
 
-def run_worker(work: Callable[[], None]) -> int:
-    """Work as one process of a group without a run directory. Record a failure for the launcher."""
-    try:
-        work()
-    except Exception as error:
-        record_failure(error)
-        if ENV_LAUNCH_DIR in os.environ:
-            return 1
-        raise
-    return 0
-
-
 def _finish(kind: str, code: int, message: str = "") -> int:
     """Record how the run ended for our launcher, and return the exit code.
 
