@@ -108,28 +108,6 @@ class Policy(Protocol):
 
 
 @runtime_checkable
-class HasSharedState(Protocol):
-    """Part of an algorithm with tensors that are equal on all processes."""
-
-    def shared_state(self) -> StateDict: ...
-
-
-@runtime_checkable
-class HasLaneState(Protocol):
-    """Part of an algorithm with tensors that belong to lanes."""
-
-    def lane_state(self, lane: int) -> LaneState: ...
-    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
-
-
-@runtime_checkable
-class StepsParameters(HasSharedState, Protocol):
-    """An optimizer, which counts its steps."""
-
-    updates: Tensor
-
-
-@runtime_checkable
 class TaskConfig(Protocol):
     """Settings of environments. Data sets have no `num_envs`."""
 
