@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
             f"--folds is {command.folds} and --train-fraction is {command.train_fraction}.",
             "Use at least 1 fold and a fraction between 0 and 1.",
         )
-    recipe = parse_recipe(command, rest, f"lockstep backtest {command.recipe}")
+    recipe = resolve(parse_recipe(command, rest, f"lockstep backtest {command.recipe}"), 1)
 
     from lockstep.apps.backtest.walk_forward import walk_forward
     from lockstep.tasks.trading.env import TradingConfig

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError, Recipe
 from lockstep.io.printable import write_text
 from lockstep.io.temporary_directory import temporary_directory
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.cli.workers import started_processes
 
-    recipe = parse_recipe(command, rest, f"lockstep bench {command.recipe}", max(sizes))
+    recipe = resolve(parse_recipe(command, rest, f"lockstep bench {command.recipe}"), max(sizes))
     if started_processes():
         return _measure_here(recipe, command)
 

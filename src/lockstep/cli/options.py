@@ -86,11 +86,13 @@ def parse_recipe(
     options: RecipeOptions,
     rest: Sequence[str],
     prog: str,
-    processes: int = 1,
     config: Path | None = None,
     imported: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Build the recipe of a command line. `imported` are settings stored with a model; flags take precedence."""
+    """Build the recipe of a command line. `imported` are settings stored with a model; flags take precedence.
+
+    The result is not validated: `resolve` does that for a number of processes.
+    """
     from lockstep.registry import find_recipe
 
     kind = find_recipe(options.recipe)
@@ -99,8 +101,7 @@ def parse_recipe(
     if config is not None:
         recipe = apply_overrides(recipe, read_yaml(config))
     recipe = apply_overrides(recipe, parsed.settings)
-    recipe = tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog)
-    return resolve(with_reference(recipe, reference), processes)
+    return with_reference(tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog), reference)
 
 
 def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError, Recipe
 from lockstep.io.printable import write_text
 from lockstep.io.safe_read import UnreadableFileError, read_json
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     command, rest = parse_command(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds must be at least 1.", "Use for example --gpus 1 8 64 --rounds 3.")
-    recipe = parse_recipe(command, rest, f"lockstep plan {command.recipe}")
+    recipe = resolve(parse_recipe(command, rest, f"lockstep plan {command.recipe}"), 1)
     if command.time_network is not None:
         return _time_network(recipe, command.time_network, command.sizes)
 

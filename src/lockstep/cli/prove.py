@@ -141,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
     command, rest = parse_command(Prove, arguments, "prove")
     if command.json is not None and (command.json.is_dir() or not command.json.parent.is_dir()):
         raise ConfigError(f"{command.json} cannot be written.", "Choose a file in an existing directory.")
-    recipe = parse_recipe(command, rest, f"lockstep prove {command.recipe}", max(command.procs))
+    recipe = resolve(parse_recipe(command, rest, f"lockstep prove {command.recipe}"), max(command.procs))
     samples = recipe.run.total_samples
     if command.iterations is not None:
         samples = command.iterations * recipe.algo.samples_per_iteration(recipe.task)
