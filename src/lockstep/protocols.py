@@ -1,4 +1,4 @@
-"""Types that tasks, algorithms and the training loop exchange. The base classes of user code are in `base.py`.
+"""Types that tasks, algorithms and the training loop exchange. The base classes of user code are in `base`.
 
 Shapes: B local environments in lane order.
 """
