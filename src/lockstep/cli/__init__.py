@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lockstep.io.printable import make_errors_printable, write_text
+from lockstep.io.printable import make_errors_printable, print_line, write_text
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args[0] == "--version":
         from lockstep import __version__
 
-        write_text(sys.stdout, f"lockstep {__version__}\n")
+        print_line(f"lockstep {__version__}")
         return 0
     command = args[0]
     if command not in COMMANDS:

@@ -1,6 +1,5 @@
 """`lockstep audit SCRIPT [ARGUMENTS]`: check that all processes of a training script train the same model."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 
 if TYPE_CHECKING:
     from lockstep.tools.audit.analysis import AuditReport
@@ -71,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     verdict = analyze(records)
     wrong = sum(finding.kind not in command.ignore for finding in verdict.findings)
     if command.json:
-        write_text(sys.stdout, json.dumps(asdict(verdict) | {"processes": command.procs}) + "\n")
+        print_line(json.dumps(asdict(verdict) | {"processes": command.procs}))
     else:
         _print(command, verdict, wrong)
     return 1 if wrong else 0

@@ -1,7 +1,6 @@
 """`lockstep bench RECIPE`: measure the throughput of a recipe, compare it with the bare engine, name the bottleneck."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import tyro
 
 from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError, Recipe
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 
 
@@ -107,7 +106,7 @@ def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
         (command.out / "bench.json").write_text(json.dumps(whole, indent=1) + "\n")
         (command.out / "bench.svg").write_text(draw(reports))
     if command.json:
-        write_text(sys.stdout, json.dumps(whole) + "\n")
+        print_line(json.dumps(whole))
     else:
         _print(command.recipe, reports)
 

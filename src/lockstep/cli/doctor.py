@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from lockstep.config import ConfigError
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line, write_text
 from lockstep.tools.doctor.gpu.steps import STEP
 
 if TYPE_CHECKING:
@@ -97,24 +97,22 @@ def _test_gpus(command: Doctor) -> int:
     path = command.out or Path("report.json")
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written.", "Choose a file in an existing directory.")
-
-    def say(line: str) -> None:
-        write_text(sys.stdout, line + "\n")
-
-    report = run_kit(path, command.quick, say)
+    report = run_kit(path, command.quick, print_line)
     if not report.finished:
-        say(f"The report, without results from a GPU, is in {path}.")
+        print_line(f"The report, without results from a GPU, is in {path}.")
         problem = next((step["reason"] for step in report.steps if step["result"] == "failed"), "no GPU was found.")
         raise ConfigError(
             problem,
             "Check that `nvidia-smi` lists the GPUs, that CUDA_VISIBLE_DEVICES does not hide them, and that torch is "
             "built for CUDA: https://pytorch.org/get-started/locally",
         )
-    say("")
+    print_line("")
     for line in report.summary:
-        say(line)
+        print_line(line)
     failed = f"{len(report.failed)} of {len(report.steps)} steps failed" if report.failed else "No step failed"
-    say(f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs.")
+    print_line(
+        f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs."
+    )
     return int(bool(report.failed))
 
 

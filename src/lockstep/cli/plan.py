@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import tyro
 
 from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError, Recipe
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.io.temporary_directory import temporary_directory
 
@@ -81,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
     fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
     growing = [predict(shares, count, network, budget, grow=True, cores=cores) for count in sorted(command.gpus)]
     if command.json:
-        write_text(sys.stdout, json.dumps(as_json(shares, network, fixed, growing)) + "\n")
+        print_line(json.dumps(as_json(shares, network, fixed, growing)))
     else:
         _print(command.recipe, shares, network, fixed, growing, cores)
     return 0

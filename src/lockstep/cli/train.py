@@ -14,7 +14,7 @@ from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resol
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, apply_overrides
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
@@ -121,10 +121,6 @@ def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
     start, rest, _ = parse_start(arguments, "train", "")
     recipe = resolve(parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config), procs)
     configure_torch(recipe.run, WorldInfo(local_size=procs))
-
-    def say(sentence: str) -> None:
-        write_text(sys.stdout, sentence + "\n")
-
-    choice = autoscale(recipe, procs, say)
+    choice = autoscale(recipe, procs, print_line)
     out.write_text(json.dumps({"settings": choice.settings, "reasons": choice.reasons}))
     return 0
