@@ -25,7 +25,7 @@ from lockstep.checkpoint.format import digest_tensor, replace_text
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError, Recipe, as_dict, check_text, read_yaml
+from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, read_yaml
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, read_status
 from lockstep.lanes import Lanes, partition_lanes
@@ -189,6 +189,17 @@ def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
                 require_unused(path)
                 return path
     raise AssertionError("unreachable: itertools.count does not end")
+
+
+@contextmanager
+def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT]]:
+    """Reserve a directory and name the run after it. It is removed at the end if nothing was written there."""
+    path = reserve(recipe)
+    try:
+        yield path, apply_overrides(recipe, {"run.name": path.name})
+    finally:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _write_head(path: Path, recipe: Recipe, runtime: Runtime) -> None:

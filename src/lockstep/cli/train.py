@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
     from lockstep.launch.device import require_gpus
-    from lockstep.run_dir import reserve
+    from lockstep.run_dir import reserved
     from lockstep.training_loop import train
 
     started = started_processes()
@@ -64,13 +63,8 @@ def run(arguments: Sequence[str]) -> int:
         if not alone:
             # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
             return launch_and_report(write_spec(spec, recipe, init_from=start.init_from), fleet)
-        path = reserve(resolved)  # before workers start, so that a name in use fails early
-        resolved = apply_overrides(resolved, {"run.name": path.name})
-        try:
-            return launch_and_report(write_spec(spec, resolved, init_from=start.init_from), fleet)
-        finally:
-            with suppress(OSError):
-                path.rmdir()  # only if nothing was written there
+        with reserved(resolved) as (_, named):  # before workers start, so that a name in use fails early
+            return launch_and_report(write_spec(spec, named, init_from=start.init_from), fleet)
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:
