@@ -10,7 +10,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +59,12 @@ def train(
         RuntimeError: The run failed. The message says which process failed and why.
         KeyboardInterrupt: The processes of a run with `procs` above 1 were interrupted. The run can be resumed.
     """
-    from lockstep.run_dir import reserve
+    from lockstep.run_dir import reserved
 
     _refuse_launched_process()
     built = _resolved(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
-    path = reserve(built)
-    built = apply_overrides(built, {"run.name": path.name})
-    try:
-        return _run(built, path, procs, (on_log, on_evaluation, on_checkpoint), init_from=init_from and str(init_from))
-    finally:
-        with suppress(OSError):
-            path.rmdir()  # only if nothing was written there
+    with reserved(built) as (path, named):
+        return _run(named, path, procs, (on_log, on_evaluation, on_checkpoint), init_from=init_from and str(init_from))
 
 
 def resume(

@@ -284,10 +284,4 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def as_dict(config: Any) -> dict[str, Any]:
     """Return a config as plain values for yaml and json."""
-    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(config)))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+    return dataclasses.asdict(config)

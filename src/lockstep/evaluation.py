@@ -63,18 +63,16 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
                     break
                 runtime.watchdog.note_progress()
                 rows = np.arange(start, min(start + CHUNK, count))
-                predictions[start : start + CHUNK] = _predict(policy, data.read(split, rows)["inputs"], runtime)
+                inputs = tree_map(lambda x: x.to(runtime.device), data.read(split, rows)["inputs"])
+                with runtime.autocast():
+                    output, _ = policy.act(inputs, {})
+                # Move to the CPU first: the device may not support float64.
+                predictions[start : start + CHUNK] = output.cpu().double()
     finally:
         torch.set_num_threads(threads)
     if runtime.all_reduce_any(cut=runtime.status.stop_requested)["cut"]:
         return None
     return runtime.all_reduce_sum(predictions).numpy()  # exact: each entry is nonzero on one process only
-
-
-def _predict(policy: Policy, inputs: Any, runtime: Runtime) -> Tensor:
-    inputs = tree_map(lambda x: x.to(runtime.device), inputs)
-    with runtime.autocast():
-        return policy.act(inputs, {})[0].cpu().double()  # move to the CPU first: the device may not support float64
 
 
 def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:

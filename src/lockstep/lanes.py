@@ -57,7 +57,7 @@ class Lanes:
 
     def streams(self, purpose: str) -> LaneStreams:
         """Return random streams that differ between lanes."""
-        return LaneStreams(tuple(RandomStream(self.seed, purpose, lane) for lane in self.local))
+        return LaneStreams([RandomStream(self.seed, purpose, lane) for lane in self.local])
 
     def shared_stream(self, purpose: str) -> RandomStream:
         """Return a random stream that all lanes share, for example for initialization."""

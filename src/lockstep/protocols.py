@@ -1,4 +1,4 @@
-"""Types that tasks, algorithms and the training loop exchange. The base classes of user code are in `base.py`.
+"""Types that tasks, algorithms and the training loop exchange. The base classes of user code are in `base`.
 
 Shapes: B local environments in lane order.
 """
@@ -105,37 +105,6 @@ class Policy(Protocol):
 
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Return actions, the network outputs they were computed from, and the next recurrent state."""
-
-
-class Checkpointable(Protocol):
-    """State that is saved with the run: a part that all lanes share and a part per lane."""
-
-    def shared_state(self) -> StateDict: ...
-    def load_shared_state(self, state: StateDict) -> None: ...
-    def lane_state(self, lane: int) -> LaneState: ...
-    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
-
-
-@runtime_checkable
-class HasSharedState(Protocol):
-    """Part of an algorithm with tensors that are equal on all processes."""
-
-    def shared_state(self) -> StateDict: ...
-
-
-@runtime_checkable
-class HasLaneState(Protocol):
-    """Part of an algorithm with tensors that belong to lanes."""
-
-    def lane_state(self, lane: int) -> LaneState: ...
-    def load_lane_state(self, lane: int, state: StateDict) -> None: ...
-
-
-@runtime_checkable
-class StepsParameters(HasSharedState, Protocol):
-    """An optimizer, which counts its steps."""
-
-    updates: Tensor
 
 
 @runtime_checkable

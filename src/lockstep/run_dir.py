@@ -25,12 +25,12 @@ from lockstep.checkpoint.format import digest_tensor, replace_text
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError, Recipe, as_dict, check_text, read_yaml
+from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, read_yaml
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, read_status
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.loggers.process_log import ProcessLog
-from lockstep.loggers.run_logger import RunLogger, open_log
+from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
 
 
@@ -49,9 +49,7 @@ class TrainResult:
 class RunDir:
     """Files of a run: config, log, status and checkpoints."""
 
-    def __init__(
-        self, path: Path, recipe: Recipe, runtime: Runtime, log: RunLogger | ProcessLog, presence: str
-    ) -> None:
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: ProcessLog, presence: str) -> None:
         self.path, self.log, self.runtime = path, log, runtime
         self._recipe, self._heartbeats = recipe, presence
         self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime)
@@ -191,6 +189,17 @@ def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
                 require_unused(path)
                 return path
     raise AssertionError("unreachable: itertools.count does not end")
+
+
+@contextmanager
+def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT]]:
+    """Reserve a directory and name the run after it. It is removed at the end if nothing was written there."""
+    path = reserve(recipe)
+    try:
+        yield path, apply_overrides(recipe, {"run.name": path.name})
+    finally:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _write_head(path: Path, recipe: Recipe, runtime: Runtime) -> None:

@@ -2,14 +2,13 @@
 
 import re
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from test_commands import PAGES, ROOT, commands
 
 from lockstep.cli import COMMANDS, main
-from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.cli.options import parse_recipe, parse_start, resolve
 
 PLACES = {"RECIPE": "snake-ppo", "FILE.py": "examples/tiny_snake.py", "SIZE": "5"}
 """Placeholders on the pages, and values for them."""
@@ -65,7 +64,7 @@ def test_command_on_page_has_valid_verb_flags_and_settings(page, command, helps,
 
 def check_training(words):
     start, rest, _ = parse_start(words, "train", "")
-    parse_recipe(replace(start, procs=1), rest, "lockstep train")
+    resolve(parse_recipe(start, rest, "lockstep train", start.config), 1)
 
 
 def test_wrong_flags_finds_an_unknown_flag(helps, capsys, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.checkpoint.migrations import FORMAT
 from lockstep.cli import main
-from lockstep.cli.plan import Plan, _measured, _read_network
+from lockstep.cli.plan import _read_network, _read_shares
 from lockstep.config import ConfigError, apply_overrides, read_yaml
 from lockstep.inference import load_recipe
 from lockstep.recipes.snake_ppo import SnakePPO
@@ -120,12 +120,12 @@ MEASURED = [
 def test_plan_invalid_measurement_is_refused(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match="contains no measurement"):
-        _measured(Plan("snake-ppo", measured=tmp_path / "a.json"), SnakePPO())
+        _read_shares(tmp_path / "a.json", "snake-ppo")
 
 
 def test_plan_valid_measurement_is_read(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps({"shares": SHARES}))
-    assert _measured(Plan("snake-ppo", measured=tmp_path / "a.json"), SnakePPO()).num_envs == 8
+    assert _read_shares(tmp_path / "a.json", "snake-ppo").num_envs == 8
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from helpers.multiprocess import together
 from helpers.tiny_recipes import hash_of
-from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.cli.options import parse_recipe, parse_start, resolve
 from lockstep.clock import TrainState
 from lockstep.config import resolve_lanes
 from lockstep.distributed import Runtime
@@ -17,7 +17,7 @@ UPDATES = 20
 
 def parse(*words):
     start, rest, _ = parse_start([*words, "--smoke"], "train", "")
-    return parse_recipe(start, rest, "lockstep train")
+    return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 
 def trained(words):

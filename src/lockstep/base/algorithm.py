@@ -8,24 +8,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from lockstep.base.config_binding import bind_config
+from lockstep.base.config_binding import Configurable
 from lockstep.clock import TrainState
 from lockstep.config import RunConfig, resolve_lanes
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
-from lockstep.protocols import (
-    HasLaneState,
-    HasSharedState,
-    LaneState,
-    Policy,
-    StateDict,
-    StepsParameters,
-)
+from lockstep.protocols import LaneState, Policy, StateDict
 from lockstep.pytree import Tree, load_into
 from lockstep.rng import seeded_init
 
 
-class Algorithm:
+class Algorithm(Configurable):
     """Base class of algorithms: one agent that learns one task.
 
     `setup` can read the attributes `config`, `task`, `runtime`, `lanes`, `envs_per_lane` (E) and `samples`.
@@ -64,9 +57,6 @@ class Algorithm:
             """Build the algorithm."""
             return self.owner(self, task, runtime)
 
-    def __init_subclass__(cls) -> None:
-        bind_config(cls)
-
     def __init__(self, config: Any, task: Any, runtime: Any) -> None:
         self.config, self.task, self.runtime, self.lanes = config, task, runtime, runtime.lanes
         self.envs_per_lane = getattr(task, "num_envs", 0) // len(self.lanes)
@@ -76,7 +66,8 @@ class Algorithm:
         self._by_lane: StateDict = {}
         with seeded_init(self.lanes.shared_stream(f"{self.stream_prefix}.init")):  # the same weights on every process
             self.setup()
-        self._all_optimizers = list(self._parts(StepsParameters).values())  # once: updates read their counts
+        # Find optimizers once: updates read their counts.
+        self._all_optimizers = [part for part in self._parts("shared_state").values() if hasattr(part, "updates")]
 
     @property
     def stream_prefix(self) -> str:
@@ -137,12 +128,12 @@ class Algorithm:
 
     def model_state_dict(self) -> StateDict:
         """Return the parameters and buffers of all modules: what `--init-from` loads."""
-        modules = self._parts(nn.Module)
+        modules = {name: part for name, part in vars(self).items() if isinstance(part, nn.Module)}
         return {f"{name}.{key}": x for name, m in modules.items() for key, x in m.state_dict(keep_vars=True).items()}
 
     def shared_state(self) -> StateDict:
         """Return the state that all lanes share: modules, optimizers and registered tensors."""
-        parts = self._parts(HasSharedState)
+        parts = self._parts("shared_state")
         return (
             self.model_state_dict()
             | {f"{name}.{key}": x for name, part in parts.items() for key, x in part.shared_state().items()}
@@ -155,13 +146,13 @@ class Algorithm:
 
     def lane_state(self, lane: int) -> LaneState:
         """Return the state of one lane: collectors, replay, episode statistics and registered rows."""
-        parts = self._parts(HasLaneState)
+        parts = self._parts("lane_state")
         own = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.lane_state(lane).items()}
         return {**self._lane_rows(lane), **own}
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         """Load the state of one lane."""
-        parts = self._parts(HasLaneState)
+        parts = self._parts("lane_state")
         prefixes = tuple(f"{name}." for name in parts)
         rest = {key: x for key, x in state.items() if not key.startswith(prefixes)}
         load_into(self._lane_rows(lane), rest, f"lane {lane}")
@@ -173,10 +164,6 @@ class Algorithm:
         rows = self.lanes.lane_slice(lane, self.envs_per_lane)
         return {name: tensor[rows] for name, tensor in self._by_lane.items()}
 
-    def _parts(self, kind: Any) -> dict[str, Any]:
-        """Return the attributes of one kind by name. The task has a state of its own."""
-        return {
-            name: part
-            for name, part in vars(self).items()
-            if isinstance(part, kind) and part is not self.task and part is not self.runtime
-        }
+    def _parts(self, method: str) -> dict[str, Any]:
+        """Return the attributes that have a method, by name. The task has a state of its own."""
+        return {name: part for name, part in vars(self).items() if hasattr(part, method) and part is not self.task}

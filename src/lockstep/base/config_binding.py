@@ -1,12 +1,17 @@
-"""Connection of a class with its settings."""
+"""Connection of a class with its nested settings."""
 
 from dataclasses import dataclass
 from typing import Any
 
 
-def bind_config(cls: Any) -> None:
-    """Make a class's Config build that class. A class without its own Config gets a copy of the inherited one."""
-    if "Config" not in vars(cls):
-        names = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config", "__doc__": "No settings."}
-        cls.Config = dataclass(frozen=True, kw_only=True)(type("Config", (cls.Config,), names))
-    cls.Config.owner = cls
+class Configurable:
+    """A class whose `Config.build` builds it. A class without its own Config gets a copy of the inherited one."""
+
+    Config: Any
+
+    def __init_subclass__(cls) -> None:
+        if "Config" not in vars(cls):
+            where = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
+            kind = type("Config", (cls.Config,), where | {"__doc__": "No settings."})
+            cls.Config = dataclass(frozen=True, kw_only=True)(kind)
+        cls.Config.owner = cls

@@ -8,19 +8,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from lockstep.base.config_binding import bind_config
+from lockstep.base.config_binding import Configurable
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.protocols import (
-    Renderable,
-    Split,
-    StateDict,
-)
+from lockstep.protocols import Renderable, Split, StateDict
 from lockstep.pytree import Tree, load_into
 
 
-class Dataset:
+class Dataset(Configurable):
     """Base class of data sets for supervised training. Every process can read all examples; lanes share each batch."""
 
     @dataclass(frozen=True, kw_only=True)
@@ -39,9 +35,6 @@ class Dataset:
     """Number of distinct values of each categorical input."""
     target_mean_std: tuple[float, float] = (0.0, 1.0)
     """Mean and standard deviation of the training targets; 0 and 1 for labels."""
-
-    def __init_subclass__(cls) -> None:
-        bind_config(cls)
 
     def __init__(self, config: Any) -> None:
         self.config = config

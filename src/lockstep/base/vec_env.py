@@ -11,19 +11,16 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from lockstep.base.config_binding import bind_config
+from lockstep.base.config_binding import Configurable
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.protocols import (
-    StateDict,
-    Step,
-)
+from lockstep.protocols import StateDict, Step
 from lockstep.pytree import Tree, load_into
 from lockstep.rng import RandomStream
 
 
-class VecEnv:
+class VecEnv(Configurable):
     """Base class of tasks: environments of the local lanes, stepped together.
 
     `setup` can read the attributes `config`, `lanes`, `device`, `envs_per_lane` (E) and `num_envs` (B).
@@ -45,9 +42,6 @@ class VecEnv:
     """Observation space of one environment."""
     action_space: Space[Any]
     """Action space of one environment."""
-
-    def __init_subclass__(cls) -> None:
-        bind_config(cls)
 
     def __init__(self, config: Any, lanes: Lanes, device: torch.device) -> None:
         self.config, self.lanes, self.device = config, lanes, device

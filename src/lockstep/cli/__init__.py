@@ -8,7 +8,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from lockstep.io.printable import make_errors_printable, write_text
+from lockstep.io.printable import make_errors_printable, print_line, write_text
 
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -51,15 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str], is_program: bool) -> int:
+    # Spinning OpenMP threads make torch up to 15 times slower on busy cores. OpenMP reads this variable when torch is
+    # imported. A value set by the user is kept.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if args[:1] == [SERVE]:
-        args = _serve(args)
+        from lockstep.cli.preload import serve
+
+        args = serve(int(args[1]))  # returns only in a forked worker, with the worker's arguments
     if not args or args[0] in ("-h", "--help"):
         _print_help()
         return 0
     if args[0] == "--version":
         from lockstep import __version__
 
-        write_text(sys.stdout, f"lockstep {__version__}\n")
+        print_line(f"lockstep {__version__}")
         return 0
     command = args[0]
     if command not in COMMANDS:
@@ -73,9 +78,6 @@ def _run(args: list[str], is_program: bool) -> int:
     from lockstep.launch.process_lifetime import die_with_launcher
 
     die_with_launcher()  # before the torch import: it takes seconds, in which the launcher may die
-    # Spinning OpenMP threads make torch up to 15 times slower on busy cores. OpenMP reads this variable when torch is
-    # imported. A value set by the user is kept.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if is_program:  # the imports of this process are known
         from lockstep.cli.preload import preload
 
@@ -95,14 +97,6 @@ def _run(args: list[str], is_program: bool) -> int:
     finally:
         if is_program:
             gc.freeze()  # skip the final garbage collection of torch's modules, which takes most of a second
-
-
-def _serve(args: Sequence[str]) -> list[str]:
-    """Run as a fork server. Return only in a forked worker, with the worker's arguments."""
-    from lockstep.cli.preload import serve
-
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    return serve(int(args[1]))
 
 
 def _stdout_is_closed() -> bool:

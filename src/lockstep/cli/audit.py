@@ -1,6 +1,5 @@
 """`lockstep audit SCRIPT [ARGUMENTS]`: check that all processes of a training script train the same model."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.config import ConfigError
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 
 if TYPE_CHECKING:
     from lockstep.tools.audit.analysis import AuditReport
@@ -65,17 +64,15 @@ def run(arguments: Sequence[str]) -> int:
     with temporary_directory("audit") as directory:
         console = PrintableConsole(stderr=True)
         with console.status(f"running {command.script} on {command.procs} processes") as status:
-            records = run_script(
-                line, directory, command.procs, command.steps, command.step_timeout, lambda w: status.update(w)
-            )
+            records = run_script(line, directory, command.procs, command.steps, command.step_timeout, status.update)
     if not any(record["steps"] for record in records):
         raise ConfigError(_unauditable(command.script, records), "Check that it runs under torchrun, and try again.")
     verdict = analyze(records)
-    wrong = [finding for finding in verdict.findings if finding.kind not in command.ignore]
+    wrong = sum(finding.kind not in command.ignore for finding in verdict.findings)
     if command.json:
-        write_text(sys.stdout, json.dumps(asdict(verdict) | {"processes": command.procs}) + "\n")
+        print_line(json.dumps(asdict(verdict) | {"processes": command.procs}))
     else:
-        _print(command, verdict)
+        _print(command, verdict, wrong)
     return 1 if wrong else 0
 
 
@@ -102,7 +99,7 @@ def _unauditable(script: str, records: list[dict[str, Any]]) -> str:
     )
 
 
-def _print(command: Audit, verdict: "AuditReport") -> None:
+def _print(command: Audit, verdict: "AuditReport", wrong: int) -> None:
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.tools.audit.analysis import KINDS
 
@@ -126,7 +123,6 @@ def _print(command: Audit, verdict: "AuditReport") -> None:
         console.print(f"        fix: {finding.fix}")
     for note in verdict.notes:
         console.print(f"  note  {note}")
-    wrong = sum(finding.kind not in command.ignore for finding in verdict.findings)
     if wrong:
         console.print(f"\n[red]Not one model.[/red] {wrong} {'finding' if wrong == 1 else 'findings'}.", markup=True)
     else:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError
 
 if TYPE_CHECKING:
     from lockstep.apps.backtest.walk_forward import BacktestReport
 
 
-@dataclass(frozen=True)
-class Backtest:
+@dataclass(frozen=True, kw_only=True)
+class Backtest(RecipeOptions):
     """Train a new agent for each fold on the bars before it, trade the fold, and join the folds into one equity curve.
 
     Accepts settings of the recipe, as `train` does.
@@ -28,23 +29,16 @@ class Backtest:
     """Fraction of the bars that the first agent trains on. Later agents train on all bars before their fold."""
     out: Path = Path("backtest")
     """Output directory for the runs of the folds, backtest.png and backtest.html. It must not contain any yet."""
-    preset: str | None = None
-    """Preset of the recipe, a named set of values. None: the defaults."""
-    smoke: bool = False
-    """Use the recipe's smoke setting."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
-
     command, rest = parse_command(Backtest, arguments, "backtest")
     if command.folds < 1 or not 0 < command.train_fraction < 1:
         raise ConfigError(
             f"--folds is {command.folds} and --train-fraction is {command.train_fraction}.",
             "Use at least 1 fold and a fraction between 0 and 1.",
         )
-    start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
-    recipe = parse_recipe(start, rest, f"lockstep backtest {command.recipe}")
+    recipe = resolve(parse_recipe(command, rest, f"lockstep backtest {command.recipe}"), 1)
 
     from lockstep.apps.backtest.walk_forward import walk_forward
     from lockstep.tasks.trading.env import TradingConfig

@@ -1,7 +1,6 @@
 """`lockstep bench RECIPE`: measure the throughput of a recipe, compare it with the bare engine, name the bottleneck."""
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,30 +8,25 @@ from typing import Annotated, Any
 
 import tyro
 
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError, Recipe
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 
 
-@dataclass(frozen=True)
-class Bench:
+@dataclass(frozen=True, kw_only=True)
+class Bench(RecipeOptions):
     """Measure the throughput and time split of a recipe, and compare it with its bare environments and networks.
 
     Accepts settings of the recipe, as `train` does. No run directory is created.
     """
 
-    recipe: tyro.conf.Positional[str]
-    """Recipe name, or a Python file that defines a recipe."""
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 1
     """Number of processes on this machine."""
     scaling: str | None = None
     """Numbers of processes to compare at the same global batch, such as 1,2,4. None: --procs only."""
     seconds: float = 10.0
     """Approximate duration of a measurement in seconds, for each number of processes."""
-    preset: str | None = None
-    """Preset of the recipe, a named set of values. None: the defaults."""
-    smoke: bool = False
-    """Use the recipe's smoke setting."""
     json: bool = False
     """Print one JSON object instead of a table."""
     out: Path | None = None
@@ -40,15 +34,12 @@ class Bench:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
-
     command, rest = parse_command(Bench, arguments, "bench")
     sizes = _sizes(command)
 
     from lockstep.cli.workers import started_processes
 
-    start = TrainOptions(recipe=command.recipe, procs=max(sizes), smoke=command.smoke, preset=command.preset)
-    recipe = parse_recipe(start, rest, f"lockstep bench {command.recipe}")
+    recipe = resolve(parse_recipe(command, rest, f"lockstep bench {command.recipe}"), max(sizes))
     if started_processes():
         return _measure_here(recipe, command)
 
@@ -87,9 +78,8 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
     from lockstep.launch.launcher import launch_captured
 
     console = PrintableConsole(stderr=True)
-    args = ["bench", command.recipe, *rest, "--seconds", str(command.seconds), f"run.lanes={recipe.run.lanes}"]
-    args += ["--preset", command.preset] if command.preset else []
-    args += ["--smoke"] if command.smoke else []
+    args = ["bench", command.recipe, *rest, *command.flags(), "--seconds", str(command.seconds)]
+    args.append(f"run.lanes={recipe.run.lanes}")
     count = "1 process" if processes == 1 else f"{processes} processes"
     with (
         temporary_directory("bench") as directory,
@@ -116,7 +106,7 @@ def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
         (command.out / "bench.json").write_text(json.dumps(whole, indent=1) + "\n")
         (command.out / "bench.svg").write_text(draw(reports))
     if command.json:
-        write_text(sys.stdout, json.dumps(whole) + "\n")
+        print_line(json.dumps(whole))
     else:
         _print(command.recipe, reports)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from lockstep.config import ConfigError
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line, write_text
 from lockstep.tools.doctor.gpu.steps import STEP
 
 if TYPE_CHECKING:
@@ -44,10 +44,15 @@ class Doctor:
 
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] == [TRIAL]:
-        from lockstep.cli.workers import run_worker
+        from lockstep.launch.failures import record_failure
         from lockstep.tools.doctor.smoke_test import worker_main
 
-        return run_worker(lambda: worker_main(Path(arguments[1])))
+        try:
+            worker_main(Path(arguments[1]))
+        except Exception as error:
+            record_failure(error)  # the launcher reports it
+            return 1
+        return 0
     if arguments[:1] == [STEP]:
         from lockstep.tools.doctor.gpu.worker import work
 
@@ -69,21 +74,20 @@ def run(arguments: Sequence[str]) -> int:
             lines.append(line)
             if not command.bug_report:
                 _print(console, line)
+    count = sum(line.level == "trouble" for line in lines)
     if command.bug_report:
         from lockstep.tools.doctor.bug_report import write_bug_report
 
         write_text(sys.stdout, write_bug_report(lines, command.procs))
-        return int(any(line.level == "trouble" for line in lines))
-    count = sum(line.level == "trouble" for line in lines)
-    if count:
+    elif count:
         console.print(
             f"\n[red]{count} {'trouble' if count == 1 else 'troubles'}.[/red] Each has its fix above.", markup=True
         )
-        return 1
-    console.print(
-        f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.", markup=True
-    )
-    return 0
+    else:
+        console.print(
+            f"\n[green]All is well[/green] for {command.procs} process{'es' if command.procs > 1 else ''}.", markup=True
+        )
+    return int(count > 0)
 
 
 def _test_gpus(command: Doctor) -> int:
@@ -93,24 +97,22 @@ def _test_gpus(command: Doctor) -> int:
     path = command.out or Path("report.json")
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written.", "Choose a file in an existing directory.")
-
-    def say(line: str) -> None:
-        write_text(sys.stdout, line + "\n")
-
-    report = run_kit(path, command.quick, say)
+    report = run_kit(path, command.quick, print_line)
     if not report.finished:
-        say(f"The report, without results from a GPU, is in {path}.")
+        print_line(f"The report, without results from a GPU, is in {path}.")
         problem = next((step["reason"] for step in report.steps if step["result"] == "failed"), "no GPU was found.")
         raise ConfigError(
             problem,
             "Check that `nvidia-smi` lists the GPUs, that CUDA_VISIBLE_DEVICES does not hide them, and that torch is "
             "built for CUDA: https://pytorch.org/get-started/locally",
         )
-    say("")
+    print_line("")
     for line in report.summary:
-        say(line)
+        print_line(line)
     failed = f"{len(report.failed)} of {len(report.steps)} steps failed" if report.failed else "No step failed"
-    say(f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs.")
+    print_line(
+        f"\n{failed} in {report.seconds:.0f} s. The report is in {path}; please attach it to an issue about GPUs."
+    )
     return int(bool(report.failed))
 
 

@@ -37,9 +37,6 @@ ALIASES = {
 }
 """Flag names of other tools that are aliases of our settings or flags."""
 
-PROCESSES = ("procs", "num-gpus", "world-size")
-"""Flags that set the number of processes."""
-
 DROPPED = {
     "master-port": "a free port is chosen automatically on one machine",
     "load-model": "use --init-from RUN",
@@ -70,9 +67,8 @@ def normalize_args(
 ) -> ParsedArgs:
     """Replace aliases in a command line. Aliases of the recipe take precedence over the common ones."""
     known: dict[str, str] = {**ALIASES, **aliases}
-    words, at = ParsedArgs(), ""
+    words, at, distributed = ParsedArgs(), "", False
     rest = list(arguments)
-    counted = any(flag_name(word) in PROCESSES or word == "-n" for word in rest)
     while rest:
         word = rest.pop(0)
         flag = word.startswith("--") and len(word) > 2
@@ -81,12 +77,10 @@ def normalize_args(
             continue
         name, has_value, value = word.removeprefix("--").partition("=")
         name = name.replace("_", "-")
-        if name in (*DROPPED, "distributed") and not has_value and rest and is_switch(rest[0]):
+        if name in (*DROPPED, "distributed") and not has_value and rest and _is_switch(rest[0]):
             value = rest.pop(0)  # any other argument is not a value of this flag
         if name == "distributed":
-            if not counted and value.lower() not in ("false", "0"):
-                words.flags += ["--procs", "auto"]
-                words.notes.append("--distributed means --procs auto: one process for each GPU.")
+            distributed = value.lower() not in ("false", "0")
         elif name in DROPPED:
             words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
         elif name == "compile":  # a boolean in other tools; off, on or graphs here
@@ -106,15 +100,13 @@ def normalize_args(
             _set(words, flag, known.get(name, name), value)
     if at and "--init-from" in words.flags[:-1]:  # run and episode are two flags in other tools
         words.flags[words.flags.index("--init-from") + 1] += at
+    if distributed and not {"--procs", "-n"}.intersection(words.flags):
+        words.flags += ["--procs", "auto"]
+        words.notes.append("--distributed means --procs auto: one process for each GPU.")
     return words
 
 
-def flag_name(word: str) -> str:
-    """Return the name of a flag without leading dashes and value. Underscores become dashes."""
-    return word.removeprefix("--").partition("=")[0].replace("_", "-") if word.startswith("--") else ""
-
-
-def is_switch(word: str) -> bool:
+def _is_switch(word: str) -> bool:
     """Return whether an argument is a value of a boolean flag."""
     return word.isdigit() or word.lower() in ("true", "false")
 

@@ -24,7 +24,7 @@ class Import:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
+    from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 
     command, rest = parse_command(Import, arguments, "import")
 
@@ -44,8 +44,8 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigError(
                 f"{command.file} does not name its recipe.", "Add --recipe, for example --recipe gym-ppo."
             )
-        start = TrainOptions(recipe=name, preset=command.preset)
-        recipe = parse_recipe(start, rest, f"lockstep import {command.file}", settings)
+        options = RecipeOptions(recipe=name, preset=command.preset)
+        recipe = resolve(parse_recipe(options, rest, f"lockstep import {command.file}", imported=settings), 1)
         path = import_run(weights, recipe, command.file)
     console.print(f"Imported {len(weights)} tensors of {command.file} as {path}")
     console.print(f"  evaluate      lockstep eval {path}")

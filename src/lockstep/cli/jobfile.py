@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from lockstep.cli.options import LAUNCHER_FLAGS, TrainOptions, parse_recipe, parse_start
+from lockstep.cli.options import LAUNCHER_FLAGS, parse_recipe, parse_start, resolve
 from lockstep.config import ConfigError
 from lockstep.io.printable import write_text
 
@@ -80,8 +80,8 @@ def _check(command: JobFile, args: list[str]) -> None:
         if (arg.startswith("-") or "=" in arg) and name in reserved:
             raise ConfigError(f"{arg} is set by the job file.", "Remove it. Use --nodes, --gpus and --name instead.")
     start, rest, _ = parse_start(args[1:], "train", "")
-    processes = command.nodes * command.gpus
-    parse_recipe(TrainOptions(**(vars(start) | {"procs": processes})), rest, f"lockstep train {start.recipe}")
+    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config)
+    resolve(recipe, command.nodes * command.gpus)
 
 
 def render(command: JobFile, args: Sequence[str], about: str = "") -> str:

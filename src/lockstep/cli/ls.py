@@ -1,14 +1,13 @@
 """`lockstep ls`: list the runs in a directory with their state, progress and returns."""
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from lockstep.io.printable import printable, write_text
+from lockstep.io.printable import print_line, printable
 
 SHOWN = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
 """Metrics that are listed."""
@@ -44,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     rows = [(printable(path.name, newlines=False), *_cells(path)) for path in paths]
     if len(rows) > MANY:
-        write_text(sys.stdout, "".join(_aligned([HEADINGS, *rows])))
+        print_line("\n".join(_aligned([HEADINGS, *rows])))
         return 0
     table = Table()
     for heading in HEADINGS:
@@ -62,7 +61,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     sides = ["<" if heading in WORDS else ">" for heading in HEADINGS]
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    return [form.format(*row).rstrip() + "\n" for row in whole]
+    return [form.format(*row).rstrip() for row in whole]
 
 
 def _cells(path: Path) -> tuple[str, ...]:

@@ -53,15 +53,25 @@ LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(LaunchOptions):
-    """Options that start a recipe. The settings of a recipe are listed by `lockstep train RECIPE --help`."""
+class RecipeOptions:
+    """Options of every command that builds a recipe."""
 
     recipe: tyro.conf.Positional[str]
-    """Recipe name (see the list above), or a Python file that defines a recipe."""
-    smoke: bool = False
-    """Use the recipe's smoke setting: a run of a few seconds that checks the installation."""
+    """Recipe name, or a Python file that defines a recipe."""
     preset: str | None = None
     """Preset of the recipe, a named set of values. None: the defaults."""
+    smoke: bool = False
+    """Use the recipe's smoke setting, which trains for a few seconds to check the installation."""
+
+    def flags(self) -> list[str]:
+        """Return the flags with which another process builds the same recipe."""
+        return [*(["--smoke"] if self.smoke else []), *(["--preset", self.preset] if self.preset else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(LaunchOptions, RecipeOptions):
+    """Options that start a recipe. The settings of a recipe are listed by `lockstep train RECIPE --help`."""
+
     config: Path | None = None
     """YAML file with settings. Flags take precedence."""
     init_from: str | None = None
@@ -73,19 +83,25 @@ class TrainOptions(LaunchOptions):
 
 
 def parse_recipe(
-    start: TrainOptions, rest: Sequence[str], prog: str, imported: Mapping[str, Any] | None = None
+    options: RecipeOptions,
+    rest: Sequence[str],
+    prog: str,
+    config: Path | None = None,
+    imported: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """Build the recipe of a command line. `imported` are settings stored with a model; flags take precedence."""
+    """Build the recipe of a command line. `imported` are settings stored with a model; flags take precedence.
+
+    The result is not validated: `resolve` does that for a number of processes.
+    """
     from lockstep.registry import find_recipe
 
-    kind = find_recipe(start.recipe)
+    kind = find_recipe(options.recipe)
     parsed = normalize_args(rest, kind.aliases, kind.episode_length)
-    recipe = reference = apply_overrides(with_preset(kind(), start.preset, start.smoke), imported or {})
-    if start.config is not None:
-        recipe = apply_overrides(recipe, read_yaml(start.config))
+    recipe = reference = apply_overrides(with_preset(kind(), options.preset, options.smoke), imported or {})
+    if config is not None:
+        recipe = apply_overrides(recipe, read_yaml(config))
     recipe = apply_overrides(recipe, parsed.settings)
-    recipe = tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog)
-    return resolve(with_reference(recipe, reference), 1 if start.procs == "auto" else start.procs)
+    return with_reference(tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog), reference)
 
 
 def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:

@@ -2,16 +2,16 @@
 
 import json
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.config import ConfigError, Recipe
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.io.temporary_directory import temporary_directory
 
@@ -28,15 +28,13 @@ ASSUMPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True)
+class Plan(RecipeOptions):
     """Predict steps/s, efficiency, hours and memory on many GPUs from a short measurement on this machine.
 
     Accepts settings of the recipe, as `train` does. Prints all assumptions.
     """
 
-    recipe: tyro.conf.Positional[str]
-    """Recipe name, or a Python file that defines a recipe."""
     gpus: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 8, 64, 512, 4096)
     """Numbers of GPUs (processes) to predict."""
     network: str | None = None
@@ -49,10 +47,6 @@ class Plan:
     """File to write the measurement to. None: it is not kept."""
     rounds: int = 3
     """Iterations to time for each share of the work."""
-    preset: str | None = None
-    """Preset of the recipe, a named set of values. None: the defaults."""
-    smoke: bool = False
-    """Use the recipe's smoke setting."""
     json: bool = False
     """Print one JSON object instead of tables."""
     time_network: Path | None = None
@@ -62,19 +56,15 @@ class Plan:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe
-
     command, rest = parse_command(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds must be at least 1.", "Use for example --gpus 1 8 64 --rounds 3.")
-    start = TrainOptions(recipe=command.recipe, smoke=command.smoke, preset=command.preset)
-    recipe = parse_recipe(start, rest, f"lockstep plan {command.recipe}")
+    recipe = resolve(parse_recipe(command, rest, f"lockstep plan {command.recipe}"), 1)
     if command.time_network is not None:
         return _time_network(recipe, command.time_network, command.sizes)
 
     from lockstep.launch.device import threads_per_process
     from lockstep.protocols import TaskConfig
-    from lockstep.tools.bench.network_model import find_network
     from lockstep.tools.bench.scaling_model import as_json, predict
 
     if not isinstance(recipe.task, TaskConfig):
@@ -82,78 +72,67 @@ def run(arguments: Sequence[str]) -> int:
             f"{command.recipe} collects no rollouts, so its scaling cannot be predicted.",
             f"Measure it: lockstep bench {command.recipe} --scaling 1,2",
         )
-    here = command.network == "here"
-    if command.network is None:
-        found = None if command.measured is None else _network_of_kit(command.measured)
-        network = found or find_network("nvlink+ib")
-    elif here:
-        network = _measure_network(command, rest)
-    elif command.network.endswith(".json"):
-        network = _network_of_kit(Path(command.network)) or _read_network(Path(command.network))
-    else:
-        network = find_network(command.network)
-    shares = _measured(command, recipe)
-    cores = threads_per_process(1) if here else None
+    known = None if command.measured is None else _read_shares(command.measured, recipe.name)
+    network = _network(command, rest)
+    shares = known or _measure_shares(command, recipe)
+    cores = threads_per_process(1) if command.network == "here" else None
     budget = recipe.run.total_samples
     fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
     growing = [predict(shares, count, network, budget, grow=True, cores=cores) for count in sorted(command.gpus)]
     if command.json:
-        write_text(sys.stdout, json.dumps(as_json(shares, network, fixed, growing)) + "\n")
+        print_line(json.dumps(as_json(shares, network, fixed, growing)))
     else:
         _print(command.recipe, shares, network, fixed, growing, cores)
     return 0
 
 
-def _measured(command: Plan, recipe: Recipe) -> "CostProfile":
-    """Read or make the measurement. Use one thread if the predicted processes share this machine."""
+def _read_shares(path: Path, recipe: str) -> "CostProfile":
+    """Read the costs of a recipe from a file of --save or of `lockstep doctor --gpu`, which has them by recipe."""
+    from lockstep.tools.bench.scaling_model import shares_from
+
+    try:
+        found = read_json(path)
+        shares = found["shares"]
+        if "steps" not in found:
+            return shares_from(shares)
+        if recipe in shares:
+            return shares_from(shares[recipe])
+    except (OSError, UnreadableFileError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{path} contains no measurement: {error}.", "Create one: lockstep plan RECIPE --save FILE."
+        ) from None
+    raise ConfigError(
+        f"{path} contains no measurement of {recipe}. It contains: {', '.join(map(str, shares)) or 'none'}.",
+        f"Measure it on that machine: lockstep plan {recipe} --save FILE.",
+    )
+
+
+def _measure_shares(command: Plan, recipe: Recipe) -> "CostProfile":
+    """Measure this machine. Use one thread if the predicted processes share it."""
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import configure_torch, threads_per_process
     from lockstep.launch.world import WorldInfo
-    from lockstep.tools.bench.scaling_model import measure_shares, shares_from
+    from lockstep.tools.bench.scaling_model import measure_shares
 
-    if command.measured is not None:
-        try:
-            found = read_json(command.measured)
-            if "steps" in found:  # a file of `lockstep doctor --gpu`, with shares by recipe
-                return shares_from(_shares_of_kit(command.measured, found["shares"], recipe.name))
-            return shares_from(found["shares"])
-        except ConfigError:
-            raise
-        except (OSError, UnreadableFileError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(
-                f"{command.measured} contains no measurement: {error}.", "Create one: lockstep plan RECIPE --save FILE."
-            ) from None
     configure_torch(recipe.run, WorldInfo(local_size=threads_per_process(1) if command.network == "here" else 1))
-    console = PrintableConsole(stderr=True)
-    with console.status("measuring") as status:
-        shares = measure_shares(recipe, command.rounds, lambda words: status.update(words))
+    with PrintableConsole(stderr=True).status("measuring") as status:
+        shares = measure_shares(recipe, command.rounds, status.update)
     if command.save is not None:
-        from dataclasses import asdict
-
         command.save.write_text(json.dumps({"recipe": recipe.name, "shares": asdict(shares)}, indent=1) + "\n")
     return shares
 
 
-def _shares_of_kit(path: Path, shares: dict[str, Any], recipe: str) -> Any:
-    """Return the shares of a recipe in a file of `lockstep doctor --gpu`."""
-    if recipe not in shares:
-        there = ", ".join(shares) or "none"
-        raise ConfigError(
-            f"{path} contains no measurement of {recipe}. It contains: {there}.",
-            f"Measure it on that machine: lockstep plan {recipe} --save FILE.",
-        )
-    return shares[recipe]
+def _network(command: Plan, rest: list[str]) -> "NetworkModel":
+    """Return the network of --network, or the one in --measured if it has one."""
+    from lockstep.tools.bench.network_model import find_network
 
-
-def _network_of_kit(path: Path) -> "NetworkModel | None":
-    """Return the network measured by `lockstep doctor --gpu`, or None if the file has none."""
-    try:
-        found = read_json(path)
-        if "steps" not in found or not found["network"]:
-            return None
-    except (OSError, UnreadableFileError, LookupError, TypeError):
-        return None  # the next reader of the file reports the error
-    return _network_from(path, found["network"])
+    if command.network == "here":
+        return _measure_network(command, rest)
+    if command.network is not None and command.network.endswith(".json"):
+        return _read_network(Path(command.network))
+    if command.network is None and command.measured is not None and read_json(command.measured).get("network"):
+        return _read_network(command.measured)
+    return find_network(command.network or "nvlink+ib")
 
 
 def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
@@ -161,8 +140,7 @@ def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.launcher import launch_captured
 
-    args = ["plan", command.recipe, *rest, *(["--preset", command.preset] if command.preset else [])]
-    args += ["--smoke"] if command.smoke else []
+    args = ["plan", command.recipe, *rest, *command.flags()]
     with temporary_directory("plan") as directory, PrintableConsole(stderr=True).status("measuring the network"):
         path = directory / "here.json"
         cause = launch_captured([*args, "--time-network", str(path)], 2)
@@ -172,34 +150,23 @@ def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
 
 
 def _read_network(path: Path) -> "NetworkModel":
-    """Fit a network of equal links to the times in a file."""
-    try:
-        timed = read_json(path)
-    except (OSError, UnreadableFileError) as error:
-        raise _no_times(path, error) from None
-    return _network_from(path, timed)
-
-
-def _network_from(path: Path, timed: Any) -> "NetworkModel":
-    """Fit a network of equal links to times that were read from a file."""
+    """Fit a network of equal links to the times in a file of --time-network or of `lockstep doctor --gpu`."""
     from lockstep.tools.bench.network_model import NetworkModel, fit_link
 
     try:
+        found = read_json(path)
+        timed = found.get("network") or found
         link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
         contention = float(timed.get("contention", 1.0))
         jitter = tuple(float(part) for part in timed.get("jitter", ()))
         if not all(map(math.isfinite, (link.latency, link.bandwidth, contention, *jitter))):
             raise ValueError("its times are not finite")
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise _no_times(path, error) from None
+    except (OSError, UnreadableFileError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise ConfigError(
+            f"{path} contains no all-reduce times: {error!r}.",
+            f"Create it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
+        ) from None
     return NetworkModel(path.stem, 2**20, link, link, launch=0.0, contention=contention, jitter=jitter)
-
-
-def _no_times(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"{path} contains no all-reduce times: {error!r}.",
-        f"Create it: torchrun ... -m lockstep plan RECIPE --time-network {path}",
-    )
 
 
 def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:

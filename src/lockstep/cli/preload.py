@@ -3,14 +3,15 @@
 import ast
 import importlib
 import os
-import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from lockstep.cli.torch_import import import_torch_with_status
+from lockstep.config import ConfigError, read_yaml
+from lockstep.io.jsonl import CONFIG
 from lockstep.launch.process_lifetime import started_by_a_launcher
 
 _MODULES = (
@@ -110,7 +111,9 @@ def _recipes(words: Sequence[str]) -> list[str]:
         elif word.endswith(".py"):
             modules += _imports_of(Path(word))
         elif words[:1] == ["resume"]:
-            modules += _recipes(_recipe_of_run(Path(word)))
+            with suppress(ConfigError):  # not a run directory, or the command reports it
+                recipe = read_yaml(Path(word) / CONFIG).get("recipe")
+                modules += [module for name, (module, _) in RECIPES.items() if name == recipe]
     return modules
 
 
@@ -123,16 +126,3 @@ def _imports_of(path: Path) -> list[str]:
     names = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     names += [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     return [name for name in names if name.startswith("lockstep.") and find_spec(name) is not None]
-
-
-def _recipe_of_run(run: Path) -> list[str]:
-    """Return the recipe name of a run directory if it is a built-in recipe."""
-    path = run / "config.yaml"
-    if not path.is_file():  # excludes pipes, which would block
-        return []
-    try:
-        with path.open("rb") as file:
-            found = re.search(rb"^recipe: *([a-z0-9-]+) *$", file.read(100_000), re.MULTILINE)
-    except (OSError, ValueError):
-        return []
-    return [found[1].decode()] if found else []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
 from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.io.temporary_directory import temporary_directory
@@ -21,23 +22,19 @@ CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Make torch compare every collective across processes, so that mismatched collectives are reported."""
 
 
-@dataclass(frozen=True)
-class Prove:
+@dataclass(frozen=True, kw_only=True)
+class Prove(RecipeOptions):
     """Train a recipe with exact reduction on several numbers of processes and compare the checkpoints bit by bit.
 
     Uses the recipe's smoke setting unless --no-smoke is given. Accepts settings of the recipe, as `train` does.
     """
 
-    recipe: tyro.conf.Positional[str]
-    """Recipe name, or a Python file that defines a recipe."""
     procs: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["-n"])] = (1, 2)
     """Numbers of processes to compare."""
     kill: bool = False
     """Also kill one process during an iteration and one during a save, and resume on other numbers of processes."""
     iterations: int | None = None
     """Iterations to train. None: run.total_samples of the recipe."""
-    preset: str | None = None
-    """Preset of the recipe, a named set of values. None: the defaults."""
     smoke: bool = True
     """Use the recipe's smoke setting. --no-smoke: its full settings."""
     seed: int = 0
@@ -141,19 +138,14 @@ class Verification:
 
 
 def run(arguments: Sequence[str]) -> int:
-    from lockstep.cli.options import TrainOptions, parse_command, parse_recipe, resolve
-
     command, rest = parse_command(Prove, arguments, "prove")
     if command.json is not None and (command.json.is_dir() or not command.json.parent.is_dir()):
         raise ConfigError(f"{command.json} cannot be written.", "Choose a file in an existing directory.")
-    start = TrainOptions(recipe=command.recipe, procs=max(command.procs), smoke=command.smoke, preset=command.preset)
-    recipe = parse_recipe(start, rest, f"lockstep prove {command.recipe}")
+    recipe = resolve(parse_recipe(command, rest, f"lockstep prove {command.recipe}"), max(command.procs))
     samples = recipe.run.total_samples
     if command.iterations is not None:
         samples = command.iterations * recipe.algo.samples_per_iteration(recipe.task)
-    flags = [*rest, *(["--smoke"] if command.smoke else [])]
-    flags += ["--preset", command.preset] if command.preset else []
-    flags += [f"run.total_samples={samples}", f"run.lanes={recipe.run.lanes}"]
+    flags = [*rest, *command.flags(), f"run.total_samples={samples}", f"run.lanes={recipe.run.lanes}"]
     settings = {"run.reduction": "exact", "run.log_tensor_digests": "true", "run.record_video": "false"}
 
     from lockstep.io.rich_console import PrintableConsole
@@ -188,17 +180,7 @@ def record(proof: Verification) -> dict[str, Any]:
 
     from lockstep.checkpoint.machine import describe_machine
 
-    rows = [
-        {
-            "processes": row.processes,
-            "event": row.event,
-            "hash": row.hash,
-            "seconds": row.seconds,
-            "problem": row.problem,
-        }
-        for row in proof.rows
-    ]
-    hashes = {row.hash for row in proof.rows}
+    shown = ("processes", "event", "hash", "seconds", "problem")
     return {
         "recipe": Path(proof.recipe).stem,
         "settings": proof.flags,
@@ -207,9 +189,14 @@ def record(proof: Verification) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": rows,
-        "verdict": "one agent" if len(hashes) == 1 and "" not in hashes else "not one agent",
+        "rows": [{name: getattr(row, name) for name in shown} for row in proof.rows],
+        "verdict": "one agent" if _one_agent(proof.rows) else "not one agent",
     }
+
+
+def _one_agent(rows: list[RunRecord]) -> bool:
+    """Return whether all runs succeeded with the same hash."""
+    return all(row.hash and row.hash == rows[0].hash for row in rows)
 
 
 def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) -> int:
@@ -217,10 +204,7 @@ def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) ->
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"{recipe}: one agent?", title_justify="left")
-    table.add_column("processes")
-    table.add_column("event")
-    table.add_column("SHA-256 of the run")
+    table = Table("processes", "event", "SHA-256 of the run", title=f"{recipe}: one agent?", title_justify="left")
     table.add_column("time", justify="right")
     wanted = next((row.hash for row in rows if row.hash), "")
     for row in rows:
@@ -231,7 +215,7 @@ def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) ->
     for row in rows:
         if row.problem:
             console.print(f"{row.processes} processes: {row.problem}")
-    if all(row.hash == wanted and row.hash for row in rows):
+    if _one_agent(rows):
         console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {wanted}", soft_wrap=True, markup=True)
         return 0
     for row in rows[1:]:

@@ -1,6 +1,5 @@
 """`lockstep report RUN...`: write one self-contained HTML file about one or more runs."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 
 if TYPE_CHECKING:
     from lockstep.tools.report.charts import Reference
@@ -71,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"{command.out} cannot be written: {error.strerror}.", "Choose another file with --out."
         ) from None
-    write_text(sys.stdout, f"{command.out}: {len(page) / 1e3:,.0f} kB\n")
+    print_line(f"{command.out}: {len(page) / 1e3:,.0f} kB")
     return 0
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tyro
 
@@ -77,11 +78,9 @@ def run(arguments: Sequence[str]) -> int:
     fleet = command.fleet(procs)
     if not started_processes():
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
+    options: Any = {"resume": True, "at": command.checkpoint, "without_replay": command.without_replay}
     if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
-        return run_training_worker(
-            lambda: train(recipe, resume=True, at=command.checkpoint, without_replay=command.without_replay)
-        )
-    options = {"resume": True, "at": command.checkpoint, "without_replay": command.without_replay}
+        return run_training_worker(lambda: train(recipe, **options))
     with temporary_directory("resume") as directory:
         return launch_and_report(write_spec(directory / "spec.json", recipe, **options), fleet)
 

@@ -5,17 +5,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.flag_aliases import is_switch
-from lockstep.cli.options import LAUNCHER_FLAGS, LaunchOptions, parse_recipe, parse_start, resolve, resolve_procs
+from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resolve, resolve_procs
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
-from lockstep.config import ConfigError, Recipe, apply_overrides
-from lockstep.io.printable import write_text
+from lockstep.config import ConfigError, apply_overrides
+from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
@@ -40,39 +38,33 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
     from lockstep.launch.device import require_gpus
-    from lockstep.run_dir import reserve
+    from lockstep.run_dir import reserved
     from lockstep.training_loop import train
 
     started = started_processes()
     procs = started if started and start.procs == "auto" else resolve_procs(start)
     if started and procs not in (1, started):
         raise ConfigError(f"--procs is {procs}, but torchrun started {started} processes.", "Remove --procs.")
-    recipe = parse_recipe(replace(start, procs=started or procs), rest, f"lockstep train {start.recipe}")
+    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config)
+    resolved = resolve(recipe, started or procs)
     say_notes(notes)
     if not started:
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
-    settings = _autoscaled(arguments, started, procs) if start.autoscale else {}
-    recipe = resolve(apply_overrides(recipe, settings), started or procs)
+    if start.autoscale:
+        recipe = apply_overrides(recipe, _autoscaled(arguments, started, procs))
+        resolved = resolve(recipe, started or procs)
     fleet = start.fleet(procs)
     # A job with an ID resumes the run that it started: a scheduler requeues it with an identical command.
     alone = fleet.nodes[1] == 1 and fleet.job is None
     if started or (procs == 1 and alone):
-        return run_training_worker(lambda: train(recipe, init_from=start.init_from))
-    if not alone:
-        # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
-        words = [*_without(arguments, *LAUNCHER_FLAGS)]
-        words = [word for word in words if word not in ("--autoscale", "--max-utilization", "--max_utilization")]
-        words += [f"{name}={value}" for name, value in settings.items()]
-        return launch_and_report(["train", *words], fleet)
-    path = reserve(recipe)  # before workers start, so that a name in use fails early
-    recipe = apply_overrides(recipe, {"run.name": path.name})
-    try:
-        with temporary_directory("train") as directory:
-            words = write_spec(directory / "spec.json", recipe, init_from=start.init_from)
-            return launch_and_report(words, fleet)
-    finally:
-        with suppress(OSError):
-            path.rmdir()  # only if nothing was written there
+        return run_training_worker(lambda: train(resolved, init_from=start.init_from))
+    with temporary_directory("train") as directory:
+        spec = directory / "spec.json"
+        if not alone:
+            # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
+            return launch_and_report(write_spec(spec, recipe, init_from=start.init_from), fleet)
+        with reserved(resolved) as (_, named):  # before workers start, so that a name in use fails early
+            return launch_and_report(write_spec(spec, named, init_from=start.init_from), fleet)
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:
@@ -121,28 +113,8 @@ def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
     from lockstep.tools.bench.autoscale import autoscale
 
     start, rest, _ = parse_start(arguments, "train", "")
-    recipe: Recipe = parse_recipe(replace(start, procs=procs), rest, f"lockstep train {start.recipe}")
+    recipe = resolve(parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config), procs)
     configure_torch(recipe.run, WorldInfo(local_size=procs))
-
-    def say(sentence: str) -> None:
-        write_text(sys.stdout, sentence + "\n")
-
-    choice = autoscale(recipe, procs, say)
+    choice = autoscale(recipe, procs, print_line)
     out.write_text(json.dumps({"settings": choice.settings, "reasons": choice.reasons}))
     return 0
-
-
-def _without(arguments: Sequence[str], *names: str) -> list[str]:
-    """Return the arguments without some flags and their values."""
-    kept, skip = [], False
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, has_value, _ = word.lstrip("-").replace("_", "-").partition("=")
-        if skip:
-            skip = False
-        elif name == "distributed":
-            skip = not has_value and is_switch(following)
-        elif name in names or word == "-n":
-            skip = not has_value
-        else:
-            kept.append(word)
-    return kept

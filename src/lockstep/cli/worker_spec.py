@@ -1,4 +1,4 @@
-"""Worker spec: a file with the resolved recipe and options, so that workers do not parse the command line again.
+"""Worker spec: a file with the recipe and the options, so that workers do not parse the command line again.
 
 Parsing takes 0.2 s. Four workers on two cores would spend most of their startup on it.
 """
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lockstep.cli.options import resolve
 from lockstep.config import Recipe, apply_overrides, as_dict
 
 WORKER = "--worker"
@@ -23,9 +24,12 @@ def write_spec(path: Path, recipe: Recipe, **options: Any) -> list[str]:
 def run_spec(path: Path) -> int:
     """Train the recipe of a spec as a worker. Return the exit code."""
     from lockstep.cli.workers import run_training_worker
+    from lockstep.launch.world import WorldInfo
     from lockstep.registry import find_recipe
     from lockstep.training_loop import train
 
     spec = json.loads(path.read_text(encoding="utf-8"))
     recipe = apply_overrides(find_recipe(spec["recipe"])(), spec["settings"])
+    if recipe.run.lanes is None:  # several hosts: the launcher did not know their number of processes
+        recipe = resolve(recipe, WorldInfo.from_environment().size)
     return run_training_worker(lambda: train(recipe, **spec["options"]))

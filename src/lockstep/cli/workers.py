@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lockstep.checkpoint.fencing import SupersededError
 from lockstep.cli import fail
 from lockstep.distributed import NonFiniteError
-from lockstep.io.printable import write_text
+from lockstep.io.printable import print_line
 from lockstep.launch.failures import record_failure, to_user_error
 from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, OUTCOME, launch_directory
 from lockstep.launch.world import EXIT_PREEMPTED, STOP_SIGNALS, WorldInfo
@@ -32,7 +32,7 @@ def say(message: str) -> None:
     """Print a message on rank 0."""
     if WorldInfo.from_environment().rank == 0:
         with suppress(OSError):  # stdout may be a file on a full disk
-            write_text(sys.stdout, message + "\n")
+            print_line(message)
 
 
 def say_notes(notes: Sequence[str]) -> None:
@@ -74,18 +74,6 @@ def _final_message(result: TrainResult) -> list[str]:
     if result.preempted:
         return [head, f"  resume   lockstep resume {path}", watch, report]
     return [head, watch, report, f"  export   lockstep export {path} --to safetensors"]
-
-
-def run_worker(work: Callable[[], None]) -> int:
-    """Work as one process of a group without a run directory. Record a failure for the launcher."""
-    try:
-        work()
-    except Exception as error:
-        record_failure(error)
-        if ENV_LAUNCH_DIR in os.environ:
-            return 1
-        raise
-    return 0
 
 
 def _finish(kind: str, code: int, message: str = "") -> int:

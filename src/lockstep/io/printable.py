@@ -48,6 +48,11 @@ def write_text(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
+def print_line(line: str) -> None:
+    """Write a line to standard output, made printable."""
+    write_text(sys.stdout, f"{line}\n")
+
+
 def make_errors_printable() -> None:
     """Escape what Python itself prints: uncaught errors, warnings, and log records without a handler."""
     sys.excepthook = _print_error

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -56,24 +55,6 @@ class Snapshot:
     checked: int
     """The last update at which replicas were compared."""
     work: UtilizationReport = field(default_factory=UtilizationReport)
-
-
-class Console(Protocol):
-    """Interface of the console outputs."""
-
-    def start(self, clock: TrainState) -> None: ...
-    def show(self, clock: TrainState, snapshot: Snapshot) -> None: ...
-    def evaluation(self, clock: TrainState) -> None: ...
-    def message(self, sentence: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> Console:
-    processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
-    heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
-    if sys.stdout.isatty():
-        return LiveConsole(heading, str(path), runtime.size, lambda: runtime.watchdog.outer_phase)
-    return PlainConsole(f"{heading} · {path}", runtime.size)
 
 
 class PlainConsole:
@@ -198,3 +179,11 @@ def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
         bar.append("█" * round(share * width), style=_COLORS[name])
         legend.append(f"{name} {share:.0%}  ", style=_COLORS[name])
     return Group(bar, legend)
+
+
+def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
+    processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
+    heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
+    if sys.stdout.isatty():
+        return LiveConsole(heading, str(path), runtime.size, lambda: runtime.watchdog.outer_phase)
+    return PlainConsole(f"{heading} · {path}", runtime.size)

@@ -18,19 +18,19 @@ from lockstep.io.printable import printable
 
 
 class ProcessLog:
-    """Log of one process, for finding problems on one of many hosts. The main process also has a RunLogger.
+    """Log of one process, for finding problems on one of many hosts. That of the main process is a RunLogger.
 
     Write errors are ignored, so that a full disk does not end a run.
     """
 
     def __init__(self, run: Path, runtime: Runtime) -> None:
-        self.runtime = runtime
+        self.run, self.runtime = run, runtime
         self.path = run / LOGS / f"process-{runtime.rank}.log"
         self._since = time.perf_counter()
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
         runtime, lanes = self.runtime, self.runtime.lanes.local
-        self.message(
+        self.record(
             f"process {runtime.rank} of {runtime.size} on {socket.gethostname()} (pid {os.getpid()}), {runtime.device},"
             f" lanes {lanes.start} to {lanes.stop - 1} of {runtime.lanes.num_lanes}, from {clock.samples:,} samples;"
             f" lockstep {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
@@ -50,26 +50,30 @@ class ProcessLog:
     def tell(self, clock: TrainState, seconds: float, shares: dict[str, float]) -> None:
         """Log the progress of this process and its time split since the last call."""
         split = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
-        self.message(f"{clock.samples:,} samples, iteration {clock.iteration:,}; of {seconds:.1f} s: {split}")
+        self.record(f"{clock.samples:,} samples, iteration {clock.iteration:,}; of {seconds:.1f} s: {split}")
 
     def evaluation(self, clock: TrainState) -> None: ...
 
     def digests(self, clock: TrainState, digests: dict[str, str]) -> None: ...
 
     def message(self, sentence: str) -> None:
-        """Append a line with a timestamp."""
+        """Tell the user something."""
+        self.record(sentence)
+
+    def record(self, sentence: str) -> None:
+        """Append a line with a timestamp to the log file of this process."""
         with suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(sentence)}\n")
 
     def failed(self, error: BaseException) -> None:
-        self.message("".join(traceback.format_exception(error)).rstrip())
+        self.record("".join(traceback.format_exception(error)).rstrip())
 
     def finish(self) -> None: ...
 
     def close(self) -> None:
-        self.message("log closed")
+        self.record("log closed")
 
     def spend(self) -> tuple[float, dict[str, float]]:
         """Return the seconds since the last call, and the fraction of them spent in each phase."""

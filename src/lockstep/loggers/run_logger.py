@@ -12,7 +12,7 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.distributed import Runtime
 from lockstep.distributed.resource_usage import MAX_REPORTED_PROCESSES
 from lockstep.io.jsonl import DIGESTS, METRICS, append_jsonl, truncate_after
-from lockstep.loggers.console import Console, Snapshot, open_screen
+from lockstep.loggers.console import Snapshot, open_screen
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.video import VideoRecorder
 from lockstep.loggers.wandb_logger import WandbLog
@@ -24,19 +24,17 @@ SPLIT = ("env", "act", "load", "learn", "reduce")
 """Phases of the time split, if a run has them; the rest is `other`."""
 
 
-class RunLogger:
-    """Writes metrics and messages of the whole run to all log outputs."""
+class RunLogger(ProcessLog):
+    """Log of the main process. It also writes metrics and messages of the whole run to all other outputs."""
 
-    def __init__(
-        self, path: Path, recipe: Recipe, runtime: Runtime, screen: Console, wandb: WandbLog | None = None
-    ) -> None:
-        self.path, self.runtime, self.screen = path, runtime, screen
-        self._own = ProcessLog(path, runtime)
+    def __init__(self, run: Path, recipe: Recipe, runtime: Runtime, wandb: WandbLog | None = None) -> None:
+        super().__init__(run, runtime)
+        self.screen = open_screen(run, recipe, runtime)
         self._board: SummaryWriter | None = None
         self._wandb = wandb
         self._checked, self._check_every = 0, recipe.run.replica_check_every
         self._samples = 0
-        self.film = VideoRecorder(path, recipe.run.record_video, self.message, lambda: self._board)
+        self.film = VideoRecorder(run, recipe.run.record_video, self.message, lambda: self._board)
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
         """Open the outputs; remove entries that a killed run wrote after the checkpoint it resumes from."""
@@ -44,27 +42,24 @@ class RunLogger:
 
         try:
             for name in (METRICS, DIGESTS):
-                truncate_after(self.path / name, clock.samples)
+                truncate_after(self.run / name, clock.samples)
             # TensorBoard drops everything from this step on when it reads the new file.
-            self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=clock.samples + 1)
+            self._board = SummaryWriter(str(self.run / "tensorboard"), purge_step=clock.samples + 1)
         except OSError as error:
-            raise ConfigError(f"{self.path} cannot be written: {error}.", "Free disk space, then resume.") from None
+            raise ConfigError(f"{self.run} cannot be written: {error}.", "Free disk space, then resume.") from None
         self._samples = clock.samples
-        self._own.begin(clock, [])
         self.screen.start(clock)
-        for sentence in [*notes, *(self._wandb.notes if self._wandb else ())]:
-            self.message(sentence)
+        super().begin(clock, [*notes, *(self._wandb.notes if self._wandb else ())])
 
     def on_iteration_end(self, clock: TrainState, updates: int) -> None:
         """Check the video recorder and write pending messages."""
         self._checked = updates - updates % self._check_every
         self.film.poll()
-        while self.runtime.pending_messages:
-            self.message(self.runtime.pending_messages.pop(0))
+        super().on_iteration_end(clock, updates)
 
     def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
         """Write pooled metrics, with the speed and the time split since the last entry."""
-        elapsed, shares = self._own.spend()
+        elapsed, shares = self.spend()
         speed, self._samples = (clock.samples - self._samples) / elapsed, clock.samples
         split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
@@ -75,7 +70,7 @@ class RunLogger:
         }
         checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # for `lockstep report`
         self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in use.items()})
-        self._own.tell(clock, elapsed, shares)
+        self.tell(clock, elapsed, shares)
         self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, work))
 
     def evaluation(self, clock: TrainState) -> None:
@@ -84,22 +79,11 @@ class RunLogger:
         self.film.evaluation(clock)
 
     def digests(self, clock: TrainState, digests: dict[str, str]) -> None:
-        self._append(
-            DIGESTS,
-            {
-                "samples": clock.samples,
-                "iteration": clock.iteration,
-                "digests": digests,
-                "passed": self.runtime.status.phase_counts,
-            },
-        )
+        self._append(DIGESTS, clock, {"digests": digests, "passed": self.runtime.status.phase_counts})
 
     def message(self, sentence: str) -> None:
         self.screen.message(sentence)
-        self._own.message(sentence)
-
-    def failed(self, error: BaseException) -> None:
-        self._own.failed(error)
+        super().message(sentence)
 
     def finish(self) -> None:
         """Wait briefly for the last video. Called if the run is complete, not after a stop request."""
@@ -108,7 +92,7 @@ class RunLogger:
     def close(self) -> None:
         self.film.close()
         self.screen.stop()
-        self._own.close()
+        super().close()
         if self._wandb is not None:
             self._wandb.close()
         if self._board is not None:
@@ -116,7 +100,7 @@ class RunLogger:
                 self._board.close()
 
     def _put(self, clock: TrainState, values: dict[str, float]) -> None:
-        self._append(METRICS, {"samples": clock.samples, "iteration": clock.iteration} | values)
+        self._append(METRICS, clock, values)
         if self._wandb is not None:
             self._wandb.put(clock.samples, values)
         if self._board is None:
@@ -128,19 +112,19 @@ class RunLogger:
             self._board = None
             self.message(f"Writing the TensorBoard file failed: {error}. Metrics are still written to {METRICS}.")
 
-    def _append(self, name: str, line: dict[str, Any]) -> None:
+    def _append(self, name: str, clock: TrainState, values: dict[str, Any]) -> None:
         """Append a line to a JSON Lines file; report a write error without ending the run."""
         try:
-            append_jsonl(self.path / name, line)
+            append_jsonl(self.run / name, {"samples": clock.samples, "iteration": clock.iteration} | values)
         except OSError as error:
-            self.message(f"{name}: the line of {line['samples']:,} samples could not be written: {error}.")
+            self.message(f"{name}: the line of {clock.samples:,} samples could not be written: {error}.")
 
 
-def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> RunLogger | ProcessLog:
+def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> ProcessLog:
     """Open the log of the run on the main process, or a process log on the others."""
     opened: list[WandbLog] = []
     if recipe.run.wandb:  # may be slow: the other processes wait at the store, not in a collective
         runtime.run_on_main(lambda: opened.append(WandbLog(path, recipe)))
     if not runtime.is_main:
         return ProcessLog(path, runtime)
-    return RunLogger(path, recipe, runtime, open_screen(path, recipe, runtime), *opened)
+    return RunLogger(path, recipe, runtime, *opened)

@@ -14,7 +14,7 @@ from helpers.tiny_recipes import ITERATION, tiny
 from lockstep import __version__
 from lockstep.cli import COMMANDS, main
 from lockstep.cli import train as train_verb
-from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.cli.options import parse_recipe, parse_start, resolve
 from lockstep.cli.worker_spec import write_spec
 from lockstep.launch.launcher import LaunchResult
 from lockstep.recipes.snake_ppo import SnakePPO
@@ -176,7 +176,7 @@ def launched(monkeypatch):
     calls = []
 
     def launch(words, fleet):
-        calls.append((json.loads(Path(words[2]).read_text()) if words[1] == "--worker" else words, fleet.processes))
+        calls.append((json.loads(Path(words[2]).read_text()), fleet.processes))
         return LaunchResult(0)
 
     monkeypatch.setattr("lockstep.launch.launcher.launch", launch)
@@ -205,20 +205,26 @@ def test_worker_spec_has_run_name_lanes_and_settings(launched, tmp_path):
     assert run["name"].startswith("snake-ppo-2")
 
 
-def test_flag_message_is_printed_once_by_launcher(launched, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        "lockstep.training_loop.train", lambda recipe, **_: pytest.fail("it must stop before it trains")
-    )
+def test_flag_message_is_printed_once_by_launcher(launched, capsys, tmp_path):
     line = ["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.runs_dir={tmp_path}"]
-    assert main([*line, "--rdzv-id", "job"]) == 0  # workers of a named job parse the flags again
+    assert main(line) == 0
     assert capsys.readouterr().out.count("--load-model is not needed") == 1
-    ((words, _),) = launched
+
+
+def test_workers_of_a_job_choose_lanes_by_their_number(launched, monkeypatch, tmp_path):
+    trained = []
+    monkeypatch.setattr("lockstep.training_loop.train", lambda recipe, **_: trained.append(recipe.run.lanes))
+    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: work() or 0)
+    line = ["train", "snake-ppo", "--smoke", "--procs", "2", f"run.runs_dir={tmp_path}", "--rdzv-id", "job"]
+    assert main(line) == 0
+    ((spec, count),) = launched
+    assert (count, spec["settings"]["run"]["lanes"], spec["settings"]["run"]["name"]) == (2, None, "")
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
     monkeypatch.setattr("lockstep.launch.process_lifetime.die_with_launcher", lambda: None)  # there is no launcher
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCKSTEP_LAUNCH_DIR": str(tmp_path)}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: 0)
-    assert main(words) == 0
-    assert "not needed" not in capsys.readouterr().out
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert main(["train", "--worker", str(tmp_path / "spec.json")]) == 0
+    assert trained == [16]
 
 
 def test_resume_from_forwards_allowed_settings(monkeypatch):
@@ -277,7 +283,7 @@ def test_worker_trains_recipe_resolved_by_launcher(name, launched, monkeypatch, 
     monkeypatch.setattr("lockstep.training_loop.train", lambda recipe, **options: trained.append((recipe, options)))
     monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: work() or 0)
     start, rest, _ = parse_start([name, "--smoke", "run.seed=3", f"run.runs_dir={tmp_path}"], "train", "")
-    recipe = parse_recipe(start, rest, "")
+    recipe = resolve(parse_recipe(start, rest, ""), 1)
     assert main(write_spec(tmp_path / "spec.json", recipe, init_from="other@5")) == 0
     assert trained == [(recipe, {"init_from": "other@5"})]
 

@@ -90,7 +90,7 @@ def test_unneeded_flag_does_not_consume_next_argument():
 )
 def test_distributed_flag_means_one_process_per_gpu(form):
     words = normalize_args([*form, "snake-ppo", "--smoke"], {})
-    assert words.flags == ["--procs", "auto", "snake-ppo", "--smoke"]
+    assert words.flags == ["snake-ppo", "--smoke", "--procs", "auto"]
     assert words.notes == ["--distributed means --procs auto: one process for each GPU."]
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resolve_procs
+from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resolve, resolve_procs
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.nn.actor_critic import ActorCritic
@@ -16,7 +16,8 @@ from lockstep.registry import RECIPES, find_recipe
 def ask(*words):
     """Return the recipe that `lockstep train WORDS` trains."""
     start, rest, _ = parse_start(words, "train", "Train.")
-    return parse_recipe(start, rest, "lockstep train")
+    recipe = parse_recipe(start, rest, "lockstep train", start.config)
+    return resolve(recipe, 1 if start.procs == "auto" else start.procs)
 
 
 def start_of(*words):

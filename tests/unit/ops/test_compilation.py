@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.cli.options import parse_recipe, parse_start, resolve
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError
 from lockstep.distributed import Runtime
@@ -17,7 +17,7 @@ TASK = {"dmc-tdmpc2": ["--task.tasks", "cartpole-balance"]}
 
 def parse(*words):
     start, rest, _ = parse_start([*words, "--smoke"], "train", "")
-    return parse_recipe(start, rest, "lockstep train")
+    return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 
 def trained(*words):

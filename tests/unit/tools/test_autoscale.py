@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.tiny_recipes import tiny
 from lockstep.cli import main, workers
-from lockstep.cli.options import parse_recipe, parse_start
+from lockstep.cli.options import parse_recipe, parse_start, resolve
 from lockstep.clock import TrainState
 from lockstep.config import apply_overrides
 from lockstep.distributed import Runtime
@@ -274,7 +274,7 @@ def test_ppo_learning_rate_matches_hand_calculation(recipe, progress, settings, 
 def ask(*words):
     """Return the recipe that `lockstep train WORDS` would train."""
     start, rest, _ = parse_start(words, "train", "Train.")
-    return parse_recipe(start, rest, "lockstep train")
+    return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 
 @pytest.mark.parametrize(

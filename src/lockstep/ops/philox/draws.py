@@ -27,43 +27,44 @@ _ALL_BITS = 2**64 - 1
 
 
 class Philox:
-    """Draws [L, *shape] for L keys; see `constants` for the definition of an element."""
+    """Draws [L, *shape] for L keys, or [*shape] for a single key; see `constants` for the definition of an element."""
 
-    def __init__(self, keys: Sequence[int]) -> None:
+    def __init__(self, keys: Sequence[int] | int) -> None:
         """Set the 64-bit keys of the lanes."""
-        self._keys = np.array(keys, np.uint64)
+        self._keys = np.array(keys, np.uint64).reshape(-1)
+        self._lanes = np.shape(keys)
         self._on_device: dict[torch.device, Tensor] = {}
 
-    def uniform(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Uniform float32 in [0, 1)."""
         return self._draw("uniform", counter, shape, device)
 
-    def normal(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Standard normal float32."""
         return self._draw("normal", counter, shape, device)
 
-    def gumbel(self, counter: Counter, *shape: int, device: Device) -> Tensor:
-        """Standard Gumbel float32."""
+    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
+        """Standard Gumbel float32: the argmax of logits plus this noise is a draw from their softmax."""
         return self._draw("gumbel", counter, shape, device)
 
-    def event(self, counter: Counter, probability: float, *shape: int, device: Device) -> Tensor:
-        """Bool, True with a probability that is rounded to a multiple of 2**-32."""
+    def bernoulli_sparse(self, counter: Counter, probability: float, *shape: int, device: Device = "cpu") -> Tensor:
+        """Independent bool, True with a probability that is rounded to a multiple of 2**-32."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"the probability is {probability}. Use a number from 0 to 1.")
         return self._draw("event", counter, shape, device, round(probability * 2**32))
 
-    def integers(self, counter: Counter, high: int, *shape: int, device: Device) -> Tensor:
-        """Uniform int64 in [0, high)."""
+    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
+        """Uniform int64 in [0, high), for a bound up to 2**32."""
         if not 1 <= high <= MAX_BOUND:
             raise ValueError(f"the bound of random integers is {high}. Use a number from 1 to 2**32.")
         return self._draw("integers", counter, shape, device, high)
 
-    def permutation(self, counter: Counter, *shape: int, device: Device) -> Tensor:
+    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
         """Permutations of range(shape[-1]) int64 along the last axis."""
         device = torch.device(device)
         if device.type in _DRAWN_ON_HOST:
             keys = self._draw("orders", counter, shape, "cpu")
-            order: Tensor = _kernels().order(keys.flatten(0, -2))
+            order: Tensor = _kernels().order(torch.atleast_2d(keys).flatten(0, -2))
             return order.view(keys.shape).to(device)
         return tensor_ops.order(self._draw("orders", counter, shape, device))
 
@@ -75,7 +76,7 @@ class Philox:
         else:
             keys = self._keys_on(device)
             result = _implementation(keys.device).draw(kind, keys, counter, count, bound)
-        return result.view(len(self._keys), *shape)
+        return result.view((*self._lanes, *shape))
 
     def _keys_on(self, device: torch.device) -> Tensor:
         if device.index is None:  # "cuda" is the current device, which may change
