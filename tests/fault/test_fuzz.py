@@ -18,8 +18,8 @@ from helpers.claims import claim
 from helpers.manifests import sealed
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.format import CorruptCheckpointError
+from lockstep.checkpoint.format_version import UnknownFormat
 from lockstep.checkpoint.lineage import CheckpointName, lineage
-from lockstep.checkpoint.migrations import UnknownFormat
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, apply_overrides, read_yaml
 from lockstep.io.jsonl import last_values, read_jsonl, truncate_after

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lockstep.checkpoint.migrations import FORMAT
+from lockstep.checkpoint.format_version import FORMAT
 from lockstep.cli import main
 from lockstep.cli.plan import Plan, _measured, _read_network
 from lockstep.config import ConfigError, apply_overrides, read_yaml

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.checkpoint import migrations
 from lockstep.checkpoint.errors import READ_ERROR as READ_ERROR
 from lockstep.checkpoint.errors import CorruptCheckpointError as CorruptCheckpointError
 from lockstep.checkpoint.errors import user_facing_errors as user_facing_errors
-from lockstep.checkpoint.migrations import FORMAT as FORMAT
-from lockstep.checkpoint.migrations import UnknownFormat
+from lockstep.checkpoint.format_version import FORMAT as FORMAT
+from lockstep.checkpoint.format_version import UnknownFormat, without_version
 from lockstep.checkpoint.parity import repair
 from lockstep.checkpoint.tensorfile import bytes_of, check_file_size, read_tensor_file, write_bytes, write_tensor_file
 from lockstep.checkpoint.validation import check_values
@@ -158,7 +157,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         checksum = manifest.pop("checksum", None)
         if checksum != _checksum(manifest):
             raise CorruptCheckpointError(f"{path} is not what was written (its checksum differs)")
-    manifest = _migrated(migrations.MANIFEST, manifest, path) if isinstance(manifest, dict) else {}
+    manifest = _without_version(manifest, path) if isinstance(manifest, dict) else {}
     files = manifest.get("files")
     if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
         raise CorruptCheckpointError(f"{path} does not list the files of a checkpoint")
@@ -178,9 +177,9 @@ def _checksum(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any], path: Path) -> dict[str, Any]:
+def _without_version(values: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
-        return migrations.migrate(table, values, path)
+        return without_version(values, path)
     except UnknownFormat:
         raise
     except ValueError as error:
@@ -237,7 +236,7 @@ def read_values(directory: Path) -> dict[str, Any]:
     """Read and validate the plain values of a checkpoint: `clock`, `lanes`, `processes` and optionally `rows`."""
     path = directory / VALUES
     values = read_json(path)
-    return check_values(_migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}, path)
+    return check_values(_without_version(values, path) if isinstance(values, dict) else {}, path)
 
 
 def read_shared(directory: Path) -> StateDict:
