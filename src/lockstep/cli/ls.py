@@ -69,8 +69,7 @@ def _cells(path: Path) -> tuple[str, ...]:
     """Return the table cells of a run after its name."""
     from lockstep.checkpoint.format_version import UnknownFormat
     from lockstep.config import ConfigError
-    from lockstep.io.jsonl import METRICS, read_status
-    from lockstep.io.jsonl_tail import newest_values
+    from lockstep.io.jsonl import METRICS, newest_values, read_status
 
     try:
         recipe, budget = _read_config(path)
