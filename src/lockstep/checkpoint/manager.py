@@ -28,7 +28,7 @@ from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import Runtime
-from lockstep.distributed.kv_store import InMemoryStore, KeyValueStore, heartbeat, wait_with_heartbeat
+from lockstep.distributed.kv_store import heartbeat, wait_with_heartbeat
 from lockstep.io.durable import fsync_dir
 from lockstep.io.jsonl import CHECKPOINTS, sync_lines
 from lockstep.lanes import partition_lanes
@@ -59,8 +59,8 @@ class CheckpointManager:
         self._machine = describe_machine(runtime.device)
         self.fence = GenerationFence(directory, runtime.is_main)
         # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
-        self._mailbox: KeyValueStore = runtime.kv_store()
-        self._pulse: KeyValueStore = runtime.kv_store()
+        self._mailbox = runtime.kv_store()
+        self._pulse = runtime.kv_store()
         """Store connections of the save thread and of its heartbeat."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
@@ -221,7 +221,8 @@ class CheckpointManager:
         """Wait for the last save of a run. Raises ConfigError if it failed."""
         self.wait()
         # Close the connections now: at interpreter exit, objects are destroyed in an undefined order.
-        self._mailbox = self._pulse = InMemoryStore()
+        self._mailbox.close()
+        self._pulse.close()
         if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
             raise SupersededError(self.fence.superseded_by or self._problem)
         if self._problem:

@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
 from lockstep.distributed import consistency, exact_sum, fault_injection
 from lockstep.distributed.collectives import CompletedHandle, Handle, TrackedHandle
-from lockstep.distributed.kv_store import InMemoryStore, KeyValueStore, TorchStore, heartbeat, wait_with_heartbeat
+from lockstep.distributed.kv_store import KeyValueStore, heartbeat, wait_with_heartbeat
 from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.watchdog import COMPILE_TIMEOUT, Watchdog
 from lockstep.lanes import Lanes, partition_lanes
@@ -76,8 +76,7 @@ class Runtime:
         self.halted: Tensor | None = None
         """Device flag: 1.0 once a step was skipped and the run must stop. All later steps are skipped, too."""
         self._timeout = run.collective_timeout
-        self._store = store
-        self._local_mailbox = InMemoryStore()
+        self._store = store or dist.HashStore()
         self._phase_note: mmap.mmap | None = None
         """Memory map in which the outermost phase is stored. The launcher reads it after a crash."""
         self._fault_injector = fault_injection.read(place)
@@ -306,7 +305,7 @@ class Runtime:
 
     def kv_store(self) -> KeyValueStore:
         """Return a key-value store for the calling thread."""
-        return self._local_mailbox if self._store is None else TorchStore(self._store.clone())  # type: ignore[attr-defined]
+        return KeyValueStore(self._store.clone())  # type: ignore[attr-defined]
 
     def _start_sum(self, name: str, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Handle:
         """Start an asynchronous all-reduce of a tensor, in place. The optimizer overlaps it with backward."""
