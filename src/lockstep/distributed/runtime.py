@@ -9,7 +9,6 @@ Shapes: L local lanes, N samples per lane, K columns of a table. A batch is [L x
 import json
 import mmap
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -30,6 +29,7 @@ from lockstep.lanes import Lanes, partition_lanes
 from lockstep.launch import device as device_setup
 from lockstep.launch import world as places
 from lockstep.launch.failures import record_failure, to_user_error
+from lockstep.launch.hang_report import in_time
 from lockstep.launch.kernel_compilation import share_compilation
 from lockstep.launch.private_store import sealed_sockets
 from lockstep.launch.process_lifetime import die_with_launcher
@@ -107,10 +107,8 @@ class Runtime:
                 seconds=15.0 + max(run.collective_timeout, 0.0 if run.compile == "off" else COMPILE_TIMEOUT)
             )
             store = dist.PrefixStore("lockstep", join_store(place, run.collective_timeout))
-            shared = device_setup.shared_gpus(store, place, device)
-            if shared and not run.share_gpu:
-                device_setup.refuse_shared(shared)
-            backend = device_setup.choose_backend(device, bool(shared))
+            shared = device_setup.share_gpus(store, place, device, run.share_gpu)
+            backend = device_setup.choose_backend(device, shared)
             bound = device if "nccl" in backend else None
             with sealed_sockets(backend):
                 dist.init_process_group(
@@ -376,14 +374,12 @@ def _abandon_group() -> None:
 
     Destroying the group would wait for launched collectives, which may wait for a dead process.
     """
-    thread = threading.Thread(target=_abort_group, name="abort process group", daemon=True)
-    thread.start()
-    thread.join(3.0)
 
+    def abort() -> None:
+        with suppress(Exception):  # the failure that led here is the one to report
+            dist.distributed_c10d._abort_process_group()
 
-def _abort_group() -> None:
-    with suppress(Exception):  # the failure that led here is the one to report
-        dist.distributed_c10d._abort_process_group()
+    in_time(abort)
 
 
 def half_precision(precision: str, device: torch.device) -> torch.dtype | None:

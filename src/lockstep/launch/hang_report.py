@@ -77,8 +77,8 @@ class CollectiveTimeoutError(RuntimeError):
 
 
 def in_time(action: Callable[[], object], seconds: float = 3.0) -> None:
-    """Run an action that may block on a disk; continue without it after `seconds`."""
-    thread = threading.Thread(target=action, name="report", daemon=True)
+    """Run an action that may block on a disk or a lost process; continue without it after `seconds`."""
+    thread = threading.Thread(target=action, name="in time", daemon=True)
     thread.start()
     thread.join(seconds)
 
