@@ -6,7 +6,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -14,17 +14,15 @@ from pathlib import Path
 
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
-from lockstep.checkpoint import salvage
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
 from lockstep.checkpoint.format import CorruptCheckpointError
 from lockstep.checkpoint.incremental import IncrementalState
 from lockstep.checkpoint.lineage import find
-from lockstep.checkpoint.machine import Machine, compare_machines, describe_machine
+from lockstep.checkpoint.machine import compare_machines, describe_machine
 from lockstep.checkpoint.naming import CheckpointName
 from lockstep.checkpoint.publishing import clear_leftovers, prune, publish
-from lockstep.checkpoint.salvage import without_rows
 from lockstep.checkpoint.save_interval import SaveInterval
-from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state
+from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state, without_rows
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import Runtime
@@ -78,34 +76,21 @@ class CheckpointManager:
         without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.came_further(job))
         text, self.fence.generation, self.notes = self.runtime.run_on_main(lambda: self._begin(at, without_replay))
         while True:
-            chosen = CheckpointName.parse(text or "")
-            problem = self._load(chosen, machines, algorithm, task, clock, without_replay) if chosen else ""
-            text, notes = self._confirm(
-                chosen, [problem for problem in self.runtime.all_gather_json(problem) if problem]
-            )
+            chosen, problem = CheckpointName.parse(text or ""), ""
+            if chosen:
+                path = self.directory / str(chosen)
+                try:
+                    with form.user_facing_errors(path):
+                        self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
+                        self._restore(path, algorithm, task, clock, without_replay)
+                except ConfigError as error:
+                    problem = str(error)
+            problems = [problem for problem in self.runtime.all_gather_json(problem) if problem]
+            text, notes = self.runtime.run_on_main(partial(self._confirm, chosen, problems))
             if text == (str(chosen) if chosen else None):
                 break
             self.notes += notes
         self._last_complete = chosen
-
-    def _load(
-        self,
-        name: CheckpointName,
-        machines: list[Machine],
-        algorithm: Algorithm,
-        task: VecEnv,
-        clock: TrainState,
-        without_replay: bool,
-    ) -> str:
-        """Restore agent, task and clock from a checkpoint; return an error message, empty on success."""
-        path = self.directory / str(name)
-        try:
-            with form.user_facing_errors(path):
-                self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
-                self._restore(path, algorithm, task, clock, without_replay)
-        except ConfigError as error:
-            return str(error)
-        return ""
 
     def _restore(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: TrainState, without_replay: bool) -> None:
         files = form.read_manifest(path)["files"]
@@ -133,7 +118,11 @@ class CheckpointManager:
             setattr(clock, name, value)
         clock.total_samples, clock.patience = budget, patience  # a resumed run may have larger values of both
         if without_replay and rows:
-            self.notes.append(salvage.warning(path.name, rows))
+            self.notes.append(
+                f"WITHOUT REPLAY: {rows[1] - rows[0]:,} rows of replay of checkpoint {path.name} were dropped because "
+                "of --without-replay. The replay buffer is empty: the agent collects transitions before it learns "
+                "again, and the run differs from the uninterrupted one."
+            )
         self.notes.append(_partition_message(self.runtime.lanes.num_lanes, self.runtime.size, values["processes"]))
 
     def _begin(self, at: int | None, without_replay: bool) -> tuple[str | None, int, list[str]]:
@@ -144,17 +133,12 @@ class CheckpointManager:
         return (str(chosen) if chosen else None), self.fence.generation, notes
 
     def _confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[str | None, list[str]]:
-        """Confirm a checkpoint that all processes have loaded, or return the one to load instead, on all processes."""
-
-        def confirm() -> tuple[str | None, list[str]]:
-            with self._user_facing_errors():
-                following, notes = self.fence.confirm(chosen, problems)
-                if self.fence.settled:
-                    clear_leftovers(self.fence)
-            return (str(following) if following else None), notes
-
-        text, notes = self.runtime.run_on_main(confirm)
-        return text, notes
+        """On the main process: confirm a checkpoint that all processes have loaded, or choose another one to load."""
+        with self._user_facing_errors():
+            following, notes = self.fence.confirm(chosen, problems)
+            if self.fence.settled:
+                clear_leftovers(self.fence)
+        return (str(following) if following else None), notes
 
     @contextmanager
     def _user_facing_errors(self) -> Iterator[None]:
@@ -198,8 +182,9 @@ class CheckpointManager:
             keep = clock.crossed(self.run.keep_every)
         self._cadence.begin()
         copying = time.perf_counter() - began
-        arguments = (name, lanes, shared, values, keep, best, copying)
-        self._thread = self.runtime.watchdog.saving = threading.Thread(target=self._write, args=arguments, daemon=True)
+        write = partial(self._write_files, name, lanes, shared, values, keep, best)
+        self._thread = threading.Thread(target=self._write, args=(write, copying), daemon=True)
+        self.runtime.watchdog.saving = self._thread
         self._thread.start()
 
     def wait(self) -> float:
@@ -252,19 +237,11 @@ class CheckpointManager:
             )
         self._last = self._last_complete
 
-    def _write(
-        self,
-        name: CheckpointName,
-        lanes: StateDict,
-        shared: StateDict,
-        values: object,
-        keep: bool,
-        best: bool,
-        copying: float,
-    ) -> None:
+    def _write(self, write: Callable[[], None], copying: float) -> None:
+        """Write and publish in the background thread; record errors and how long the save took."""
         began = time.monotonic()
         try:
-            self._write_files(name, lanes, shared, values, keep, best)
+            write()
         except BaseException as error:
             self._error = error
         message = self._cadence.update(copying + time.thread_time())  # CPU time of this thread, used only by this save
@@ -339,9 +316,9 @@ class CheckpointManager:
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
         """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""
         try:
-            self._point("latest", name)
+            form.replace_text(self.directory / "latest", str(name))
             if best:
-                self._point("best", name)
+                form.replace_text(self.directory / "best", str(name))
             prune(self.fence, self.run.keep_last)
         except (OSError, CorruptCheckpointError) as error:
             _LOGGER.warning(
@@ -352,9 +329,6 @@ class CheckpointManager:
 
     def _describe(self, error: Exception) -> str:
         return f"process {self.runtime.rank} on {socket.gethostname()}: {error}"
-
-    def _point(self, pointer: str, name: CheckpointName) -> None:
-        form.replace_text(self.directory / pointer, str(name))
 
 
 def _last_saved(name: CheckpointName | None) -> str:
