@@ -144,13 +144,11 @@ class Runtime:
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over processes, in place."""
-        self._all_reduce("sum", tensor, dist.ReduceOp.SUM)
-        return tensor
+        return self._all_reduce("sum", tensor, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """Take the elementwise maximum over processes, in place."""
-        self._all_reduce("max", tensor, dist.ReduceOp.MAX)
-        return tensor
+        return self._all_reduce("max", tensor, dist.ReduceOp.MAX)
 
     def exact_sum(self, table: Tensor) -> Tensor:
         """Sum a table [L, K] over all lanes of the run; return [K] float64 on the host.
@@ -242,11 +240,13 @@ class Runtime:
         """Compare fingerprints of replicated tensors over all processes. Raise ReplicaMismatchError if any differ."""
         self._forbid_inside_lane()
         if self.size == 1:
-            self.bytes_reduced["max", consistency.payload_bytes(state)] += 1
+            self.bytes_reduced["max", 2 * 8 * len(state)] += 1
             return
         with self.phase("check"):
             mine = consistency.fingerprints(state)
-            if not consistency.all_equal(mine, self.all_reduce_max):
+            # One reduction for maximum and minimum. ~x is -(x + 1): unlike -x, it does not overflow.
+            largest, smallest = self.all_reduce_max(torch.cat([mine, ~mine])).chunk(2)
+            if not torch.equal(largest, ~smallest):
                 raise consistency.ReplicaMismatchError(
                     consistency.format_mismatch(self.all_gather_json(mine.tolist()), list(state), where)
                 )
@@ -316,10 +316,11 @@ class Runtime:
             self.collective_log, name, dist.all_reduce(tensor, operation, async_op=True), on_device=tensor.is_cuda
         )
 
-    def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> None:
+    def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> Tensor:
         self._forbid_inside_lane()
         with self.phase("reduce"):
             self._start_sum(name, tensor, operation).wait()
+        return tensor
 
     def _forbid_inside_lane(self) -> None:
         if self._inside_lane:
