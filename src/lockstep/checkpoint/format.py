@@ -263,28 +263,24 @@ def read_lane(
     """
     for name in files:
         if lane in _lanes_in(name):
-            grown = _read_rows(directory, lane, files, rows, live)
+            grown = _read_rows(directory, lane, files, rows, live) if rows else {}
             return read_tensor_file(resolve_member(directory, name), lane_prefix(lane)) | grown
     raise CorruptCheckpointError(f"{directory} has no file that holds lane {lane}")
 
 
 def _read_rows(
-    directory: Path,
-    lane: int,
-    files: Iterable[str],
-    rows: list[int] | None,
-    live: Mapping[str, AppendOnlyTensor] | None = None,
+    directory: Path, lane: int, files: Iterable[str], rows: list[int], live: Mapping[str, AppendOnlyTensor] | None
 ) -> StateDict:
     """Read the append-only tensors of a lane: concatenate their segments and drop rows before `rows[0]`."""
     pieces: dict[str, list[Tensor]] = {}
-    for name, start, stop in segments(directory, files, lane, rows) if rows else ():
+    for name, start, stop in segments(directory, files, lane, rows):
         tensors = read_tensor_file(resolve_member(directory, name), lane_prefix(lane))
-        if live is not None and rows:
+        if live is not None:
             _refuse_unfit(directory / name, tensors, live, rows)
         for key, tensor in tensors.items():
             if not tensor.dim() or len(tensor) != stop - start:
                 raise CorruptCheckpointError(f"{directory / name} does not hold {stop - start} rows of {key[:100]}")
-            pieces.setdefault(key, []).append(tensor[max(0, (rows or [0])[0] - start) :])
+            pieces.setdefault(key, []).append(tensor[max(0, rows[0] - start) :])
     try:
         return {key: torch.cat(parts) for key, parts in pieces.items()}
     except (RuntimeError, TypeError) as error:
@@ -367,7 +363,8 @@ def hash_checkpoint(directory: Path) -> str:
             tensors = read_tensor_file(directory / name, None)
             digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
     for lane in range(values["lanes"]) if "rows" in values else ():
-        grown = _read_rows(directory, lane, files, values["rows"])  # concatenated: segment boundaries do not count
+        # Concatenated, because segment boundaries do not count.
+        grown = _read_rows(directory, lane, files, values["rows"], None)
         digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}
     whole = hashlib.sha256()
     for name in sorted(digests):

@@ -63,12 +63,7 @@ def heartbeat(mailbox: KeyValueStore, key: str, patience: float) -> Any:
 
 
 def wait_with_heartbeat(
-    mailbox: KeyValueStore,
-    key: str,
-    beat: str,
-    patience: float,
-    silence: str,
-    on_beat: Callable[[], None] = lambda: None,
+    mailbox: KeyValueStore, key: str, beat: str, patience: float, silence: str, on_beat: Callable[[], None]
 ) -> str:
     """Wait for a key without a time limit while its heartbeat changes.
 
