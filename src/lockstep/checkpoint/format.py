@@ -157,7 +157,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         checksum = manifest.pop("checksum", None)
         if checksum != _checksum(manifest):
             raise CorruptCheckpointError(f"{path} is not what was written (its checksum differs)")
-    manifest = _without_version(manifest, path) if isinstance(manifest, dict) else {}
+    manifest = without_version(manifest, path, CorruptCheckpointError) if isinstance(manifest, dict) else {}
     files = manifest.get("files")
     if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
         raise CorruptCheckpointError(f"{path} does not list the files of a checkpoint")
@@ -175,15 +175,6 @@ def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: 
 def _checksum(values: dict[str, Any]) -> str:
     """SHA-256 of plain values, independent of their order and layout in a file."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _without_version(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    try:
-        return without_version(values, path)
-    except UnknownFormat:
-        raise
-    except ValueError as error:
-        raise CorruptCheckpointError(str(error)) from None
 
 
 def digest_file(path: Path) -> str:
@@ -236,7 +227,8 @@ def read_values(directory: Path) -> dict[str, Any]:
     """Read and validate the plain values of a checkpoint: `clock`, `lanes`, `processes` and optionally `rows`."""
     path = directory / VALUES
     values = read_json(path)
-    return check_values(_without_version(values, path) if isinstance(values, dict) else {}, path)
+    current = without_version(values, path, CorruptCheckpointError) if isinstance(values, dict) else {}
+    return check_values(current, path)
 
 
 def read_shared(directory: Path) -> StateDict:

@@ -10,7 +10,7 @@ To change the format: add 1 to FORMAT, describe the version here, convert older 
 test with a file of the previous version.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lockstep import __version__
@@ -28,21 +28,21 @@ class UnknownFormat(ConfigError):
         self.version = version
 
 
-def without_version(values: Mapping[str, Any], source: object) -> dict[str, Any]:
+def without_version(values: Mapping[str, Any], source: object, invalid: Callable[[str], Exception]) -> dict[str, Any]:
     """Check the format version of a file; return its values without `format`.
 
     Args:
         values: The plain values as read.
         source: Path of the file, for messages.
+        invalid: Creates the error for a `format` that is not a version number.
 
     Raises:
         UnknownFormat: The file has another version than FORMAT.
-        ValueError: `format` is not a version number.
     """
     current = dict(values)
     version = current.pop("format", 1)
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ValueError(f"{source} has format {str(version)[:100]!r}, which is not a version number")
+        raise invalid(f"{source} has format {str(version)[:100]!r}, which is not a version number")
     if version > FORMAT:
         raise UnknownFormat(
             f"{source} has format {str(version)[:30]}, and Lockstep {__version__} knows formats up to {FORMAT}.",
@@ -60,9 +60,5 @@ def without_version(values: Mapping[str, Any], source: object) -> dict[str, Any]
 
 def config_without_version(values: Mapping[str, Any], path: object) -> dict[str, Any]:
     """Check the format version of a run's config.yaml. Raises ConfigError if this Lockstep cannot read it."""
-    try:
-        return without_version(values, path)
-    except UnknownFormat:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{error}.", "Restore the file from a copy, or restore its format number.") from None
+    hint = "Restore the file from a copy, or restore its format number."
+    return without_version(values, path, lambda problem: ConfigError(f"{problem}.", hint))

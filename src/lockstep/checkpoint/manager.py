@@ -6,8 +6,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -74,9 +73,10 @@ class CheckpointManager:
         # If an earlier start of this job has published a checkpoint, that one has valid replay: load it.
         job = self.runtime.job_id
         without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.came_further(job))
-        text, self.fence.generation, self.notes = self.runtime.run_on_main(lambda: self._begin(at, without_replay))
+        check = partial(form.verify, replay=not without_replay)
+        chosen, self.notes = self._fence_on_main(partial(self.fence.begin, at, job, self.runtime.size, check))
         while True:
-            chosen, problem = CheckpointName.parse(text or ""), ""
+            problem = ""
             if chosen:
                 path = self.directory / str(chosen)
                 try:
@@ -86,9 +86,10 @@ class CheckpointManager:
                 except ConfigError as error:
                     problem = str(error)
             problems = [problem for problem in self.runtime.all_gather_json(problem) if problem]
-            text, notes = self.runtime.run_on_main(partial(self._confirm, chosen, problems))
-            if text == (str(chosen) if chosen else None):
+            following, notes = self._fence_on_main(partial(self.fence.confirm, chosen, problems))
+            if following == chosen:
                 break
+            chosen = following
             self.notes += notes
         self._last_complete = chosen
 
@@ -125,29 +126,24 @@ class CheckpointManager:
             )
         self.notes.append(_partition_message(self.runtime.lanes.num_lanes, self.runtime.size, values["processes"]))
 
-    def _begin(self, at: int | None, without_replay: bool) -> tuple[str | None, int, list[str]]:
-        """On the main process: choose the checkpoint to load and claim a generation."""
-        with self._user_facing_errors():
-            check = partial(form.verify, replay=not without_replay)
-            chosen, notes = self.fence.begin(at, self.runtime.job_id, self.runtime.size, check)
-        return (str(chosen) if chosen else None), self.fence.generation, notes
+    def _fence_on_main(
+        self, step: Callable[[], tuple[CheckpointName | None, list[str]]]
+    ) -> tuple[CheckpointName | None, list[str]]:
+        """Claim or confirm on the main process; return the checkpoint to load and messages on all processes."""
 
-    def _confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[str | None, list[str]]:
-        """On the main process: confirm a checkpoint that all processes have loaded, or choose another one to load."""
-        with self._user_facing_errors():
-            following, notes = self.fence.confirm(chosen, problems)
-            if self.fence.settled:
-                clear_leftovers(self.fence)
-        return (str(following) if following else None), notes
+        def work() -> tuple[str | None, int, list[str]]:
+            try:
+                chosen, notes = step()
+                if self.fence.settled:
+                    clear_leftovers(self.fence)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.directory} cannot be used: {error}.", "Check the disk and the permissions of the directory."
+                ) from None
+            return (str(chosen) if chosen else None), self.fence.generation, notes
 
-    @contextmanager
-    def _user_facing_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(
-                f"{self.directory} cannot be used: {error}.", "Check the disk and the permissions of the directory."
-            ) from None
+        text, self.fence.generation, notes = self.runtime.run_on_main(work)
+        return CheckpointName.parse(text or ""), notes
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -272,11 +268,7 @@ class CheckpointManager:
             if not self._problem:
                 self._update_pointers_and_prune(name, best)
             return
-        silence = f"the main process has sent no heartbeat for {self.run.collective_timeout:.0f} s"
-        patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
-        verdict = wait_with_heartbeat(
-            mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", patience, silence, on_beat
-        )
+        verdict = self._wait_for(f"save/{name}/verdict", f"save/{name}/0/beat", "the main process")
         self._problem, self._segments.unlinked = json.loads(verdict)
 
     def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: object, keep: bool) -> str:
@@ -291,9 +283,7 @@ class CheckpointManager:
         keys = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, key in keys.items():
             # Wait as long as heartbeats arrive. No collective runs here that would detect the death of that process.
-            silence = f"process {rank} has sent no heartbeat for {self.run.collective_timeout:.0f} s"
-            patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
-            answer = json.loads(wait_with_heartbeat(mailbox, key, f"{key}/beat", patience, silence, on_beat))
+            answer = json.loads(self._wait_for(key, f"{key}/beat", f"process {rank}"))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []
         mailbox.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
@@ -312,6 +302,12 @@ class CheckpointManager:
         if problems:
             shutil.rmtree(partial, ignore_errors=True)  # all processes have reported, so none still writes here
         return "; ".join(dict.fromkeys(problems))
+
+    def _wait_for(self, key: str, beat: str, process: str) -> str:
+        """Wait until a process sets a key of the save, as long as its heartbeats arrive."""
+        timeout = self.run.collective_timeout
+        silence = f"{process} has sent no heartbeat for {timeout:.0f} s"
+        return wait_with_heartbeat(self._mailbox, key, beat, timeout, silence, self.runtime.watchdog.note_progress)
 
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
         """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""
