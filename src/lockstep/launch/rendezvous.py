@@ -123,15 +123,6 @@ def interfaces() -> dict[str, str]:
     return found
 
 
-def bind_loopback(port: int) -> int:
-    """Create a listening socket on loopback for torch's store, which would otherwise listen on every interface."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(1024)
-    return listener.detach()
-
-
 def join_store(place: WorldInfo, timeout: float) -> dist.Store:
     """Join the store of a run within the timeout."""
     try:
@@ -153,7 +144,8 @@ def _open_store(place: WorldInfo, patience: timedelta) -> dist.Store:
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
         port = int(os.environ["MASTER_PORT"])
-        listener = bind_loopback(port) if place.rank == 0 else None
+        # A socket of its own, because torch's store would listen on every interface.
+        listener = socket.create_server(("127.0.0.1", port), backlog=1024).detach() if place.rank == 0 else None
         return dist.TCPStore(
             "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
         )
