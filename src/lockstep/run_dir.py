@@ -18,10 +18,10 @@ import yaml
 
 from lockstep import __version__
 from lockstep.base import Algorithm, VecEnv
-from lockstep.checkpoint import migrations
 from lockstep.checkpoint.disk import DISK, Disk
 from lockstep.checkpoint.fencing import SupersededError
 from lockstep.checkpoint.format import digest_tensor, replace_text
+from lockstep.checkpoint.format_version import FORMAT, config_without_version
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
@@ -287,7 +287,7 @@ def _refuse_links(path: Path) -> None:
 
 def to_yaml(recipe: Recipe) -> str:
     """Return the resolved config as yaml for the run directory."""
-    head = {"format": migrations.FORMAT, "lockstep": __version__, "recipe": recipe.name}
+    head = {"format": FORMAT, "lockstep": __version__, "recipe": recipe.name}
     settings = as_dict(recipe)
     settings["run"].pop("allow_other_machine")  # a permission for one resume
     return str(yaml.safe_dump(head | settings, sort_keys=False))
@@ -297,7 +297,7 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the recipe name and the settings of a run directory."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "List the runs with `lockstep ls`.")
-    values = migrations.migrate_config(read_yaml(path / CONFIG), path / CONFIG)
+    values = config_without_version(read_yaml(path / CONFIG), path / CONFIG)
     values.pop("lockstep", None)
     recipe = values.pop("recipe", "")
     name = recipe if isinstance(recipe, str) else f"({type(recipe).__name__})"

@@ -18,11 +18,11 @@ from helpers.claims import claim
 from helpers.manifests import sealed
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.format import CorruptCheckpointError
+from lockstep.checkpoint.format_version import UnknownFormat
 from lockstep.checkpoint.lineage import CheckpointName, lineage
-from lockstep.checkpoint.migrations import UnknownFormat
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, apply_overrides, read_yaml
-from lockstep.io.jsonl import last_values, read_jsonl, truncate_after
+from lockstep.io.jsonl import read_jsonl, truncate_after
 from lockstep.lanes import Lanes
 from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.run_dir import to_yaml
@@ -247,7 +247,7 @@ def test_log_with_mutated_bytes_is_read_and_truncated(tmp_path, mutation, sample
     path = tmp_path / "metrics.jsonl"
     lines = "".join(json.dumps({"samples": number, "loss": 0.5}) + "\n" for number in range(3))
     path.write_bytes(mutate(lines.encode(), mutation))
-    last_values(path)
+    read_jsonl(path)
     truncate_after(path, samples)
     assert all(line.get("samples", 0) <= samples for line in read_jsonl(path))
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from lockstep.distributed.kv_store import TorchStore
+from lockstep.distributed.kv_store import KeyValueStore
 from lockstep.launch.private_store import drop_new_connections, is_private, join_private_store, listening_sockets
 
 
@@ -113,9 +113,9 @@ def test_join_private_store_times_out_unless_all_processes_join(tmp_path):
         join_private_store(tmp_path, 1, 2, timedelta(seconds=0.1))
 
 
-def test_torch_store_on_private_store_delivers_and_times_out(tmp_path):
+def test_key_value_store_on_private_store_delivers_and_times_out(tmp_path):
     store = dist.PrefixStore("lockstep", join_private_store(tmp_path, 0, 1, timedelta(seconds=60)))
-    mailbox, other = TorchStore(store.clone()), TorchStore(store.clone())
+    mailbox, other = KeyValueStore(store.clone()), KeyValueStore(store.clone())
     with pytest.raises(TimeoutError, match="no process set a within 0 s"):
         mailbox.wait("a", 0.05)
     timer = threading.Timer(0.1, other.set, ("a", "word"))

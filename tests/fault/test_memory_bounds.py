@@ -8,8 +8,7 @@ from test_untrusted_imports import status
 
 from helpers.multiprocess import together
 from lockstep.config import ConfigError, read_yaml
-from lockstep.io.jsonl import iter_jsonl
-from lockstep.io.jsonl_tail import newest_values
+from lockstep.io.jsonl import iter_jsonl, newest_values
 from lockstep.io.safe_read import JSON_BYTES, YAML_BYTES, UnreadableFileError, read_json
 from lockstep.tools.report.reference_curves import REFERENCE_BYTES, read_reference
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from lockstep.checkpoint.migrations import FORMAT
+from lockstep.checkpoint.format_version import FORMAT
 from lockstep.cli import main
 from lockstep.config import NAME_BYTES, ConfigError, RunConfig, apply_overrides, read_yaml
 from lockstep.inference import load_recipe

@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from helpers.logs import last_values
 from helpers.manifests import sealed
 from helpers.multiprocess import together
 from helpers.tiny_recipes import ITERATION, checkpoints_of, hash_of, tiny
@@ -26,7 +27,7 @@ from lockstep.checkpoint.tensorfile import HEADER_BYTES
 from lockstep.cli import main
 from lockstep.config import ConfigError, read_yaml
 from lockstep.inference import load, load_recipe
-from lockstep.io.jsonl import CHECKPOINTS, last_values, truncate_after
+from lockstep.io.jsonl import CHECKPOINTS, truncate_after
 from lockstep.lanes import Lanes
 from lockstep.tasks.gym.env import GymConfig
 from lockstep.training_loop import train

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lockstep.checkpoint.migrations import FORMAT
+from lockstep.checkpoint.format_version import FORMAT
 from lockstep.cli import main
 from lockstep.cli.plan import _read_network, _read_shares
 from lockstep.config import ConfigError, apply_overrides, read_yaml

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from helpers.tiny_recipes import hash_of
 from lockstep.config import RunConfig
 from lockstep.distributed import Runtime
 from lockstep.distributed.runtime import half_precision
-from lockstep.launch.device import choose_device, configure_torch, device_type, small_network_note
+from lockstep.launch.device import choose_device, configure_torch, device_notes, device_type
 from lockstep.launch.world import WorldInfo
 
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
@@ -217,7 +218,9 @@ def test_prove_runs_two_processes_on_one_gpu():
     ("device", "parameters", "batch", "noted"),
     [("cuda", 9_000, 128, True), ("mps", 9_000, 64, True), ("cuda", 300_000, 2048, False), ("cpu", 9_000, 256, False)],
 )
-def test_small_network_note_suggests_the_cpu(device, parameters, batch, noted):
-    sentence = small_network_note(torch.device(device), parameters, batch)
-    assert bool(sentence) is noted
-    assert ("--run.device cpu" in sentence) is noted
+def test_device_notes_of_small_network_suggest_the_cpu(device, parameters, batch, noted):
+    weights = {"weight": torch.zeros(parameters, requires_grad=True)}
+    algorithm, config = SimpleNamespace(model_state_dict=lambda: weights), SimpleNamespace(batch_size=batch)
+    notes = device_notes(torch.device(device), algorithm, config)
+    assert bool(notes) is noted
+    assert ("--run.device cpu" in "".join(notes)) is noted

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.io.jsonl import METRICS, last_values
+from helpers.logs import last_values
+from lockstep.io.jsonl import METRICS
 from lockstep.launch.launcher import launch_captured
 
 

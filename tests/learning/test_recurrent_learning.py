@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import pytest
 
+from helpers.logs import last_values
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
-from lockstep.io.jsonl import METRICS, last_values
+from lockstep.io.jsonl import METRICS
 from lockstep.launch.launcher import launch_captured
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.nn.recurrent import RecurrentConfig

@@ -73,10 +73,6 @@ class Disk:
         else:
             path.unlink(missing_ok=True)
 
-    def remove_tree(self, directory: Path) -> None:
-        """Remove a directory tree. Raises OSError if that fails."""
-        shutil.rmtree(directory)
-
     def settle(self, directory: Path) -> None:
         """Fsync a directory, so that the names in it are durable."""
         fsync_dir(directory)

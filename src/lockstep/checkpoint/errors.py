@@ -31,7 +31,6 @@ def user_facing_errors(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path} cannot be read: {error}.", READ_ERROR) from None
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{path} cannot be loaded: {message[:1000]}", _REMOVE.format(path)) from error
-
-
-_REMOVE = "To resume from the previous checkpoint, remove {}."
+        raise ConfigError(
+            f"{path} cannot be loaded: {message[:1000]}", f"To resume from the previous checkpoint, remove {path}."
+        ) from error

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.checkpoint import migrations
 from lockstep.checkpoint.errors import READ_ERROR as READ_ERROR
 from lockstep.checkpoint.errors import CorruptCheckpointError as CorruptCheckpointError
 from lockstep.checkpoint.errors import user_facing_errors as user_facing_errors
-from lockstep.checkpoint.migrations import FORMAT as FORMAT
-from lockstep.checkpoint.migrations import UnknownFormat
+from lockstep.checkpoint.format_version import FORMAT as FORMAT
+from lockstep.checkpoint.format_version import UnknownFormat, without_version
 from lockstep.checkpoint.parity import repair
 from lockstep.checkpoint.tensorfile import bytes_of, check_file_size, read_tensor_file, write_bytes, write_tensor_file
 from lockstep.checkpoint.validation import check_values
@@ -158,7 +157,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         checksum = manifest.pop("checksum", None)
         if checksum != _checksum(manifest):
             raise CorruptCheckpointError(f"{path} is not what was written (its checksum differs)")
-    manifest = _migrated(migrations.MANIFEST, manifest, path) if isinstance(manifest, dict) else {}
+    manifest = without_version(manifest, path, CorruptCheckpointError) if isinstance(manifest, dict) else {}
     files = manifest.get("files")
     if not isinstance(files, dict) or not {SHARED, VALUES} <= files.keys():
         raise CorruptCheckpointError(f"{path} does not list the files of a checkpoint")
@@ -176,15 +175,6 @@ def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: 
 def _checksum(values: dict[str, Any]) -> str:
     """SHA-256 of plain values, independent of their order and layout in a file."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _migrated(table: Mapping[int, migrations.Migration], values: dict[str, Any], path: Path) -> dict[str, Any]:
-    try:
-        return migrations.migrate(table, values, path)
-    except UnknownFormat:
-        raise
-    except ValueError as error:
-        raise CorruptCheckpointError(str(error)) from None
 
 
 def digest_file(path: Path) -> str:
@@ -237,7 +227,8 @@ def read_values(directory: Path) -> dict[str, Any]:
     """Read and validate the plain values of a checkpoint: `clock`, `lanes`, `processes` and optionally `rows`."""
     path = directory / VALUES
     values = read_json(path)
-    return check_values(_migrated(migrations.STATE, values, path) if isinstance(values, dict) else {}, path)
+    current = without_version(values, path, CorruptCheckpointError) if isinstance(values, dict) else {}
+    return check_values(current, path)
 
 
 def read_shared(directory: Path) -> StateDict:
@@ -264,28 +255,24 @@ def read_lane(
     """
     for name in files:
         if lane in _lanes_in(name):
-            grown = _read_rows(directory, lane, files, rows, live)
+            grown = _read_rows(directory, lane, files, rows, live) if rows else {}
             return read_tensor_file(resolve_member(directory, name), lane_prefix(lane)) | grown
     raise CorruptCheckpointError(f"{directory} has no file that holds lane {lane}")
 
 
 def _read_rows(
-    directory: Path,
-    lane: int,
-    files: Iterable[str],
-    rows: list[int] | None,
-    live: Mapping[str, AppendOnlyTensor] | None = None,
+    directory: Path, lane: int, files: Iterable[str], rows: list[int], live: Mapping[str, AppendOnlyTensor] | None
 ) -> StateDict:
     """Read the append-only tensors of a lane: concatenate their segments and drop rows before `rows[0]`."""
     pieces: dict[str, list[Tensor]] = {}
-    for name, start, stop in segments(directory, files, lane, rows) if rows else ():
+    for name, start, stop in segments(directory, files, lane, rows):
         tensors = read_tensor_file(resolve_member(directory, name), lane_prefix(lane))
-        if live is not None and rows:
+        if live is not None:
             _refuse_unfit(directory / name, tensors, live, rows)
         for key, tensor in tensors.items():
             if not tensor.dim() or len(tensor) != stop - start:
                 raise CorruptCheckpointError(f"{directory / name} does not hold {stop - start} rows of {key[:100]}")
-            pieces.setdefault(key, []).append(tensor[max(0, (rows or [0])[0] - start) :])
+            pieces.setdefault(key, []).append(tensor[max(0, rows[0] - start) :])
     try:
         return {key: torch.cat(parts) for key, parts in pieces.items()}
     except (RuntimeError, TypeError) as error:
@@ -368,7 +355,8 @@ def hash_checkpoint(directory: Path) -> str:
             tensors = read_tensor_file(directory / name, None)
             digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
     for lane in range(values["lanes"]) if "rows" in values else ():
-        grown = _read_rows(directory, lane, files, values["rows"])  # concatenated: segment boundaries do not count
+        # Concatenated, because segment boundaries do not count.
+        grown = _read_rows(directory, lane, files, values["rows"], None)
         digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}
     whole = hashlib.sha256()
     for name in sorted(digests):

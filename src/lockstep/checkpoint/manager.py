@@ -6,29 +6,26 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
-from lockstep.checkpoint import salvage
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
 from lockstep.checkpoint.format import CorruptCheckpointError
 from lockstep.checkpoint.incremental import IncrementalState
 from lockstep.checkpoint.lineage import find
-from lockstep.checkpoint.machine import Machine, compare_machines, describe_machine
+from lockstep.checkpoint.machine import compare_machines, describe_machine
 from lockstep.checkpoint.naming import CheckpointName
 from lockstep.checkpoint.publishing import clear_leftovers, prune, publish
-from lockstep.checkpoint.salvage import without_rows
 from lockstep.checkpoint.save_interval import SaveInterval
-from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state
+from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state, without_rows
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import Runtime
-from lockstep.distributed.kv_store import InMemoryStore, KeyValueStore, heartbeat, wait_with_heartbeat
+from lockstep.distributed.kv_store import heartbeat, wait_with_heartbeat
 from lockstep.io.durable import fsync_dir
 from lockstep.io.jsonl import CHECKPOINTS, sync_lines
 from lockstep.lanes import partition_lanes
@@ -59,8 +56,8 @@ class CheckpointManager:
         self._machine = describe_machine(runtime.device)
         self.fence = GenerationFence(directory, runtime.is_main)
         # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
-        self._mailbox: KeyValueStore = runtime.kv_store()
-        self._pulse: KeyValueStore = runtime.kv_store()
+        self._mailbox = runtime.kv_store()
+        self._pulse = runtime.kv_store()
         """Store connections of the save thread and of its heartbeat."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
@@ -76,36 +73,25 @@ class CheckpointManager:
         # If an earlier start of this job has published a checkpoint, that one has valid replay: load it.
         job = self.runtime.job_id
         without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.came_further(job))
-        text, self.fence.generation, self.notes = self.runtime.run_on_main(lambda: self._begin(at, without_replay))
+        check = partial(form.verify, replay=not without_replay)
+        chosen, self.notes = self._fence_on_main(partial(self.fence.begin, at, job, self.runtime.size, check))
         while True:
-            chosen = CheckpointName.parse(text or "")
-            problem = self._load(chosen, machines, algorithm, task, clock, without_replay) if chosen else ""
-            text, notes = self._confirm(
-                chosen, [problem for problem in self.runtime.all_gather_json(problem) if problem]
-            )
-            if text == (str(chosen) if chosen else None):
+            problem = ""
+            if chosen:
+                path = self.directory / str(chosen)
+                try:
+                    with form.user_facing_errors(path):
+                        self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
+                        self._restore(path, algorithm, task, clock, without_replay)
+                except ConfigError as error:
+                    problem = str(error)
+            problems = [problem for problem in self.runtime.all_gather_json(problem) if problem]
+            following, notes = self._fence_on_main(partial(self.fence.confirm, chosen, problems))
+            if following == chosen:
                 break
+            chosen = following
             self.notes += notes
         self._last_complete = chosen
-
-    def _load(
-        self,
-        name: CheckpointName,
-        machines: list[Machine],
-        algorithm: Algorithm,
-        task: VecEnv,
-        clock: TrainState,
-        without_replay: bool,
-    ) -> str:
-        """Restore agent, task and clock from a checkpoint; return an error message, empty on success."""
-        path = self.directory / str(name)
-        try:
-            with form.user_facing_errors(path):
-                self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
-                self._restore(path, algorithm, task, clock, without_replay)
-        except ConfigError as error:
-            return str(error)
-        return ""
 
     def _restore(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: TrainState, without_replay: bool) -> None:
         files = form.read_manifest(path)["files"]
@@ -133,37 +119,31 @@ class CheckpointManager:
             setattr(clock, name, value)
         clock.total_samples, clock.patience = budget, patience  # a resumed run may have larger values of both
         if without_replay and rows:
-            self.notes.append(salvage.warning(path.name, rows))
+            self.notes.append(
+                f"WITHOUT REPLAY: {rows[1] - rows[0]:,} rows of replay of checkpoint {path.name} were dropped because "
+                "of --without-replay. The replay buffer is empty: the agent collects transitions before it learns "
+                "again, and the run differs from the uninterrupted one."
+            )
         self.notes.append(_partition_message(self.runtime.lanes.num_lanes, self.runtime.size, values["processes"]))
 
-    def _begin(self, at: int | None, without_replay: bool) -> tuple[str | None, int, list[str]]:
-        """On the main process: choose the checkpoint to load and claim a generation."""
-        with self._user_facing_errors():
-            check = partial(form.verify, replay=not without_replay)
-            chosen, notes = self.fence.begin(at, self.runtime.job_id, self.runtime.size, check)
-        return (str(chosen) if chosen else None), self.fence.generation, notes
+    def _fence_on_main(
+        self, step: Callable[[], tuple[CheckpointName | None, list[str]]]
+    ) -> tuple[CheckpointName | None, list[str]]:
+        """Claim or confirm on the main process; return the checkpoint to load and messages on all processes."""
 
-    def _confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[str | None, list[str]]:
-        """Confirm a checkpoint that all processes have loaded, or return the one to load instead, on all processes."""
-
-        def confirm() -> tuple[str | None, list[str]]:
-            with self._user_facing_errors():
-                following, notes = self.fence.confirm(chosen, problems)
+        def work() -> tuple[str | None, int, list[str]]:
+            try:
+                chosen, notes = step()
                 if self.fence.settled:
                     clear_leftovers(self.fence)
-            return (str(following) if following else None), notes
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.directory} cannot be used: {error}.", "Check the disk and the permissions of the directory."
+                ) from None
+            return (str(chosen) if chosen else None), self.fence.generation, notes
 
-        text, notes = self.runtime.run_on_main(confirm)
-        return text, notes
-
-    @contextmanager
-    def _user_facing_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise ConfigError(
-                f"{self.directory} cannot be used: {error}.", "Check the disk and the permissions of the directory."
-            ) from None
+        text, self.fence.generation, notes = self.runtime.run_on_main(work)
+        return CheckpointName.parse(text or ""), notes
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
@@ -198,8 +178,9 @@ class CheckpointManager:
             keep = clock.crossed(self.run.keep_every)
         self._cadence.begin()
         copying = time.perf_counter() - began
-        arguments = (name, lanes, shared, values, keep, best, copying)
-        self._thread = self.runtime.watchdog.saving = threading.Thread(target=self._write, args=arguments, daemon=True)
+        write = partial(self._write_files, name, lanes, shared, values, keep, best)
+        self._thread = threading.Thread(target=self._write, args=(write, copying), daemon=True)
+        self.runtime.watchdog.saving = self._thread
         self._thread.start()
 
     def wait(self) -> float:
@@ -221,7 +202,8 @@ class CheckpointManager:
         """Wait for the last save of a run. Raises ConfigError if it failed."""
         self.wait()
         # Close the connections now: at interpreter exit, objects are destroyed in an undefined order.
-        self._mailbox = self._pulse = InMemoryStore()
+        self._mailbox.close()
+        self._pulse.close()
         if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
             raise SupersededError(self.fence.superseded_by or self._problem)
         if self._problem:
@@ -251,19 +233,11 @@ class CheckpointManager:
             )
         self._last = self._last_complete
 
-    def _write(
-        self,
-        name: CheckpointName,
-        lanes: StateDict,
-        shared: StateDict,
-        values: object,
-        keep: bool,
-        best: bool,
-        copying: float,
-    ) -> None:
+    def _write(self, write: Callable[[], None], copying: float) -> None:
+        """Write and publish in the background thread; record errors and how long the save took."""
         began = time.monotonic()
         try:
-            self._write_files(name, lanes, shared, values, keep, best)
+            write()
         except BaseException as error:
             self._error = error
         message = self._cadence.update(copying + time.thread_time())  # CPU time of this thread, used only by this save
@@ -294,11 +268,7 @@ class CheckpointManager:
             if not self._problem:
                 self._update_pointers_and_prune(name, best)
             return
-        silence = f"the main process has sent no heartbeat for {self.run.collective_timeout:.0f} s"
-        patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
-        verdict = wait_with_heartbeat(
-            mailbox, f"save/{name}/verdict", f"save/{name}/0/beat", patience, silence, on_beat
-        )
+        verdict = self._wait_for(f"save/{name}/verdict", f"save/{name}/0/beat", "the main process")
         self._problem, self._segments.unlinked = json.loads(verdict)
 
     def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: object, keep: bool) -> str:
@@ -313,9 +283,7 @@ class CheckpointManager:
         keys = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, key in keys.items():
             # Wait as long as heartbeats arrive. No collective runs here that would detect the death of that process.
-            silence = f"process {rank} has sent no heartbeat for {self.run.collective_timeout:.0f} s"
-            patience, on_beat = self.run.collective_timeout, self.runtime.watchdog.note_progress
-            answer = json.loads(wait_with_heartbeat(mailbox, key, f"{key}/beat", patience, silence, on_beat))
+            answer = json.loads(self._wait_for(key, f"{key}/beat", f"process {rank}"))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []
         mailbox.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
@@ -335,12 +303,18 @@ class CheckpointManager:
             shutil.rmtree(partial, ignore_errors=True)  # all processes have reported, so none still writes here
         return "; ".join(dict.fromkeys(problems))
 
+    def _wait_for(self, key: str, beat: str, process: str) -> str:
+        """Wait until a process sets a key of the save, as long as its heartbeats arrive."""
+        timeout = self.run.collective_timeout
+        silence = f"{process} has sent no heartbeat for {timeout:.0f} s"
+        return wait_with_heartbeat(self._mailbox, key, beat, timeout, silence, self.runtime.watchdog.note_progress)
+
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
         """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""
         try:
-            self._point("latest", name)
+            form.replace_text(self.directory / "latest", str(name))
             if best:
-                self._point("best", name)
+                form.replace_text(self.directory / "best", str(name))
             prune(self.fence, self.run.keep_last)
         except (OSError, CorruptCheckpointError) as error:
             _LOGGER.warning(
@@ -351,9 +325,6 @@ class CheckpointManager:
 
     def _describe(self, error: Exception) -> str:
         return f"process {self.runtime.rank} on {socket.gethostname()}: {error}"
-
-    def _point(self, pointer: str, name: CheckpointName) -> None:
-        form.replace_text(self.directory / pointer, str(name))
 
 
 def _last_saved(name: CheckpointName | None) -> str:

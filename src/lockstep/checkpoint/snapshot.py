@@ -1,8 +1,8 @@
-"""Copies of the state of an algorithm and a task, to be written while training continues."""
+"""State of an algorithm and a task: copies to be written while training continues, and a restore without replay."""
 
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
-from lockstep.protocols import AppendOnlyTensor, StateDict
+from lockstep.protocols import AppendOnlyTensor, LaneState, StateDict
 
 
 def snapshot_shared(algorithm: Algorithm, task: VecEnv) -> StateDict:
@@ -29,3 +29,16 @@ def split_lane_state(algorithm: Algorithm, task: VecEnv, lanes: range) -> tuple[
         copied = form.add_prefix(algorithm=still, task=task.lane_state(lane))
         state |= {start + name: tensor for name, tensor in copied.items()}
     return state, grown
+
+
+def without_rows(saved: StateDict, fresh: LaneState) -> StateDict:
+    """Return the saved state of a lane with the empty replay of a new agent.
+
+    Args:
+        saved: State from the lane file of a checkpoint.
+        fresh: State of the same lane of a newly built agent, under the same names.
+    """
+    owners = {name.partition(".")[0] for name, value in fresh.items() if isinstance(value, AppendOnlyTensor)}
+    kept = {name: tensor for name, tensor in saved.items() if name.partition(".")[0] not in owners}
+    empty = {name: value for name, value in fresh.items() if name.partition(".")[0] in owners}
+    return kept | {name: value.all() if isinstance(value, AppendOnlyTensor) else value for name, value in empty.items()}

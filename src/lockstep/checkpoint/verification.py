@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Literal
 
 from lockstep.checkpoint import format as form
+from lockstep.checkpoint.format_version import UnknownFormat
 from lockstep.checkpoint.lineage import list_checkpoints
-from lockstep.checkpoint.migrations import UnknownFormat
 from lockstep.checkpoint.parity import parity_of
 from lockstep.checkpoint.tensorfile import write_bytes
 from lockstep.io.jsonl import CHECKPOINTS

@@ -66,10 +66,9 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _cells(path: Path) -> tuple[str, ...]:
     """Return the table cells of a run after its name."""
-    from lockstep.checkpoint.migrations import UnknownFormat
+    from lockstep.checkpoint.format_version import UnknownFormat
     from lockstep.config import ConfigError
-    from lockstep.io.jsonl import METRICS, read_status
-    from lockstep.io.jsonl_tail import newest_values
+    from lockstep.io.jsonl import METRICS, newest_values, read_status
 
     try:
         recipe, budget = _read_config(path)
@@ -94,7 +93,7 @@ def _read_config(path: Path) -> tuple[object, object]:
 
     Use regular expressions if the file has the usual layout, because parsing yaml takes 7 ms per run.
     """
-    from lockstep.checkpoint.migrations import FORMAT, migrate_config
+    from lockstep.checkpoint.format_version import FORMAT, config_without_version
     from lockstep.config import read_yaml
     from lockstep.io.jsonl import CONFIG
     from lockstep.io.safe_read import YAML_BYTES, UnreadableFileError, read_text
@@ -106,7 +105,7 @@ def _read_config(path: Path) -> tuple[object, object]:
     version, recipe, budget = _FORMAT.search(text), _RECIPE.search(text), _BUDGET.search(text)
     if version and int(version[1]) == FORMAT and recipe and budget:
         return recipe[1], int(budget[1])
-    config = migrate_config(read_yaml(path / CONFIG), path / CONFIG)
+    config = config_without_version(read_yaml(path / CONFIG), path / CONFIG)
     run = config.get("run")
     return config.get("recipe"), run.get("total_samples") if isinstance(run, dict) else None
 

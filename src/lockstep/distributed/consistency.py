@@ -1,7 +1,6 @@
 """Replica consistency: compare fingerprints of named tensors between all processes."""
 
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -42,19 +41,6 @@ def _fingerprint(tensor: Tensor) -> Tensor:
 def _weights(device: torch.device) -> Tensor:
     """Return odd weights, so that a change of one word always changes the wrapped sum. Their number fits the cache."""
     return torch.arange(1, 2**16 + 1, device=device) * -0x61C8864680B583EB | 1
-
-
-def payload_bytes(state: StateDict) -> int:
-    """Return the bytes that are all-reduced to compare a state."""
-    return 2 * 8 * len(state)
-
-
-def all_equal(mine: Tensor, maximum: Callable[[Tensor], Tensor]) -> bool:
-    """Return whether all processes hold the same numbers: one reduction compares maximum and minimum."""
-    # ~x is -(x + 1). Unlike -x, it does not overflow at the smallest integer.
-    both = maximum(torch.cat([mine, ~mine]))
-    largest, smallest = both.chunk(2)
-    return bool(torch.equal(largest, ~smallest))
 
 
 def format_mismatch(by_process: list[list[int]], names: list[str], where: str) -> str:

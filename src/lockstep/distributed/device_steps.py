@@ -91,14 +91,24 @@ class RecordedStep:
     ) -> None:
         """`backward` fills the local gradient and returns names and local sums. `apply` receives the reduced sums."""
         self._runtime, self._gradient = runtime, gradient
-        self._backward_of, self._apply_of = backward, apply
         self._names: tuple[str, ...] = ()
         self._sent: Counter[tuple[str, int]] = Counter()
         """Reductions of one step, by name and bytes."""
+
+        def fill(batch: Tree) -> Tensor:
+            self._names, totals = backward(batch)
+            return totals
+
+        def take(batch: Tree) -> Tensor:
+            totals = fill(batch)
+            runtime._start_sum("totals", totals)  # on one process this only counts bytes
+            gradient.reduce()
+            return apply(totals)
+
         compilation = runtime.compilation
-        self._whole = compilation(self._take, f"the update by {name}")
-        self._backward = compilation(self._fill, f"the gradient of {name}")
-        self._apply = compilation(self._settle, f"the step by {name}")
+        self._whole = compilation(take, f"the update by {name}")
+        self._backward = compilation(fill, f"the gradient of {name}")
+        self._apply = compilation(apply, f"the step by {name}")
 
     def __call__(self, batch: Tree) -> tuple[tuple[str, ...], Tensor]:
         """Take the step. Return the names of its sums, and a row for the log."""
@@ -123,17 +133,3 @@ class RecordedStep:
         else:  # a graph replay runs no Python code, so it did not count its reductions
             sent.update(self._sent)
         return row
-
-    def _take(self, batch: Tree) -> Tensor:
-        totals = self._fill(batch)
-        self._runtime._start_sum("totals", totals)  # on one process this only counts bytes
-        self._gradient.reduce()
-        return self._settle(totals)
-
-    def _fill(self, batch: Tree) -> Tensor:
-        """Fill the local gradient and return the local sums."""
-        self._names, totals = self._backward_of(batch)
-        return totals
-
-    def _settle(self, totals: Tensor) -> Tensor:
-        return self._apply_of(totals)

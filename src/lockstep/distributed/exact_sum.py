@@ -17,11 +17,6 @@ LIMBS = (971 + _LOWEST + 53) // _BITS + 3
 _MASK = np.int64(2**_BITS - 1)
 
 
-def payload_bytes(table: np.ndarray) -> int:
-    """Return the bytes that are all-reduced to sum a table [L, K]. They do not depend on L."""
-    return int(table.shape[1]) * (LIMBS + 1) * 8
-
-
 def local_sum(table: np.ndarray) -> list[float]:
     """Sum the columns of a table [L, K]; round each sum once."""
     sums = []

@@ -31,9 +31,8 @@ class GradientBuffer:
         self._bucket_of: dict[Parameter, int] = {}
         self._members: list[list[Parameter]] = []
         """The parameters of each bucket."""
-        self._expected: list[int] = []
-        """How many parameters each bucket waits for."""
         self._missing: list[int] = []
+        """How many parameters each bucket still waits for."""
         self._in_flight: list[tuple[Handle, Tensor]] = []
         self._overlapping = False
         # With hooks, each gradient is copied from backward's own tensor into the buffer. That moves half as much memory
@@ -65,7 +64,6 @@ class GradientBuffer:
         self._members = [[] for _ in self._bounds]
         for parameter, number in self._bucket_of.items():
             self._members[number].append(parameter)
-        self._expected = [len(members) for members in self._members]
 
     def clear(self) -> None:
         """Reset the gradient to zero."""
@@ -78,7 +76,7 @@ class GradientBuffer:
         if self._lanes is not None:
             self._lanes.zero_()
         self._in_flight = []
-        self._missing = self._expected.copy()
+        self._missing = [len(members) for members in self._members]
 
     def backward(self, total: Tensor, lane: int, last: bool) -> None:
         """Add the gradient of one micro-batch or lane. During the `last` one, all-reduce filled buckets."""

@@ -1,53 +1,19 @@
-"""Key-value store for messages between processes that are not collectives. One process alone uses a dict."""
+"""Key-value store for messages between processes that are not collectives."""
 
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from lockstep.launch.private_store import is_private, wait_for
 
 
-class KeyValueStore(Protocol):
+class KeyValueStore:
     """Key-value store for messages between background threads of different processes. Each thread needs its own."""
-
-    def set(self, key: str, text: str) -> None: ...
-    def wait(self, key: str, seconds: float) -> str:
-        """Wait until a process sets a key, and return its text. Raise TimeoutError after `seconds`."""
-
-    def delete(self, keys: Iterable[str]) -> None: ...
-
-
-class InMemoryStore:
-    """Key-value store of a run with one process."""
-
-    def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, text: str) -> None:
-        with self._changed:
-            self._texts[key] = text
-            self._changed.notify_all()
-
-    def wait(self, key: str, seconds: float) -> str:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._texts, seconds):
-                raise TimeoutError(f"no process set {key} within {seconds:.0f} s")
-            return self._texts[key]
-
-    def delete(self, keys: Iterable[str]) -> None:
-        with self._changed:
-            for key in keys:
-                self._texts.pop(key, None)
-
-
-class TorchStore:
-    """Key-value store on top of a torch.distributed store."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store, self._polls = store, is_private(store)
@@ -56,6 +22,7 @@ class TorchStore:
         self._store.set(key, text)
 
     def wait(self, key: str, seconds: float) -> str:
+        """Wait until a process sets a key, and return its text. Raise TimeoutError after `seconds`."""
         try:
             if not self._polls:
                 self._store.wait([key], timedelta(seconds=seconds))
@@ -68,6 +35,10 @@ class TorchStore:
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._store.delete_key(key)
+
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        del self._store
 
 
 @contextmanager
@@ -92,12 +63,7 @@ def heartbeat(mailbox: KeyValueStore, key: str, patience: float) -> Any:
 
 
 def wait_with_heartbeat(
-    mailbox: KeyValueStore,
-    key: str,
-    beat: str,
-    patience: float,
-    silence: str,
-    on_beat: Callable[[], None] = lambda: None,
+    mailbox: KeyValueStore, key: str, beat: str, patience: float, silence: str, on_beat: Callable[[], None]
 ) -> str:
     """Wait for a key without a time limit while its heartbeat changes.
 

@@ -8,6 +8,7 @@ Shapes: L local lanes, N samples per lane, K sums. A batch is [L x N, ...], lane
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,15 +128,9 @@ class DistributedOptimizer:
 
     def _record(self, loss: LossFunction) -> RecordedStep:
         """Create the step on this loss as CUDA graphs."""
-
-        def backward(batch: Tree) -> tuple[tuple[str, ...], Tensor]:
-            return self._backward(loss, batch, overlap=False)
-
-        def apply(totals: Tensor) -> Tensor:
-            row: Tensor = self._apply(totals)[1]
-            return row
-
-        return RecordedStep(self.runtime, self.gradient, backward, apply, getattr(loss, "__name__", "a loss"))
+        backward = partial(self._backward, loss, overlap=False)
+        name = getattr(loss, "__name__", "a loss")
+        return RecordedStep(self.runtime, self.gradient, backward, lambda totals: self._apply(totals)[1], name)
 
     def _compiled(self, loss: LossFunction) -> LossFunction:
         if not self._compiles:

@@ -31,10 +31,6 @@ class ProcessStatus:
     """Whether this process received a stop request. The loop synchronizes it at the end of an iteration."""
 
     @property
-    def is_main(self) -> bool:
-        return self.rank == 0
-
-    @property
     def phase(self) -> str:
         """The innermost phase; the compile phase while a numba kernel is compiled."""
         if is_compiling_kernel():

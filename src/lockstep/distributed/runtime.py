@@ -9,7 +9,6 @@ Shapes: L local lanes, N samples per lane, K columns of a table. A batch is [L x
 import json
 import mmap
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -23,13 +22,14 @@ from torch import Tensor
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
 from lockstep.distributed import consistency, exact_sum, fault_injection
 from lockstep.distributed.collectives import CompletedHandle, Handle, TrackedHandle
-from lockstep.distributed.kv_store import InMemoryStore, KeyValueStore, TorchStore, heartbeat, wait_with_heartbeat
+from lockstep.distributed.kv_store import KeyValueStore, heartbeat, wait_with_heartbeat
 from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.watchdog import COMPILE_TIMEOUT, Watchdog
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.launch import device as device_setup
 from lockstep.launch import world as places
 from lockstep.launch.failures import record_failure, to_user_error
+from lockstep.launch.hang_report import in_time
 from lockstep.launch.kernel_compilation import share_compilation
 from lockstep.launch.private_store import sealed_sockets
 from lockstep.launch.process_lifetime import die_with_launcher
@@ -76,8 +76,7 @@ class Runtime:
         self.halted: Tensor | None = None
         """Device flag: 1.0 once a step was skipped and the run must stop. All later steps are skipped, too."""
         self._timeout = run.collective_timeout
-        self._store = store
-        self._local_mailbox = InMemoryStore()
+        self._store = store or dist.HashStore()
         self._phase_note: mmap.mmap | None = None
         """Memory map in which the outermost phase is stored. The launcher reads it after a crash."""
         self._fault_injector = fault_injection.read(place)
@@ -108,10 +107,8 @@ class Runtime:
                 seconds=15.0 + max(run.collective_timeout, 0.0 if run.compile == "off" else COMPILE_TIMEOUT)
             )
             store = dist.PrefixStore("lockstep", join_store(place, run.collective_timeout))
-            shared = device_setup.shared_gpus(store, place, device)
-            if shared and not run.share_gpu:
-                device_setup.refuse_shared(shared)
-            backend = device_setup.choose_backend(device, bool(shared))
+            shared = device_setup.share_gpus(store, place, device, run.share_gpu)
+            backend = device_setup.choose_backend(device, shared)
             bound = device if "nccl" in backend else None
             with sealed_sockets(backend):
                 dist.init_process_group(
@@ -147,13 +144,11 @@ class Runtime:
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over processes, in place."""
-        self._all_reduce("sum", tensor, dist.ReduceOp.SUM)
-        return tensor
+        return self._all_reduce("sum", tensor, dist.ReduceOp.SUM)
 
     def all_reduce_max(self, tensor: Tensor) -> Tensor:
         """Take the elementwise maximum over processes, in place."""
-        self._all_reduce("max", tensor, dist.ReduceOp.MAX)
-        return tensor
+        return self._all_reduce("max", tensor, dist.ReduceOp.MAX)
 
     def exact_sum(self, table: Tensor) -> Tensor:
         """Sum a table [L, K] over all lanes of the run; return [K] float64 on the host.
@@ -164,7 +159,7 @@ class Runtime:
         with self.phase("reduce"):
             rows = widen(table.detach()).cpu().double().numpy()
             if self.size == 1:
-                self.bytes_reduced["pool", exact_sum.payload_bytes(rows)] += 1
+                self.bytes_reduced["pool", 8 * rows.shape[1] * (exact_sum.LIMBS + 1)] += 1  # as with several processes
                 sums = exact_sum.local_sum(rows)
             else:
                 limbs = torch.from_numpy(exact_sum.to_limbs(rows))
@@ -245,11 +240,13 @@ class Runtime:
         """Compare fingerprints of replicated tensors over all processes. Raise ReplicaMismatchError if any differ."""
         self._forbid_inside_lane()
         if self.size == 1:
-            self.bytes_reduced["max", consistency.payload_bytes(state)] += 1
+            self.bytes_reduced["max", 2 * 8 * len(state)] += 1
             return
         with self.phase("check"):
             mine = consistency.fingerprints(state)
-            if not consistency.all_equal(mine, self.all_reduce_max):
+            # One reduction for maximum and minimum. ~x is -(x + 1): unlike -x, it does not overflow.
+            largest, smallest = self.all_reduce_max(torch.cat([mine, ~mine])).chunk(2)
+            if not torch.equal(largest, ~smallest):
                 raise consistency.ReplicaMismatchError(
                     consistency.format_mismatch(self.all_gather_json(mine.tolist()), list(state), where)
                 )
@@ -306,7 +303,7 @@ class Runtime:
 
     def kv_store(self) -> KeyValueStore:
         """Return a key-value store for the calling thread."""
-        return self._local_mailbox if self._store is None else TorchStore(self._store.clone())  # type: ignore[attr-defined]
+        return KeyValueStore(self._store.clone())  # type: ignore[attr-defined]
 
     def _start_sum(self, name: str, tensor: Tensor, operation: Any = dist.ReduceOp.SUM) -> Handle:
         """Start an asynchronous all-reduce of a tensor, in place. The optimizer overlaps it with backward."""
@@ -319,10 +316,11 @@ class Runtime:
             self.collective_log, name, dist.all_reduce(tensor, operation, async_op=True), on_device=tensor.is_cuda
         )
 
-    def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> None:
+    def _all_reduce(self, name: str, tensor: Tensor, operation: Any) -> Tensor:
         self._forbid_inside_lane()
         with self.phase("reduce"):
             self._start_sum(name, tensor, operation).wait()
+        return tensor
 
     def _forbid_inside_lane(self) -> None:
         if self._inside_lane:
@@ -377,14 +375,12 @@ def _abandon_group() -> None:
 
     Destroying the group would wait for launched collectives, which may wait for a dead process.
     """
-    thread = threading.Thread(target=_abort_group, name="abort process group", daemon=True)
-    thread.start()
-    thread.join(3.0)
 
+    def abort() -> None:
+        with suppress(Exception):  # the failure that led here is the one to report
+            dist.distributed_c10d._abort_process_group()
 
-def _abort_group() -> None:
-    with suppress(Exception):  # the failure that led here is the one to report
-        dist.distributed_c10d._abort_process_group()
+    in_time(abort)
 
 
 def half_precision(precision: str, device: torch.device) -> torch.dtype | None:

@@ -175,7 +175,7 @@ class Watchdog:
             self._leave(EXIT_PEER_FAILED)  # the launcher stops all processes because another one has failed
         elif self._asked is None:
             # The launcher forwards a stop request to every process. Only the main process reports it.
-            forwarded = number == signal.SIGUSR1 and shared is not None and not self.status.is_main
+            forwarded = number == signal.SIGUSR1 and shared is not None and self.status.rank > 0
             process = f"process {self.status.rank} on {socket.gethostname()}"
             self._ask_to_stop(None if forwarded else f"{process} received {name}")
         elif time.monotonic() - self._asked > SIGNAL_DEBOUNCE_SECONDS:

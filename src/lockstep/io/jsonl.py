@@ -5,15 +5,19 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lockstep.io.safe_read import JSON_BYTES, UnreadableFileError, open_regular, parse_json, read_json
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 _LOGGER = logging.getLogger("lockstep")
 STATUS, HEARTBEATS, LOGS, FILM = "status.json", "heartbeats", "logs", "best.gif"
+BLOCK = 16 * 2**10
+"""Bytes read at a time from the end of a log."""
+TAIL = 64 * 2**20
+"""Bytes at the end of a log that are searched for a rarely logged value."""
 
 
 def append_jsonl(path: Path, line: dict[str, Any]) -> None:
@@ -62,12 +66,44 @@ def read_status(path: Path) -> dict[str, Any]:
     return status if isinstance(status, dict) else {}
 
 
-def last_values(path: Path) -> dict[str, Any]:
-    """Return the newest value of every logged name."""
-    values: dict[str, Any] = {}
-    for line in iter_jsonl(path):
-        values |= line
-    return values
+def newest_values(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return the newest logged value of each name; skip names that are not in the last TAIL bytes of the log.
+
+    Reads from the end, so that listing many runs does not read whole logs.
+    """
+    missing = {name: f'"{name}"'.encode() for name in names}
+    found: dict[str, Any] = {}
+    try:
+        with open_regular(path) as file:
+            for text in _lines_from_the_end(file, missing):
+                line = parse_line(text) or {}
+                for name in [name for name in missing if name in line]:
+                    found[name] = line[name]
+                    del missing[name]
+    except (FileNotFoundError, UnreadableFileError):
+        pass
+    return found
+
+
+def _lines_from_the_end(file: BinaryIO, missing: dict[str, bytes]) -> Iterator[bytes]:
+    """Yield lines that contain a missing name, last line first, until no name is missing.
+
+    Most blocks are searched as bytes and never split or parsed.
+    """
+    end = os.fstat(file.fileno()).st_size
+    rest, stop = b"", max(0, end - TAIL)
+    while end > stop and missing and len(rest) <= JSON_BYTES:
+        begin = max(stop, end - BLOCK)
+        file.seek(begin)
+        text = file.read(end - begin) + rest
+        end = begin
+        # The first line of a block may begin in the block before it.
+        rest, newline, whole = text.partition(b"\n") if begin > 0 else (b"", b"\n", text)
+        if not newline or not any(name in whole for name in missing.values()):
+            continue
+        for line in reversed(whole.split(b"\n")):
+            if any(name in line for name in missing.values()):
+                yield line
 
 
 def truncate_after(path: Path, samples: int) -> None:

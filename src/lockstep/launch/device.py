@@ -33,8 +33,9 @@ def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
     if not visible:
         raise _no_gpu()
     if processes > visible and not share_gpu:
+        gpus = "1 GPU is" if visible == 1 else f"{visible} GPUs are"
         raise ConfigError(
-            f"{processes} processes need a GPU each, and {_gpus(visible)} visible on this machine.",
+            f"{processes} processes need a GPU each, and {gpus} visible on this machine.",
             f"Use --procs {visible} (or --procs auto), make more GPUs visible with --gpus, train on the CPU with "
             "--run.device cpu, or allow several processes on one GPU with --run.share-gpu.",
         )
@@ -45,10 +46,6 @@ def gpu_sharing(wanted: str, processes: int) -> str:
     if device_type(wanted) != "cuda" or processes <= (visible := torch.cuda.device_count()):
         return ""
     return f"{processes} processes share {visible} visible GPU{'s' * (visible > 1)}: reductions go over gloo, not NCCL."
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU is" if count == 1 else f"{count} GPUs are"
 
 
 def _no_gpu() -> ConfigError:
@@ -69,7 +66,7 @@ def choose_device(wanted: str, place: WorldInfo, share_gpu: bool = False) -> tor
     if wanted == "cuda":
         if not torch.cuda.is_available():
             raise _no_gpu()
-        # A scheduler may make one GPU visible to each process, as `srun --gpus-per-task=1` does. `shared_gpus` checks
+        # A scheduler may make one GPU visible to each process, as `srun --gpus-per-task=1` does. `share_gpus` checks
         # later, when the processes have joined the store, whether two of them see the same GPU.
         if torch.cuda.device_count() > 1:
             require_gpus(wanted, place.local_size, share_gpu)
@@ -86,28 +83,21 @@ def choose_device(wanted: str, place: WorldInfo, share_gpu: bool = False) -> tor
 
 
 def device_notes(device: torch.device, algorithm: Algorithm, config: Any) -> list[str]:
-    """Return messages for the log about the device that an algorithm with these settings runs on."""
-    if device.type == "cpu":
-        return []
-    parameters = sum(tensor.numel() for tensor in algorithm.model_state_dict().values() if tensor.requires_grad)
-    sentence = small_network_note(device, parameters, getattr(config, "batch_size", None))
-    return [sentence] if sentence else []
-
-
-def small_network_note(device: torch.device, parameters: int, batch_size: int | None) -> str:
     """Return a message if updates are so small that a CPU core may be faster than launching GPU kernels.
 
     An update of PPO takes about 100 launches of 5 to 7 us, and a core does about 2e10 operations per second.
     """
+    batch_size = getattr(config, "batch_size", None)
     if device.type == "cpu" or batch_size is None:
-        return ""
+        return []
+    parameters = sum(tensor.numel() for tensor in algorithm.model_state_dict().values() if tensor.requires_grad)
     launching, computing = 100 * 6e-6, 6 * parameters * batch_size / 2e10
     if computing > launching:
-        return ""
-    return (
+        return []
+    return [
         f"The network is small ({parameters:,} parameters, batches of {batch_size:,}): the CPU may be faster than "
         f"{device.type}. Compare with --run.device cpu (`lockstep bench` measures both)."
-    )
+    ]
 
 
 def choose_backend(device: torch.device, shared: bool) -> str:
@@ -118,8 +108,8 @@ def choose_backend(device: torch.device, shared: bool) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() and not shared else "gloo"
 
 
-def shared_gpus(store: dist.Store, place: WorldInfo, device: torch.device) -> list[list[int]]:
-    """Return the groups of ranks that share a GPU. The list is the same on every process.
+def share_gpus(store: dist.Store, place: WorldInfo, device: torch.device, allowed: bool) -> bool:
+    """Return whether any ranks share a GPU, on every process. Raise ConfigError if that is not allowed.
 
     Only the main process compares all ranks, so the number of store requests is linear in the number of processes.
     """
@@ -132,15 +122,12 @@ def shared_gpus(store: dist.Store, place: WorldInfo, device: torch.device) -> li
             ranks.setdefault(store.get(f"device/{rank}").decode(), []).append(rank)
         store.set("devices", json.dumps([found for gpu, found in ranks.items() if gpu and len(found) > 1]))
     shared: list[list[int]] = json.loads(store.get("devices"))
-    return shared
-
-
-def refuse_shared(shared: list[list[int]]) -> None:
-    """Raise the error for processes that share a GPU."""
-    raise ConfigError(
-        f"processes {', '.join(map(str, shared[0]))} are on the same GPU.",
-        "Give each process its own GPU, or allow several on one with --run.share-gpu.",
-    )
+    if shared and not allowed:
+        raise ConfigError(
+            f"processes {', '.join(map(str, shared[0]))} are on the same GPU.",
+            "Give each process its own GPU, or allow several on one with --run.share-gpu.",
+        )
+    return bool(shared)
 
 
 def configure_torch(run: RunConfig, place: WorldInfo) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lockstep.config import ConfigError
-from lockstep.launch.process_lifetime import EXIT_PEER_FAILED, backend_file, crash_file, phase_file
+from lockstep.launch.process_lifetime import BACKEND_FILE, CRASH_FILE, EXIT_PEER_FAILED, PHASE_FILE
 from lockstep.launch.stack_traces import is_internal_frame
 from lockstep.launch.world import WorldInfo
 
@@ -80,14 +80,14 @@ def summarize_failures(
     details = _record(failure)
     if failure.exitcode < 0 and not details:
         name = signal.Signals(-failure.exitcode).name
-        stack = "\n".join(f"    {line}" for line in crash_stack(shared / crash_file(rank))) if shared else ""
+        stack = "\n".join(f"    {line}" for line in crash_stack(shared / CRASH_FILE.format(rank))) if shared else ""
         if not stack:
             memory = name == "SIGKILL" and f" {_OUT_OF_MEMORY}"
             return f"{process}: it was ended by {name}.{memory or ''}", True
         if name == "SIGABRT" and shared and _aborted_by_nccl(shared, rank):
             return f"{process}: NCCL ended it because a collective failed or timed out (SIGABRT).{_NCCL}\n{stack}", True
         hint = _ABORT if name == "SIGABRT" else ""
-        phase = _phase(shared / phase_file(rank)) if shared else ""
+        phase = _phase(shared / PHASE_FILE.format(rank)) if shared else ""
         return f"{process}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
     if not details:
         return f"{process}, with exit code {failure.exitcode}.", failure.exitcode == EXIT_PEER_FAILED
@@ -117,7 +117,7 @@ def _aborted_by_nccl(shared: Path, rank: int) -> bool:
     The watchdog is a native thread, so the fault handler reports no current Python thread. gloo also aborts from a
     native thread, but then the main thread waits in one of its collectives.
     """
-    backend, crash = shared / backend_file(rank), shared / crash_file(rank)
+    backend, crash = shared / BACKEND_FILE.format(rank), shared / CRASH_FILE.format(rank)
     if not backend.exists() or "nccl" not in backend.read_text(errors="replace"):
         return False
     text = crash.read_text(errors="replace")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from lockstep.launch.process_lifetime import STACKS, stacks_file
+from lockstep.launch.process_lifetime import STACKS, STACKS_FILE
 from lockstep.launch.progress import Watched
 from lockstep.launch.stack_traces import is_internal_frame
 
@@ -47,7 +47,7 @@ def collect_stacks(pids: Mapping[int, int], shared: Path, seconds: float = 2.0) 
     deadline = time.monotonic() + seconds
     while len(found) < len(pids) and time.monotonic() < deadline:
         time.sleep(0.1)
-        found = {rank: lines for rank in pids if (lines := _read(shared / stacks_file(rank)))}
+        found = {rank: lines for rank in pids if (lines := _read(shared / STACKS_FILE.format(rank)))}
     return found
 
 
@@ -77,8 +77,8 @@ class CollectiveTimeoutError(RuntimeError):
 
 
 def in_time(action: Callable[[], object], seconds: float = 3.0) -> None:
-    """Run an action that may block on a disk; continue without it after `seconds`."""
-    thread = threading.Thread(target=action, name="report", daemon=True)
+    """Run an action that may block on a disk or a lost process; continue without it after `seconds`."""
+    thread = threading.Thread(target=action, name="in time", daemon=True)
     thread.start()
     thread.join(seconds)
 

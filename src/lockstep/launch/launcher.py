@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from lockstep.launch.failures import summarize_failures
 from lockstep.launch.hang_report import in_time, kill_group, report, write_report
 from lockstep.launch.local_rendezvous import LocalRendezvous
 from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
-from lockstep.launch.progress import Deadlines
+from lockstep.launch.progress import Watched, overdue_workers
 from lockstep.launch.rendezvous import HostConfig, LaunchConfig, multi_host, single_host
 from lockstep.launch.worker_processes import UNKILLABLE, start_workers
 from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
@@ -68,7 +68,7 @@ def launch(
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     with temporary_directory() as shared:
         (shared / LAUNCHER).write_text(str(os.getpid()))
-        host = single_host(shared) if fleet.endpoint is None else multi_host(fleet.endpoint)
+        host = single_host() if fleet.endpoint is None else multi_host(fleet.endpoint)
         for warning in host.warnings:
             warn_user(warning)
         settings = {
@@ -82,7 +82,7 @@ def launch(
             **host.environment,
             **(environment or {}),
         }
-        with _Environment(settings):
+        with _environment(settings):
             return _Launch(arguments, fleet, host, shared, quiet, poll).run()
 
 
@@ -196,7 +196,9 @@ class _Agent(LocalElasticAgent):
         self._dismissed: set[int] = set()
         """Pids that did not exit by themselves after another process had failed, and were killed."""
         self._warned = False
-        self._deadlines, self._hang = Deadlines(), ""
+        self._hang = ""
+        self._watched: dict[int, Watched] = {}
+        """Progress of the workers of this attempt, by local rank."""
 
     def ask_to_stop(self) -> bool:
         """Request every process to save and exit at the end of its iteration. Return whether any process is alive."""
@@ -222,7 +224,7 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
         self._mark.unlink(missing_ok=True)
-        self._deadlines, self._hang = Deadlines(), ""
+        self._watched, self._hang = {}, ""
         starter = local_elastic_agent.start_processes
         local_elastic_agent.start_processes = partial(start_workers, self._fork_server())
         try:
@@ -261,12 +263,12 @@ class _Agent(LocalElasticAgent):
         """Report and kill all workers if one of them exceeded its progress deadline."""
         workers = getattr(self._pcontext, "workers", {})
         alive = {rank: worker for rank, worker in workers.items() if worker.proc.poll() is None}
-        overdue = self._deadlines.look({rank: worker.progress for rank, worker in alive.items()})
+        overdue = overdue_workers(self._watched, {rank: worker.progress for rank, worker in alive.items()})
         if not overdue or self._hang:
             return
         pids = {rank: worker.proc.pid for rank, worker in alive.items()}
-        self._hang = report(self._deadlines.workers, pids, overdue, self._shared)
-        run = next((watched.told.get("run") for watched in self._deadlines.workers.values()), None)
+        self._hang = report(self._watched, pids, overdue, self._shared)
+        run = next((watched.told.get("run") for watched in self._watched.values()), None)
         if run:
             in_time(lambda: write_report(Path(run), self._hang))
         for pid in pids.values():
@@ -315,7 +317,8 @@ def _make_agent(arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig,
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
     job = fleet.job or uuid.uuid4().hex
-    handler = LocalRendezvous(job) if fleet.endpoint is None else _multi_host_rendezvous(fleet, host, job)
+    endpoint = fleet.endpoint
+    handler = LocalRendezvous(job) if endpoint is None else _multi_host_rendezvous(endpoint, fleet, host, job)
     spec = WorkerSpec(
         role="lockstep",
         local_world_size=fleet.processes,
@@ -332,34 +335,31 @@ def _make_agent(arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig,
     return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
 
 
-def _multi_host_rendezvous(fleet: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
+def _multi_host_rendezvous(endpoint: str, fleet: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
     """Create the rendezvous of several hosts."""
     from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     few, many = fleet.nodes
-    parameters = RendezvousParameters("c10d", host.endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    parameters = RendezvousParameters("c10d", endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
     try:
         return get_rendezvous_handler(parameters)
     except RendezvousConnectionError:
         raise ConfigError(
-            f"cannot connect to the rendezvous at {host.endpoint}: another program uses that port, or none listens.",
+            f"cannot connect to the rendezvous at {endpoint}: another program uses that port, or none listens.",
             "Start the command on the first host, too, or use another port in --rdzv-endpoint on every host.",
         ) from None
 
 
-class _Environment:
-    """Context manager that sets environment variables and restores them afterwards."""
-
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        self._settings = settings
-
-    def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in self._settings}
-        os.environ.update(self._settings)
-
-    def __exit__(self, *_: object) -> None:
-        for name, value in self._before.items():
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the duration of the block."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:

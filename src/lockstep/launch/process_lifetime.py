@@ -11,6 +11,9 @@ ENV_LAUNCH_DIR = "LOCKSTEP_LAUNCH_DIR"
 LAUNCHER, SERVER, PEER_FAILED, OUTCOME = "launcher", "server", "peer-failed", "outcome"
 """Files in that directory: pid of the launcher; pid of its fork server, if any; marker that a process failed, so that
 the others exit immediately; outcome of a run that ended without a failure."""
+CRASH_FILE, STACKS_FILE, BACKEND_FILE, PHASE_FILE = "crash-{}.txt", "stacks-{}.txt", "backend-{}.txt", "phase-{}.txt"
+"""Files of each rank in that directory: stack of a process that crashed in native code; stacks of all threads, written
+on request of our launcher; backend of the process group; current phase."""
 ENV_PROGRESS_FD = "LOCKSTEP_PROGRESS_FD"
 """Set in workers of our launcher: the descriptor of the pipe to which they write their progress."""
 ENV_PARENT_PID = "LOCKSTEP_PARENT_PID"
@@ -71,23 +74,3 @@ def launch_directory() -> Path | None:
 def started_by_a_launcher() -> bool:
     """Return whether our launcher or torchrun started this process."""
     return ENV_LAUNCH_DIR in os.environ or "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def crash_file(rank: int) -> str:
-    """Name of the file in the launch directory for the stack of a process that crashes in native code."""
-    return f"crash-{rank}.txt"
-
-
-def stacks_file(rank: int) -> str:
-    """Name of the file in the launch directory for the stacks of all threads, written on request of our launcher."""
-    return f"stacks-{rank}.txt"
-
-
-def backend_file(rank: int) -> str:
-    """Name of the file in the launch directory for the backend of the process group."""
-    return f"backend-{rank}.txt"
-
-
-def phase_file(rank: int) -> str:
-    """Name of the file in the launch directory for the current phase of a process."""
-    return f"phase-{rank}.txt"

@@ -85,15 +85,9 @@ class Watched:
         return allowed is not None and self.idle.seconds > allowed + GRACE
 
 
-class Deadlines:
-    """Progress of the workers of one attempt, by local rank."""
-
-    def __init__(self) -> None:
-        self.workers: dict[int, Watched] = {}
-
-    def look(self, descriptors: Mapping[int, int]) -> list[int]:
-        """Read the pipes of all running workers. Return the local ranks that are overdue."""
-        for rank, descriptor in descriptors.items():
-            self.workers.setdefault(rank, Watched()).read(descriptor)
-        compiling = any(watched.told.get("compiling") for watched in self.workers.values())
-        return [] if compiling else [rank for rank in descriptors if self.workers[rank].overdue]
+def overdue_workers(workers: dict[int, Watched], descriptors: Mapping[int, int]) -> list[int]:
+    """Read the pipes of all running workers. Return the local ranks that are overdue; none while one compiles."""
+    for rank, descriptor in descriptors.items():
+        workers.setdefault(rank, Watched()).read(descriptor)
+    compiling = any(watched.told.get("compiling") for watched in workers.values())
+    return [] if compiling else [rank for rank in descriptors if workers[rank].overdue]

@@ -1,14 +1,13 @@
 """Rendezvous of the processes of a run: over loopback on one host, over a network interface on several hosts."""
 
-import fcntl
 import os
 import socket
-import struct
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch.distributed as dist
 
 from lockstep.config import ConfigError
@@ -49,18 +48,16 @@ def parse_nodes(text: str) -> tuple[int, int]:
 class HostConfig:
     """Addresses and settings with which this host joins the rendezvous."""
 
-    endpoint: str
-    """Rendezvous endpoint: a file on one host, HOST:PORT on several."""
     address: str
-    rendezvous: dict[str, Any]
-    """Settings of torch's rendezvous."""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str]
+    rendezvous: dict[str, Any] = field(default_factory=dict)
+    """Settings of torch's rendezvous of several hosts."""
     warnings: list[str] = field(default_factory=list)
 
 
-def single_host(shared: Path) -> HostConfig:
+def single_host() -> HostConfig:
     """Configure a run on one host. It cannot be reached from other hosts."""
-    return HostConfig(str(shared / "rendezvous"), "127.0.0.1", {"store_type": "file"}, loopback())
+    return HostConfig("127.0.0.1", loopback())
 
 
 def loopback() -> dict[str, str]:
@@ -113,33 +110,17 @@ def multi_host(endpoint: str) -> HostConfig:
         "last_call_timeout": 5,
         "join_timeout": 600,
     }
-    return HostConfig(endpoint, address, settings, environment, warnings)
+    return HostConfig(address, environment, settings, warnings)
 
 
 def interfaces() -> dict[str, str]:
     """Return the IPv4 address of every network interface of this machine that has one."""
     found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue  # it has no address
-            found[name] = socket.inet_ntoa(answer[20:24])
+    for name, addresses in psutil.net_if_addrs().items():
+        ipv4 = [address.address for address in addresses if address.family == socket.AF_INET]
+        if ipv4:
+            found[name] = ipv4[0]
     return found
-
-
-_SIOCGIFADDR = 0x8915
-
-
-def bind_loopback(port: int) -> int:
-    """Create a listening socket on loopback for torch's store, which would otherwise listen on every interface."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
-    listener.listen(1024)
-    return listener.detach()
 
 
 def join_store(place: WorldInfo, timeout: float) -> dist.Store:
@@ -163,7 +144,8 @@ def _open_store(place: WorldInfo, patience: timedelta) -> dist.Store:
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
         port = int(os.environ["MASTER_PORT"])
-        listener = bind_loopback(port) if place.rank == 0 else None
+        # A socket of its own, because torch's store would listen on every interface.
+        listener = socket.create_server(("127.0.0.1", port), backlog=1024).detach() if place.rank == 0 else None
         return dist.TCPStore(
             "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
         )

@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from lockstep.io.printable import write_text
-from lockstep.launch.process_lifetime import STACKS, backend_file, crash_file, launch_directory, phase_file, stacks_file
+from lockstep.launch.process_lifetime import BACKEND_FILE, CRASH_FILE, PHASE_FILE, STACKS, STACKS_FILE, launch_directory
 
 EXIT_PREEMPTED = 75
 """Exit code of a run that stopped on request and can be resumed (EX_TEMPFAIL)."""
@@ -67,9 +67,9 @@ def enable_crash_traceback(place: WorldInfo) -> None:
         return
     # The files stay open, because the fault handler cannot open files during a crash.
     if not faulthandler.is_enabled():
-        faulthandler.enable((shared / crash_file(place.rank)).open("w"))
+        faulthandler.enable((shared / CRASH_FILE.format(place.rank)).open("w"))
     if hasattr(faulthandler, "register"):
-        faulthandler.register(STACKS, (shared / stacks_file(place.rank)).open("w"), all_threads=True)
+        faulthandler.register(STACKS, (shared / STACKS_FILE.format(place.rank)).open("w"), all_threads=True)
 
 
 def note_backend(place: WorldInfo, backend: str) -> None:
@@ -77,7 +77,7 @@ def note_backend(place: WorldInfo, backend: str) -> None:
     shared = launch_directory()
     if shared is not None:
         with contextlib.suppress(OSError):
-            (shared / backend_file(place.rank)).write_text(backend)
+            (shared / BACKEND_FILE.format(place.rank)).write_text(backend)
 
 
 def open_phase_file(place: WorldInfo) -> mmap.mmap | None:
@@ -86,7 +86,7 @@ def open_phase_file(place: WorldInfo) -> mmap.mmap | None:
     if shared is None:
         return None
     with contextlib.suppress(OSError):
-        path = shared / phase_file(place.rank)
+        path = shared / PHASE_FILE.format(place.rank)
         path.write_bytes(b" " * PHASE_BYTES)
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), PHASE_BYTES)

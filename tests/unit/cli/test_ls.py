@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.logs import last_values
 from helpers.multiprocess import command
 from helpers.run_fixtures import lines, write_run
 from lockstep.cli import ls, main
-from lockstep.io import jsonl_tail, safe_read
-from lockstep.io.jsonl import last_values
-from lockstep.io.jsonl_tail import newest_values
+from lockstep.io import jsonl, safe_read
+from lockstep.io.jsonl import newest_values
 from lockstep.registry import find_recipe
 from lockstep.run_dir import to_yaml
 
@@ -42,7 +42,7 @@ def test_newest_values_match_full_read(tmp_path_factory, told, block, torn):
         with path.open("a") as file:
             file.write('{"samples": 99, "eval/ret')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jsonl_tail, "BLOCK", block)
+        patch.setattr(jsonl, "BLOCK", block)
         found = newest_values(path, NAMES)
     whole = last_values(path)
     assert found == {name: whole[name] for name in NAMES if name in whole}
@@ -71,7 +71,7 @@ def bytes_read(path, monkeypatch):
         def __exit__(self, *_):
             self.file.close()
 
-    monkeypatch.setattr(jsonl_tail, "open_regular", lambda path: Counted(plain(path)))
+    monkeypatch.setattr(jsonl, "open_regular", lambda path: Counted(plain(path)))
     assert newest_values(path, NAMES).keys() == set(NAMES)
     return total
 
@@ -80,7 +80,7 @@ def test_newest_values_read_size_is_independent_of_log_length(tmp_path, monkeypa
     few = write(tmp_path / "few", lines(count=100))
     many = write(tmp_path / "many", lines(count=10_000))
     assert many.stat().st_size > 100 * 2**10
-    assert bytes_read(many, monkeypatch) <= bytes_read(few, monkeypatch) <= 2 * jsonl_tail.BLOCK
+    assert bytes_read(many, monkeypatch) <= bytes_read(few, monkeypatch) <= 2 * jsonl.BLOCK
 
 
 def test_newest_values_of_endless_line_is_empty(tmp_path):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.io.jsonl import append_jsonl, last_values, read_jsonl, truncate_after
+from lockstep.io.jsonl import append_jsonl, newest_values, read_jsonl, truncate_after
 
 
 def fill(path, *samples):
@@ -22,7 +22,7 @@ def test_read_jsonl_returns_appended_lines(tmp_path):
 
 def test_missing_file_has_no_lines(tmp_path):
     assert read_jsonl(tmp_path / "a") == []
-    assert last_values(tmp_path / "a") == {}
+    assert newest_values(tmp_path / "a", ["samples"]) == {}
     truncate_after(tmp_path / "a", 5)
     assert not (tmp_path / "a").exists()
 
@@ -34,11 +34,11 @@ def test_read_jsonl_skips_truncated_line(tmp_path):
     assert samples_in(tmp_path / "a") == [1, 2]
 
 
-def test_last_values_merges_newest_value_of_each_key(tmp_path):
+def test_newest_values_returns_newest_value_of_each_name(tmp_path):
     append_jsonl(tmp_path / "a", {"samples": 1, "loss": 5})
     append_jsonl(tmp_path / "a", {"samples": 2, "eval": 7})
     append_jsonl(tmp_path / "a", {"samples": 3, "loss": 4})
-    assert last_values(tmp_path / "a") == {"samples": 3, "loss": 4, "eval": 7}
+    assert newest_values(tmp_path / "a", ["samples", "loss", "eval"]) == {"samples": 3, "loss": 4, "eval": 7}
 
 
 def test_truncate_after_drops_lines_beyond_samples(tmp_path):

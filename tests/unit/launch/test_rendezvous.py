@@ -36,12 +36,11 @@ def networked(monkeypatch):
     monkeypatch.setattr(rendezvous.socket, "gethostbyname", {"first": "10.1.2.1", "me": "10.1.2.3"}.__getitem__)
 
 
-def test_single_host_uses_file_store_and_loopback(tmp_path, monkeypatch):
+def test_single_host_uses_loopback(monkeypatch):
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
-    host = single_host(tmp_path)
-    assert host.endpoint.startswith(str(tmp_path))
-    assert host.rendezvous == {"store_type": "file"}
+    host = single_host()
+    assert host.address == "127.0.0.1"
     assert host.environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
     assert not host.warnings
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.launch.failures import crash_stack
-from lockstep.launch.process_lifetime import crash_file
+from lockstep.launch.process_lifetime import CRASH_FILE
 from lockstep.tools.audit.recorder import END, STEPS, STOP
 
 _LEAVING = 5.0
@@ -116,7 +116,7 @@ def _read(directory: Path, rank: int, code: int) -> dict[str, Any]:
     if end.exists():
         record = json.loads(end.read_text())
     elif code < 0:
-        stack = crash_stack(directory / crash_file(rank))
+        stack = crash_stack(directory / CRASH_FILE.format(rank))
         record |= {"error": f"killed by {signal.Signals(-code).name}", "stack": stack[::-1]}
     else:
         record |= {"error": f"exit code {code}"}

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.launch.process_lifetime import crash_file, die_with_parent
+from lockstep.launch.process_lifetime import CRASH_FILE, die_with_parent
 from lockstep.launch.stack_traces import is_internal_frame
 from lockstep.launch.world import WorldInfo
 from lockstep.tools.audit.recorder import StepRecorder
@@ -19,7 +19,7 @@ def main(words: Sequence[str]) -> int:
     die_with_parent()
     directory, steps, *rest = words
     rank = WorldInfo.from_environment().rank
-    faulthandler.enable((Path(directory) / crash_file(rank)).open("w"))
+    faulthandler.enable((Path(directory) / CRASH_FILE.format(rank)).open("w"))
     recorder = StepRecorder(Path(directory), rank, int(steps))
     recorder.install()
     try:

@@ -1,8 +1,7 @@
-"""Format versions: older files are migrated or rejected, newer ones rejected, and no file is modified."""
+"""Format versions: older and newer files are rejected, and no file is modified."""
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
 
 import pytest
 
@@ -10,11 +9,9 @@ from helpers.manifests import sealed
 from helpers.tiny_recipes import ITERATION, tiny
 from lockstep import __version__
 from lockstep.checkpoint import format as form
-from lockstep.checkpoint import migrations, validation
+from lockstep.checkpoint.format_version import FORMAT, UnknownFormat, config_without_version
 from lockstep.checkpoint.lineage import find, lineage
-from lockstep.checkpoint.migrations import FORMAT, UnknownFormat, migrate
 from lockstep.cli import main
-from lockstep.clock import TrainState
 from lockstep.config import ConfigError, read_yaml
 from lockstep.inference import load, load_recipe
 from lockstep.training_loop import train
@@ -58,22 +55,6 @@ def make_version(run, version):
     config.write_text(config.read_text().replace(f"format: {FORMAT}\n", line))
 
 
-def test_migration_tables_cover_every_older_version():
-    for table in (migrations.MANIFEST, migrations.STATE, migrations.CONFIG):
-        assert sorted(table) == list(range(migrations.OLDEST, FORMAT))
-
-
-def test_migrate_applies_every_step_in_order(monkeypatch):
-    monkeypatch.setattr(migrations, "FORMAT", 4)
-    monkeypatch.setattr(migrations, "OLDEST", 1)
-    table = {n: lambda values, n=n: values | {"steps": [*values.get("steps", []), n]} for n in (1, 2, 3)}
-    given = {"format": 2, "kept": True}
-    assert migrate(table, given, "a file") == {"kept": True, "steps": [2, 3]}
-    assert migrate(table, {}, "a file") == {"steps": [1, 2, 3]}
-    assert migrate(table, {"format": 4}, "a file") == {}
-    assert given == {"format": 2, "kept": True}
-
-
 def test_format_version_is_written_to_config_manifest_and_state(run):
     assert read_yaml(run / "config.yaml")["format"] == FORMAT
     for name in (form.MANIFEST, form.VALUES):
@@ -88,7 +69,7 @@ def test_run_of_older_format_is_rejected_without_changes(run, version, capsys):
     for words in (*commands, ["train", "snake-ppo", "--smoke", "--init-from", str(run)]):
         assert main(words) == 2, words
         told = capsys.readouterr().err
-        assert f"has format {version}, and Lockstep {__version__} reads formats from {migrations.OLDEST} on" in told
+        assert f"has format {version}, and Lockstep {__version__} reads formats from {FORMAT} on" in told
         assert "Nothing was changed" in told
     assert main(["verify-files", str(run)]) != 0
     assert f"has format {version}" in "".join(capsys.readouterr())
@@ -149,23 +130,10 @@ def test_invalid_format_version_is_rejected(run, version):
     with pytest.raises(form.CorruptCheckpointError, match="is not a version"):
         form.read_manifest(newest(run))
     with pytest.raises(ConfigError, match="is not a version"):
-        migrations.migrate_config({"format": version}, "config.yaml")
-
-
-def test_missing_clock_field_of_later_version_gets_default(run, monkeypatch):
-    @dataclass
-    class LaterClock(TrainState):
-        lessons: dict[str, float] = field(default_factory=lambda: {"first": 1.0})
-
-    monkeypatch.setattr(validation, "TrainState", LaterClock)
-    assert form.verify(newest(run))
-    assert form.read_values(newest(run))["clock"]["lessons"] == {"first": 1.0}
-    edit_state(newest(run), lambda values: values["clock"].update(lessons={"first": 2.0}))
-    assert form.read_values(newest(run))["clock"]["lessons"] == {"first": 2.0}
+        config_without_version({"format": version}, "config.yaml")
 
 
 def test_missing_clock_field_of_format_3_is_corrupt(run):
-    assert asdict(TrainState(total_samples=1)).keys() >= migrations.CLOCK_3
     edit_state(newest(run), lambda values: values["clock"].pop("samples"))
     with pytest.raises(form.CorruptCheckpointError, match="clock's samples"):
         form.read_values(newest(run))
