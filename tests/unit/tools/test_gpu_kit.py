@@ -1,10 +1,10 @@
 """The GPU diagnostic kit without a GPU: failing steps, report, redaction, and step calculations."""
 
+import importlib
 import json
 import os
 import signal
 import socket
-import sys
 import time
 
 import psutil
@@ -13,19 +13,17 @@ import torch
 
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.distributed.fault_injection import SWITCH, VARIABLE
 from lockstep.io.safe_read import JSON_BYTES
 from lockstep.registry import RECIPES
 from lockstep.tools.doctor.gpu import (
-    bandwidth,
     benchmarks,
-    drills,
     gradients,
     machine,
     precision,
     proofs,
     recipes,
     runner,
+    scaling,
     worker,
 )
 from lockstep.tools.doctor.gpu.process import KEPT
@@ -215,14 +213,8 @@ def test_steps_for_every_step_has_a_function(gpus, quick):
     steps = steps_for(gpus, quick)
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
-        module, function = worker.FUNCTIONS[step.words[5]].split(":")
-        assert callable(
-            getattr(
-                sys.modules.get(f"lockstep.tools.doctor.gpu.{module}")
-                or __import__(f"lockstep.tools.doctor.gpu.{module}", fromlist=[function]),
-                function,
-            )
-        )
+        module, function = step.words[5].split(":")
+        assert callable(getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function))
 
 
 def test_steps_for_full_kit_runs_every_recipe():
@@ -235,7 +227,7 @@ def test_worker_records_skips_failures_and_exceptions(tmp_path, monkeypatch, cap
             worker.KIT, json.dumps({"result": str(tmp_path / "a"), "gpus": 1, "quick": True, "scratch": str(tmp_path)})
         )
         monkeypatch.setattr(machine, "machine", function)
-        worker.work(["machine"])
+        worker.work(["machine:machine"])
         written = json.loads((tmp_path / "a").read_text())
         return written["result"], written["reason"]
 
@@ -350,13 +342,9 @@ def test_doubling_ends_at_all_gpus():
     assert [proofs.doubling(gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def test_drills_use_fault_injection_variables():
-    assert (drills.SWITCH, drills.KILL) == (SWITCH, VARIABLE)
-
-
 def test_bandwidth_covers_64_bytes_to_256_mebibytes():
-    assert (bandwidth.SIZES[0], bandwidth.SIZES[-1]) == (64, 256 * 2**20)
-    row = bandwidth.rows({"1000": 1e-3}, 4)[0]
+    assert (scaling.SIZES[0], scaling.SIZES[-1]) == (64, 256 * 2**20)
+    row = scaling.bandwidths({"1000": 1e-3}, 4)[0]
     assert (row["bytes_per_second"], row["bus_bytes_per_second"]) == (1e6, 1.5e6)
 
 

@@ -97,14 +97,8 @@ def smoke_run(record: ResultRecord, recipe: Recipe) -> None:
 
 def memory_peak() -> dict[str, int | None]:
     """Peak memory of this process on its GPU in bytes. None if the device does not report it."""
-
-    def reported(size: int) -> int | None:
-        return int(size) or None
-
-    return {
-        "allocated_bytes": reported(torch.cuda.max_memory_allocated()),
-        "reserved_bytes": reported(torch.cuda.max_memory_reserved()),
-    }
+    sizes = {"allocated_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return {name: size or None for name, size in sizes.items()}
 
 
 def full_memory(record: ResultRecord, recipe: Recipe) -> None:

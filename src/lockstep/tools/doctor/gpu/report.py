@@ -39,18 +39,8 @@ class GpuReport:
         """Return the findings of a step. Empty if it has not run."""
         return next((step["found"] for step in self.steps if step["name"] == name), {})
 
-    def add(self, step: dict[str, Any]) -> None:
-        """Add the record of a step and rewrite the file."""
-        self.steps.append(step)
-        self.write()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the whole report. `lockstep plan --measured` reads `shares` and `network`."""
-        shares: dict[str, Any] = {}
-        network: dict[str, Any] | None = None
-        for step in self.steps:
-            shares |= step["found"].get("shares", {})
-            network = step["found"].get("network", network)
+    def write(self) -> None:
+        """Replace the file atomically, so that an interrupted kit leaves a complete file."""
         whole = {
             "format": FORMAT,
             "lockstep": __version__,
@@ -61,17 +51,13 @@ class GpuReport:
             "failed": self.failed,
             "summary": self.summary,
             "steps": self.steps,
-            "shares": shares,
-            "network": network,
+            # Read by `lockstep plan --measured`
+            "shares": self.found("shares").get("shares", {}),
+            "network": self.found("bandwidth").get("network"),
         }
-        scrubbed: dict[str, Any] = scrub(whole)
-        return scrubbed
-
-    def write(self) -> None:
-        """Replace the file atomically, so that an interrupted kit leaves a complete file."""
         temporary = self.path.with_name(f".{self.path.name}.unfinished")
         with temporary.open("w", encoding="utf-8") as file:
-            json.dump(self.as_json(), file, indent=1)
+            json.dump(scrub(whole), file, indent=1)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

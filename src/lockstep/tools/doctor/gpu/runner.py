@@ -10,8 +10,7 @@ from typing import Any
 
 from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.io.temporary_directory import temporary_directory
-from lockstep.launch.process_lifetime import ENV_PARENT_PID
-from lockstep.tools.doctor.gpu.process import Ended, run
+from lockstep.tools.doctor.gpu.process import run
 from lockstep.tools.doctor.gpu.report import GpuReport
 from lockstep.tools.doctor.gpu.steps import MACHINE, KitStep, steps_for
 from lockstep.tools.doctor.gpu.summary import summarize
@@ -56,41 +55,30 @@ class Kit:
                 self._finish(step, "skipped", "no time left for this step", {}, 0.0)
                 continue
             began = time.monotonic()
-            result = self.scratch / f"{len(self.report.steps)}.json"
+            path = self.scratch / f"{len(self.report.steps)}.json"
+            kit = {"result": str(path), "gpus": self.gpus, "quick": self.report.quick, "scratch": str(self.scratch)}
+            # PYTHONFAULTHANDLER prints the stack on a native crash.
+            environment = os.environ | {KIT: json.dumps(kit), "PYTHONFAULTHANDLER": "1"}
             try:
-                ended = run([sys.executable, *step.words], self._environment(result), min(step.limit, left))
+                ended = run([sys.executable, *step.words], environment, min(step.limit, left))
             except KeyboardInterrupt:
-                self._finish(
-                    step, "failed", "interrupted by the user", _read(result)["found"], time.monotonic() - began
-                )
+                self._finish(step, "failed", "interrupted by the user", _read(path)["found"], time.monotonic() - began)
                 raise
+            written = _read(path)
+            result, reason = written["result"], written["reason"]
             if ended.code is None and left < step.limit:
+                result = "skipped"
                 reason = f"stopped after {ended.seconds:.0f} s: the {MINUTES} minutes of the kit were over"
-                self._finish(step, "skipped", reason, _read(result)["found"], ended.seconds)
-            else:
-                self._record(step, ended, _read(result))
-
-    def _environment(self, result: Path) -> dict[str, str]:
-        settings = {
-            "result": str(result),
-            "gpus": self.gpus,
-            "quick": self.report.quick,
-            "scratch": str(self.scratch),
-        }
-        # ENV_PARENT_PID makes steps exit with the kit. PYTHONFAULTHANDLER prints the stack on a native crash.
-        ours = {KIT: json.dumps(settings), ENV_PARENT_PID: str(os.getpid()), "PYTHONFAULTHANDLER": "1"}
-        return os.environ | ours
-
-    def _record(self, step: KitStep, ended: Ended, written: dict[str, Any]) -> None:
-        result, reason = written["result"], written["reason"]
-        if ended.problem or not result:
-            result, reason = "failed", ended.problem or "the step ended without a result"
-        self._finish(step, result, reason, written["found"], ended.seconds, ended.output if result == "failed" else "")
+            elif ended.problem or not result:
+                result, reason = "failed", ended.problem or "the step ended without a result"
+            output = ended.output if result == "failed" else ""
+            self._finish(step, result, reason, written["found"], ended.seconds, output)
 
     def _finish(self, step: KitStep, result: str, reason: str, found: Any, seconds: float, output: str = "") -> None:
         record = {"name": step.name, "result": result, "reason": reason[:1000], "seconds": round(seconds, 2)}
         record |= {"limit": step.limit, "found": found}
-        self.report.add(record | ({"output": output.splitlines()} if output else {}))
+        self.report.steps.append(record | ({"output": output.splitlines()} if output else {}))
+        self.report.write()
         why = f"  {reason}" if reason else ""
         self.tell(f"{step.name:22} {result:8} {seconds:6.1f} s  (total {self.report.seconds:5.0f} s){why[:120]}")
 
