@@ -9,7 +9,7 @@ from markupsafe import Markup
 from lockstep.tools.report.metrics_log import MetricsLog, Series
 from lockstep.tools.report.reference_curves import ReferencePoint, scores_by_step
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import Point, band, downsample, figure, thin_marks, trimmed, wants_decades
+from lockstep.tools.report.series import Point, band, downsample, downsample_ranges, figure, trimmed, wants_decades
 from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, lines_of, values_of
 
 COLOURS = 6
@@ -163,7 +163,8 @@ def _curve_of_reference(reference: Reference, until: float) -> list[Curve]:
     """Curve of the reference up to the end of the runs and one point beyond. A longer one would dwarf the runs."""
     steps = scores_by_step(reference.points, until * reference.per_sample)
     marks = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
-    return [Curve(reference.name, thin_marks(marks, POINTS), "muted")]
+    xs, ys, lows, highs = zip(*marks, strict=True)
+    return [Curve(reference.name, downsample_ranges(xs, ys, lows, highs, POINTS), "muted")]
 
 
 def title_of(name: str) -> str:
