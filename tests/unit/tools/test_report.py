@@ -20,7 +20,7 @@ from lockstep.config import ConfigError
 from lockstep.tools.report import consistency, sections
 from lockstep.tools.report.html import text
 from lockstep.tools.report.metrics_log import read_log
-from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.page import write_page
 from lockstep.tools.report.run_data import differences, group, read_run, read_runs
 from lockstep.tools.report.series import (
     Point,
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def page_of(*paths, **extras):
-    return write_page(read_runs(paths), Extras(**extras))
+    return write_page(read_runs(paths), **extras)
 
 
 @pytest.fixture
