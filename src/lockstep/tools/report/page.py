@@ -21,6 +21,7 @@ def write_page(
     """Return the report as an HTML document, with optional contents in addition to the runs."""
     groups = charts.name_groups(group(runs))
     small_charts = charts.small_charts(groups)
+    time_bars, time_legend = sections.time_split(groups)
     several = len(runs) > 1
     benches = [run.bench for run in runs if run.bench is not None][:4] if bench is None else [bench]
     return render(
@@ -38,7 +39,8 @@ def write_page(
         more_charts=small_charts[charts.SHOWN :],
         evaluations=sections.evaluations(groups),
         speed_chart=charts.chart(groups, "time/global_fps", WIDE),
-        time_split=sections.time_split(groups),
+        time_bars=time_bars,
+        time_legend=time_legend,
         benches=[sections.bench(each) for each in benches],
         checks=consistency.checks(runs),
         starts=consistency.starts(runs),
