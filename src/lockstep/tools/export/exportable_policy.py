@@ -4,12 +4,13 @@ Shapes: N observations.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe
@@ -52,11 +53,9 @@ def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     count = len(next(iter(named_leaves(obs).values())))
     memory = policy.initial_state(count)
     given = (obs, memory) if memory != {} else (obs,)
-    free = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, {str(index): part for index, part in enumerate(given)})
+    free = tuple(tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, part) for part in given)
     try:
-        program = torch.export.export(
-            ExportablePolicy(policy), given, dynamic_shapes=tuple(free.values()), strict=False
-        )
+        program = torch.export.export(ExportablePolicy(policy), given, dynamic_shapes=free, strict=False)
     except Exception as error:  # torch raises arbitrary errors for custom networks
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"torch cannot export this network: {first}", "Use --to safetensors.") from error
@@ -102,16 +101,12 @@ def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree
 def largest_difference(one: Any, other: Any) -> float:
     """Return the largest absolute difference of two trees of tensors. Infinity if names or shapes differ."""
     theirs = named_leaves(other)
-    apart = [0.0]
+    worst = 0.0
     for name, tensor in named_leaves(one).items():
         if name not in theirs or tensor.shape != theirs[name].shape:
-            return float("inf")
-        apart.append(_apart(tensor, theirs[name]))
-    return max(apart)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    if not one.numel():
-        return 0.0
-    distance = (one.double() - other.double()).abs().max().item()
-    return float("inf") if np.isnan(distance) else float(distance)
+            return math.inf
+        distance = (tensor.double() - theirs[name].double()).abs()
+        if not distance.isfinite().all():
+            return math.inf
+        worst = max(worst, float(distance.max()) if distance.numel() else 0.0)
+    return worst

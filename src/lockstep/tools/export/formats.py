@@ -7,8 +7,7 @@ policy has a recurrent state. Actions must be equal. Outputs may differ by round
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -116,7 +115,8 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     memory = named_leaves(policy.initial_state(1), "memory") if policy.initial_state(1) != {} else {}
     inputs = [*named_leaves(obs, "obs"), *memory]
     outputs = ["action", "outputs", *(f"{name}.after" for name in memory)]
-    with _quietly():
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # otherwise it mentions libraries that are not needed
+    with warnings.catch_warnings(action="ignore"):
         try:
             program = torch.onnx.export(
                 trace(policy, obs), dynamo=True, input_names=inputs, output_names=outputs, verbose=False
@@ -140,17 +140,3 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
         return action, raw, tree_map(lambda _: next(rest), memory)
 
     return compare(policy, decide, recipe, TOLERANCE)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporter's messages about libraries that are not needed."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)
