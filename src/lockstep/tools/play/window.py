@@ -1,7 +1,6 @@
 """Show scenes in a window with pygame-ce."""
 
 from collections.abc import Iterable
-from typing import Any
 
 from lockstep.config import ConfigError
 from lockstep.protocols import Renderable
@@ -29,18 +28,13 @@ def show_in_window(scenes: Iterable[Renderable], fps: float) -> None:
             window.blit(pygame.transform.scale(surface, window.get_size()), (0, 0))
             pygame.display.flip()
             clock.tick(fps)
-            if any(event.type == pygame.QUIT or _is_quit_key(event) for event in pygame.event.get()):
-                return
+            for event in pygame.event.get():
+                quit_key = event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q)
+                if quit_key or event.type == pygame.QUIT:
+                    return
     except pygame.error as error:
         raise ConfigError(
             f"cannot open a window: {error}.", "Use --gif FILE, or no flag to play in the terminal."
         ) from error
     finally:
         pygame.display.quit()
-
-
-def _is_quit_key(event: Any) -> bool:
-    """Return whether Escape or q was pressed."""
-    import pygame
-
-    return bool(event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))
