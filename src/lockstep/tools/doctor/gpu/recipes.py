@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -172,11 +173,9 @@ def sync_warnings() -> Iterator[Counter[str]]:
 
 def calling_line() -> str:
     """Return the innermost frame of Lockstep outside this file, such as `distributed/optimizer.py:118`."""
-    frame: Any = sys._getframe()
     package = f"{os.sep}lockstep{os.sep}"
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe()):
         path = frame.f_code.co_filename
         if package in path and path != __file__:
-            return f"{path.rpartition(package)[2]}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{path.rpartition(package)[2]}:{line}"
     return "elsewhere"
