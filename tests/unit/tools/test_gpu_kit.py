@@ -27,7 +27,6 @@ from lockstep.tools.doctor.gpu import (
     worker,
 )
 from lockstep.tools.doctor.gpu.process import KEPT
-from lockstep.tools.doctor.gpu.report import GpuReport
 from lockstep.tools.doctor.gpu.runner import Kit
 from lockstep.tools.doctor.gpu.steps import KitStep, steps_for
 from lockstep.tools.doctor.redaction import scrub, without_names
@@ -57,7 +56,7 @@ open(kit["result"], "w").write(json.dumps({"result": "passed", "reason": "", "fo
 def kit(tmp_path):
     (tmp_path / "scratch").mkdir()
     told = []
-    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path / "scratch", told.append)
+    kit = Kit(tmp_path / "report.json", True, tmp_path / "scratch", told.append)
     kit.gpus, kit.told = 2, told
     return kit
 
@@ -65,7 +64,7 @@ def kit(tmp_path):
 def run(kit, *steps):
     """Run steps given as (name, Python source, time limit); return the report file's content."""
     kit.run_steps([KitStep(name, ("-c", source), limit) for name, source, limit in steps])
-    return json.loads(kit.report.path.read_text())
+    return json.loads(kit.path.read_text())
 
 
 # -------------------------------------------------------------------------------------------------------- failing steps
@@ -88,7 +87,7 @@ def test_kit_runs_remaining_steps_after_a_failed_step(kit, source, reason):
     assert report["failed"] == ["planted"]
     assert report["steps"][2]["found"] == {"gpus": 2}
     assert len(kit.told) == 3
-    assert kit.report.path.stat().st_size < JSON_BYTES
+    assert kit.path.stat().st_size < JSON_BYTES
 
 
 def test_kit_native_crash_records_python_stack(kit):
@@ -132,20 +131,20 @@ def test_kit_keyboard_interrupt_is_recorded_before_it_is_raised(kit, monkeypatch
     monkeypatch.setattr(runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(kit, ("first", PASSES, 20), ("second", PASSES, 20))
-    report = json.loads(kit.report.path.read_text())
+    report = json.loads(kit.path.read_text())
     assert [(step["name"], step["reason"]) for step in report["steps"]] == [("first", "interrupted by the user")]
     assert report["finished"] is False
 
 
 def test_kit_steps_without_time_left_are_skipped(tmp_path):
-    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=0.0)
+    kit = Kit(tmp_path / "report.json", True, tmp_path, lambda _: None, minutes=0.0)
     step = run(kit, ("late", PASSES, 20))["steps"][0]
     assert (step["result"], step["reason"]) == ("skipped", "no time left for this step")
 
 
 def test_kit_step_stopped_by_total_time_limit_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_SHORTEST", 0.5)
-    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=2 / 60)
+    kit = Kit(tmp_path / "report.json", True, tmp_path, lambda _: None, minutes=2 / 60)
     report = run(kit, ("long", "import time; time.sleep(600)", 60), ("next", PASSES, 60))
     assert [step["result"] for step in report["steps"]] == ["skipped", "skipped"]
     assert "minutes of the kit were over" in report["steps"][0]["reason"]
