@@ -37,7 +37,6 @@ class RunStart:
 class ReportedRun:
     """Contents of one run directory."""
 
-    path: Path
     label: str
     recipe: str
     version: str
@@ -92,7 +91,6 @@ def read_run(path: Path, label: str) -> ReportedRun:
         )
     notes: list[str] = []
     return ReportedRun(
-        path=path,
         label=label,
         recipe=Path(_short(recipe)).stem,
         version=_short(version),
