@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.registry import find_recipe
-from lockstep.tools.doctor.gpu.gradients import Agent, difference, first_gradients, norm
+from lockstep.tools.doctor.gpu.gradients import Agent, difference, first_gradients
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip
 from lockstep.training_loop import train
 
@@ -71,7 +72,7 @@ def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: l
     if len(found) != len(wanted):
         raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(wanted)} on the CPU")
     differences = [difference(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
-    norms = [norm(gradient) for gradient in wanted]
+    norms = [float(get_total_norm(gradient)) for gradient in wanted]
     compared = {
         "largest_relative_difference": max(differences),
         "tolerance": TOLERANCE,
