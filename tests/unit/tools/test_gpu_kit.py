@@ -327,14 +327,18 @@ def test_time_limit_interrupts_python_code():
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("mode", "outcome"), [("off", worker.Failure), ("graphs", worker.Skip), ("on", worker.Skip)])
-def test_bench_mode_failure_is_skipped_when_compiled(tmp_path, monkeypatch, mode, outcome):
+@pytest.mark.parametrize(("mode", "result"), [("off", "failed"), ("graphs", "skipped"), ("on", "skipped")])
+def test_bench_mode_failure_is_skipped_when_compiled(tmp_path, monkeypatch, mode, result):
     def unsupported(*_):
         raise RuntimeError("Triton has no backend here")
 
     monkeypatch.setattr(benchmarks, "timed", unsupported)
-    with pytest.raises(outcome):
-        benchmarks.mode(worker.ResultRecord(str(tmp_path / "a"), 1, True, str(tmp_path)), mode)
+    kit = {"result": str(tmp_path / "a"), "gpus": 1, "quick": True, "scratch": str(tmp_path)}
+    monkeypatch.setenv(worker.KIT, json.dumps(kit))
+    worker.work(["benchmarks:mode", mode])
+    written = json.loads((tmp_path / "a").read_text())
+    assert written["result"] == result
+    assert "Triton has no backend here" in written["reason"]
 
 
 def test_doubling_ends_at_all_gpus():

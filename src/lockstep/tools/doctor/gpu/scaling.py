@@ -5,7 +5,7 @@ from typing import Any
 from lockstep.io.safe_read import read_json
 from lockstep.launch.launcher import launch_captured
 from lockstep.tools.doctor.gpu.proofs import as_words, doubling
-from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip, expect, last_line, lockstep
+from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip, expect, lockstep
 
 RECIPE, SHARES_RECIPES, QUICK_RECIPE = "snake-ppo", ("snake-ppo", "gym-ppo"), "gym-ppo"
 QUICK = {"algo.rollout_steps": 8, "algo.batch_size": 32, "algo.epochs": 1}
@@ -39,14 +39,13 @@ def shares(record: ResultRecord) -> None:
     """Measure the work of one process for `lockstep plan --measured`."""
     measured: dict[str, Any] = {}
     for name in (QUICK_RECIPE,) if record.quick else SHARES_RECIPES:
-        path = record.scratch / f"shares-{name}.json"
-        words = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
-        ended = lockstep(*words, *(["--smoke", "--rounds", "1", *as_words(QUICK)] if record.quick else []))
-        if ended.problem:
-            record.failures.append(f"{name}: {last_line(ended.output)}")
-            continue
-        measured[name] = read_json(path)["shares"]
-        record.add("shares", measured)
+        with record.part(name):
+            path = record.scratch / f"shares-{name}.json"
+            words = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
+            words += ["--smoke", "--rounds", "1", *as_words(QUICK)] if record.quick else []
+            expect(lockstep(*words), "lockstep plan")
+            measured[name] = read_json(path)["shares"]
+            record.add("shares", measured)
 
 
 def bandwidth(record: ResultRecord) -> None:

@@ -93,9 +93,5 @@ def lockstep(*words: Any, **settings: str) -> Ended:
 def expect(ended: Ended, what: str) -> None:
     """Raise Failure, with the last line of output, unless a command ended with exit code 0."""
     if ended.problem:
-        raise Failure(f"{what}: {ended.problem}: {last_line(ended.output)}")
-
-
-def last_line(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no output"
+        last_line = ended.output.rpartition("\n")[2].strip()[:300]
+        raise Failure(f"{what}: {ended.problem}: {last_line or 'no output'}")
