@@ -17,6 +17,7 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, TaskConfig
 from lockstep.pytree import Tree, named_leaves, tree_map
+from lockstep.tools.export.load_state_dict import first_line
 
 _LARGE = 1e6
 """Bounds of an observation space beyond this count as unbounded."""
@@ -57,8 +58,7 @@ def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     try:
         program = torch.export.export(ExportablePolicy(policy), given, dynamic_shapes=free, strict=False)
     except Exception as error:  # torch raises arbitrary errors for custom networks
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"torch cannot export this network: {first}", "Use --to safetensors.") from error
+        raise ConfigError(f"torch cannot export this network: {first_line(error)}", "Use --to safetensors.") from error
     # Remove source locations, which are private, and module names, which cannot be loaded if they contain a comma.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():

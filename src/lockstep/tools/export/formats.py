@@ -23,6 +23,7 @@ from lockstep.inference import build_algorithm
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
 from lockstep.tools.export.exportable_policy import draw_observations, exportable_policy, largest_difference, trace
+from lockstep.tools.export.load_state_dict import first_line
 
 TOLERANCE = 1e-5
 """Largest difference of outputs that another library computes."""
@@ -123,7 +124,7 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
             )
         except torch.onnx.OnnxExporterError as error:
             raise ConfigError(
-                f"ONNX cannot represent this network: {str(error).splitlines()[0]}",
+                f"ONNX cannot represent this network: {first_line(error)}",
                 "Use --to pt2, or --to safetensors.",
             ) from None
         assert program is not None
