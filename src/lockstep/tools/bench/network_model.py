@@ -80,8 +80,6 @@ def find_network(name: str) -> NetworkModel:
 
 def ring(size: float, processes: int, link: Link) -> float:
     """Seconds of a ring all-reduce. It uses the full bandwidth and has latencies in proportion to the processes."""
-    if processes == 1:
-        return 0.0
     return 2 * (processes - 1) * link.latency + 2 * (processes - 1) / processes * size / link.bandwidth
 
 
