@@ -16,7 +16,7 @@ from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, TaskConfig
-from lockstep.pytree import Tree, named_leaves, tree_map
+from lockstep.pytree import Tree, first_leaf, named_leaves, tree_map
 from lockstep.tools.export.load_state_dict import first_line
 
 _LARGE = 1e6
@@ -51,8 +51,7 @@ def exportable_policy(algorithm: Algorithm) -> Policy:
 
 def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     """Export a policy as a graph with a dynamic batch size that does not need Lockstep."""
-    count = len(next(iter(named_leaves(obs).values())))
-    memory = policy.initial_state(count)
+    memory = policy.initial_state(len(first_leaf(obs)))
     given = (obs, memory) if memory != {} else (obs,)
     free = tuple(tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, part) for part in given)
     try:

@@ -113,7 +113,7 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     import onnxruntime
 
     policy, obs = exportable_policy(algorithm), draw_observations(recipe, 3, seed=0)
-    memory = named_leaves(policy.initial_state(1), "memory") if policy.initial_state(1) != {} else {}
+    memory = named_leaves(policy.initial_state(1), "memory")
     inputs = [*named_leaves(obs, "obs"), *memory]
     outputs = ["action", "outputs", *(f"{name}.after" for name in memory)]
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # otherwise it mentions libraries that are not needed
@@ -134,7 +134,7 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     taken = {given.name for given in session.get_inputs()}
 
     def decide(obs: Tree, memory: Tree) -> tuple[Any, Any, Any]:
-        given = named_leaves(obs, "obs") | (named_leaves(memory, "memory") if memory != {} else {})
+        given = named_leaves(obs, "obs") | named_leaves(memory, "memory")
         found = session.run(outputs, {name: x.numpy() for name, x in given.items() if name in taken})
         action, raw, *after = (torch.from_numpy(np.asarray(x)) for x in found)
         rest = iter(after)
