@@ -1,6 +1,7 @@
 """Summarize a report in a few lines of text."""
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 GIB = 2**30
@@ -18,20 +19,14 @@ def summarize(steps: Steps) -> list[str]:
     """Return one line for each subject with results, then the steps that failed or were skipped."""
     lines: list[str] = []
     for write in (_machine, _gradients, _replicas, _hashes, _precisions, _syncs, _modes, _scaling, _bandwidth, _memory):
-        lines += _lines(write, steps)
+        # A step that ended before it wrote its results has no line.
+        with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
+            lines += list(write(steps))
     for result in ("failed", "skipped"):
         for step in steps:
             if step["result"] == result:
                 lines.append(f"{result}: {step['name']}: {step['reason']}"[:300])
     return lines
-
-
-def _lines(write: Callable[[Steps], Iterator[str]], steps: Steps) -> list[str]:
-    """Return the lines about one subject. Empty if a step ended before it wrote its results."""
-    try:
-        return list(write(steps))
-    except (LookupError, TypeError, ValueError, ArithmeticError):
-        return []
 
 
 def _machine(steps: Steps) -> Iterator[str]:
