@@ -5,6 +5,7 @@ Shapes: N observations.
 
 import dataclasses
 import math
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -75,11 +76,8 @@ def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
         inputs: Tree = data.read("validation", np.sort(rows))["inputs"]
         return inputs
     config: Any = recipe.task
-    task = dataclasses.replace(config, num_envs=1).build(lanes, device)
-    try:
+    with closing(dataclasses.replace(config, num_envs=1).build(lanes, device)) as task:
         return _draw(task.observation_space, count, np.random.default_rng(seed))
-    finally:
-        task.close()
 
 
 def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree:

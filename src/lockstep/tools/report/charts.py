@@ -111,7 +111,7 @@ def chart(
     columns = [series.y for _, each in found for series in each]
     if not columns or not (flat or any(any(column) for column in columns)):
         return None
-    lines = sum(len(each) for _, each in found)
+    lines = len(columns)
     limit = POINTS if lines <= 4 else FEWER_POINTS
     curves = [_curve_of(group, each, name, limit, alone=lines <= 3) for group, each in found if each]
     notes = []

@@ -77,11 +77,8 @@ def recording() -> Iterator[list[list[Tensor]]]:
 def first_gradients(recipe: Recipe, device: str) -> list[list[Tensor]]:
     """Gradients of the first update of every optimizer, by parameter."""
     agent = Agent(recipe, device)
-    try:
-        with recording() as first:
-            agent.iterate(agent.learned)
-    finally:
-        agent.close()
+    with contextlib.closing(agent), recording() as first:
+        agent.iterate(agent.learned)
     return first
 
 
