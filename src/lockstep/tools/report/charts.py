@@ -116,10 +116,8 @@ def chart(
     curves = [_curve_of(group, each, name, limit, alone=lines <= 3) for group, each in found if each]
     notes = []
     if reference is not None:
-        curves = [
-            *_curve_of_reference(reference, max((curve.marks[-1].x for curve in curves if curve.marks), default=0.0)),
-            *curves,
-        ]
+        until = max((curve.marks[-1].x for curve in curves if curve.marks), default=0.0)
+        curves = [_curve_of_reference(reference, until), *curves]
         notes.append(f"Gray: {reference.name}, the reference, from its lowest to its highest seed.")
     left_out = sum(run.log.series[name].left_out for group in groups for run in group.runs if name in run.log.series)
     if left_out:
@@ -130,8 +128,8 @@ def chart(
         beyond = [figure(end) for end, limit in zip((min(values), max(values)), limits, strict=True) if end != limit]
         notes += [f"The axis is cut: values reach {' and '.join(beyond)}."] if beyond else []
     title = title_of(name)
-    until = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
-    return Chart(title, " ".join(notes), draw(curves, title, frame, until, limits, log))
+    end = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
+    return Chart(title, " ".join(notes), draw(curves, title, frame, end, limits, log))
 
 
 def _curve_of(group: ChartGroup, each: Sequence[Series], name: str, limit: int, alone: bool) -> Curve:
@@ -159,12 +157,12 @@ def _scattered(marks: Sequence[Point], log: MetricsLog) -> list[Point]:
     return [mark if d is None else Point(mark.x, mark.y, mark.y - d, mark.y + d) for mark, d in known]
 
 
-def _curve_of_reference(reference: Reference, until: float) -> list[Curve]:
+def _curve_of_reference(reference: Reference, until: float) -> Curve:
     """Curve of the reference up to the end of the runs and one point beyond. A longer one would dwarf the runs."""
     steps = scores_by_step(reference.points, until * reference.per_sample)
     marks = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
     xs, ys, lows, highs = zip(*marks, strict=True)
-    return [Curve(reference.name, downsample_ranges(xs, ys, lows, highs, POINTS), "muted")]
+    return Curve(reference.name, downsample_ranges(xs, ys, lows, highs, POINTS), "muted")
 
 
 def title_of(name: str) -> str:
