@@ -135,18 +135,13 @@ def chart(
 def _curve_of(group: ChartGroup, each: Sequence[Series], name: str, limit: int, alone: bool) -> Curve:
     """Curve of one run with its range; for several runs, their mean and range in front of the single curves."""
     thinned = [downsample(series.x, series.y, limit) for series in each]
-    label = group.label
-
-    def dots(marks: Sequence[Point]) -> bool:
-        return len(marks) <= (DOTS if name.startswith("eval/") else FEW)
-
-    if len(each) > 1:
-        marks = band(thinned, limit)
-        return Curve(label, marks, group.colour, behind=thinned, dots=dots(marks), dashed=group.dashed)
-    marks = thinned[0]
-    if name == RETURN:
+    several = len(each) > 1
+    marks = band(thinned, limit) if several else thinned[0]
+    if name == RETURN and not several:
         marks = _scattered(marks, group.runs[0].log)
-    return Curve(label, marks, group.colour, band=alone, dots=dots(marks), dashed=group.dashed)
+    dots = len(marks) <= (DOTS if name.startswith("eval/") else FEW)
+    behind = thinned if several else ()
+    return Curve(group.label, marks, group.colour, several or alone, behind, dots, group.dashed)
 
 
 def _scattered(marks: Sequence[Point], log: MetricsLog) -> list[Point]:
