@@ -204,7 +204,7 @@ def _print(
     cores: int | None,
 ) -> None:
     from lockstep.io.rich_console import PrintableConsole
-    from lockstep.tools.bench.scaling_model import imbalance, scaling_limit, slowest_of
+    from lockstep.tools.bench.scaling_model import scaling_limit, slowest_of
 
     console = PrintableConsole()
     console.print(_table(f"{name}: fixed global batch", fixed))
@@ -218,7 +218,7 @@ def _print(
     console.print("\nAssumptions:")
     slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all cores are busy"
     crowded = () if cores is None else (f"All processes share {cores} cores, one thread each{slower}.",)
-    jitter = imbalance(shares, network)
+    jitter = network.jitter or shares.jitter
     waits = f"All processes wait for the slowest: the slower of two takes {slowest_of(2, jitter):.2f}x the mean time."
     for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
         console.print(f"  - {line}", soft_wrap=True)

@@ -55,10 +55,9 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.inference import load
     from lockstep.launch.device import choose_device
     from lockstep.launch.world import WorldInfo
+    from lockstep.tools.play.display import show_in_terminal, show_in_window
     from lockstep.tools.play.playback import play_episodes
-    from lockstep.tools.play.terminal import show_in_terminal
     from lockstep.tools.play.video_files import write_gif, write_mp4
-    from lockstep.tools.play.window import show_in_window
 
     policy = load(command.run, command.checkpoint, str(choose_device(command.device, WorldInfo())))
     if command.replay is not None:

@@ -44,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
     from lockstep.io.safe_read import UnreadableFileError
-    from lockstep.tools.report.page import Extras, write_page
+    from lockstep.tools.report.page import write_page
     from lockstep.tools.report.run_data import read_gif, read_record, read_runs
 
     if command.out.is_dir():
@@ -57,13 +57,13 @@ def run(arguments: Sequence[str]) -> int:
         runs = read_runs([command.run, *command.more])
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.", "Check its permissions.") from None
-    extras = Extras(
+    page = write_page(
+        runs,
         reference=_reference(command),
         proof=read_record(command.proof, "a file written by `lockstep prove --json FILE`") if command.proof else None,
         bench=read_record(command.bench, "a bench.json of `lockstep bench --out DIR`") if command.bench else None,
         gif=gif,
-    )
-    page = write_page(runs, extras).encode("utf-8", "replace")
+    ).encode("utf-8", "replace")
     try:
         command.out.write_bytes(page)
     except OSError as error:

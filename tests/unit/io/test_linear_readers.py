@@ -9,7 +9,7 @@ from helpers.run_fixtures import lines, write_run
 from lockstep.config import ConfigError
 from lockstep.io.safe_read import YAML_PARTS, parse_json, parse_yaml
 from lockstep.tools.report.charts import Reference
-from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.page import write_page
 from lockstep.tools.report.reference_curves import ReferencePoint, read_reference, scores_by_step
 from lockstep.tools.report.run_data import read_runs
 
@@ -67,7 +67,7 @@ def test_report_work_is_linear_in_reference_length(tmp_path):
         path = tmp_path / f"{size}.csv"
         path.write_text("step,reward,seed\n" + "".join(f"{n / 2},{n},0\n" for n in range(size)))
         reference = Reference("other", read_reference(path), 1.0)
-        work.append(calls(write_page, runs, Extras(reference=reference)) + calls(read_reference, path))
+        work.append(calls(write_page, runs, reference) + calls(read_reference, path))
     assert work[1] < 2.5 * work[0]
 
 
@@ -81,7 +81,7 @@ def test_reference_above_size_limit_is_rejected(tmp_path):
 def test_report_work_is_linear_in_log_length(tmp_path):
     few = write_run(tmp_path / "few", lines(count=1000))
     many = write_run(tmp_path / "many", lines(count=2000))
-    work = [calls(lambda run: write_page(read_runs([run]), Extras()), run) for run in (few, many)]
+    work = [calls(lambda run: write_page(read_runs([run])), run) for run in (few, many)]
     assert work[1] < 2.3 * work[0]
 
 

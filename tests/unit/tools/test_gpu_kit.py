@@ -1,10 +1,10 @@
 """The GPU diagnostic kit without a GPU: failing steps, report, redaction, and step calculations."""
 
+import importlib
 import json
 import os
 import signal
 import socket
-import sys
 import time
 
 import psutil
@@ -13,23 +13,20 @@ import torch
 
 from lockstep.cli import main
 from lockstep.config import ConfigError
-from lockstep.distributed.fault_injection import SWITCH, VARIABLE
 from lockstep.io.safe_read import JSON_BYTES
 from lockstep.registry import RECIPES
 from lockstep.tools.doctor.gpu import (
-    bandwidth,
     benchmarks,
-    drills,
     gradients,
     machine,
     precision,
     proofs,
     recipes,
     runner,
+    scaling,
     worker,
 )
 from lockstep.tools.doctor.gpu.process import KEPT
-from lockstep.tools.doctor.gpu.report import GpuReport
 from lockstep.tools.doctor.gpu.runner import Kit
 from lockstep.tools.doctor.gpu.steps import KitStep, steps_for
 from lockstep.tools.doctor.redaction import scrub, without_names
@@ -59,7 +56,7 @@ open(kit["result"], "w").write(json.dumps({"result": "passed", "reason": "", "fo
 def kit(tmp_path):
     (tmp_path / "scratch").mkdir()
     told = []
-    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path / "scratch", told.append)
+    kit = Kit(tmp_path / "report.json", True, tmp_path / "scratch", told.append)
     kit.gpus, kit.told = 2, told
     return kit
 
@@ -67,7 +64,7 @@ def kit(tmp_path):
 def run(kit, *steps):
     """Run steps given as (name, Python source, time limit); return the report file's content."""
     kit.run_steps([KitStep(name, ("-c", source), limit) for name, source, limit in steps])
-    return json.loads(kit.report.path.read_text())
+    return json.loads(kit.path.read_text())
 
 
 # -------------------------------------------------------------------------------------------------------- failing steps
@@ -90,7 +87,7 @@ def test_kit_runs_remaining_steps_after_a_failed_step(kit, source, reason):
     assert report["failed"] == ["planted"]
     assert report["steps"][2]["found"] == {"gpus": 2}
     assert len(kit.told) == 3
-    assert kit.report.path.stat().st_size < JSON_BYTES
+    assert kit.path.stat().st_size < JSON_BYTES
 
 
 def test_kit_native_crash_records_python_stack(kit):
@@ -134,20 +131,20 @@ def test_kit_keyboard_interrupt_is_recorded_before_it_is_raised(kit, monkeypatch
     monkeypatch.setattr(runner, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(kit, ("first", PASSES, 20), ("second", PASSES, 20))
-    report = json.loads(kit.report.path.read_text())
+    report = json.loads(kit.path.read_text())
     assert [(step["name"], step["reason"]) for step in report["steps"]] == [("first", "interrupted by the user")]
     assert report["finished"] is False
 
 
 def test_kit_steps_without_time_left_are_skipped(tmp_path):
-    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=0.0)
+    kit = Kit(tmp_path / "report.json", True, tmp_path, lambda _: None, minutes=0.0)
     step = run(kit, ("late", PASSES, 20))["steps"][0]
     assert (step["result"], step["reason"]) == ("skipped", "no time left for this step")
 
 
 def test_kit_step_stopped_by_total_time_limit_is_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "_SHORTEST", 0.5)
-    kit = Kit(GpuReport(tmp_path / "report.json", quick=True), tmp_path, lambda _: None, minutes=2 / 60)
+    kit = Kit(tmp_path / "report.json", True, tmp_path, lambda _: None, minutes=2 / 60)
     report = run(kit, ("long", "import time; time.sleep(600)", 60), ("next", PASSES, 60))
     assert [step["result"] for step in report["steps"]] == ["skipped", "skipped"]
     assert "minutes of the kit were over" in report["steps"][0]["reason"]
@@ -215,14 +212,8 @@ def test_steps_for_every_step_has_a_function(gpus, quick):
     steps = steps_for(gpus, quick)
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
-        module, function = worker.FUNCTIONS[step.words[5]].split(":")
-        assert callable(
-            getattr(
-                sys.modules.get(f"lockstep.tools.doctor.gpu.{module}")
-                or __import__(f"lockstep.tools.doctor.gpu.{module}", fromlist=[function]),
-                function,
-            )
-        )
+        module, function = step.words[5].split(":")
+        assert callable(getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function))
 
 
 def test_steps_for_full_kit_runs_every_recipe():
@@ -235,7 +226,7 @@ def test_worker_records_skips_failures_and_exceptions(tmp_path, monkeypatch, cap
             worker.KIT, json.dumps({"result": str(tmp_path / "a"), "gpus": 1, "quick": True, "scratch": str(tmp_path)})
         )
         monkeypatch.setattr(machine, "machine", function)
-        worker.work(["machine"])
+        worker.work(["machine:machine"])
         written = json.loads((tmp_path / "a").read_text())
         return written["result"], written["reason"]
 
@@ -336,27 +327,27 @@ def test_time_limit_interrupts_python_code():
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(("mode", "outcome"), [("off", worker.Failure), ("graphs", worker.Skip), ("on", worker.Skip)])
-def test_bench_mode_failure_is_skipped_when_compiled(tmp_path, monkeypatch, mode, outcome):
+@pytest.mark.parametrize(("mode", "result"), [("off", "failed"), ("graphs", "skipped"), ("on", "skipped")])
+def test_bench_mode_failure_is_skipped_when_compiled(tmp_path, monkeypatch, mode, result):
     def unsupported(*_):
         raise RuntimeError("Triton has no backend here")
 
     monkeypatch.setattr(benchmarks, "timed", unsupported)
-    with pytest.raises(outcome):
-        benchmarks.mode(worker.ResultRecord(str(tmp_path / "a"), 1, True, str(tmp_path)), mode)
+    kit = {"result": str(tmp_path / "a"), "gpus": 1, "quick": True, "scratch": str(tmp_path)}
+    monkeypatch.setenv(worker.KIT, json.dumps(kit))
+    worker.work(["benchmarks:mode", mode])
+    written = json.loads((tmp_path / "a").read_text())
+    assert written["result"] == result
+    assert "Triton has no backend here" in written["reason"]
 
 
 def test_doubling_ends_at_all_gpus():
     assert [proofs.doubling(gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
-def test_drills_use_fault_injection_variables():
-    assert (drills.SWITCH, drills.KILL) == (SWITCH, VARIABLE)
-
-
 def test_bandwidth_covers_64_bytes_to_256_mebibytes():
-    assert (bandwidth.SIZES[0], bandwidth.SIZES[-1]) == (64, 256 * 2**20)
-    row = bandwidth.rows({"1000": 1e-3}, 4)[0]
+    assert (scaling.SIZES[0], scaling.SIZES[-1]) == (64, 256 * 2**20)
+    row = scaling.bandwidths({"1000": 1e-3}, 4)[0]
     assert (row["bytes_per_second"], row["bus_bytes_per_second"]) == (1e6, 1.5e6)
 
 

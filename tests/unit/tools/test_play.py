@@ -15,10 +15,9 @@ from lockstep.distributed import Runtime
 from lockstep.inference import LoadedPolicy
 from lockstep.registry import find_recipe
 from lockstep.tools.play import video_files
+from lockstep.tools.play.display import show_in_terminal, show_in_window
 from lockstep.tools.play.playback import play_episodes
-from lockstep.tools.play.terminal import show_in_terminal
 from lockstep.tools.play.video_files import write_gif, write_mp4
-from lockstep.tools.play.window import show_in_window
 
 
 @pytest.fixture

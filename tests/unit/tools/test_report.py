@@ -20,7 +20,7 @@ from lockstep.config import ConfigError
 from lockstep.tools.report import consistency, sections
 from lockstep.tools.report.html import text
 from lockstep.tools.report.metrics_log import read_log
-from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.page import write_page
 from lockstep.tools.report.run_data import differences, group, read_run, read_runs
 from lockstep.tools.report.series import (
     Point,
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def page_of(*paths, **extras):
-    return write_page(read_runs(paths), Extras(**extras))
+    return write_page(read_runs(paths), **extras)
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_read_run_lists_starts_of_the_lineage(tmp_path):
         {"parent": "000000001000-g0001", "processes": 3, "began": 1.7e9 + 3600},
     )
     run = read_run(write_run(tmp_path / "run", claims=claims), "run")
-    assert [(start.generation, start.processes, start.begin) for start in run.starts] == [(1, 2, 0), (3, 3, 1000)]
+    assert [(start.processes, start.begin) for start in run.starts] == [(2, 0), (3, 1000)]
     _, table = consistency.starts([run])
     assert "2023-11-14 22:13" in table.rows[0]
     assert "resumed at 1,000" in table.rows[1]
@@ -266,7 +266,7 @@ def test_read_run_lists_starts_of_the_lineage(tmp_path):
 
 def test_read_run_with_cyclic_claims_terminates(tmp_path):
     claims = ({"parent": "000000000900-g0002"}, {"parent": "000000000900-g0001"}, {"parent": "9-g3"})
-    assert [start.generation for start in read_run(write_run(tmp_path / "run", claims=claims), "run").starts] == [3]
+    assert [start.begin for start in read_run(write_run(tmp_path / "run", claims=claims), "run").starts] == [9]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_page_embeds_gif_unless_too_large_invalid_or_linked(run, tmp_path):
     (run / "best.gif").write_bytes(gif_bytes)
     assert "data:image/gif;base64,R0lGODlh" in page_of(run)
     (run / "best.gif").write_bytes(gif_bytes + bytes(3_000_000))
-    assert "more than the 3 MB" in page_of(run)
+    assert "more than the limit of 3,000,000" in page_of(run)
     (run / "best.gif").write_bytes(b"<script>")
     assert "is not a GIF" in page_of(run)
     (tmp_path / "private.gif").write_bytes(gif_bytes)

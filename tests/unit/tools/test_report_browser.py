@@ -6,7 +6,7 @@ import pytest
 
 from helpers.browser import NAMES, open_browser
 from helpers.run_fixtures import CONFIG, line, write_run
-from lockstep.tools.report.page import Extras, write_page
+from lockstep.tools.report.page import write_page
 from lockstep.tools.report.run_data import read_runs
 
 EVIL = "<script>window.pwned=1</script>\"'><img src=http://127.0.0.1:9/a onerror=window.pwned=2>"
@@ -27,11 +27,10 @@ def pages(tmp_path_factory):
     config = CONFIG | {"recipe": EVIL, "task": {"id": EVIL, EVIL: EVIL}}
     stranger = write_run(place / "stranger", told, config=config, status={"state": EVIL, "why": EVIL})
     rows = [{"processes": n, "event": EVIL, "hash": EVIL} for n in (1, 2)]
-    extras = Extras(proof={"recipe": EVIL, "rows": rows})
     made = {
-        "one": write_page(read_runs(seeds[:1]), Extras()),
-        "several": write_page(read_runs([*seeds, other]), Extras()),
-        "stranger": write_page(read_runs([stranger]), extras),
+        "one": write_page(read_runs(seeds[:1])),
+        "several": write_page(read_runs([*seeds, other])),
+        "stranger": write_page(read_runs([stranger]), proof={"recipe": EVIL, "rows": rows}),
         "planted": f"<title>{EVIL}</title>{EVIL}<script>console.error('x'); nothing()</script>",
     }
     for name, page in made.items():

@@ -26,7 +26,10 @@ def run(
     words: Sequence[str], directory: Path, processes: int, steps: int, patience: float, tell: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Run a script on several processes for some optimizer steps. Return the record of each process."""
-    started = [_start(words, directory, rank, processes, steps) for rank in _ranks(processes)]
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = [_start(words, directory, _variables(rank, processes, port), steps) for rank in range(processes)]
     try:
         _wait(started, directory, patience, tell)
         (directory / STOP).touch()
@@ -41,37 +44,28 @@ def run(
     return [_read(directory, rank, process.returncode) for rank, process in enumerate(started)]
 
 
-def _ranks(processes: int) -> list[dict[str, str]]:
-    """Return the environment of each process, as torchrun on one host sets it."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    job = f"audit-{os.getpid()}"
-    return [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "GROUP_RANK": "0",
-            "ROLE_RANK": str(rank),
-            "ROLE_NAME": "default",
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "GROUP_WORLD_SIZE": "1",
-            "ROLE_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_RUN_ID": job,
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        }
-        for rank in range(processes)
-    ]
+def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
+    """Return the environment of a process, as torchrun on one host sets it."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"audit-{os.getpid()}",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
 
 
-def _start(
-    words: Sequence[str], directory: Path, variables: dict[str, str], processes: int, steps: int
-) -> subprocess.Popen[bytes]:
+def _start(words: Sequence[str], directory: Path, variables: dict[str, str], steps: int) -> subprocess.Popen[bytes]:
     settings = {
         "TORCH_FR_BUFFER_SIZE": "20000",  # large enough for every collective of an audit
         "TORCHDYNAMO_DISABLE": "1",  # compiled code bypasses Module.__call__, and compiling takes long

@@ -85,7 +85,6 @@ class StepRecorder:
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         parameters = name_parameters(optimizer, number, self._roots)
         self._step = {
-            "step": self._steps + 1,
             "optimizer": number,
             "time": time.time_ns(),
             "gradients": {name: _fingerprint(tensor.grad) for name, tensor in parameters.items()},
@@ -147,7 +146,6 @@ class StepRecorder:
             record = {
                 "how": how,
                 "error": error,
-                "steps": self._steps,
                 "stack": stack if stack is not None else format_stack(frame),
                 "collectives": collectives(),
             }

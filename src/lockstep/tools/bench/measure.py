@@ -114,7 +114,7 @@ def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int
         unfinished = len(ours) < rounds or time.perf_counter() - began < seconds
         more = runtime.all_reduce_any(more=unfinished)["more"]
     pairs = list(zip(works, (statistics.median(times) for times in bare), strict=True))
-    report = _report(meter, recipe, ours, phases, [pair for pair in pairs if pair[0].batch_divisor == 1], pairs)
+    report = _report(meter, recipe, ours, phases, pairs)
     plain = next(seconds for work, seconds in pairs if work is learning) / learning.calls_per_iteration
     return report | {"bf16_gain": plain / statistics.median(halved) if halved else 1.0}
 
@@ -139,15 +139,15 @@ def time_reductions(runtime: Runtime, times: int = 20, sizes: Sequence[int] = RE
     return seconds
 
 
-def time_contention(meter: IterationTimer, busy: bool = True, times: int = 8) -> list[tuple[float, float]]:
-    """Time an update's bare work on the main process, alternately alone and with all `busy` processes computing."""
+def time_contention(meter: IterationTimer, times: int = 8) -> list[tuple[float, float]]:
+    """Time an update's bare work on the main process, alternately alone and with all processes computing."""
     (work,) = (work for work in meter.ops() if work.kind == "learning")
     work.run()  # warm up the caches
     took: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * times):
         alone = number % 2 == 0
         meter.runtime.all_reduce_any(ready=True)  # barrier: all processes start together
-        if meter.runtime.is_main or (busy and not alone):
+        if meter.runtime.is_main or not alone:
             took[alone].append(meter.seconds(work.run)[1])
     return list(zip(took[True], took[False], strict=False))
 
@@ -185,8 +185,7 @@ def _report(
     recipe: Recipe,
     ours: list[tuple[float, float]],
     phases: dict[str, float],
-    bare: list[tuple[BenchmarkOp, float]],
-    everything: list[tuple[BenchmarkOp, float]],
+    works: list[tuple[BenchmarkOp, float]],
 ) -> dict[str, Any]:
     runtime, samples = meter.runtime, meter.algorithm.samples
     iteration = statistics.median(counted for counted, _ in ours)
@@ -195,7 +194,8 @@ def _report(
     parts = DATA_PARTS if "load" in phases else PARTS
     split = {part: phases.get(name, 0.0) / total for name, part in parts.items()}
     split["rest"] = max(0.0, 1.0 - sum(split.values()))
-    fixed, per_sample = _fixed_time(everything)
+    bare = {work.kind: seconds for work, seconds in works if work.batch_divisor == 1}
+    fixed, per_sample = _fixed_time(works)
     return {
         "recipe": recipe.name,
         "lockstep": __version__,
@@ -208,9 +208,9 @@ def _report(
         "samples_per_iteration": samples,
         "rounds": len(ours),
         "steps_per_second": samples / wall,
-        "ratio_to_bare": sum(seconds for _, seconds in bare) / iteration,
+        "ratio_to_bare": sum(bare.values()) / iteration,
         "split": split,
-        "seconds": {"iteration": iteration, "wall": wall} | {work.kind: seconds for work, seconds in bare},
+        "seconds": {"iteration": iteration, "wall": wall} | bare,
         "learning": {"fixed_seconds": fixed, "seconds_per_sample": per_sample},
         "config": as_dict(recipe),
     }

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from lockstep.config import ConfigError
 
 
@@ -78,8 +80,6 @@ def find_network(name: str) -> NetworkModel:
 
 def ring(size: float, processes: int, link: Link) -> float:
     """Seconds of a ring all-reduce. It uses the full bandwidth and has latencies in proportion to the processes."""
-    if processes == 1:
-        return 0.0
     return 2 * (processes - 1) * link.latency + 2 * (processes - 1) / processes * size / link.bandwidth
 
 
@@ -119,8 +119,7 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float], processes: int) -> 
     hops, share = 2 * (processes - 1), 2 * (processes - 1) / processes
     # Least squares for seconds = hops x latency + share x size x (1 / bandwidth), each row divided by its seconds.
     rows = [(hops / t, share * n / t) for n, t in zip(sizes, seconds, strict=True)]
-    aa, ab, bb = (sum(x[i] * x[j] for x in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (sum(x[i] for x in rows) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    latency, inverse = (a * bb - b * ab) / determinant, (aa * b - ab * a) / determinant
-    return Link(max(latency, 1e-9), 1.0 / max(inverse, 1e-15))
+    (latency, inverse), _, rank, _ = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)
+    if rank < 2:
+        raise ValueError("latency and bandwidth need at least 2 processes and 2 sizes")
+    return Link(max(float(latency), 1e-9), 1.0 / max(float(inverse), 1e-15))

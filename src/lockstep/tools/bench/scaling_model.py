@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 from lockstep.config import Recipe
 from lockstep.lanes import partition_lanes
 from lockstep.pytree import leaves
@@ -149,14 +151,10 @@ def measure_shares(
 
 def _fit(sizes: list[float], seconds: list[float]) -> LinearCost:
     """Fit a line with least relative error and without negative coefficients."""
-    weights = [1.0 / t**2 for t in seconds]
-    mean_x = sum(w * x for w, x in zip(weights, sizes, strict=True)) / sum(weights)
-    mean_y = sum(w * y for w, y in zip(weights, seconds, strict=True)) / sum(weights)
-    spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, sizes, strict=True))
-    if not spread:
-        return LinearCost(0.0, mean_y / mean_x)
-    slope = sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, sizes, seconds, strict=True)) / spread
-    slope = min(max(slope, 0.0), mean_y / mean_x)
+    points, weights = np.array([sizes, seconds]), 1.0 / np.square(seconds)
+    mean_x, mean_y = np.average(points, axis=1, weights=weights).tolist()
+    (spread, joint), _ = np.cov(points, aweights=weights, ddof=0).tolist()
+    slope = min(max(joint / spread, 0.0), mean_y / mean_x) if spread else mean_y / mean_x
     return LinearCost(mean_y - slope * mean_x, slope)
 
 
@@ -178,11 +176,6 @@ def _facts(meter: IterationTimer, rounds: int) -> dict[str, Any]:
         "activation_bytes": saved_bytes(learning.run) / learning.samples,
         "jitter": parts_of_mean([meter.seconds(learning.run)[1] for _ in range(40)]),
     }
-
-
-def imbalance(shares: CostProfile, network: NetworkModel) -> Sequence[float]:
-    """Return the jitter of a fully busy machine if it was measured, otherwise that of a single process."""
-    return network.jitter or shares.jitter
 
 
 def slowest_of(processes: int, jitter: Sequence[float]) -> float:
@@ -233,8 +226,9 @@ def predict(
     hidden = OVERLAP * shares.updates * update * crowded
     waiting = sum(reducing.values()) + max(last * shares.updates, gradient - hidden)
     # Wait for the slowest process. With fewer cores than processes, others compute during that wait.
+    # The jitter is that of a fully busy machine if it was measured, otherwise that of a single process.
     at_once = processes if cores is None else min(processes, cores)
-    waiting += compute * (slowest_of(at_once, imbalance(shares, network)) - 1.0)
+    waiting += compute * (slowest_of(at_once, network.jitter or shares.jitter) - 1.0)
     speed = samples / (compute + waiting)
     alone = shares.samples / (
         shares.horizon * shares.rollout_step.at(shares.num_envs)

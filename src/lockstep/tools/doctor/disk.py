@@ -41,11 +41,8 @@ def _exercise(scratch: Path, directory: Path) -> Iterator[CheckResult]:
     """Test renames and hard links: checkpoints are renamed when complete, replay segments are linked."""
     (scratch / "new").mkdir()
     (scratch / "new" / "file").write_bytes(b"whole")
-    descriptor = os.open(scratch / "new" / "file", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with (scratch / "new" / "file").open("rb") as file:
+        os.fsync(file.fileno())
     (scratch / "new").rename(scratch / "named")
     (scratch / "one").write_text("1")
     (scratch / "two").write_text("2")

@@ -73,24 +73,17 @@ def check_devices(processes: int) -> Iterator[CheckResult]:
 
 def _without_cuda(cards: list[str], processes: int) -> Iterator[CheckResult]:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if cards and torch.version.cuda is None:
-        yield failure(
-            "devices",
-            f"nvidia-smi lists {len(cards)} GPUs, but this torch was built without CUDA",
-            "Install torch for your driver: https://pytorch.org/get-started/locally",
-        )
-    elif cards and hidden is not None:
-        yield failure(
-            "devices",
-            f"nvidia-smi lists {len(cards)} GPUs, but CUDA_VISIBLE_DEVICES={hidden!r} hides them from torch",
-            "unset CUDA_VISIBLE_DEVICES, or set it to GPU indices such as 0,1.",
-        )
-    elif cards:
-        yield failure(
-            "devices",
-            f"nvidia-smi lists {len(cards)} GPUs, but torch finds none: driver too old for CUDA {torch.version.cuda}",
-            "Update the driver, or install a torch built for an older CUDA.",
-        )
+    if cards:
+        if torch.version.cuda is None:
+            why = "this torch was built without CUDA"
+            fix = "Install torch for your driver: https://pytorch.org/get-started/locally"
+        elif hidden is not None:
+            why = f"CUDA_VISIBLE_DEVICES={hidden!r} hides them from torch"
+            fix = "unset CUDA_VISIBLE_DEVICES, or set it to GPU indices such as 0,1."
+        else:
+            why = f"torch finds none: driver too old for CUDA {torch.version.cuda}"
+            fix = "Update the driver, or install a torch built for an older CUDA."
+        yield failure("devices", f"nvidia-smi lists {len(cards)} GPUs, but {why}", fix)
     elif torch.backends.mps.is_available() and processes > 1:
         yield warning("devices", f"{processes} processes on one MPS device are not faster than one", "Use --procs 1.")
     else:

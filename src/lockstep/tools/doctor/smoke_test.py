@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def _train(recipe: Recipe, runtime: Runtime) -> Any:
     """Run the training loop without evaluation and logging."""
     recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes})
     task: Any = recipe.task.build(runtime.lanes, runtime.device)
-    try:
+    with closing(task):
         algorithm = recipe.algo.build(task, runtime)
         samples = _ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
         recipe = apply_overrides(recipe, {"run.total_samples": samples})
@@ -98,5 +99,3 @@ def _train(recipe: Recipe, runtime: Runtime) -> Any:
                 iterate(task, algorithm, clock, runtime, recipe.run.replica_check_every)
             run.checkpoints.save(algorithm, task, clock)
             run.finish(algorithm, task, clock, preempted=False)
-    finally:
-        task.close()

@@ -4,18 +4,21 @@ Shapes: N observations.
 """
 
 import dataclasses
+import math
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import Tensor, nn
+from torch import nn
 
 from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, TaskConfig
-from lockstep.pytree import Tree, named_leaves, tree_map
+from lockstep.pytree import Tree, first_leaf, named_leaves, tree_map
+from lockstep.tools.export.load_state_dict import first_line
 
 _LARGE = 1e6
 """Bounds of an observation space beyond this count as unbounded."""
@@ -49,17 +52,13 @@ def exportable_policy(algorithm: Algorithm) -> Policy:
 
 def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     """Export a policy as a graph with a dynamic batch size that does not need Lockstep."""
-    count = len(next(iter(named_leaves(obs).values())))
-    memory = policy.initial_state(count)
+    memory = policy.initial_state(len(first_leaf(obs)))
     given = (obs, memory) if memory != {} else (obs,)
-    free = tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, {str(index): part for index, part in enumerate(given)})
+    free = tuple(tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, part) for part in given)
     try:
-        program = torch.export.export(
-            ExportablePolicy(policy), given, dynamic_shapes=tuple(free.values()), strict=False
-        )
+        program = torch.export.export(ExportablePolicy(policy), given, dynamic_shapes=free, strict=False)
     except Exception as error:  # torch raises arbitrary errors for custom networks
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"torch cannot export this network: {first}", "Use --to safetensors.") from error
+        raise ConfigError(f"torch cannot export this network: {first_line(error)}", "Use --to safetensors.") from error
     # Remove source locations, which are private, and module names, which cannot be loaded if they contain a comma.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -77,11 +76,8 @@ def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
         inputs: Tree = data.read("validation", np.sort(rows))["inputs"]
         return inputs
     config: Any = recipe.task
-    task = dataclasses.replace(config, num_envs=1).build(lanes, device)
-    try:
+    with closing(dataclasses.replace(config, num_envs=1).build(lanes, device)) as task:
         return _draw(task.observation_space, count, np.random.default_rng(seed))
-    finally:
-        task.close()
 
 
 def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree:
@@ -102,16 +98,12 @@ def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree
 def largest_difference(one: Any, other: Any) -> float:
     """Return the largest absolute difference of two trees of tensors. Infinity if names or shapes differ."""
     theirs = named_leaves(other)
-    apart = [0.0]
+    worst = 0.0
     for name, tensor in named_leaves(one).items():
         if name not in theirs or tensor.shape != theirs[name].shape:
-            return float("inf")
-        apart.append(_apart(tensor, theirs[name]))
-    return max(apart)
-
-
-def _apart(one: Tensor, other: Tensor) -> float:
-    if not one.numel():
-        return 0.0
-    distance = (one.double() - other.double()).abs().max().item()
-    return float("inf") if np.isnan(distance) else float(distance)
+            return math.inf
+        distance = (tensor.double() - theirs[name].double()).abs()
+        if not distance.isfinite().all():
+            return math.inf
+        worst = max(worst, float(distance.max()) if distance.numel() else 0.0)
+    return worst

@@ -7,8 +7,7 @@ policy has a recurrent state. Actions must be equal. Outputs may differ by round
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from lockstep.inference import build_algorithm
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
 from lockstep.tools.export.exportable_policy import draw_observations, exportable_policy, largest_difference, trace
+from lockstep.tools.export.load_state_dict import first_line
 
 TOLERANCE = 1e-5
 """Largest difference of outputs that another library computes."""
@@ -113,17 +113,18 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     import onnxruntime
 
     policy, obs = exportable_policy(algorithm), draw_observations(recipe, 3, seed=0)
-    memory = named_leaves(policy.initial_state(1), "memory") if policy.initial_state(1) != {} else {}
+    memory = named_leaves(policy.initial_state(1), "memory")
     inputs = [*named_leaves(obs, "obs"), *memory]
     outputs = ["action", "outputs", *(f"{name}.after" for name in memory)]
-    with _quietly():
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # otherwise it mentions libraries that are not needed
+    with warnings.catch_warnings(action="ignore"):
         try:
             program = torch.onnx.export(
                 trace(policy, obs), dynamo=True, input_names=inputs, output_names=outputs, verbose=False
             )
         except torch.onnx.OnnxExporterError as error:
             raise ConfigError(
-                f"ONNX cannot represent this network: {str(error).splitlines()[0]}",
+                f"ONNX cannot represent this network: {first_line(error)}",
                 "Use --to pt2, or --to safetensors.",
             ) from None
         assert program is not None
@@ -133,24 +134,10 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     taken = {given.name for given in session.get_inputs()}
 
     def decide(obs: Tree, memory: Tree) -> tuple[Any, Any, Any]:
-        given = named_leaves(obs, "obs") | (named_leaves(memory, "memory") if memory != {} else {})
+        given = named_leaves(obs, "obs") | named_leaves(memory, "memory")
         found = session.run(outputs, {name: x.numpy() for name, x in given.items() if name in taken})
         action, raw, *after = (torch.from_numpy(np.asarray(x)) for x in found)
         rest = iter(after)
         return action, raw, tree_map(lambda _: next(rest), memory)
 
     return compare(policy, decide, recipe, TOLERANCE)
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence the exporter's messages about libraries that are not needed."""
-    log = logging.getLogger("torch.onnx")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(before)

@@ -1,7 +1,7 @@
 """Import weights of other programs as a new run, which can be played, evaluated, resumed or used as a start."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -79,7 +79,7 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
     runtime = Runtime.single_process(recipe.run)
     with _settings_of_the_file(path):
         task: Any = recipe.task.build(runtime.lanes, runtime.device)
-    try:
+    with closing(task):
         with _settings_of_the_file(path):
             algorithm = recipe.algo.build(task, runtime)
         load_weights(algorithm, match_state_dict(weights, algorithm.model_state_dict(), path))
@@ -87,8 +87,6 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
         with RunDir.open(recipe, runtime, False) as run:
             run.checkpoints.restore(algorithm, task, clock)  # there is no checkpoint; this claims the run directory
             run.finish(algorithm, task, clock, preempted=True)
-    finally:
-        task.close()
     compare(
         exportable_policy(algorithm), exportable_policy(load_algorithm(run.path, recipe)).forward, recipe, tolerance=0.0
     )

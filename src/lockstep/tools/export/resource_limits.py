@@ -29,12 +29,11 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
         yield
     except _TooLong:
         raise ConfigError(f"{path} took more than {seconds:.0f} s of processor time.", _FIX) from None
-    except MemoryError:
-        raise _too_large(path, allowed) from None
-    except RuntimeError as error:
-        if "memory" not in str(error):  # torch's message: "not enough memory: you tried to allocate"
+    except (MemoryError, RuntimeError) as error:
+        # torch's message: "not enough memory: you tried to allocate"
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        raise _too_large(path, allowed) from None
+        raise ConfigError(f"{path} needs more than {allowed / 2**30:.1f} GiB of memory.", _FIX) from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, handler)
@@ -51,10 +50,6 @@ class _TooLong(BaseException):
 
 def _too_long(_: int, __: FrameType | None) -> None:
     raise _TooLong
-
-
-def _too_large(path: Path, allowed: int) -> ConfigError:
-    return ConfigError(f"{path} needs more than {allowed / 2**30:.1f} GiB of memory.", _FIX)
 
 
 def _limit_memory(allowed: int) -> tuple[int, int] | None:

@@ -153,16 +153,13 @@ def read_sb3(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if data.file_size > DATA_BYTES or policy.file_size > max(64 * 2**20, 8 * path.stat().st_size):
                 raise ValueError(f"its parts would take {data.file_size + policy.file_size:,} bytes")
             plain = parse_json(file.read(data).decode())
-            parameters = read_torch(io.BytesIO(file.read(policy)))
+            if not isinstance(plain, dict):
+                raise ValueError("its data is not a JSON object")
+            return plain, read_torch(io.BytesIO(file.read(policy)))
     except (OSError, UnreadableFileError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise _no_file(path, first_line(error)) from None
-    if not isinstance(plain, dict):
-        raise _no_file(path, "its data is not a JSON object")
-    return plain, parameters
-
-
-def _no_file(path: Path, why: object) -> ConfigError:
-    return ConfigError(f"{path} is not a file of Stable-Baselines3: {why}", "Give a file that model.save() wrote.")
+        raise ConfigError(
+            f"{path} is not a file of Stable-Baselines3: {first_line(error)}", "Give a file that model.save() wrote."
+        ) from None
 
 
 def settings_of(data: dict[str, Any], parameters: dict[str, Tensor]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Scenes to watch of a run: episodes that its policy plays, or sequences of data that it predicts."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -39,7 +40,7 @@ def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderab
     """Play one environment, which resets itself when an episode ends."""
     config = replace(policy.recipe.task, num_envs=1)
     env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
-    try:
+    with closing(env):
         obs = env.reset()
         for _ in range(episodes):
             policy.reset()
@@ -49,8 +50,6 @@ def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderab
                 step = env.step(torch.from_numpy(policy.act(obs)))
                 obs, ended = step.obs, bool(step.terminated[0] or step.truncated[0])
                 now.total, now.length = now.total + float(step.reward[0]), now.length + 1
-    finally:
-        env.close()
 
 
 def _predicted(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
@@ -59,8 +58,6 @@ def _predicted(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Rende
     if not hasattr(data, "playback"):
         what = f"{type(data).__name__} has nothing to watch: it has no method `playback`."
         raise ConfigError(what, "Evaluate its predictions with lockstep eval, or add a method `playback`.")
-    try:
+    with closing(data):
         for number in range(seed - 1, seed - 1 + episodes):
             yield from data.playback("test", number, lambda rows: policy.act(data.read("test", rows)["inputs"]))
-    finally:
-        data.close()

@@ -96,7 +96,7 @@ def write_mp4(scenes: Iterable[Renderable], path: Path, fps: float) -> VideoInfo
         import av
     except ImportError:
         raise ConfigError("an MP4 needs PyAV, which is not installed.", "pip install 'lockstep-rl[video]'") from None
-    frames = (_even(_enlarged(scene.render())) for scene in _counted(scenes))
+    frames = (_enlarged(scene.render()) for scene in _counted(scenes))
     buffer, stream, count = io.BytesIO(), None, 0
     with av.open(buffer, "w", format="mp4") as container:
         for frame in frames:
@@ -122,12 +122,9 @@ def enlargement(frame: np.ndarray) -> int:
 
 
 def _enlarged(frame: np.ndarray) -> np.ndarray:
+    """Enlarge a frame, and pad it to even height and width by repeating its last row or column."""
     times = enlargement(frame)
-    return frame.repeat(times, axis=0).repeat(times, axis=1) if times > 1 else frame
-
-
-def _even(frame: np.ndarray) -> np.ndarray:
-    """Pad a frame to even height and width by repeating its last row or column."""
+    frame = frame.repeat(times, axis=0).repeat(times, axis=1)
     height, width = frame.shape[:2]
     return np.ascontiguousarray(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 

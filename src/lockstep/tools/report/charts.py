@@ -9,7 +9,7 @@ from markupsafe import Markup
 from lockstep.tools.report.metrics_log import MetricsLog, Series
 from lockstep.tools.report.reference_curves import ReferencePoint, scores_by_step
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import Point, band, downsample, figure, thin_marks, trimmed, wants_decades
+from lockstep.tools.report.series import Point, band, downsample, downsample_ranges, figure, trimmed, wants_decades
 from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, lines_of, values_of
 
 COLOURS = 6
@@ -111,15 +111,13 @@ def chart(
     columns = [series.y for _, each in found for series in each]
     if not columns or not (flat or any(any(column) for column in columns)):
         return None
-    lines = sum(len(each) for _, each in found)
+    lines = len(columns)
     limit = POINTS if lines <= 4 else FEWER_POINTS
     curves = [_curve_of(group, each, name, limit, alone=lines <= 3) for group, each in found if each]
     notes = []
     if reference is not None:
-        curves = [
-            *_curve_of_reference(reference, max((curve.marks[-1].x for curve in curves if curve.marks), default=0.0)),
-            *curves,
-        ]
+        until = max((curve.marks[-1].x for curve in curves if curve.marks), default=0.0)
+        curves = [_curve_of_reference(reference, until), *curves]
         notes.append(f"Gray: {reference.name}, the reference, from its lowest to its highest seed.")
     left_out = sum(run.log.series[name].left_out for group in groups for run in group.runs if name in run.log.series)
     if left_out:
@@ -130,25 +128,20 @@ def chart(
         beyond = [figure(end) for end, limit in zip((min(values), max(values)), limits, strict=True) if end != limit]
         notes += [f"The axis is cut: values reach {' and '.join(beyond)}."] if beyond else []
     title = title_of(name)
-    until = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
-    return Chart(title, " ".join(notes), draw(curves, title, frame, until, limits, log))
+    end = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
+    return Chart(title, " ".join(notes), draw(curves, title, frame, end, limits, log))
 
 
 def _curve_of(group: ChartGroup, each: Sequence[Series], name: str, limit: int, alone: bool) -> Curve:
     """Curve of one run with its range; for several runs, their mean and range in front of the single curves."""
     thinned = [downsample(series.x, series.y, limit) for series in each]
-    label = group.label
-
-    def dots(marks: Sequence[Point]) -> bool:
-        return len(marks) <= (DOTS if name.startswith("eval/") else FEW)
-
-    if len(each) > 1:
-        marks = band(thinned, limit)
-        return Curve(label, marks, group.colour, behind=thinned, dots=dots(marks), dashed=group.dashed)
-    marks = thinned[0]
-    if name == RETURN:
+    several = len(each) > 1
+    marks = band(thinned, limit) if several else thinned[0]
+    if name == RETURN and not several:
         marks = _scattered(marks, group.runs[0].log)
-    return Curve(label, marks, group.colour, band=alone, dots=dots(marks), dashed=group.dashed)
+    dots = len(marks) <= (DOTS if name.startswith("eval/") else FEW)
+    behind = thinned if several else ()
+    return Curve(group.label, marks, group.colour, several or alone, behind, dots, group.dashed)
 
 
 def _scattered(marks: Sequence[Point], log: MetricsLog) -> list[Point]:
@@ -159,11 +152,12 @@ def _scattered(marks: Sequence[Point], log: MetricsLog) -> list[Point]:
     return [mark if d is None else Point(mark.x, mark.y, mark.y - d, mark.y + d) for mark, d in known]
 
 
-def _curve_of_reference(reference: Reference, until: float) -> list[Curve]:
+def _curve_of_reference(reference: Reference, until: float) -> Curve:
     """Curve of the reference up to the end of the runs and one point beyond. A longer one would dwarf the runs."""
     steps = scores_by_step(reference.points, until * reference.per_sample)
     marks = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
-    return [Curve(reference.name, thin_marks(marks, POINTS), "muted")]
+    xs, ys, lows, highs = zip(*marks, strict=True)
+    return Curve(reference.name, downsample_ranges(xs, ys, lows, highs, POINTS), "muted")
 
 
 def title_of(name: str) -> str:

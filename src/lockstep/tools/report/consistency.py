@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from lockstep.tools.report.html import Table
 from lockstep.tools.report.run_data import ReportedRun
@@ -67,17 +67,7 @@ def _date(seconds: float) -> str:
     return "-" if math.isnan(seconds) else f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
-class Proof(NamedTuple):
-    """Record of `lockstep prove`."""
-
-    one_agent: bool
-    verdict: str
-    table: Table
-    about: str
-    arguments: str
-
-
-def proof(record: Any) -> Proof | None:
+def proof(record: Any) -> dict[str, object] | None:
     """Check the record of `lockstep prove`; None if invalid. The verdict follows from the hashes, not from the file."""
     try:
         rows = [{str(key): value for key, value in row.items()} for row in record["rows"][:100]]
@@ -97,4 +87,5 @@ def proof(record: Any) -> Proof | None:
     settings = record.get("settings")
     arguments = " ".join(str(word)[:100] for word in settings[:50]) if isinstance(settings, list) else ""
     table = Table(("processes", "event", "SHA-256 of the run", ""), shown, "words")
-    return Proof(one, verdict, table, f"{recipe} · {when} · {versions}", arguments)
+    about = f"{recipe} · {when} · {versions}"
+    return {"one_agent": one, "verdict": verdict, "table": table, "about": about, "arguments": arguments}

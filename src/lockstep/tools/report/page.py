@@ -1,7 +1,6 @@
 """Assemble the sections of a report into one HTML file without scripts and external resources."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,42 +11,40 @@ from lockstep.tools.report.run_data import ReportedRun, group
 from lockstep.tools.report.svg_chart import WIDE
 
 
-@dataclass(frozen=True)
-class Extras:
-    """Optional contents in addition to the runs."""
-
-    reference: charts.Reference | None = None
-    proof: Any = None
-    bench: Any = None
-    gif: bytes | None = None
-
-
-def write_page(runs: Sequence[ReportedRun], extras: Extras) -> str:
-    """Return the report as an HTML document."""
+def write_page(
+    runs: Sequence[ReportedRun],
+    reference: charts.Reference | None = None,
+    proof: Any = None,
+    bench: Any = None,
+    gif: bytes | None = None,
+) -> str:
+    """Return the report as an HTML document, with optional contents in addition to the runs."""
     groups = charts.name_groups(group(runs))
     small_charts = charts.small_charts(groups)
+    time_bars, time_legend = sections.time_split(groups)
     several = len(runs) > 1
-    benches = [run.bench for run in runs if run.bench is not None][:4] if extras.bench is None else [extras.bench]
+    benches = [run.bench for run in runs if run.bench is not None][:4] if bench is None else [bench]
     return render(
         "page.html.j2",
         title=_title(runs, groups),
         lead=_lead(runs),
         tiles=sections.seed_tiles(groups) if several else sections.tiles(runs[0]),
         experiments=sections.experiments(groups),
-        videos=sections.videos(runs, extras.gif),
+        videos=sections.videos(runs, gif),
         runs=sections.runs_table(groups) if several else None,
         groups=groups,
-        main_charts=charts.main_charts(groups, extras.reference),
+        main_charts=charts.main_charts(groups, reference),
         explanation=charts.spoken(groups),
         small_charts=small_charts[: charts.SHOWN],
         more_charts=small_charts[charts.SHOWN :],
         evaluations=sections.evaluations(groups),
         speed_chart=charts.chart(groups, "time/global_fps", WIDE),
-        time_split=sections.time_split(groups),
+        time_bars=time_bars,
+        time_legend=time_legend,
         benches=[sections.bench(each) for each in benches],
         checks=consistency.checks(runs),
         starts=consistency.starts(runs),
-        proofs=[] if extras.proof is None else [consistency.proof(extras.proof)],
+        proofs=[] if proof is None else [consistency.proof(proof)],
         differences=sections.config_differences(runs),
         configs=sections.configs(groups),
         notes=[note for run in runs for note in run.notes],

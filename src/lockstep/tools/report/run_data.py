@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError, read_yaml
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, DIGESTS, FILM, METRICS, STATUS, iter_jsonl, read_status
-from lockstep.io.safe_read import UnreadableFileError, open_regular, read_json
+from lockstep.io.safe_read import UnreadableFileError, read_bytes, read_json
 from lockstep.tools.report.metrics_log import LOG_BYTES, MetricsLog, number, read_log
 
 BENCH = "bench.json"
@@ -26,7 +26,6 @@ ELSEWHERE = ("run.name", "run.runs_dir", "run.wandb")
 class RunStart:
     """One start of the run: its number of processes and the samples it resumed from."""
 
-    generation: int
     processes: int | None
     begin: int
     """Samples that it resumed from."""
@@ -38,7 +37,6 @@ class RunStart:
 class ReportedRun:
     """Contents of one run directory."""
 
-    path: Path
     label: str
     recipe: str
     version: str
@@ -93,7 +91,6 @@ def read_run(path: Path, label: str) -> ReportedRun:
         )
     notes: list[str] = []
     return ReportedRun(
-        path=path,
         label=label,
         recipe=Path(_short(recipe)).stem,
         version=_short(version),
@@ -102,8 +99,8 @@ def read_run(path: Path, label: str) -> ReportedRun:
         log=log,
         starts=_read_starts(path / CHECKPOINTS),
         digests=_count_digests(path / DIGESTS),
-        gif=_own_gif(path / FILM, label, notes),
-        bench=_own_bench(path / BENCH, label, notes),
+        gif=_read_own(path / FILM, f"The video of {label}", read_gif, notes),
+        bench=_read_own(path / BENCH, f"The benchmark of {label}", lambda path: read_json(path, FILE_BYTES), notes),
         notes=notes,
     )
 
@@ -138,41 +135,24 @@ def read_record(path: Path, what: str) -> Any:
 def read_gif(path: Path) -> bytes:
     """Read a GIF for the page. Raises UnreadableFileError if it is too large or not a GIF."""
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            gif = file.read(GIF_BYTES)
-    except OSError as error:
-        raise UnreadableFileError(f"{path} cannot be read: {error.strerror}") from None
-    if size > GIF_BYTES:
-        raise UnreadableFileError(
-            f"{path} has {size / 1e6:.1f} MB, more than the {GIF_BYTES / 1e6:.0f} MB that a page may contain"
-        )
+        gif = read_bytes(path, GIF_BYTES)
+    except FileNotFoundError:
+        raise UnreadableFileError(f"{path} does not exist") from None
     if gif[:6] not in (b"GIF87a", b"GIF89a"):
         raise UnreadableFileError(f"{path} is not a GIF")
     return gif
 
 
-def _own_gif(path: Path, label: str, notes: list[str]) -> bytes | None:
-    if not path.exists() and not path.is_symlink():
+def _read_own(path: Path, what: str, read: Callable[[Path], Any], notes: list[str]) -> Any:
+    """Read an optional file of a run. Add a note if it exists but cannot be shown."""
+    if not os.path.lexists(path):
         return None
     try:
         if path.is_symlink():
             raise UnreadableFileError(f"{path} is a link")
-        return read_gif(path)
+        return read(path)
     except UnreadableFileError as error:
-        notes.append(f"The video of {label} is not shown: {error}.")
-        return None
-
-
-def _own_bench(path: Path, label: str, notes: list[str]) -> Any:
-    try:
-        if path.is_symlink():
-            raise UnreadableFileError(f"{path} is a link")
-        return read_json(path, FILE_BYTES)
-    except FileNotFoundError:
-        return None
-    except UnreadableFileError as error:
-        notes.append(f"The benchmark of {label} is not shown: {error}.")
+        notes.append(f"{what} is not shown: {error}.")
         return None
 
 
@@ -191,9 +171,7 @@ def _read_starts(directory: Path) -> list[RunStart]:
         processes = claimed.get("processes")
         known = processes if isinstance(processes, int) and 0 < processes < 10**6 else None
         began = number(claimed.get("began"))
-        line.append(
-            RunStart(generation, known, parent.samples if parent else 0, began if 0 < began < 1e11 else math.nan)
-        )
+        line.append(RunStart(known, parent.samples if parent else 0, began if 0 < began < 1e11 else math.nan))
         if parent is None or parent.generation >= generation:
             break
         generation = parent.generation

@@ -3,7 +3,7 @@
 import base64
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -11,7 +11,7 @@ from lockstep.loggers.formatting import format_duration
 from lockstep.ops.prediction_metrics import overall_metrics
 from lockstep.tools.report.charts import ChartGroup
 from lockstep.tools.report.html import Table
-from lockstep.tools.report.metrics_log import PHASES, MetricsLog, number
+from lockstep.tools.report.metrics_log import PHASES, number
 from lockstep.tools.report.run_data import ReportedRun, differences
 from lockstep.tools.report.series import figure
 
@@ -22,32 +22,8 @@ Tile = tuple[str, object, str]
 """Name, value and note of a key figure."""
 
 
-class PhaseShare(NamedTuple):
-    """Phase of an iteration and its fraction of the time."""
-
-    name: str
-    words: str
-    share: float
-
-
-class TimeSplit(NamedTuple):
-    """Time by phase: one bar for each run, or for each experiment if there are many runs, and a legend."""
-
-    bars: list[tuple[str, list[PhaseShare]]]
-    legend: list[PhaseShare]
-
-
-class BenchSection(NamedTuple):
-    """Plot, table and verdict of `lockstep bench`."""
-
-    plot: Markup
-    table: Table
-    verdict: str
-
-
-def of(count: float, one: str, many: str) -> str:
-    """Return a count with its singular or plural noun."""
-    return f"{figure(count)} {one if count == 1 else many}"
+PhaseShare = tuple[str, str, float]
+"""Phase of an iteration, its label and its fraction of the time."""
 
 
 # ---------------------------------------------------------------------------------------------------------- key figures
@@ -58,6 +34,7 @@ def tiles(run: ReportedRun) -> list[Tile]:
     log, best, last = run.log, headline(run.log.best), headline(run.log.last)
     budget = run.settings.get("run.total_samples")
     whole = isinstance(budget, int) and 0 < budget < 10**15
+    starts = len(run.starts)
     return [
         ("state", run.state, str(run.status.get("why") or "")[:120]),
         ("samples", figure(log.samples), f"of {figure(float(budget))}" if whole else ""),  # type: ignore[arg-type]
@@ -65,7 +42,7 @@ def tiles(run: ReportedRun) -> list[Tile]:
         (f"last {last[0]}".rstrip(), *last[1:]),
         ("speed", _speed(run), "samples per second"),
         ("time", _time(log.seconds), "as logged"),
-        ("processes", _processes(run), of(len(run.starts), "start", "starts") if run.starts else ""),
+        ("processes", _processes(run), f"{starts} start{'s' if starts > 1 else ''}" if starts else ""),
     ]
 
 
@@ -164,9 +141,7 @@ def evaluations(groups: Sequence[ChartGroup]) -> list[tuple[str, Table]]:
         return []
     if len(runs) == 1:
         log = runs[0].log
-        rows = [("at samples", *(figure(each["samples"]) for each in (log.last, log.best)))]
-        rows += [(_measure(n), *(_value(each, n) for each in (log.last, log.best))) for n in _measures([log])]
-        return [("", Table(("metric", "last", "best"), rows, "figures"))]
+        return [("", _metrics_table([("last", [log.last]), ("best", [log.best])]))]
     few = len(runs) <= 4
     tables = [("", _evaluations_of(groups, "best", each=few))]
     tables += [] if few else [("Best evaluation of each run", _evaluations_of(groups, "best", together=False))]
@@ -175,31 +150,34 @@ def evaluations(groups: Sequence[ChartGroup]) -> list[tuple[str, Table]]:
 
 def _evaluations_of(groups: Sequence[ChartGroup], which: str, each: bool = True, together: bool = True) -> Table:
     """Table with one column for each run, and one for the mean of several seeds."""
-    heads, columns = [], []
+    columns = []
     for group in groups:
         found = [run for run in group.runs if run.log.last]
-        if (each or len(found) == 1) and found:
-            columns += [[getattr(run.log, which)] for run in found]
-            heads += [run.label for run in found]
+        if each or len(found) == 1:
+            columns += [(run.label, [getattr(run.log, which)]) for run in found]
         if together and len(found) > 1:
-            columns.append([getattr(run.log, which) for run in found])
-            heads.append(f"mean of {len(found)}" if len(groups) == 1 else f"{group.label}, mean of {len(found)}")
-    logs = [run.log for group in groups for run in group.runs]
-    rows = [("at samples", *(_pooled(column, "samples") for column in columns))]
-    rows += [(_measure(name), *(_pooled(column, name) for column in columns)) for name in _measures(logs)]
-    return Table(("metric", *heads), rows, "figures")
+            head = f"mean of {len(found)}" if len(groups) == 1 else f"{group.label}, mean of {len(found)}"
+            columns.append((head, [getattr(run.log, which) for run in found]))
+    return _metrics_table(columns)
+
+
+def _metrics_table(columns: Sequence[tuple[str, list[dict[str, float]]]]) -> Table:
+    """Table of all metrics. A column has a head and one or several evaluations."""
+    names = dict.fromkeys(name for _, each in columns for evaluation in each for name in evaluation)
+    names.pop("samples")
+    ordered = sorted(names, key=lambda name: (not name.startswith("return"), name.partition("/")[2] != ""))
+    rows = [("at samples", *(_pooled(each, "samples") for _, each in columns))]
+    rows += [(_measure(name), *(_pooled(each, name) for _, each in columns)) for name in ordered]
+    return Table(("metric", *(head for head, _ in columns)), rows, "figures")
 
 
 def _pooled(evaluations: Sequence[dict[str, float]], name: str) -> str:
+    if len(evaluations) == 1:
+        return figure(evaluations[0][name]) if name in evaluations[0] else "-"
     values = [each[name] for each in evaluations if name in each and not math.isnan(each[name])]
-    if len(evaluations) == 1 or not values:
-        return figure(values[0]) if values else "-"
+    if not values:
+        return "-"
     return f"{figure(sum(values) / len(values))} ({figure(min(values))} to {figure(max(values))})"
-
-
-def _measures(logs: Sequence[MetricsLog]) -> list[str]:
-    names = dict.fromkeys(name for log in logs for name in log.last if name != "samples")
-    return sorted(names, key=lambda name: (not name.startswith("return"), name.partition("/")[2] != ""))
 
 
 def _measure(name: str) -> str:
@@ -208,21 +186,20 @@ def _measure(name: str) -> str:
     return f"{label}, {part}" if part else label
 
 
-def _value(evaluation: dict[str, float], name: str) -> str:
-    return figure(evaluation[name]) if name in evaluation else "-"
-
-
 # ---------------------------------------------------------------------------------------------------------------- speed
 
 
-def time_split(groups: Sequence[ChartGroup]) -> TimeSplit:
-    """Return the fractions of the time by phase. Phases that take less than 0.05 % of all runs are skipped."""
+def time_split(groups: Sequence[ChartGroup]) -> tuple[list[tuple[str, list[PhaseShare]]], list[PhaseShare]]:
+    """Return the time by phase: one bar for each run, or for each experiment if there are many runs, and a legend.
+
+    Phases that take less than 0.05 % of all runs are skipped.
+    """
     runs = [run for group in groups for run in group.runs]
     bars = [(run.label, [run]) for run in runs] if len(runs) <= 4 else [(group.label, group.runs) for group in groups]
     whole = _shares(runs)
     names = [name for name in (*PHASES, "other") if whole.get(name, 0) >= 0.0005]
     split = [(label, _phases(shares, names)) for label, each in bars if (shares := _shares(each))]
-    return TimeSplit(split, _phases(whole, names))
+    return split, _phases(whole, names)
 
 
 def _shares(runs: Sequence[ReportedRun]) -> dict[str, float]:
@@ -233,11 +210,11 @@ def _shares(runs: Sequence[ReportedRun]) -> dict[str, float]:
 
 
 def _phases(shares: dict[str, float], names: Sequence[str]) -> list[PhaseShare]:
-    return [PhaseShare(name, PHASES.get(name, "other"), shares.get(name, 0.0)) for name in names]
+    return [(name, PHASES.get(name, "other"), shares.get(name, 0.0)) for name in names]
 
 
-def bench(measured: Any) -> BenchSection | None:
-    """Check and plot the record of `lockstep bench`. None if the record is invalid."""
+def bench(measured: Any) -> dict[str, object] | None:
+    """Return plot, table and verdict of a record of `lockstep bench`. None if the record is invalid."""
     from lockstep.tools.bench.plots import draw
 
     try:
@@ -248,7 +225,7 @@ def bench(measured: Any) -> BenchSection | None:
     keys = ("processes", "steps_per_second", "speedup", "ratio_to_bare")
     rows = [[figure(report[key]) for key in keys] for report in reports]
     shown = Table(("processes", "samples per second", "speedup", "ratio to bare"), rows, "figures")
-    return BenchSection(plot, shown, reports[-1]["verdict"])
+    return {"plot": plot, "table": shown, "verdict": reports[-1]["verdict"]}
 
 
 def _measured(report: Any) -> dict[str, Any]:

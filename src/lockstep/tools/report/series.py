@@ -1,10 +1,12 @@
 """Numeric helpers for charts: downsample curves, aggregate seeds, choose axis limits and ticks, format numbers."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import NamedTuple
+
+import numpy as np
 
 
 class Point(NamedTuple):
@@ -18,26 +20,16 @@ class Point(NamedTuple):
 
 def downsample(xs: Sequence[float], ys: Sequence[float], limit: int) -> list[Point]:
     """Reduce a curve to at most `limit` points: means of neighbors, with their range, so that no spike is lost."""
+    return downsample_ranges(xs, ys, ys, ys, limit)
+
+
+def downsample_ranges(
+    xs: Sequence[float], ys: Sequence[float], lows: Sequence[float], highs: Sequence[float], limit: int
+) -> list[Point]:
+    """Reduce a curve whose points have a range to at most `limit` points."""
     size = max(1, math.ceil(len(xs) / limit))
-    parts = [(xs[start : start + size], ys[start : start + size]) for start in range(0, len(xs), size)]
-    return [Point(sum(x) / len(x), sum(y) / len(y), min(y), max(y)) for x, y in parts]
-
-
-def thin_marks(marks: Sequence[Point], limit: int) -> list[Point]:
-    """Reduce points that already have a range to at most `limit` points."""
-    size = max(1, math.ceil(len(marks) / limit))
-    if size == 1:
-        return list(marks)
-    parts = [marks[start : start + size] for start in range(0, len(marks), size)]
-    return [
-        Point(
-            sum(mark.x for mark in part) / len(part),
-            sum(mark.y for mark in part) / len(part),
-            min(mark.low for mark in part),
-            max(mark.high for mark in part),
-        )
-        for part in parts
-    ]
+    parts = [slice(start, start + size) for start in range(0, len(xs), size)]
+    return [Point(fmean(xs[part]), fmean(ys[part]), min(lows[part]), max(highs[part])) for part in parts]
 
 
 def band(curves: Sequence[Sequence[Point]], limit: int) -> list[Point]:
@@ -48,20 +40,9 @@ def band(curves: Sequence[Sequence[Point]], limit: int) -> list[Point]:
     xs = sorted({mark.x for curve in curves for mark in curve if first <= mark.x <= last})
     if len(xs) > limit:
         xs = [xs[round(n * (len(xs) - 1) / (limit - 1))] for n in range(limit)]
-    marks = []
-    for x in xs:
-        values = [_value_at(curve, x) for curve in curves]
-        marks.append(Point(x, sum(values) / len(values), min(values), max(values)))
-    return marks
-
-
-def _value_at(curve: Sequence[Point], x: float) -> float:
-    """Interpolate a curve linearly at `x`."""
-    after = bisect_left(curve, x, key=lambda mark: mark.x)
-    if curve[after].x == x or after == 0:
-        return curve[after].y
-    left, right = curve[after - 1], curve[after]
-    return left.y + (right.y - left.y) * (x - left.x) / (right.x - left.x)
+    lines = [np.interp(xs, [mark.x for mark in curve], [mark.y for mark in curve]).tolist() for curve in curves]
+    columns = zip(*lines, strict=True)
+    return [Point(x, fmean(values), min(values), max(values)) for x, values in zip(xs, columns, strict=True)]
 
 
 def widened(low: float, high: float) -> tuple[float, float]:

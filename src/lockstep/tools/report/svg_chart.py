@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -29,15 +28,6 @@ class Curve:
     """Curves that this curve averages, drawn as thin lines."""
     dots: bool = False
     dashed: bool = False
-
-
-class Strip(NamedTuple):
-    """Vertical strip of a chart that shows a tooltip and a line at its center."""
-
-    left: float
-    width: float
-    centre: float
-    tooltip: str
 
 
 @dataclass(frozen=True)
@@ -142,13 +132,17 @@ def _path(places: Sequence[tuple[float, float]]) -> Markup:
     return Markup(f"M{first}" + ("l" + " ".join(f"{x / 10:g} {y / 10:g}" for x, y in steps) if steps else ""))
 
 
-def _strips(curves: Sequence[Curve], frame: Frame, place_x: Callable[[float], float]) -> list[Strip]:
-    """Return invisible strips, one per shown point. The tooltip of a strip lists the nearest value of each curve."""
-    counted = max(len(curve.marks) for curve in curves)
-    if not counted:
-        return []
+def _strips(
+    curves: Sequence[Curve], frame: Frame, place_x: Callable[[float], float]
+) -> list[tuple[float, float, float, str]]:
+    """Return invisible strips, one per shown point: left edge, width, center and tooltip.
+
+    The tooltip lists the nearest value of each curve.
+    """
     longest = max(curves, key=lambda curve: len(curve.marks)).marks
-    count = min(STRIPS, counted)
+    if not longest:
+        return []
+    count = min(STRIPS, len(longest))
     chosen = sorted({round(n * (len(longest) - 1) / max(1, count - 1)) for n in range(count)})
     centres = [place_x(longest[n].x) for n in chosen]
     edges = [float(frame.left), *((a + b) / 2 for a, b in pairwise(centres))]
@@ -158,7 +152,7 @@ def _strips(curves: Sequence[Curve], frame: Frame, place_x: Callable[[float], fl
         x = longest[index].x
         near = [(curve, min(curve.marks, key=lambda mark: abs(mark.x - x))) for curve in curves if curve.marks]
         lines = [f"{figure(round(x))} samples", *(_tooltip(curve, mark) for curve, mark in near)]
-        strips.append(Strip(left, max(0.0, right - left), centre, "\n".join(lines)))
+        strips.append((left, max(0.0, right - left), centre, "\n".join(lines)))
     return strips
 
 

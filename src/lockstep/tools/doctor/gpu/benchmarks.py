@@ -10,7 +10,7 @@ from lockstep.ops.compilation import WARM_UPS
 from lockstep.registry import find_recipe
 from lockstep.tools.doctor.gpu.gradients import Agent
 from lockstep.tools.doctor.gpu.recipes import GPU, smoke_recipe
-from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip, describe
+from lockstep.tools.doctor.gpu.worker import ResultRecord, Skip
 
 MODE_RECIPES = ("snake-ppo", "gym-ppo", "gym-ddpg")
 QUICK_RECIPE = "gym-ppo"
@@ -20,18 +20,12 @@ ROUNDS, QUICK_ROUNDS = 10, 2
 def mode(record: ResultRecord, compile_mode: str) -> None:
     """Time iterations with one value of run.compile. A mode that does not work is skipped, except "off"."""
     settings = {"run.compile": compile_mode}
-    problems = []
     for name in (QUICK_RECIPE,) if record.quick else MODE_RECIPES:
-        try:
+        with record.part(name):
             recipe = smoke_recipe(name) if record.quick else find_recipe(name)()
             record.add(name, timed(apply_overrides(recipe, settings), QUICK_ROUNDS if record.quick else ROUNDS))
-        except Exception as error:
-            problems.append(f"{name}: {describe(error)}")
-            record.add(name, {"problem": problems[-1]})
-    if problems and compile_mode == "off":
-        raise Failure("; ".join(problems))
-    if problems:
-        raise Skip("; ".join(problems))
+    if record.failures and compile_mode != "off":
+        raise Skip("; ".join(record.failures))
 
 
 def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
@@ -39,7 +33,7 @@ def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
     agent = Agent(recipe, GPU)
     agent.iterate(lambda: bool(agent.algorithm.updates > WARM_UPS))
     agent.iterate()  # compilation and CUDA graph capture end here
-    before, samples, iterations, learning = int(agent.algorithm.updates), 0, [], 0.0
+    before, samples, iterations = int(agent.algorithm.updates), 0, []
     agent.runtime.timer.take()
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

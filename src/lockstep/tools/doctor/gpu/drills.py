@@ -2,11 +2,11 @@
 
 import time
 
-from lockstep.tools.doctor.gpu.proofs import RECIPE, as_words, proved, proved_hash
+from lockstep.distributed.fault_injection import SWITCH, VARIABLE
+from lockstep.tools.doctor.gpu.proofs import RECIPE, as_words, proved, proved_hash, sharing
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, expect, lockstep
+from lockstep.tools.doctor.smoke_test import hash_of_run
 
-SWITCH, KILL = "LOCKSTEP_FAULT_INJECTION", "LOCKSTEP_INJECT_FAULT"
-"""Environment variables of `lockstep.distributed.fault_injection`, which cannot be imported without torch."""
 TIMEOUT = 8.0
 """Value of run.collective_timeout in the hang drill, in seconds."""
 REPORT_LINES, LINE = 40, 2000
@@ -14,9 +14,8 @@ REPORT_LINES, LINE = 40, 2000
 
 
 def _words(record: ResultRecord, name: str, *more: str) -> list[str]:
-    sharing = [] if record.gpus > 1 else ["run.share_gpu=true"]
     location = [f"run.runs_dir={record.scratch}", f"run.name={name}"]
-    return ["train", RECIPE, "--smoke", "--procs", "2", *as_words(proved(record)), *location, *sharing, *more]
+    return ["train", RECIPE, "--smoke", "--procs", "2", *as_words(proved(record)), *location, *sharing(record), *more]
 
 
 def hang(record: ResultRecord) -> None:
@@ -24,7 +23,7 @@ def hang(record: ResultRecord) -> None:
     began = time.monotonic()
     ended = lockstep(
         *_words(record, "hang", "--max-restarts", "0", f"run.collective_timeout={TIMEOUT}"),
-        **{SWITCH: "1", KILL: "1:learn:2:SIGSTOP"},
+        **{SWITCH: "1", VARIABLE: "1:learn:2:SIGSTOP"},
     )
     seconds = time.monotonic() - began
     path = record.scratch / "hang" / "hang.txt"
@@ -41,14 +40,12 @@ def hang(record: ResultRecord) -> None:
 
 def kill(record: ResultRecord) -> None:
     """Kill a process. The run must restart and end with the hash of a run without faults."""
-    from lockstep.tools.doctor.smoke_test import hash_of_run
-
     exact = "run.reduction=exact"
     wanted = proved_hash(record.scratch)
     if wanted is None:
         expect(lockstep(*_words(record, "undisturbed", exact)), "the run without faults")
         wanted = hash_of_run(record.scratch / "undisturbed")
-    ended = lockstep(*_words(record, "killed", exact, "--max-restarts", "1"), **{SWITCH: "1", KILL: "1:learn:3"})
+    ended = lockstep(*_words(record, "killed", exact, "--max-restarts", "1"), **{SWITCH: "1", VARIABLE: "1:learn:3"})
     expect(ended, "the run whose process 1 was killed")
     if "Starting again from the last checkpoint" not in ended.output:
         raise Failure("the process was not killed: the run did not restart")

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from lockstep.clock import TrainState
 from lockstep.config import Recipe, resolve_lanes
@@ -77,11 +77,8 @@ def recording() -> Iterator[list[list[Tensor]]]:
 def first_gradients(recipe: Recipe, device: str) -> list[list[Tensor]]:
     """Gradients of the first update of every optimizer, by parameter."""
     agent = Agent(recipe, device)
-    try:
-        with recording() as first:
-            agent.iterate(agent.learned)
-    finally:
-        agent.close()
+    with contextlib.closing(agent), recording() as first:
+        agent.iterate(agent.learned)
     return first
 
 
@@ -90,14 +87,10 @@ def difference(ours: list[Tensor], wanted: list[Tensor], normalize: bool = False
 
     `normalize` scales the whole gradients to equal norm, so that only their directions are compared.
     """
-    whole, other = norm(wanted), norm(ours)
+    whole, other = float(get_total_norm(wanted)), float(get_total_norm(ours))
     if not whole:
         return 0.0 if not other else float("inf")
     scale = whole / other if normalize and other else 1.0
     return max(
         float((a * scale - b).norm()) / max(float(b.norm()), FLOOR * whole) for a, b in zip(ours, wanted, strict=True)
     )
-
-
-def norm(gradient: list[Tensor]) -> float:
-    return float(torch.linalg.vector_norm(torch.stack([part.norm() for part in gradient])))

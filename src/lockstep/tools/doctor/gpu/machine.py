@@ -15,6 +15,8 @@ from lockstep.tools.doctor.bug_report import shown_variables
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord
 from lockstep.tools.doctor.machine import check_devices, nvidia_smi
 
+INNER = 1024
+"""Inner dimension of the matrix product whose rounding error is measured."""
 _SMI_FIELDS = (
     *("index", "name", "driver_version", "memory.total", "compute_mode", "persistence_mode", "ecc.mode.current"),
     *("mig.mode.current", "pcie.link.gen.current", "pcie.link.width.current", "power.limit", "clocks.max.sm"),
@@ -41,7 +43,7 @@ def machine(record: ResultRecord) -> None:
         with record.part(f"cuda:{index}"):
             if gpu["architecture"] == "not supported":
                 raise Failure(f"sm_{gpu['capability'].replace('.', '')} is not in {', '.join(architectures)}")
-            gpu["product_error"] = product_error(index)
+            gpu["product_error"] = product_error(f"cuda:{index}", torch.float32)
             if not gpu["product_error"] < 1e-4:
                 raise Failure(f"a matrix product differs from the CPU's by {gpu['product_error']:.1e}")
     record.add("gpus", gpus)
@@ -56,7 +58,6 @@ def no_gpu() -> str:
 
 def versions() -> dict[str, Any]:
     """Versions of Lockstep, Python, torch and the libraries that torch uses."""
-    nccl = ask(lambda: ".".join(map(str, torch.cuda.nccl.version())))
     return {
         "lockstep": __version__,
         "python": platform.python_version(),
@@ -64,7 +65,7 @@ def versions() -> dict[str, Any]:
         "torch_git": torch.version.git_version,
         "cuda": torch.version.cuda,
         "cudnn": ask(torch.backends.cudnn.version),
-        "nccl": nccl,
+        "nccl": ask(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
         "triton": ask(lambda: importlib.metadata.version("triton")),
         "numpy": ask(lambda: importlib.metadata.version("numpy")),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -73,16 +74,14 @@ def versions() -> dict[str, Any]:
 
 def host() -> dict[str, Any]:
     """Cores and memory."""
-    shm = ask(lambda: psutil.disk_usage("/dev/shm").total)
-    cores = ask(lambda: len(os.sched_getaffinity(0)))
     memory = psutil.virtual_memory()
     return {
         "cpus": os.cpu_count(),
-        "usable_cpus": cores,
+        "usable_cpus": ask(lambda: len(os.sched_getaffinity(0))),
         "processor": ask(_processor),
         "memory_bytes": memory.total,
         "free_memory_bytes": memory.available,
-        "shared_memory_bytes": shm,
+        "shared_memory_bytes": ask(lambda: psutil.disk_usage("/dev/shm").total),
     }
 
 
@@ -124,13 +123,12 @@ def peer_access(gpus: int) -> list[list[bool]]:
     return [[a == b or torch.cuda.can_device_access_peer(a, b) for b in range(gpus)] for a in range(gpus)]
 
 
-def product_error(index: int) -> float:
+def product_error(device: str, dtype: torch.dtype) -> float:
     """Relative difference between a matrix product on a GPU and in double precision on the CPU."""
-    a = torch.linspace(-1.0, 1.0, 256 * 256).view(256, 256).sin()
+    a = torch.linspace(-1.0, 1.0, 64 * INNER).view(64, INNER).sin()
     wanted = a.double() @ a.double().T
-    on_gpu = a.to(f"cuda:{index}")
-    found = (on_gpu @ on_gpu.T).cpu().double()
-    return float((found - wanted).norm() / wanted.norm())
+    on_gpu = a.to(device, dtype)
+    return float(((on_gpu @ on_gpu.T).cpu().double() - wanted).norm() / wanted.norm())
 
 
 def ask(question: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ import torch
 
 from lockstep.config import apply_overrides
 from lockstep.tools.doctor.gpu.gradients import Agent, difference, recording
+from lockstep.tools.doctor.gpu.machine import product_error
 from lockstep.tools.doctor.gpu.recipes import GPU, smoke_recipe
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord
 
@@ -22,8 +23,6 @@ TOLERANCE = 0.5
 PRODUCT_TOLERANCE = {"fp32": 1e-5, "tf32": 3e-3, "bf16": 2e-2, "fp16": 3e-3, "amp": 2e-2}
 """Largest relative error of a matrix product."""
 ITERATIONS = 2
-PRODUCT = 1024
-"""Inner dimension of the matrix product whose rounding error is measured."""
 
 
 def precision(record: ResultRecord) -> None:
@@ -47,7 +46,7 @@ def precision(record: ResultRecord) -> None:
                 found["difference_from_fp32"], found["overflowed"] = None, True
             else:
                 found["difference_from_fp32"] = difference(whole[:1], whole[1:], normalize=True)
-            found["product_error"] = product_error(agent.runtime.autocast_dtype or torch.float32)
+            found["product_error"] = product_error(GPU, agent.runtime.autocast_dtype or torch.float32)
             record.add(name, found)
             check(name, found)
 
@@ -61,11 +60,3 @@ def check(name: str, found: dict[str, Any]) -> None:
         raise Failure(f"the first gradient is {distance:.1e} from fp32's, more than {TOLERANCE}")
     if not error <= PRODUCT_TOLERANCE[name]:
         raise Failure(f"a matrix product has a relative error of {error:.1e}, more than {PRODUCT_TOLERANCE[name]:.0e}")
-
-
-def product_error(dtype: torch.dtype) -> float:
-    """Relative error of a matrix product in the current precision settings, compared with double precision."""
-    a = torch.linspace(-1.0, 1.0, 64 * PRODUCT).view(64, PRODUCT).sin()
-    wanted = a.double() @ a.double().T
-    on_gpu = a.to(GPU, dtype)
-    return float(((on_gpu @ on_gpu.T).cpu().double() - wanted).norm() / wanted.norm())

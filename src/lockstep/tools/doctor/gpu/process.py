@@ -4,13 +4,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 import psutil
+
+from lockstep.launch.process_lifetime import die_with_parent
 
 KEPT = 8 * 2**10
 """Bytes of output that are kept: the last ones."""
@@ -32,43 +33,38 @@ class Ended:
         if self.code is None:
             return f"not finished after {self.seconds:.0f} s, the time limit of this step"
         if self.code < 0:
-            return f"ended by {_signal_name(-self.code)}"
+            return f"ended by {signal.Signals(-self.code).name}"
         return f"exit code {self.code}" if self.code else ""
 
 
-def run(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    limit: float | None = None,
-    prepare: Callable[[], None] | None = None,
-) -> Ended:
-    """Run a command; after `limit` seconds kill it with every process that it started.
+def run(command: Sequence[str], environment: Mapping[str, str], limit: float | None = None) -> Ended:
+    """Run a command that ends with this process; after `limit` seconds kill it with every process that it started.
 
     With a limit, the command gets a session of its own, so that an interrupt from the terminal does not reach it.
-    `prepare` is called in the new process before the command starts.
     """
     began = time.monotonic()
-    process = subprocess.Popen(
-        list(command),
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=limit is not None,
-        preexec_fn=prepare,
-    )
-    assert process.stdout is not None
-    tail = _Tail(process.stdout)
-    code: int | None = None
-    try:
-        code = process.wait(limit)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        if process.poll() is None:
-            kill_tree(process.pid)
-            process.wait()
-    return Ended(code, tail.text(), time.monotonic() - began)
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=limit is not None,
+            preexec_fn=die_with_parent,
+        )
+        code: int | None = None
+        try:
+            code = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if process.poll() is None:
+                kill_tree(process.pid)
+                process.wait()
+        seconds = time.monotonic() - began
+        output.seek(max(0, output.seek(0, os.SEEK_END) - KEPT))
+        return Ended(code, output.read(KEPT).decode(errors="replace").strip(), seconds)
 
 
 def kill_tree(pid: int) -> None:
@@ -80,30 +76,3 @@ def kill_tree(pid: int) -> None:
         for process in tree:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-
-
-class _Tail:
-    """Reads a pipe to its end in a thread and keeps the last bytes."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self._pipe, self._bytes = pipe, b""
-        self._thread = threading.Thread(target=self._read, name="output", daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while piece := os.read(self._pipe.fileno(), 2**16):
-            self._bytes = (self._bytes + piece)[-KEPT:]
-
-    def text(self) -> str:
-        """The end of the output. Does not wait long: a process that was not killed may hold the pipe open."""
-        self._thread.join(2.0)
-        if not self._thread.is_alive():
-            self._pipe.close()
-        return self._bytes.decode(errors="replace").strip()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -5,8 +5,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lockstep.config import apply_overrides
 from lockstep.io.safe_read import read_json
+from lockstep.tools.doctor.gpu.recipes import smoke_recipe
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip, expect, lockstep
+from lockstep.tools.doctor.smoke_test import hash_of_run
+from lockstep.training_loop import train
 
 RECIPE = "gym-ppo"
 CHECK_EVERY = 16
@@ -17,22 +21,17 @@ NCCL, GLOO = "prove-nccl.json", "prove-gloo.json"
 """Records of the proofs in the kit's scratch directory, which the kill drill reads."""
 
 
-def several(record: ResultRecord) -> tuple[int, list[str]]:
-    """Processes for a step that needs more than one, and the setting that lets them share a single GPU."""
-    return (record.gpus, []) if record.gpus > 1 else (2, ["run.share_gpu=true"])
+def sharing(record: ResultRecord) -> list[str]:
+    """Setting that lets two processes share a single GPU, if there is only one."""
+    return [] if record.gpus > 1 else ["run.share_gpu=true"]
 
 
 def proved(record: ResultRecord) -> dict[str, Any]:
     """Settings of the runs whose hashes are compared: four iterations with a checkpoint after each."""
     iteration = 8 * (QUICK["algo.rollout_steps"] if record.quick else 32)  # environments x steps
     run = {"device": "cuda", "total_samples": ITERATIONS * iteration, "save_every": iteration, "eval_every": None}
-    run |= {"record_video": False, "lanes": max(8, record.gpus)}
+    run |= {"record_video": False, "lanes": record.lanes}
     return {f"run.{name}": value for name, value in run.items()} | (QUICK if record.quick else {})
-
-
-def lanes(record: ResultRecord) -> str:
-    """Setting that gives all runs the same number of lanes, so that results do not depend on the process count."""
-    return f"run.lanes={max(8, record.gpus)}"
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:
@@ -42,8 +41,8 @@ def as_words(settings: dict[str, Any]) -> list[str]:
 
 def replicas(record: ResultRecord) -> None:
     """Train 128 updates or more on all GPUs and compare the replicas every few updates."""
-    processes, sharing = several(record)
-    settings = ["run.device=cuda", "run.eval_every=none", f"run.replica_check_every={CHECK_EVERY}", *sharing]
+    processes = max(2, record.gpus)
+    settings = ["run.device=cuda", "run.eval_every=none", f"run.replica_check_every={CHECK_EVERY}", *sharing(record)]
     if record.quick:
         settings += ["algo.rollout_steps=4", "algo.batch_size=8", "algo.epochs=8", "run.total_samples=128"]
     settings += [f"run.runs_dir={record.scratch}", "run.name=replicas", "run.log_every=1"]
@@ -52,18 +51,13 @@ def replicas(record: ResultRecord) -> None:
     lines = (record.scratch / "replicas" / "metrics.jsonl").read_text().splitlines()
     compared = {line["sync/update"] for line in map(json.loads, lines) if "sync/update" in line}
     found = {"processes": processes, "checks": len(compared), "updates": int(max(compared, default=0))}
-    record.add("replicas", found | {"backend": "gloo" if sharing else "nccl"})
+    record.add("replicas", found | {"backend": "nccl" if record.gpus > 1 else "gloo"})
     if found["updates"] < 128:
         raise Failure(f"replicas were last compared at update {found['updates']}, not at 128 or later")
 
 
 def exact(record: ResultRecord) -> None:
     """Train twice in exact mode on one GPU: both runs must have the same hash."""
-    from lockstep.config import apply_overrides
-    from lockstep.tools.doctor.gpu.recipes import smoke_recipe
-    from lockstep.tools.doctor.smoke_test import hash_of_run
-    from lockstep.training_loop import train
-
     settings = proved(record) | {"run.reduction": "exact", "run.runs_dir": str(record.scratch)}
     recipe = apply_overrides(smoke_recipe(RECIPE), settings)
     hashes = []

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.registry import find_recipe
-from lockstep.tools.doctor.gpu.gradients import Agent, difference, first_gradients, norm
+from lockstep.tools.doctor.gpu.gradients import Agent, difference, first_gradients
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip
 from lockstep.training_loop import train
 
@@ -70,7 +72,7 @@ def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: l
     if len(found) != len(wanted):
         raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(wanted)} on the CPU")
     differences = [difference(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
-    norms = [norm(gradient) for gradient in wanted]
+    norms = [float(get_total_norm(gradient)) for gradient in wanted]
     compared = {
         "largest_relative_difference": max(differences),
         "tolerance": TOLERANCE,
@@ -97,14 +99,8 @@ def smoke_run(record: ResultRecord, recipe: Recipe) -> None:
 
 def memory_peak() -> dict[str, int | None]:
     """Peak memory of this process on its GPU in bytes. None if the device does not report it."""
-
-    def reported(size: int) -> int | None:
-        return int(size) or None
-
-    return {
-        "allocated_bytes": reported(torch.cuda.max_memory_allocated()),
-        "reserved_bytes": reported(torch.cuda.max_memory_reserved()),
-    }
+    sizes = {"allocated_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
+    return {name: size or None for name, size in sizes.items()}
 
 
 def full_memory(record: ResultRecord, recipe: Recipe) -> None:
@@ -178,11 +174,9 @@ def sync_warnings() -> Iterator[Counter[str]]:
 
 def calling_line() -> str:
     """Return the innermost frame of Lockstep outside this file, such as `distributed/optimizer.py:118`."""
-    frame: Any = sys._getframe()
     package = f"{os.sep}lockstep{os.sep}"
-    while frame is not None:
+    for frame, line in traceback.walk_stack(sys._getframe()):
         path = frame.f_code.co_filename
         if package in path and path != __file__:
-            return f"{path.rpartition(package)[2]}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{path.rpartition(package)[2]}:{line}"
     return "elsewhere"

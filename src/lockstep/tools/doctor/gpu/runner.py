@@ -1,52 +1,69 @@
-"""Run the steps of the kit in order, each in a process with a time limit, and update the report after each."""
+"""Run the steps of the kit in order, each in a process with a time limit, and write the report file after each."""
 
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lockstep import __version__
 from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.io.temporary_directory import temporary_directory
-from lockstep.launch.process_lifetime import ENV_PARENT_PID
-from lockstep.tools.doctor.gpu.process import Ended, run
-from lockstep.tools.doctor.gpu.report import GpuReport
+from lockstep.tools.doctor.gpu.process import run
 from lockstep.tools.doctor.gpu.steps import MACHINE, KitStep, steps_for
-from lockstep.tools.doctor.gpu.summary import summarize
+from lockstep.tools.doctor.gpu.summary import found_by, summarize
 from lockstep.tools.doctor.gpu.worker import KIT
+from lockstep.tools.doctor.redaction import scrub
 
 MINUTES = 14.5
 """Time limit of the whole kit, so that it ends within 15 minutes. Steps for which no time is left are skipped."""
+FORMAT = 1
+"""Version of the layout of the report file."""
 _SHORTEST = 20.0
 """Seconds that must be left for a step to start."""
 
 Tell = Callable[[str], None]
 
 
-def run_kit(path: Path, quick: bool, tell: Tell) -> GpuReport:
+def run_kit(path: Path, quick: bool, tell: Tell) -> "Kit":
     """Run every step that applies to this machine's GPUs. `tell` is called with a line for every step."""
-    report = GpuReport(path, quick)
     with temporary_directory("gpu") as scratch:
-        kit = Kit(report, scratch, tell)
+        kit = Kit(path, quick, scratch, tell)
         kit.run_steps([MACHINE])
-        kit.gpus = len(report.found("machine").get("gpus", ()))
+        kit.gpus = len(found_by(kit.steps, "machine").get("gpus", ()))
         if kit.gpus:
             kit.run_steps(steps_for(kit.gpus, quick))
-    report.finished = kit.gpus > 0
-    report.summary = summarize(report)
-    report.write()
-    return report
+    kit.finished = kit.gpus > 0
+    kit.summary = summarize(kit.steps)
+    kit.write()
+    return kit
 
 
 class Kit:
-    """Settings common to all steps: scratch directory, number of GPUs and deadline."""
+    """One run of the kit: its results so far, and the report file that contains them."""
 
-    def __init__(self, report: GpuReport, scratch: Path, tell: Tell, minutes: float = MINUTES) -> None:
-        self.report, self.scratch, self.tell = report, scratch, tell
+    def __init__(self, path: Path, quick: bool, scratch: Path, tell: Tell, minutes: float = MINUTES) -> None:
+        self.path, self.quick, self.scratch, self.tell = path, quick, scratch, tell
         self.gpus = 0
-        self._deadline = time.monotonic() + 60 * minutes
+        self.steps: list[dict[str, Any]] = []
+        self.summary: list[str] = []
+        self.finished = False
+        self._date = datetime.now(UTC).isoformat(timespec="seconds")
+        self._began = time.monotonic()
+        self._deadline = self._began + 60 * minutes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the kit started."""
+        return time.monotonic() - self._began
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the steps that failed."""
+        return [step["name"] for step in self.steps if step["result"] == "failed"]
 
     def run_steps(self, steps: Iterable[KitStep]) -> None:
         """Run steps in order. An interrupt is recorded in the report before it is raised."""
@@ -56,43 +73,56 @@ class Kit:
                 self._finish(step, "skipped", "no time left for this step", {}, 0.0)
                 continue
             began = time.monotonic()
-            result = self.scratch / f"{len(self.report.steps)}.json"
+            path = self.scratch / f"{len(self.steps)}.json"
+            kit = {"result": str(path), "gpus": self.gpus, "quick": self.quick, "scratch": str(self.scratch)}
+            # PYTHONFAULTHANDLER prints the stack on a native crash.
+            environment = os.environ | {KIT: json.dumps(kit), "PYTHONFAULTHANDLER": "1"}
             try:
-                ended = run([sys.executable, *step.words], self._environment(result), min(step.limit, left))
+                ended = run([sys.executable, *step.words], environment, min(step.limit, left))
             except KeyboardInterrupt:
-                self._finish(
-                    step, "failed", "interrupted by the user", _read(result)["found"], time.monotonic() - began
-                )
+                self._finish(step, "failed", "interrupted by the user", _read(path)["found"], time.monotonic() - began)
                 raise
+            written = _read(path)
+            result, reason = written["result"], written["reason"]
             if ended.code is None and left < step.limit:
+                result = "skipped"
                 reason = f"stopped after {ended.seconds:.0f} s: the {MINUTES} minutes of the kit were over"
-                self._finish(step, "skipped", reason, _read(result)["found"], ended.seconds)
-            else:
-                self._record(step, ended, _read(result))
-
-    def _environment(self, result: Path) -> dict[str, str]:
-        settings = {
-            "result": str(result),
-            "gpus": self.gpus,
-            "quick": self.report.quick,
-            "scratch": str(self.scratch),
-        }
-        # ENV_PARENT_PID makes steps exit with the kit. PYTHONFAULTHANDLER prints the stack on a native crash.
-        ours = {KIT: json.dumps(settings), ENV_PARENT_PID: str(os.getpid()), "PYTHONFAULTHANDLER": "1"}
-        return os.environ | ours
-
-    def _record(self, step: KitStep, ended: Ended, written: dict[str, Any]) -> None:
-        result, reason = written["result"], written["reason"]
-        if ended.problem or not result:
-            result, reason = "failed", ended.problem or "the step ended without a result"
-        self._finish(step, result, reason, written["found"], ended.seconds, ended.output if result == "failed" else "")
+            elif ended.problem or not result:
+                result, reason = "failed", ended.problem or "the step ended without a result"
+            output = ended.output if result == "failed" else ""
+            self._finish(step, result, reason, written["found"], ended.seconds, output)
 
     def _finish(self, step: KitStep, result: str, reason: str, found: Any, seconds: float, output: str = "") -> None:
         record = {"name": step.name, "result": result, "reason": reason[:1000], "seconds": round(seconds, 2)}
         record |= {"limit": step.limit, "found": found}
-        self.report.add(record | ({"output": output.splitlines()} if output else {}))
+        self.steps.append(record | ({"output": output.splitlines()} if output else {}))
+        self.write()
         why = f"  {reason}" if reason else ""
-        self.tell(f"{step.name:22} {result:8} {seconds:6.1f} s  (total {self.report.seconds:5.0f} s){why[:120]}")
+        self.tell(f"{step.name:22} {result:8} {seconds:6.1f} s  (total {self.seconds:5.0f} s){why[:120]}")
+
+    def write(self) -> None:
+        """Write the report without names and secrets. An interrupted kit leaves a complete file."""
+        whole = {
+            "format": FORMAT,
+            "lockstep": __version__,
+            "date": self._date,
+            "quick": self.quick,
+            "finished": self.finished,
+            "seconds": round(self.seconds, 1),
+            "failed": self.failed,
+            "summary": self.summary,
+            "steps": self.steps,
+            # Read by `lockstep plan --measured`
+            "shares": found_by(self.steps, "shares").get("shares", {}),
+            "network": found_by(self.steps, "bandwidth").get("network"),
+        }
+        temporary = self.path.with_name(f".{self.path.name}.unfinished")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(scrub(whole), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -22,12 +22,12 @@ class KitStep:
     """Seconds after which the process is killed."""
 
 
-def step(name: str, *words: str, limit: float) -> KitStep:
-    """Make a step that runs a function of `worker.FUNCTIONS`."""
-    return KitStep(name, ("-P", "-m", "lockstep", "doctor", STEP, *words), limit)
+def step(name: str, function: str, *arguments: str, limit: float) -> KitStep:
+    """Make a step that runs a function, given as MODULE:NAME in this package, in its own process."""
+    return KitStep(name, ("-P", "-m", "lockstep", "doctor", STEP, function, *arguments), limit)
 
 
-MACHINE = step("machine", "machine", limit=90.0)
+MACHINE = step("machine", "machine:machine", limit=90.0)
 
 
 def steps_for(gpus: int, quick: bool) -> list[KitStep]:
@@ -35,16 +35,16 @@ def steps_for(gpus: int, quick: bool) -> list[KitStep]:
     recipes = QUICK_RECIPES if quick else tuple(RECIPES)
     more = 1.0 + gpus / 8  # more processes take longer to start
     return [
-        *(step(f"recipe {name}", "recipe", name, limit=100.0) for name in recipes),
-        step("replicas", "replicas", limit=90.0 * more),
-        step("precision", "precision", limit=90.0),
-        step("exact", "exact", limit=90.0),
-        step("prove over NCCL", "prove-nccl", limit=150.0 * more),
-        step("prove over gloo", "prove-gloo", limit=120.0),
-        step("hang drill", "hang", limit=120.0),
-        step("kill drill", "kill", limit=120.0),
-        step("bandwidth", "bandwidth", limit=90.0 * more),
-        step("scaling", "scaling", limit=120.0 * more),
-        step("shares", "shares", limit=120.0),
-        *(step(f"bench compile={mode}", "mode", mode, limit=limit) for mode, limit in MODES.items()),
+        *(step(f"recipe {name}", "recipes:recipe", name, limit=100.0) for name in recipes),
+        step("replicas", "proofs:replicas", limit=90.0 * more),
+        step("precision", "precision:precision", limit=90.0),
+        step("exact", "proofs:exact", limit=90.0),
+        step("prove over NCCL", "proofs:prove_nccl", limit=150.0 * more),
+        step("prove over gloo", "proofs:prove_gloo", limit=120.0),
+        step("hang drill", "drills:hang", limit=120.0),
+        step("kill drill", "drills:kill", limit=120.0),
+        step("bandwidth", "scaling:bandwidth", limit=90.0 * more),
+        step("scaling", "scaling:scaling", limit=120.0 * more),
+        step("shares", "scaling:shares", limit=120.0),
+        *(step(f"bench compile={mode}", "benchmarks:mode", mode, limit=limit) for mode, limit in MODES.items()),
     ]

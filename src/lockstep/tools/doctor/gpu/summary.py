@@ -1,35 +1,36 @@
 """Summarize a report in a few lines of text."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-from lockstep.tools.doctor.gpu.report import GpuReport
 
 GIB = 2**30
 
+Steps = Sequence[dict[str, Any]]
+"""Records of the steps that have ended."""
 
-def summarize(report: GpuReport) -> list[str]:
+
+def found_by(steps: Steps, name: str) -> dict[str, Any]:
+    """Return the findings of a step. Empty if it has not run."""
+    return next((step["found"] for step in steps if step["name"] == name), {})
+
+
+def summarize(steps: Steps) -> list[str]:
     """Return one line for each subject with results, then the steps that failed or were skipped."""
     lines: list[str] = []
     for write in (_machine, _gradients, _replicas, _hashes, _precisions, _syncs, _modes, _scaling, _bandwidth, _memory):
-        lines += _lines(write, report)
+        # A step that ended before it wrote its results has no line.
+        with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
+            lines += list(write(steps))
     for result in ("failed", "skipped"):
-        for step in report.steps:
+        for step in steps:
             if step["result"] == result:
                 lines.append(f"{result}: {step['name']}: {step['reason']}"[:300])
     return lines
 
 
-def _lines(write: Callable[[GpuReport], Iterator[str]], report: GpuReport) -> list[str]:
-    """Return the lines about one subject. Empty if a step ended before it wrote its results."""
-    try:
-        return list(write(report))
-    except (LookupError, TypeError, ValueError, ArithmeticError):
-        return []
-
-
-def _machine(report: GpuReport) -> Iterator[str]:
-    found = report.found("machine")
+def _machine(steps: Steps) -> Iterator[str]:
+    found = found_by(steps, "machine")
     gpu, versions = found["gpus"][0], found["versions"]
     size = f"{gpu['memory_bytes'] / GIB:.0f} GiB, capability {gpu['capability']}"
     yield f"GPUs: {len(found['gpus'])} x {gpu['name']} ({size}, {gpu['architecture']} in torch's architecture list)"
@@ -38,49 +39,49 @@ def _machine(report: GpuReport) -> Iterator[str]:
     yield f"versions: driver {driver}, torch {versions['torch']}, {libraries}"
 
 
-def _by_recipe(report: GpuReport, key: str) -> dict[str, Any]:
+def _by_recipe(steps: Steps, key: str) -> dict[str, Any]:
     """Return one finding of the recipe steps, by recipe."""
-    steps = [step for step in report.steps if step["name"].startswith("recipe ")]
-    return {step["name"].removeprefix("recipe "): step["found"][key] for step in steps if key in step["found"]}
+    recipes = [step for step in steps if step["name"].startswith("recipe ")]
+    return {step["name"].removeprefix("recipe "): step["found"][key] for step in recipes if key in step["found"]}
 
 
-def _gradients(report: GpuReport) -> Iterator[str]:
-    found = _by_recipe(report, "gradients")
+def _gradients(steps: Steps) -> Iterator[str]:
+    found = _by_recipe(steps, "gradients")
     differences = {name: value["largest_relative_difference"] for name, value in found.items() if len(value) > 1}
     worst = max(differences, key=lambda name: differences[name])
     count = f"{len(differences)} recipes"
     yield f"gradients: {count}, largest relative difference from the CPU {differences[worst]:.1e} ({worst})"
 
 
-def _replicas(report: GpuReport) -> Iterator[str]:
-    found = report.found("replicas")["replicas"]
+def _replicas(steps: Steps) -> Iterator[str]:
+    found = found_by(steps, "replicas")["replicas"]
     where = f"{found['processes']} processes over {found['backend']}"
     yield f"replicas: equal on {where} up to update {found['updates']}, compared {found['checks']} times"
 
 
-def _hashes(report: GpuReport) -> Iterator[str]:
+def _hashes(steps: Steps) -> Iterator[str]:
     for name in ("prove over NCCL", "prove over gloo"):
-        found = report.found(name)
+        found = found_by(steps, name)
         if found:
             counts = ", ".join(row["processes"] for row in found["runs"])
             yield f"{name}: {found['verdict']} on {counts} processes ({found['runs'][0]['hash'][:16]})"
 
 
-def _precisions(report: GpuReport) -> Iterator[str]:
-    found = report.found("precision")
+def _precisions(steps: Steps) -> Iterator[str]:
+    found = found_by(steps, "precision")
     distances = {name: row["difference_from_fp32"] for name, row in found.items() if name != "fp32"}
     rows = [f"{name} overflowed" if far is None else f"{name} {far:.1e}" for name, far in distances.items()]
     yield f"precision: distance of the first gradient from fp32: {', '.join(rows)}"
 
 
-def _syncs(report: GpuReport) -> Iterator[str]:
-    found = _by_recipe(report, "host_syncs")
+def _syncs(steps: Steps) -> Iterator[str]:
+    found = _by_recipe(steps, "host_syncs")
     rows = [f"{name} {row['total'] / row['iterations']:.0f}" for name, row in found.items() if "total" in row]
     yield f"host synchronizations per iteration (smoke settings): {', '.join(rows)}"
 
 
-def _modes(report: GpuReport) -> Iterator[str]:
-    for step in report.steps:
+def _modes(steps: Steps) -> Iterator[str]:
+    for step in steps:
         if step["name"].startswith("bench "):
             rows = [
                 f"{name} {row['updates_per_second']:,.0f}"
@@ -91,22 +92,22 @@ def _modes(report: GpuReport) -> Iterator[str]:
                 yield f"updates/s with {step['name'].removeprefix('bench ')}: {', '.join(rows)}"
 
 
-def _scaling(report: GpuReport) -> Iterator[str]:
-    found = report.found("scaling")
+def _scaling(steps: Steps) -> Iterator[str]:
+    found = found_by(steps, "scaling")
     rows = [f"{row['processes']}: {row['steps_per_second']:,.0f} ({row['efficiency']:.0%})" for row in found["rows"]]
     yield f"scaling of {found['recipe']}, steps/s by GPUs: {', '.join(rows)}"
 
 
-def _bandwidth(report: GpuReport) -> Iterator[str]:
-    rows = report.found("bandwidth")["rows"]
+def _bandwidth(steps: Steps) -> Iterator[str]:
+    rows = found_by(steps, "bandwidth")["rows"]
     small, large = rows[0], rows[-1]
     rate = f"{large['bus_bytes_per_second'] / 1e9:.3g} GB/s bus bandwidth at {large['bytes'] / 2**20:.3g} MiB"
     yield f"all-reduce: {small['seconds'] * 1e6:.0f} us at {small['bytes']} B, {rate}"
 
 
-def _memory(report: GpuReport) -> Iterator[str]:
-    peaks = _by_recipe(report, "memory") | {
-        name: row for name, row in _by_recipe(report, "memory_full").items() if row.get("allocated_bytes")
+def _memory(steps: Steps) -> Iterator[str]:
+    peaks = _by_recipe(steps, "memory") | {
+        name: row for name, row in _by_recipe(steps, "memory_full").items() if row.get("allocated_bytes")
     }
     rows = [f"{name} {row['allocated_bytes'] / 2**20:.1f}" for name, row in peaks.items() if row["allocated_bytes"]]
     yield f"memory peaks, MiB: {', '.join(rows)}"

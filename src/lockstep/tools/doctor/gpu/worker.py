@@ -11,27 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.io.printable import write_text
-from lockstep.launch.process_lifetime import ENV_PARENT_PID, die_with_parent
 from lockstep.tools.doctor.gpu.process import Ended, run
 
 KIT = "LOCKSTEP_GPU_KIT"
 """Environment variable of a step: a JSON object with the arguments of `ResultRecord`."""
-FUNCTIONS = {
-    "machine": "machine:machine",
-    "recipe": "recipes:recipe",
-    "replicas": "proofs:replicas",
-    "precision": "precision:precision",
-    "exact": "proofs:exact",
-    "prove-nccl": "proofs:prove_nccl",
-    "prove-gloo": "proofs:prove_gloo",
-    "hang": "drills:hang",
-    "kill": "drills:kill",
-    "mode": "benchmarks:mode",
-    "scaling": "scaling:scaling",
-    "shares": "scaling:shares",
-    "bandwidth": "bandwidth:bandwidth",
-}
-"""Module and function of every step, imported in the step's own process only."""
 
 
 class Skip(Exception):
@@ -47,6 +30,7 @@ class ResultRecord:
 
     def __init__(self, result: str, gpus: int, quick: bool, scratch: str) -> None:
         self.gpus, self.quick, self.scratch = gpus, quick, Path(scratch)
+        self.lanes = max(8, gpus)  # of all runs, so that results do not depend on the number of processes
         self.found: dict[str, Any] = {}
         self.failures: list[str] = []
         self._path = Path(result)
@@ -76,11 +60,10 @@ class ResultRecord:
 
 
 def work(words: Sequence[str]) -> int:
-    """Run the step named by the first of `words`; the others are its arguments."""
-    os.environ.pop(ENV_PARENT_PID, None)  # applies to this process only; child processes must not inherit it
-    name, *arguments = words
+    """Run the step whose module and function are the first of `words`; the others are its arguments."""
+    target, *arguments = words
     record = ResultRecord(**json.loads(os.environ[KIT]))
-    module, function = FUNCTIONS[name].split(":")
+    module, function = target.split(":")
     try:
         getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function)(record, *arguments)
     except Skip as reason:
@@ -101,9 +84,8 @@ def describe(error: Exception) -> str:
 
 
 def lockstep(*words: Any, **settings: str) -> Ended:
-    """Run `lockstep WORDS` in a process that ends with this one. Its output goes to the step's output."""
-    command = [sys.executable, "-P", "-m", "lockstep", *map(str, words)]
-    ended = run(command, os.environ | settings, prepare=die_with_parent)
+    """Run `lockstep WORDS` with some environment variables. Its output goes to the step's output."""
+    ended = run([sys.executable, "-P", "-m", "lockstep", *map(str, words)], os.environ | settings)
     write_text(sys.stdout, f"$ lockstep {' '.join(map(str, words))}\n{ended.output}\n")
     return ended
 
@@ -111,9 +93,5 @@ def lockstep(*words: Any, **settings: str) -> Ended:
 def expect(ended: Ended, what: str) -> None:
     """Raise Failure, with the last line of output, unless a command ended with exit code 0."""
     if ended.problem:
-        raise Failure(f"{what}: {ended.problem}: {last_line(ended.output)}")
-
-
-def last_line(output: str) -> str:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "no output"
+        last_line = ended.output.rpartition("\n")[2].strip()[:300]
+        raise Failure(f"{what}: {ended.problem}: {last_line or 'no output'}")

@@ -1,11 +1,30 @@
-"""Show scenes in a window with pygame-ce."""
+"""Show scenes as text in a terminal, or in a window with pygame-ce."""
 
+import time
 from collections.abc import Iterable
-from typing import Any
+
+from rich.live import Live
+from rich.text import Text
 
 from lockstep.config import ConfigError
+from lockstep.io.rich_console import PrintableConsole
 from lockstep.protocols import Renderable
 from lockstep.tools.play.video_files import enlargement
+
+
+def show_in_terminal(scenes: Iterable[Renderable], fps: float) -> None:
+    """Show scenes at `fps` in a terminal. Print only the last scene if the output is not a terminal."""
+    console = PrintableConsole()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for scene in scenes:
+                live.update(Text(scene.render_text()), refresh=True)
+                time.sleep(1.0 / fps)
+        return
+    last = ""
+    for scene in scenes:
+        last = scene.render_text()
+    console.print(last, soft_wrap=True)
 
 
 def show_in_window(scenes: Iterable[Renderable], fps: float) -> None:
@@ -29,18 +48,13 @@ def show_in_window(scenes: Iterable[Renderable], fps: float) -> None:
             window.blit(pygame.transform.scale(surface, window.get_size()), (0, 0))
             pygame.display.flip()
             clock.tick(fps)
-            if any(event.type == pygame.QUIT or _is_quit_key(event) for event in pygame.event.get()):
-                return
+            for event in pygame.event.get():
+                quit_key = event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q)
+                if quit_key or event.type == pygame.QUIT:
+                    return
     except pygame.error as error:
         raise ConfigError(
             f"cannot open a window: {error}.", "Use --gif FILE, or no flag to play in the terminal."
         ) from error
     finally:
         pygame.display.quit()
-
-
-def _is_quit_key(event: Any) -> bool:
-    """Return whether Escape or q was pressed."""
-    import pygame
-
-    return bool(event.type == pygame.KEYDOWN and event.key in (pygame.K_ESCAPE, pygame.K_q))
