@@ -9,15 +9,14 @@ Shapes: L local lanes.
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.ops.philox.constants import Kind
 from lockstep.ops.philox.draws import Counter, Device, Philox
 
 _thread = threading.local()
@@ -30,49 +29,20 @@ def stable_hash(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
 
 
-@dataclass(frozen=True)
-class RandomStream:
-    """The draws for one purpose, on one lane or (lane None) shared by all lanes.
+class RandomStream(Philox):
+    """The draws [*shape] for one purpose, on one lane or (lane None) shared by all lanes.
 
     Draws with the same counter use the same random words: give each draw its own counter or purpose.
     """
 
-    seed: int
-    name: str
-    lane: int | None = None
-
-    @cached_property
-    def key(self) -> int:
+    def __init__(self, seed: int, name: str, lane: int | None = None) -> None:
+        self.seed, self.name, self.lane = seed, name, lane
+        self.key = stable_hash(seed, name, lane)
         """128 bits; draws use the lower 64."""
-        return stable_hash(self.seed, self.name, self.lane)
+        super().__init__([self.key])
 
-    @cached_property
-    def _alone(self) -> "LaneStreams":
-        return LaneStreams((self,))
-
-    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        """Uniform float32 in [0, 1)."""
-        return self._alone.uniform(counter, *shape, device=device)[0]
-
-    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        """Standard normal float32."""
-        return self._alone.normal(counter, *shape, device=device)[0]
-
-    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        """Standard Gumbel float32: the argmax of logits plus this noise is a draw from their softmax."""
-        return self._alone.gumbel(counter, *shape, device=device)[0]
-
-    def bernoulli_sparse(self, counter: Counter, part: float, *shape: int, device: Device = "cpu") -> Tensor:
-        """Independent bool, true with probability `part`, which is rounded to a multiple of 2**-32."""
-        return self._alone.bernoulli_sparse(counter, part, *shape, device=device)[0]
-
-    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
-        """Uniform int64 in [0, high), for a bound up to 2**32."""
-        return self._alone.integers(counter, high, *shape, device=device)[0]
-
-    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        """A permutation of range(length) int64, where the last axis has that length; one for each of the other axes."""
-        return self._alone.permutation(counter, *shape, device=device)[0]
+    def _draw(self, kind: Kind, counter: Counter, shape: tuple[int, ...], device: Device, bound: int = 0) -> Tensor:
+        return super()._draw(kind, counter, shape, device, bound)[0]
 
     def draw_seed(self, counter: int, bits: int = 63) -> int:
         """One non-negative integer, for example to seed a library."""
@@ -101,33 +71,11 @@ class RandomStream:
         return generator
 
 
-@dataclass(frozen=True)
-class LaneStreams:
+class LaneStreams(Philox):
     """Streams of one purpose on several lanes, drawn together as [L, *shape]."""
 
-    streams: tuple[RandomStream, ...]
-
-    @cached_property
-    def _philox(self) -> Philox:
-        return Philox([stream.key & (2**64 - 1) for stream in self.streams])
-
-    def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.uniform(counter, *shape, device=device)
-
-    def normal(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.normal(counter, *shape, device=device)
-
-    def gumbel(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.gumbel(counter, *shape, device=device)
-
-    def bernoulli_sparse(self, counter: Counter, part: float, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.event(counter, part, *shape, device=device)
-
-    def integers(self, counter: Counter, high: int, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.integers(counter, high, *shape, device=device)
-
-    def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        return self._philox.permutation(counter, *shape, device=device)
+    def __init__(self, streams: Sequence[RandomStream]) -> None:
+        super().__init__([stream.key for stream in streams])
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def same_stream_on_two_lanes():
 def minibatches_depend_on_the_processes():
     shuffle = LaneStreams.permutation
     LaneStreams.permutation = lambda self, counter, *rest, **options: shuffle(
-        self, counter + len(self.streams), *rest, **options
+        self, counter + len(self._keys), *rest, **options
     )
 
 

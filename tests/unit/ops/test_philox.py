@@ -173,7 +173,7 @@ def draw_each(philox, counter, *shape, device="cpu"):
         "uniform": philox.uniform(counter, *shape, device=device),
         "normal": philox.normal(counter, *shape, device=device),
         "gumbel": philox.gumbel(counter, *shape, device=device),
-        "event": philox.event(counter, 0.3, *shape, device=device),
+        "event": philox.bernoulli_sparse(counter, 0.3, *shape, device=device),
         "integers": philox.integers(counter, 10, *shape, device=device),
         "permutation": philox.permutation(counter, *shape, device=device),
     }
@@ -249,7 +249,7 @@ def test_integers_with_invalid_bound_is_rejected(high):
 @pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
 def test_event_with_invalid_probability_is_rejected(probability):
     with pytest.raises(ValueError, match="Use a number from 0 to 1"):
-        Philox([1]).event(0, probability, 3, **CPU)
+        Philox([1]).bernoulli_sparse(0, probability, 3, **CPU)
 
 
 # -------------------------------------------------------------------------------------------------------- distributions
@@ -345,7 +345,7 @@ def test_integers_are_upper_part_of_exact_product():
 
 @pytest.mark.parametrize("probability", [0.0, 1e-5, 0.01, 0.5, 0.999, 1.0])
 def test_event_frequency_matches_probability(probability):
-    events = Philox(range(4)).event(0, probability, COUNT, **CPU)
+    events = Philox(range(4)).bernoulli_sparse(0, probability, COUNT, **CPU)
     deviation = math.sqrt(probability * (1 - probability) * events.numel())
     assert abs(events.sum().item() - probability * events.numel()) <= 4 * deviation
 
@@ -362,7 +362,7 @@ def test_lanes_counters_and_neighbors_are_uncorrelated():
 
 
 def test_adjacent_events_are_uncorrelated():
-    events = Philox([21]).event(0, 0.1, COUNT, **CPU)[0]
+    events = Philox([21]).bernoulli_sparse(0, 0.1, COUNT, **CPU)[0]
     for step in (1, 2, 3, 4):
         assert abs(correlation(events[step:], events[:-step])) < 4.2
 
