@@ -57,9 +57,9 @@ class Categorical:
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         outputs, action = outputs.float(), action.long()
         if cpu_kernels.is_supported(outputs):
-            return cpu_kernels.categorical_log_prob_entropy(outputs, action)
+            return cpu_kernels.CategoricalCPU.apply(outputs, action)
         if fused_losses.is_supported(outputs):
-            return fused_losses.categorical(outputs, action)
+            return fused_losses.FusedCategorical.apply(outputs, action)
         logs = outputs.log_softmax(-1)
         # A masked action has log probability -inf and contributes 0 to the entropy: 0 x -inf must not become NaN.
         spread = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
@@ -111,7 +111,7 @@ class Gaussian:
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         if fused_losses.is_supported(outputs, action):
-            return fused_losses.gaussian(outputs, action)
+            return fused_losses.FusedGaussian.apply(outputs, action)
         mean, log_std = outputs.float().chunk(2, -1)
         distance = (action - mean) * (-log_std).exp()
         log_prob = (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
