@@ -11,8 +11,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from lockstep.nn.distributions import ActionDistribution
-from lockstep.nn.encoders import CNN, EncoderConfig
-from lockstep.nn.initialization import orthogonal_init
+from lockstep.nn.encoders import CNN, EncoderConfig, orthogonal_init
 from lockstep.nn.recurrent import PaddedSegments, Recurrent, RecurrentConfig
 from lockstep.pytree import Tree
 

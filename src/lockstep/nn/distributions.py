@@ -52,7 +52,7 @@ class Categorical:
         return outputs.argmax(-1)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        return (outputs + noise).argmax(-1)
+        return self.mode(outputs + noise)
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         outputs, action = outputs.float(), action.long()
@@ -66,24 +66,16 @@ class Categorical:
         return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -spread.sum(-1)
 
 
-class MultiCategorical:
+class MultiCategorical(Categorical):
     """Several independent discrete actions (MultiDiscrete)."""
 
-    num_free_params = 0
-
     def __init__(self, choices: list[int]) -> None:
+        super().__init__(sum(choices))
         self.parts = [Categorical(count) for count in choices]
         self.sizes = choices
-        self.num_params = sum(choices)
-
-    def sample_noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
-        return streams.gumbel(counter, *shape, self.num_params, device=device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in outputs.split(self.sizes, -1)], dim=-1)
-
-    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        return self.mode(outputs + noise)
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         pairs = zip(self.parts, outputs.split(self.sizes, -1), action.unbind(-1), strict=True)
