@@ -27,11 +27,11 @@ from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.nn.normalization import ObservationNormalizer, RunningMeanStd
-from lockstep.nn.recurrent import PaddedSegments, PieceCutter, RecurrentConfig
+from lockstep.nn.recurrent import PaddedSegments, RecurrentConfig, split_at_resets
 from lockstep.ops.functional import Scaling, Schedule, lr_scale, moments, ppo_loss, schedule
 from lockstep.protocols import BenchmarkOp, Loss, StateDict
 from lockstep.pytree import tree_map
-from lockstep.transfer import upload
+from lockstep.transfer import Uploader, upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class PPO(Algorithm):
         self.clip: float | Tensor = config.clip_coef
         if runtime.compilation.mode != "off":  # a compiled update reads it from a fixed address
             self.clip = torch.full((), config.clip_coef, device=runtime.device)
-        self._cut = PieceCutter(runtime.device)
+        self._upload = Uploader(runtime.device)
         self._pieces: PaddedSegments | None = None
         """Segments of the current minibatch's sequences, if the host computed them in advance."""
 
@@ -190,7 +190,7 @@ class PPO(Algorithm):
                 parts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
             for number, minibatch in enumerate(minibatches(rows, order, per_lane)):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
-                self._pieces = self._cut(next(parts)) if parts is not None else None
+                self._pieces = split_at_resets(next(parts)).on_device(self._upload) if parts is not None else None
                 again = partial(minibatch_at, rows, order, per_lane, number)
                 metrics += self.optimizer.step(self.loss, minibatch, rate, where, again)
             self._pieces = None  # the next loss may be of another batch
