@@ -3,8 +3,6 @@
 Shapes: L local lanes, N samples per lane, D features.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -59,14 +57,13 @@ class ObservationNormalizer:
         self._frozen: dict[str, tuple[Tensor, Tensor]] = {}
         self.freeze()
 
-    def __call__(self, obs: Tree) -> Tree:
-        """Normalize observations [N, ...] with the frozen moments."""
-        return _map_named(self._normalize, obs) if self.moments else obs
-
-    def _normalize(self, name: str, obs: Tensor) -> Tensor:
-        if name not in self._frozen:
+    def __call__(self, obs: Tree, name: str = "") -> Tree:
+        """Normalize observations [N, ...] with the frozen moments. `name` is that of the part of an observation."""
+        if not self.moments:
             return obs
-        return normalize(obs, *self._frozen[name])
+        if isinstance(obs, dict):
+            return {key: self(part, f"{name}.{key}" if name else key) for key, part in obs.items()}
+        return normalize(obs, *self._frozen[name]) if name in self._frozen else obs
 
     def batch_stats(self, obs: Tree) -> Tensor:
         """Sum the observations [L, N, ...] of this process into one table [L, K] for the all-reduce."""
@@ -96,9 +93,3 @@ class ObservationNormalizer:
 
     def state(self) -> StateDict:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}
-
-
-def _map_named(function: Callable[[str, Tensor], Tensor], tree: Tree, prefix: str = "") -> Tree:
-    if isinstance(tree, dict):
-        return {name: _map_named(function, part, f"{prefix}.{name}" if prefix else name) for name, part in tree.items()}
-    return function(prefix, tree)
