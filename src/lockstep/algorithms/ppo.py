@@ -6,6 +6,7 @@ Shapes: L local lanes, T rollout steps, E environments per lane, B = L x E local
 per lane in a minibatch. A recurrent network is trained on sequences of S steps; N samples are N / S sequences.
 """
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.env_benchmark import env_work
 from lockstep.algorithms.greedy_policy import GreedyPolicy
-from lockstep.algorithms.ppo_benchmark import benchmark_ops
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
@@ -297,12 +298,39 @@ class PPO(Algorithm):
     def policy(self) -> GreedyPolicy:
         return GreedyPolicy(self.net, self.actions, self.normalizer)
 
-    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        return benchmark_ops(self, fewer)
-
     def model_state_dict(self) -> StateDict:
         return super().model_state_dict() | self.normalizer.state()
 
     def load_shared_state(self, state: StateDict) -> None:
         super().load_shared_state(state)
         self.normalizer.freeze()
+
+    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
+        """Return the operations of an iteration without the code around them: environments, inference and updates."""
+        config, net, runtime = self.config, copy.deepcopy(self.net), self.runtime
+        adam = FusedAdam(net.parameters(), eps=config.adam_eps)
+        rows = max(1, config.batch_size // runtime.lanes.num_lanes * len(runtime.lanes) // fewer)
+        rows = -(-rows // config.length) * config.length  # whole sequences
+        seen = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
+        few = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
+        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (few, rows))
+        memory, before = net.initial_state(few), net.initial_state(rows // config.length)
+        starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
+
+        @torch.no_grad()
+        def act() -> None:
+            with self.collector.acting():
+                net.step(obs, memory)
+
+        def learn() -> None:
+            with runtime.autocast():
+                outputs, value = net(minibatch, before, starts)
+            adam.zero_grad()
+            (outputs.sum() + value.sum()).backward()
+            adam.step()
+
+        updates = config.epochs * self.samples // config.batch_size
+        inference = BenchmarkOp("inference", few, config.rollout_steps, act, fewer)
+        ops = [inference, BenchmarkOp("learning", rows, updates, learn, fewer)]
+        env = env_work(self.task, self.collector.rollout["action"][0].clone(), config.rollout_steps)
+        return [env, *ops] if fewer == 1 else ops
