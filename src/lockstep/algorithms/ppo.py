@@ -263,11 +263,12 @@ class PPO(Algorithm):
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """Return the PPO loss of (a part of) a minibatch, as sums over its samples."""
-        config, memory, starts = self.config, batch.get("memory"), batch.get("starts")
-        if starts is not None:
+        config, memory, pieces = self.config, batch.get("memory"), self._pieces
+        if memory is not None:
+            pieces = split_at_resets(batch["starts"]) if pieces is None else pieces
             steps = {name: part for name, part in batch.items() if name != "memory"}
             batch = tree_map(lambda x: x.flatten(0, 1), steps)
-        outputs, value = self.net(self.normalizer(batch["obs"]), memory, starts, self._pieces)
+        outputs, value = self.net(self.normalizer(batch["obs"]), memory, pieces)
         log_prob, entropy = self.actions.log_prob_and_entropy(outputs, batch["action"])
         loss = ppo_loss(
             log_prob,
@@ -324,7 +325,7 @@ class PPO(Algorithm):
 
         def learn() -> None:
             with runtime.autocast():
-                outputs, value = net(minibatch, before, starts)
+                outputs, value = net(minibatch, before, split_at_resets(starts) if before else None)
             adam.zero_grad()
             (outputs.sum() + value.sum()).backward()
             adam.step()

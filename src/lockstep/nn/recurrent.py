@@ -74,15 +74,11 @@ class Recurrent(nn.Module):
             hidden = torch.gru_cell(features.float(), state["hidden"], *weights)
             return hidden, {"hidden": hidden}
 
-    def forward(
-        self, features: Tensor, state: MemoryState, starts: Tensor, pieces: "PaddedSegments | None" = None
-    ) -> Tensor:
+    def forward(self, features: Tensor, state: MemoryState, pieces: "PaddedSegments") -> Tensor:
         """Run whole sequences: features [N, D] to features for the heads [N, H].
 
-        `state` [R, H] is the state before each sequence, `starts` [R, S] marks the first steps of episodes. `pieces` is
-        the result of `split_at_resets(starts)`, if the caller has it.
+        `state` [R, H] is the state before each sequence, `pieces` their split at the first steps of episodes.
         """
-        pieces = split_at_resets(starts) if pieces is None else pieces
         # A piece that continues an episode from before its sequence starts from that state, the others from zero.
         begun = tuple(
             torch.where(pieces.goes_on.unsqueeze(1), state[name][pieces.sequence], 0.0).unsqueeze(0)
