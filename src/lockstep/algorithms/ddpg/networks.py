@@ -168,20 +168,17 @@ class AgentAxis:
     def __init__(self, task: Any) -> None:
         agents, self.rivals = getattr(task, "agents", None), getattr(task, "rivals", 0)
         self.several, self.agents = agents is not None, (agents or 1) - self.rivals
+        ours = slice(0, self.agents)
         self.whole_space = _visible(task.observation_space)
         self.own_space, self.action_space = self.whole_space, task.action_space
         if self.several:
-            self.own_space, self.whole_space = _of_agents(self.whole_space, 0), _of_agents(self.whole_space, self.ours)
+            self.own_space, self.whole_space = _of_agents(self.whole_space, 0), _of_agents(self.whole_space, ours)
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
             self.idle = int(task.action_space.nvec[-1]) - 1
 
-    @property
-    def ours(self) -> slice:
-        return slice(0, self.agents)
-
     def ours_of(self, tree: Any) -> Any:
         """Return the part [B, A, ...] of observations, actions or rewards [B, A + R, ...] that is of our agents."""
-        return tree_map(lambda x: x[:, self.ours], tree) if self.rivals else tree
+        return tree_map(lambda x: x[:, : self.agents], tree) if self.rivals else tree
 
     def rivals_of(self, tree: Any) -> Any:
         """Return the part [B, R, ...] that belongs to the opponents."""
