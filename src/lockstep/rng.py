@@ -14,8 +14,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from lockstep.ops.philox.draws import Philox
+from lockstep.ops.philox.constants import Kind
+from lockstep.ops.philox.draws import Counter, Device, Philox
 
 _thread = threading.local()
 """A NumPy generator for each thread, repositioned before every use: creating one costs more than most draws."""
@@ -28,7 +30,7 @@ def stable_hash(*parts: object) -> int:
 
 
 class RandomStream(Philox):
-    """The draws for one purpose, on one lane or (lane None) shared by all lanes.
+    """The draws [*shape] for one purpose, on one lane or (lane None) shared by all lanes.
 
     Draws with the same counter use the same random words: give each draw its own counter or purpose.
     """
@@ -37,7 +39,10 @@ class RandomStream(Philox):
         self.seed, self.name, self.lane = seed, name, lane
         self.key = stable_hash(seed, name, lane)
         """128 bits; draws use the lower 64."""
-        super().__init__(self.key & (2**64 - 1))
+        super().__init__([self.key])
+
+    def _draw(self, kind: Kind, counter: Counter, shape: tuple[int, ...], device: Device, bound: int = 0) -> Tensor:
+        return super()._draw(kind, counter, shape, device, bound)[0]
 
     def draw_seed(self, counter: int, bits: int = 63) -> int:
         """One non-negative integer, for example to seed a library."""
@@ -46,7 +51,7 @@ class RandomStream(Philox):
     def generator(self, counter: int) -> np.random.Generator:
         """This thread's NumPy generator at the beginning of draw `counter`, for host code; valid until the next call.
 
-        It is Philox4x64, a separate sequence: it is independent of the other draws.
+        It is Philox4x64, a separate sequence: it is independent of the draws above.
         """
         if not hasattr(_thread, "generator"):
             _thread.generator = np.random.Generator(np.random.Philox(key=0))
@@ -70,7 +75,7 @@ class LaneStreams(Philox):
     """Streams of one purpose on several lanes, drawn together as [L, *shape]."""
 
     def __init__(self, streams: Sequence[RandomStream]) -> None:
-        super().__init__([stream.key & (2**64 - 1) for stream in streams])
+        super().__init__([stream.key for stream in streams])
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Violation(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """The source of one module; `path` is inside the package, such as `nn/initialization.py`."""
+    """The source of one module; `path` is inside the package, such as `nn/encoders.py`."""
 
     path: str
     text: str

@@ -3,6 +3,6 @@ numba's first call."""
 
 import torch
 
-from lockstep.ops.cpu_kernels import categorical_log_prob_entropy
+from lockstep.ops.cpu_kernels import CategoricalCPU
 
-categorical_log_prob_entropy(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))
+CategoricalCPU.apply(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long))

@@ -6,6 +6,7 @@ Shapes: L local lanes, T rollout steps, E environments per lane, B = L x E local
 per lane in a minibatch. A recurrent network is trained on sequences of S steps; N samples are N / S sequences.
 """
 
+import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.algorithms.env_benchmark import env_work
 from lockstep.algorithms.greedy_policy import GreedyPolicy
-from lockstep.algorithms.ppo_benchmark import benchmark_ops
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
@@ -27,11 +28,11 @@ from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.nn.normalization import ObservationNormalizer, RunningMeanStd
-from lockstep.nn.recurrent import PaddedSegments, PieceCutter, RecurrentConfig
+from lockstep.nn.recurrent import PaddedSegments, RecurrentConfig, split_at_resets
 from lockstep.ops.functional import Scaling, Schedule, lr_scale, moments, ppo_loss, schedule
 from lockstep.protocols import BenchmarkOp, Loss, StateDict
 from lockstep.pytree import tree_map
-from lockstep.transfer import upload
+from lockstep.transfer import Uploader, upload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class PPO(Algorithm):
         self.clip: float | Tensor = config.clip_coef
         if runtime.compilation.mode != "off":  # a compiled update reads it from a fixed address
             self.clip = torch.full((), config.clip_coef, device=runtime.device)
-        self._cut = PieceCutter(runtime.device)
+        self._upload = Uploader(runtime.device)
         self._pieces: PaddedSegments | None = None
         """Segments of the current minibatch's sequences, if the host computed them in advance."""
 
@@ -190,7 +191,7 @@ class PPO(Algorithm):
                 parts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
             for number, minibatch in enumerate(minibatches(rows, order, per_lane)):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
-                self._pieces = self._cut(next(parts)) if parts is not None else None
+                self._pieces = split_at_resets(next(parts)).on_device(self._upload) if parts is not None else None
                 again = partial(minibatch_at, rows, order, per_lane, number)
                 metrics += self.optimizer.step(self.loss, minibatch, rate, where, again)
             self._pieces = None  # the next loss may be of another batch
@@ -262,11 +263,12 @@ class PPO(Algorithm):
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """Return the PPO loss of (a part of) a minibatch, as sums over its samples."""
-        config, memory, starts = self.config, batch.get("memory"), batch.get("starts")
-        if starts is not None:
+        config, memory, pieces = self.config, batch.get("memory"), self._pieces
+        if memory is not None:
+            pieces = split_at_resets(batch["starts"]) if pieces is None else pieces
             steps = {name: part for name, part in batch.items() if name != "memory"}
             batch = tree_map(lambda x: x.flatten(0, 1), steps)
-        outputs, value = self.net(self.normalizer(batch["obs"]), memory, starts, self._pieces)
+        outputs, value = self.net(self.normalizer(batch["obs"]), memory, pieces)
         log_prob, entropy = self.actions.log_prob_and_entropy(outputs, batch["action"])
         loss = ppo_loss(
             log_prob,
@@ -297,12 +299,39 @@ class PPO(Algorithm):
     def policy(self) -> GreedyPolicy:
         return GreedyPolicy(self.net, self.actions, self.normalizer)
 
-    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        return benchmark_ops(self, fewer)
-
     def model_state_dict(self) -> StateDict:
         return super().model_state_dict() | self.normalizer.state()
 
     def load_shared_state(self, state: StateDict) -> None:
         super().load_shared_state(state)
         self.normalizer.freeze()
+
+    def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
+        """Return the operations of an iteration without the code around them: environments, inference and updates."""
+        config, net, runtime = self.config, copy.deepcopy(self.net), self.runtime
+        adam = FusedAdam(net.parameters(), eps=config.adam_eps)
+        rows = max(1, config.batch_size // runtime.lanes.num_lanes * len(runtime.lanes) // fewer)
+        rows = -(-rows // config.length) * config.length  # whole sequences
+        seen = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
+        few = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
+        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (few, rows))
+        memory, before = net.initial_state(few), net.initial_state(rows // config.length)
+        starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
+
+        @torch.no_grad()
+        def act() -> None:
+            with self.collector.acting():
+                net.step(obs, memory)
+
+        def learn() -> None:
+            with runtime.autocast():
+                outputs, value = net(minibatch, before, split_at_resets(starts) if before else None)
+            adam.zero_grad()
+            (outputs.sum() + value.sum()).backward()
+            adam.step()
+
+        updates = config.epochs * self.samples // config.batch_size
+        inference = BenchmarkOp("inference", few, config.rollout_steps, act, fewer)
+        ops = [inference, BenchmarkOp("learning", rows, updates, learn, fewer)]
+        env = env_work(self.task, self.collector.rollout["action"][0].clone(), config.rollout_steps)
+        return [env, *ops] if fewer == 1 else ops

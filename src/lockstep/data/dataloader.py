@@ -10,7 +10,8 @@ Shapes: L local lanes, M examples per lane, N examples of the training split.
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,16 @@ def deal_batch(order: np.ndarray, start: int, size: int, lanes: Lanes) -> tuple[
     return rows.reshape(-1), (positions < len(batch)).reshape(-1).astype(np.float32), len(batch)
 
 
+class _Prefetch(NamedTuple):
+    """One batch that a thread reads during training."""
+
+    samples: int
+    """Samples of the run before the batch."""
+    following: int
+    """Samples of the run after it."""
+    batch: Future[dict[str, Any]]
+
+
 class DataLoader:
     """Batches of the training split in the order of a run. The next batches are prefetched."""
 
@@ -43,7 +54,7 @@ class DataLoader:
         self.count = data.count("train")
         self._stream = lanes.shared_stream("data.order")
         self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
-        self._ahead: deque[_Prefetcher] = deque()
+        self._ahead: deque[_Prefetch] = deque()
         self._readers: list[LoaderWorker] = []
         self._wanted = readers
 
@@ -53,18 +64,28 @@ class DataLoader:
             self._ahead.clear()
         if not self._ahead:
             self._ahead.append(self._begin(samples))
-        batch, size = self._ahead.popleft().take()
-        following = self._ahead[-1].following if self._ahead else samples + size
+        current = self._ahead.popleft()
+        batch = current.batch.result()  # before the next read: a data set is read by one thread at a time
         while len(self._ahead) < max(1, self._wanted):
-            self._ahead.append(self._begin(following))
-            following = self._ahead[-1].following
-        return batch, size
+            newest = self._ahead[-1] if self._ahead else current
+            self._ahead.append(self._begin(newest.following))
+        return batch, current.following - samples
 
-    def _begin(self, samples: int) -> "_Prefetcher":
+    def _begin(self, samples: int) -> _Prefetch:
         epoch, start = divmod(samples, self.count)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self._stream.permutation(epoch, self.count).numpy()
-        return _Prefetcher(self._reading(), samples, *deal_batch(self._order, start, self.size, self.lanes))
+        rows, weights, size = deal_batch(self._order, start, self.size, self.lanes)
+        read, batch = self._reading(), Future[dict[str, Any]]()
+
+        def work() -> None:
+            try:
+                batch.set_result({**read(rows), "weight": torch.from_numpy(weights)})
+            except BaseException as error:
+                batch.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return _Prefetch(samples, samples + size, batch)
 
     def _reading(self) -> Callable[[np.ndarray], dict[str, Any]]:
         """Return the read function for the next batch. Workers take turns, and start with their first batch."""
@@ -76,34 +97,3 @@ class DataLoader:
         else:
             self._readers.append(self._readers.pop(0))
         return self._readers[-1].read
-
-
-class _Prefetcher:
-    """One batch that a thread reads during training."""
-
-    def __init__(
-        self,
-        read: Callable[[np.ndarray], dict[str, Any]],
-        samples: int,
-        rows: np.ndarray,
-        weights: np.ndarray,
-        size: int,
-    ) -> None:
-        self.samples, self.following = samples, samples + size
-        self._read, self._rows, self._weights, self._size = read, rows, weights, size
-        self._batch: dict[str, Any] = {}
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            self._batch = {**self._read(self._rows), "weight": torch.from_numpy(self._weights)}
-        except BaseException as error:
-            self._error = error
-
-    def take(self) -> tuple[dict[str, Any], int]:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._batch, self._size

@@ -23,8 +23,7 @@ class EpisodeStatistics:
     def __init__(self, lanes: range, envs: int, device: torch.device | None = None) -> None:
         """Keep them on the device if it is CUDA and supports float64, otherwise on the host."""
         self.lanes = lanes
-        on_device = device is not None and device.type == "cuda" and has_float64(device)
-        where = device if on_device else torch.device("cpu")
+        where = device if device is not None and device.type == "cuda" and has_float64(device) else "cpu"
         self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64, device=where)  # [L, E]
         self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64, device=where)  # [L, E]
 

@@ -14,13 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError
 from lockstep.data.nonfinite import locate_nonfinite, value_range
-from lockstep.data.replay_device import RingBuffer, n_step_targets, stretches
+from lockstep.data.replay_sampling import RingBuffer, n_step_targets, stretches
 from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer
 from lockstep.lanes import Lanes
@@ -151,27 +150,12 @@ class Replay:
         if (self._written != self._stop).any() or not self._stop:
             raise ValueError(f"there is nothing to sample from: lanes have written {self._written.tolist()} steps.")
         held = min(self._stop, self.rows)
-        rewards = self.buffers["reward"]
-        if self.device.type != "cpu":
-            starts = self._streams.integers(counter, held * self.envs, count, device=self.device)  # [L, M]
-            ends = self.buffers["terminated"].flatten(), self.buffers["truncated"].flatten()
-            targets = n_step_targets(starts, self._ring, steps, discount, *ends, _by_agent(rewards))
-            drawn = {name: _gather(rings, targets.first) for name, rings in self.buffers.items() if name not in OUTCOME}
-            reward = targets.reward.view(-1, *rewards.shape[3:])
-            following = _gather(self.buffers["next_obs"], targets.last)
-            return drawn | {"reward": reward, "next_obs": following, "discount": targets.discount}
-        draws = self._streams.integers(counter, held * self.envs, count).numpy()  # [L, M]
-        total = torch.empty(draws.size, *rewards.shape[3:])
-        picks, lasts = np.empty(draws.size, np.int64), np.empty(draws.size, np.int64)
-        weights = torch.empty(draws.size)
-        ends = self.buffers["terminated"].flatten().numpy(), self.buffers["truncated"].flatten().numpy()
-        each = _by_agent(rewards).numpy(), total.view(draws.size, -1).numpy()
-        _accumulate(draws, self._ring, steps, discount, *ends, *each, picks, lasts, weights.numpy())
-
-        first, last = torch.from_numpy(picks), torch.from_numpy(lasts)
-        batch = {name: _gather(rings, first) for name, rings in self.buffers.items() if name not in OUTCOME}
-        batch |= {"reward": total, "next_obs": _gather(self.buffers["next_obs"], last), "discount": weights}
-        return dict(self._upload(batch))
+        starts = self._streams.integers(counter, held * self.envs, count, device=self.device)  # [L, M]
+        targets = n_step_targets(starts, self._ring, steps, discount, self.buffers)
+        batch = {name: _gather(rings, targets.first) for name, rings in self.buffers.items() if name not in OUTCOME}
+        batch |= {"reward": targets.reward, "next_obs": _gather(self.buffers["next_obs"], targets.last)}
+        batch["discount"] = targets.discount
+        return dict(self._upload(batch)) if self.device.type == "cpu" else batch
 
     def slices(self, counter: int, count: int, steps: int) -> dict[str, Any]:
         """Sample `count` sequences of `steps` steps of each lane, each within one episode, [L x M, steps, ...] each.
@@ -184,13 +168,7 @@ class Replay:
             raise ValueError(f"there are no {steps} steps to sample: lanes have written {self._written.tolist()}.")
         # [L, M, tries]
         tries = self._streams.integers(counter, (held - steps + 1) * self.envs, count, _TRIES, device=self.device)
-        ends = self.buffers["terminated"].flatten(), self.buffers["truncated"].flatten()
-        if self.device.type == "cpu":
-            places, found = np.empty((*tries.shape[:2], steps), np.int64), np.ones(tries.shape[:2], np.bool_)
-            _follow(tries.numpy(), self._ring, steps, ends[0].numpy(), ends[1].numpy(), places, found)
-            flat, whole = torch.from_numpy(places.reshape(-1, steps)), torch.from_numpy(found.reshape(-1))
-        else:
-            flat, whole = stretches(tries, self._ring, steps, *ends)
+        flat, whole = stretches(tries, self._ring, steps, self.buffers)
         batch = {
             name: tree_map(lambda x: x.unflatten(0, flat.shape), _gather(rings, flat.flatten()))
             for name, rings in self.buffers.items()
@@ -233,87 +211,12 @@ class Replay:
         self._written[position] = stop
 
 
-@njit(cache=True, nogil=True)
-def _accumulate(
-    draws: Any,
-    ring: RingBuffer,
-    steps: int,
-    discount: float,
-    terminated: Any,
-    truncated: Any,
-    rewards: Any,
-    total: Any,
-    picks: Any,
-    lasts: Any,
-    weights: Any,
-) -> None:
-    """Compute n-step targets from each start [L, M]: first and last index, reward sum and bootstrap discount."""
-    sample = 0
-    for lane in range(draws.shape[0]):
-        for draw in draws[lane]:
-            number, env = ring.first + draw // ring.envs, draw % ring.envs
-            total[sample], weight = 0.0, 1.0
-            for ahead in range(min(steps, ring.stop - number)):  # not beyond the newest row
-                place = (lane * ring.rows + (number + ahead) % ring.rows) * ring.envs + env
-                if ahead == 0:
-                    picks[sample] = place
-                lasts[sample] = place
-                for agent in range(rewards.shape[1]):
-                    total[sample, agent] += weight * rewards[place, agent]
-                weight *= discount
-                if terminated[place]:
-                    weight = 0.0
-                if terminated[place] or truncated[place]:
-                    break
-            weights[sample] = weight
-            sample += 1
-
-
-@njit(cache=True, nogil=True)
-def _follow(draws: Any, ring: RingBuffer, steps: int, terminated: Any, truncated: Any, places: Any, whole: Any) -> None:
-    """Find the indices of consecutive steps of one episode, from the first valid one of each sample's tries.
-
-    Tries are starts [L, M, tries]. If none is valid, search for the next valid start. `whole` is False if a lane has
-    none at all.
-    """
-    starts = (ring.stop - ring.first - steps + 1) * ring.envs
-    for lane in range(draws.shape[0]):
-        for sample in range(draws.shape[1]):
-            start, attempt = draws[lane, sample, 0], 0
-            while True:
-                number, env = ring.first + start // ring.envs, start % ring.envs
-                fits = True
-                for ahead in range(steps):
-                    place = (lane * ring.rows + (number + ahead) % ring.rows) * ring.envs + env
-                    places[lane, sample, ahead] = place
-                    if ahead < steps - 1 and (terminated[place] or truncated[place]):
-                        fits = False
-                if fits:
-                    break
-                attempt += 1
-                if attempt < draws.shape[2]:
-                    start = draws[lane, sample, attempt]
-                elif attempt < draws.shape[2] + starts:
-                    start = (start + 1) % starts
-                else:
-                    whole[lane, sample:] = False
-                    places[lane, sample:] = places[lane, sample]
-                    break
-            if not whole[lane, sample]:
-                break
-
-
 def _choose_device(wanted: str, learner: torch.device, size: int) -> torch.device:
     """Choose the device that stores rings of `size` bytes for training on device `learner`."""
     if wanted == "cpu" or learner.type != "cuda":
         return torch.device("cpu")
     fits = wanted == "cuda" or size <= torch.cuda.mem_get_info(learner)[0] // 2
     return learner if fits else torch.device("cpu")
-
-
-def _by_agent(rewards: Tensor) -> Tensor:
-    """Flatten the rewards of rings [L, T, E, ...] to [L x T x E, A]."""
-    return rewards.flatten(0, 2).view(-1, rewards.shape[3:].numel())
 
 
 def _gather(rings: Any, places: Tensor) -> Any:

@@ -37,7 +37,7 @@ from lockstep.launch.rendezvous import join_store, loopback
 from lockstep.launch.world import WorldInfo
 from lockstep.metrics import Metrics, widen
 from lockstep.ops.compilation import Compilation
-from lockstep.ops.phase_timer import DeviceTimer, HostTimer, PhaseTimer
+from lockstep.ops.phase_timer import DeviceTimer, PhaseTimer
 from lockstep.protocols import StateDict
 from lockstep.pytree import Tree, first_leaf, tree_map
 from lockstep.transfer import download
@@ -66,7 +66,7 @@ class Runtime:
         self.lanes = Lanes(lanes, hosting or partition_lanes(lanes, place.size)[place.rank], run.seed)
         self.status = ProcessStatus(place.rank, place.size, device)
         self.collective_log = self.status.collective_log
-        self.timer: PhaseTimer = DeviceTimer() if device.type == "cuda" else HostTimer()
+        self.timer = DeviceTimer() if device.type == "cuda" else PhaseTimer()
         """Seconds by phase. The time of a nested phase does not count for the outer phase."""
         self.bytes_reduced: Counter[tuple[str, int]] = Counter()
         """Reductions by name and bytes since the caller last cleared it. Also counted on one process."""

@@ -12,16 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
-    return _Tanh.apply(x) if _is_supported(x, torch.bfloat16) else torch.tanh(x)
-
-
 class Tanh(nn.Tanh):
-    """Hyperbolic tangent as a layer."""
+    """Hyperbolic tangent."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return tanh(input)
+        return _Tanh.apply(input) if _is_supported(input, torch.bfloat16) else torch.tanh(input)
 
 
 def mish(x: Tensor) -> Tensor:

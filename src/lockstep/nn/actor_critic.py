@@ -11,8 +11,7 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from lockstep.nn.distributions import ActionDistribution
-from lockstep.nn.encoders import CNN, EncoderConfig
-from lockstep.nn.initialization import orthogonal_init
+from lockstep.nn.encoders import CNN, EncoderConfig, orthogonal_init
 from lockstep.nn.recurrent import PaddedSegments, Recurrent, RecurrentConfig
 from lockstep.pytree import Tree
 
@@ -45,17 +44,14 @@ class ActorCritic(nn.Module):
         self.value_head = orthogonal_init(nn.Linear(features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.num_free_params)) if actions.num_free_params else None
 
-    def forward(
-        self, obs: Tree, memory: Any = None, starts: Tensor | None = None, pieces: PaddedSegments | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Tree, memory: Any = None, pieces: PaddedSegments | None = None) -> tuple[Tensor, Tensor]:
         """Return outputs for the action distribution [N, O] and values [N], both fp32 for any autocast dtype.
 
-        A recurrent network needs its state before each sequence, and the episode starts within the sequences. `pieces`
-        is the result of `split_at_resets` for these starts, if the caller has it.
+        A recurrent network needs its state before each sequence, and the split of the sequences at episode starts.
         """
         features = self._encode(obs)
         for name, layer in self.memories.items():
-            features[name] = layer(features[name], memory[name], starts, pieces)
+            features[name] = layer(features[name], memory[name], pieces)
         return self._outputs(features["policy"]), self._value(features.get("value", features["policy"]))
 
     def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:

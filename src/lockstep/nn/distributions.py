@@ -52,38 +52,30 @@ class Categorical:
         return outputs.argmax(-1)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        return (outputs + noise).argmax(-1)
+        return self.mode(outputs + noise)
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         outputs, action = outputs.float(), action.long()
         if cpu_kernels.is_supported(outputs):
-            return cpu_kernels.categorical_log_prob_entropy(outputs, action)
+            return cpu_kernels.CategoricalCPU.apply(outputs, action)
         if fused_losses.is_supported(outputs):
-            return fused_losses.categorical(outputs, action)
+            return fused_losses.FusedCategorical.apply(outputs, action)
         logs = outputs.log_softmax(-1)
         # A masked action has log probability -inf and contributes 0 to the entropy: 0 x -inf must not become NaN.
         spread = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
         return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -spread.sum(-1)
 
 
-class MultiCategorical:
+class MultiCategorical(Categorical):
     """Several independent discrete actions (MultiDiscrete)."""
 
-    num_free_params = 0
-
     def __init__(self, choices: list[int]) -> None:
+        super().__init__(sum(choices))
         self.parts = [Categorical(count) for count in choices]
         self.sizes = choices
-        self.num_params = sum(choices)
-
-    def sample_noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
-        return streams.gumbel(counter, *shape, self.num_params, device=device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         return torch.stack([logits.argmax(-1) for logits in outputs.split(self.sizes, -1)], dim=-1)
-
-    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        return self.mode(outputs + noise)
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         pairs = zip(self.parts, outputs.split(self.sizes, -1), action.unbind(-1), strict=True)
@@ -111,7 +103,7 @@ class Gaussian:
 
     def log_prob_and_entropy(self, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         if fused_losses.is_supported(outputs, action):
-            return fused_losses.gaussian(outputs, action)
+            return fused_losses.FusedGaussian.apply(outputs, action)
         mean, log_std = outputs.float().chunk(2, -1)
         distance = (action - mean) * (-log_std).exp()
         log_prob = (-0.5 * distance.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)

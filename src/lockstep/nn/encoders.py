@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import Tanh
-from lockstep.nn.initialization import orthogonal_init
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +42,14 @@ class EncoderConfig:
     def build(self, space: Space) -> nn.Module:
         """Build the encoder for an observation space. Override this in a subclass to use a custom network."""
         return build_encoder(space, self)
+
+
+def orthogonal_init(layer: nn.Linear | nn.Conv2d, gain: float) -> nn.Linear | nn.Conv2d:
+    """Initialize a layer with orthogonal weights and zero bias, as usual for PPO."""
+    nn.init.orthogonal_(layer.weight, gain)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
 
 
 class MLP(nn.Module):

@@ -23,6 +23,8 @@ from lockstep.config import ConfigError
 
 PADDING_ID = 255
 """Slot number of a node without an edge."""
+_BACK = ", back"
+"""Suffix of a relation in the opposite direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,8 @@ class GraphNet(nn.Module):
         """Build the network. `example` is a batch of inputs; `vocabularies` has the number of names of each type."""
         super().__init__()
         self.plan = _plan(example.get("edges", {}), config.num_layers)
+        used = {relation.removesuffix(_BACK) for ways in self.plan for _, relation, _ in ways}
+        self.relations = [relation for relation in example.get("edges", {}) if relation in used]
         types = {"now", *(name for relations in self.plan for way in relations for name in (way[0], way[2]))}
         self.types = [name for name in example["nodes"] if name in types]
         features = {name: example["nodes"][name]["x"].shape[-1] for name in self.types}
@@ -81,7 +85,7 @@ class GraphNet(nn.Module):
         edges: dict[EdgeType, Tensor] = {}
         for relation, ends in index["edges"].items():
             source, target = _ends(relation)
-            edges |= {(source, relation, target): ends, (target, f"{relation}, back", source): ends.flip(0)}
+            edges |= {(source, relation, target): ends, (target, relation + _BACK, source): ends.flip(0)}
         for step in self.rounds:
             hidden = step(hidden, edges)
         return self.head(hidden["now"]).squeeze(-1)  # [N]
@@ -91,10 +95,16 @@ class GraphNet(nn.Module):
 
         Their number depends on the data, so this synchronizes on a GPU. Call it while inputs are on the host.
         """
-        places = {name: _places(inputs["nodes"][name]) for name in self.types}
-        wanted = {way for relations in self.plan for way in relations}
-        nodes = {name: place.present.flatten().nonzero().squeeze(1) for name, place in places.items()}
-        return {"nodes": nodes, "edges": _edges(inputs.get("edges", {}), places, wanted)}
+        present = {name: _present(inputs["nodes"][name]) for name in self.types}  # [N, S] each
+        number = {name: mask.flatten().cumsum(0).view_as(mask) - 1 for name, mask in present.items()}  # among the V
+        edges = {}
+        for relation in self.relations:
+            source, target = _ends(relation)
+            slot, slots = inputs["edges"][relation].long(), present[target].shape[1]
+            inside = slot.clamp(max=slots - 1)
+            linked = present[source] & (slot < slots) & present[target].gather(1, inside)
+            edges[relation] = torch.stack([number[source][linked], number[target].gather(1, inside)[linked]])
+        return {"nodes": {name: mask.flatten().nonzero().squeeze(1) for name, mask in present.items()}, "edges": edges}
 
     def _encode(self, name: str, nodes: dict[str, Tensor], rows: Tensor) -> Tensor:
         hidden = self.encode[name](nodes["x"].flatten(0, 1).index_select(0, rows).float())  # [V, H]
@@ -139,7 +149,7 @@ def _plan(relations: Any, rounds: int) -> list[list[EdgeType]]:
     ways: list[EdgeType] = []
     for relation in relations:
         source, target = _ends(relation)
-        ways += [(source, relation, target), (target, f"{relation}, back", source)]
+        ways += [(source, relation, target), (target, relation + _BACK, source)]
     plan: list[list[EdgeType]] = []
     needed = {"now"}
     for _ in range(rounds):
@@ -153,35 +163,9 @@ def _ends(relation: str) -> tuple[str, str]:
     return source, target
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Positions of the real nodes of one type."""
-
-    present: Tensor
-    """[N, S] bool: True for real nodes, False for padding."""
-    number: Tensor
-    """[N, S] index of each real node among the V of its type."""
-
-
-def _places(nodes: dict[str, Tensor]) -> _Places:
+def _present(nodes: dict[str, Tensor]) -> Tensor:
+    """Return which slots [N, S] of one type are real nodes, not padding."""
     count, slots = nodes["x"].shape[:2]
-    present = torch.ones(count, slots, dtype=torch.bool, device=nodes["x"].device)
     if "count" in nodes:
-        present = torch.arange(slots, device=present.device) < nodes["count"].unsqueeze(1)
-    return _Places(present, present.flatten().cumsum(0).view_as(present) - 1)
-
-
-def _edges(relations: dict[str, Tensor], places: dict[str, _Places], wanted: set[EdgeType]) -> dict[str, Tensor]:
-    """Return the edges [2, E] of every wanted relation, as indices of real nodes."""
-    edges: dict[str, Tensor] = {}
-    for relation, pointer in relations.items():
-        source, target = _ends(relation)
-        there, back = (source, relation, target), (target, f"{relation}, back", source)
-        if there not in wanted and back not in wanted:
-            continue
-        slots = places[target].present.shape[1]
-        slot = pointer.long()
-        inside = slot.clamp(max=slots - 1)
-        linked = places[source].present & (slot < slots) & places[target].present.gather(1, inside)
-        edges[relation] = torch.stack([places[source].number[linked], places[target].number.gather(1, inside)[linked]])
-    return edges
+        return torch.arange(slots, device=nodes["x"].device) < nodes["count"].unsqueeze(1)
+    return torch.ones(count, slots, dtype=torch.bool, device=nodes["x"].device)

@@ -3,8 +3,6 @@
 Shapes: L local lanes, N samples per lane, D features.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -56,17 +54,17 @@ class ObservationNormalizer:
         """`example` is a batch of observations, [B, ...]."""
         parts = {name: part for name, part in named_leaves(example).items() if enabled and part.is_floating_point()}
         self.moments = {name: RunningMeanStd(part[0].numel(), part.device) for name, part in parts.items()}
-        self._frozen: dict[str, tuple[Tensor, Tensor]] = {}
+        self.frozen: dict[str, tuple[Tensor, Tensor]] = {}
+        """Mean and standard deviation in use, by part of the observation."""
         self.freeze()
 
-    def __call__(self, obs: Tree) -> Tree:
-        """Normalize observations [N, ...] with the frozen moments."""
-        return _map_named(self._normalize, obs) if self.moments else obs
-
-    def _normalize(self, name: str, obs: Tensor) -> Tensor:
-        if name not in self._frozen:
+    def __call__(self, obs: Tree, name: str = "") -> Tree:
+        """Normalize observations [N, ...] with the frozen moments. `name` is that of the part of an observation."""
+        if not self.moments:
             return obs
-        return normalize(obs, *self._frozen[name])
+        if isinstance(obs, dict):
+            return {key: self(part, f"{name}.{key}" if name else key) for key, part in obs.items()}
+        return normalize(obs, *self.frozen[name]) if name in self.frozen else obs
 
     def batch_stats(self, obs: Tree) -> Tensor:
         """Sum the observations [L, N, ...] of this process into one table [L, K] for the all-reduce."""
@@ -85,20 +83,10 @@ class ObservationNormalizer:
         """Use the current moments for normalization until the next update."""
         for name, part in self.moments.items():
             now = part.mean_and_std()
-            if name not in self._frozen:
-                self._frozen[name] = now
-            for held, new in zip(self._frozen[name], now, strict=True):
+            if name not in self.frozen:
+                self.frozen[name] = now
+            for held, new in zip(self.frozen[name], now, strict=True):
                 held.copy_(new)  # in place: a CUDA graph reads them at fixed addresses
-
-    def frozen(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the mean and standard deviation in use, by part of the observation."""
-        return dict(self._frozen)
 
     def state(self) -> StateDict:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}
-
-
-def _map_named(function: Callable[[str, Tensor], Tensor], tree: Tree, prefix: str = "") -> Tree:
-    if isinstance(tree, dict):
-        return {name: _map_named(function, part, f"{prefix}.{name}" if prefix else name) for name, part in tree.items()}
-    return function(prefix, tree)

@@ -74,15 +74,11 @@ class Recurrent(nn.Module):
             hidden = torch.gru_cell(features.float(), state["hidden"], *weights)
             return hidden, {"hidden": hidden}
 
-    def forward(
-        self, features: Tensor, state: MemoryState, starts: Tensor, pieces: "PaddedSegments | None" = None
-    ) -> Tensor:
+    def forward(self, features: Tensor, state: MemoryState, pieces: "PaddedSegments") -> Tensor:
         """Run whole sequences: features [N, D] to features for the heads [N, H].
 
-        `state` [R, H] is the state before each sequence, `starts` [R, S] marks the first steps of episodes. `pieces` is
-        the result of `split_at_resets(starts)`, if the caller has it.
+        `state` [R, H] is the state before each sequence, `pieces` their split at the first steps of episodes.
         """
-        pieces = split_at_resets(starts) if pieces is None else pieces
         # A piece that continues an episode from before its sequence starts from that state, the others from zero.
         begun = tuple(
             torch.where(pieces.goes_on.unsqueeze(1), state[name][pieces.sequence], 0.0).unsqueeze(0)
@@ -107,6 +103,10 @@ class PaddedSegments(NamedTuple):
     goes_on: Tensor
     """[G] Whether a piece continues an episode that started before its sequence."""
 
+    def on_device(self, upload: Uploader) -> "PaddedSegments":
+        """Copy the tensors to the device of `upload`. They are valid until its next call."""
+        return self._replace(**upload({"rows": self.rows, "sequence": self.sequence, "goes_on": self.goes_on}))
+
 
 def split_at_resets(starts: Tensor) -> PaddedSegments:
     """Split sequences at episode starts [R, S]. Synchronizes on a GPU, because the number of pieces depends on data."""
@@ -118,24 +118,6 @@ def split_at_resets(starts: Tensor) -> PaddedSegments:
     count, longest = len(first), int(step.max()) + 1
     goes_on = (first % starts.shape[1] == 0) & ~starts.flatten()[first]
     return PaddedSegments(count, longest, step * count + piece, first // starts.shape[1], goes_on)
-
-
-class PieceCutter:
-    """Splits sequences on the host and uploads the result, so that the host does not wait for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._upload = Uploader(device)
-
-    def __call__(self, starts: Tensor) -> PaddedSegments:
-        """Return `split_at_resets` of starts [R, S] on the host, with tensors on the device."""
-        pieces = split_at_resets(starts)
-        room = starts.numel()  # there are at most as many pieces as samples
-        padded = {"rows": pieces.rows, "sequence": torch.zeros(room, dtype=torch.int64)}
-        padded["goes_on"] = torch.zeros(room, dtype=torch.bool)
-        padded["sequence"][: pieces.total], padded["goes_on"][: pieces.total] = pieces.sequence, pieces.goes_on
-        uploaded = self._upload(padded)
-        sequence, goes_on = uploaded["sequence"][: pieces.total], uploaded["goes_on"][: pieces.total]
-        return PaddedSegments(pieces.total, pieces.longest, uploaded["rows"], sequence, goes_on)
 
 
 def pad_segments(samples: Tensor, pieces: PaddedSegments) -> Tensor:

@@ -7,6 +7,7 @@ on the values of tensors, and each call overwrites the results of the last one.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -41,7 +42,6 @@ class Compilation:
             self.note(f"run.compile is graphs, which needs CUDA: on {device.type}, functions run eagerly.")
             mode = "off"
         self.mode = mode
-        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Wrap a function; `name` is for the log."""
@@ -53,12 +53,10 @@ class Compilation:
         if sentence not in self.notes:
             self.notes.append(sentence)
 
-    @property
+    @cached_property
     def stream(self) -> torch.cuda.Stream:
         """Stream for warm-up and capture."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
+        return torch.cuda.Stream(self.device)
 
 
 class _Compiled:

@@ -32,13 +32,9 @@ def is_supported(*tensors: Tensor) -> bool:
 # -- discrete actions --------------------------------------------------------------------------------------------------
 
 
-def categorical_log_prob_entropy(outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log probability and entropy, [N] each, of actions [N] under logits [N, K]."""
-    log_prob, entropy = _Choices.apply(outputs, action)  # type: ignore[no-untyped-call]
-    return log_prob, entropy
+class CategoricalCPU(torch.autograd.Function):
+    """Log probability and entropy, [N] each, of actions [N] under logits [N, K]."""
 
-
-class _Choices(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         # Softmax and exp by torch along the long axis, where they are vectorized; along the short axis they are not.
@@ -84,26 +80,13 @@ def _judge_gradient(
 # -- PPO loss ----------------------------------------------------------------------------------------------------------
 
 
-def fused_ppo_loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    values: Tensor,
-    data: tuple[Tensor, Tensor, Tensor, Tensor],
-    clip: float,
-    value_clip: float | None,
-    value_weight: float,
-    entropy_weight: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the total PPO loss and its other sums [5], in the order of `functional.PPOLoss`.
+class PPOLossCPU(torch.autograd.Function):
+    """Total PPO loss, and its other sums [5] in the order of `functional.PPOLoss`.
 
-    `data` are the old log probabilities, advantages, old values and returns.
+    `data` are the old log probabilities, advantages, old values and returns. `weights` are clip, value clip, value
+    weight and entropy weight.
     """
-    weights = (clip, math.inf if value_clip is None else value_clip, value_weight, entropy_weight)
-    total, sums = _PPOLossCPU.apply(log_prob, entropy, values, data, weights)  # type: ignore[no-untyped-call]
-    return total, sums
 
-
-class _PPOLossCPU(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,
@@ -111,7 +94,7 @@ class _PPOLossCPU(torch.autograd.Function):
         entropy: Tensor,
         values: Tensor,
         data: tuple[Tensor, Tensor, Tensor, Tensor],
-        weights: tuple[float, float, float, float],
+        weights: tuple[float, float | None, float, float],
     ) -> tuple[Tensor, Tensor]:
         clip, value_clip, value_weight, entropy_weight = weights
         by_log_prob, by_value = torch.empty(2, len(values)).unbind()
@@ -120,7 +103,7 @@ class _PPOLossCPU(torch.autograd.Function):
         log_ratio = log_prob - old_log_prob
         tensors = (log_ratio, log_ratio.expm1(), entropy, values, *rest, by_log_prob, by_value, sums)
         arrays: tuple[Any, ...] = tuple(x.numpy() for x in tensors)
-        _ppo(*arrays, clip, value_clip)  # type: ignore[call-arg]
+        _ppo(*arrays, clip, math.inf if value_clip is None else value_clip)  # type: ignore[call-arg]
         context.kept = by_log_prob, by_value, value_weight, entropy_weight
         policy, value, spread, *_ = sums.tolist()
         sums = sums.float()

@@ -1,10 +1,10 @@
-"""Pure functions: GAE, PPO loss, schedules, two-hot encoding. No state, no modules, no processes.
+"""Pure functions: GAE, PPO loss, schedules, moments. No state, no modules, no processes.
 
 Shapes: T time; every other axis is a batch axis.
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,9 +42,8 @@ def compute_gae(
     ended: Tensor,
     discount: float,
     trace: float,
-    time: int = 0,
 ) -> Tensor:
-    """Compute generalized advantage estimates (GAE) over the axis `time`.
+    """Compute generalized advantage estimates (GAE) over time, the first axis.
 
     `next_values[t]` is the value of the observation after step t: the next observation, or `final_obs` if the episode
     was truncated. A terminated step has no bootstrap value. `trace` is GAE's lambda; the trace stops at the end of an
@@ -52,12 +51,11 @@ def compute_gae(
     """
     deltas = rewards + discount * next_values * ~terminated - values
     decay = discount * trace * ~ended
-    if time == 0 and deltas.dim() == 2 and cpu_kernels.is_supported(deltas, decay):
+    if deltas.dim() == 2 and cpu_kernels.is_supported(deltas, decay):
         return cpu_kernels.discounted_reverse_cumsum(deltas, decay)
     advantages = torch.empty_like(deltas)
-    running = torch.zeros_like(deltas.select(time, 0))
-    steps = zip(deltas.unbind(time), decay.unbind(time), advantages.unbind(time), strict=True)
-    for delta, kept, advantage in reversed(list(steps)):
+    running = torch.zeros_like(deltas[0])
+    for delta, kept, advantage in reversed(list(zip(deltas, decay, advantages, strict=True))):
         running = torch.addcmul(delta, kept, running, out=advantage)
     return advantages
 
@@ -95,15 +93,14 @@ def ppo_loss(
     kl: Schulman's low-variance, non-negative estimate of KL(old || new).
     """
     data = (old_log_prob, advantages, old_values, returns)
+    kernel: Any = None
     if isinstance(clip, float) and cpu_kernels.is_supported(log_prob, entropy, values, *data):
-        total, sums = cpu_kernels.fused_ppo_loss(
-            log_prob, entropy, values, data, clip, value_clip, value_weight, entropy_weight
-        )
-        return PPOLoss(total, *sums.unbind())
-    if fused_losses.is_supported(log_prob, entropy, values, *data):
-        total, sums = fused_losses.fused_ppo_loss(
-            log_prob, entropy, values, data, clip, value_clip, value_weight, entropy_weight
-        )
+        kernel = cpu_kernels.PPOLossCPU
+    elif fused_losses.is_supported(log_prob, entropy, values, *data):
+        kernel = fused_losses.FusedPPOLoss
+    if kernel is not None:
+        weights = (clip, value_clip, value_weight, entropy_weight)
+        total, sums = kernel.apply(log_prob, entropy, values, data, weights)
         return PPOLoss(total, *sums.unbind())
     # Clipped surrogate
     log_ratio = log_prob - old_log_prob

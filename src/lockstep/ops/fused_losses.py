@@ -26,13 +26,9 @@ def is_supported(*tensors: Tensor) -> bool:
 # -- discrete actions --------------------------------------------------------------------------------------------------
 
 
-def categorical(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log probability and entropy, [N] each, of actions [N] under logits [N, K]."""
-    log_prob, entropy = _Categorical.apply(logits, action)  # type: ignore[no-untyped-call]
-    return log_prob, entropy
+class FusedCategorical(torch.autograd.Function):
+    """Log probability and entropy, [N] each, of actions [N] under logits [N, K]."""
 
-
-class _Categorical(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         logs = logits.log_softmax(-1)
@@ -60,13 +56,9 @@ _LOWEST_LOG = -1e4
 # -- continuous actions ------------------------------------------------------------------------------------------------
 
 
-def gaussian(outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log probability and entropy, [N] each, of actions [N, D]; outputs are means and log stds [N, 2 D]."""
-    log_prob, entropy = _Gaussian.apply(outputs, action)  # type: ignore[no-untyped-call]
-    return log_prob, entropy
+class FusedGaussian(torch.autograd.Function):
+    """Log probability and entropy, [N] each, of actions [N, D]; outputs are means and log stds [N, 2 D]."""
 
-
-class _Gaussian(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = outputs.chunk(2, -1)
@@ -92,26 +84,9 @@ class _Gaussian(torch.autograd.Function):
 # -- PPO loss ----------------------------------------------------------------------------------------------------------
 
 
-def fused_ppo_loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    values: Tensor,
-    data: tuple[Tensor, Tensor, Tensor, Tensor],
-    clip: float | Tensor,
-    value_clip: float | None,
-    value_weight: float,
-    entropy_weight: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the total PPO loss and its other sums [5], in the order of `functional.PPOLoss`.
+class FusedPPOLoss(torch.autograd.Function):
+    """Total PPO loss and its other sums [5]; see `cpu_kernels.PPOLossCPU`. `clip` may be a one-element tensor."""
 
-    `data` are the old log probabilities, advantages, old values and returns.
-    """
-    weights = (clip, value_clip, value_weight, entropy_weight)
-    total, sums = _PPOLoss.apply(log_prob, entropy, values, data, weights)  # type: ignore[no-untyped-call]
-    return total, sums
-
-
-class _PPOLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         context: Any,

@@ -7,47 +7,41 @@ not synchronize: events that the device has not reached are counted the next tim
 
 import time
 from collections import deque
-from typing import Protocol
 
 import torch
 
 
-class PhaseTimer(Protocol):
-    """Accumulates seconds by phase."""
-
-    def switch(self, ended: str | None) -> None:
-        """Add the time since the last switch to the phase that ended; None: to no phase."""
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds by phase since the last call."""
-
-
-class HostTimer:
-    """Times phases by the host clock."""
+class PhaseTimer:
+    """Accumulates seconds by phase, timed by the host clock."""
 
     def __init__(self) -> None:
         self._since = 0.0
         self._seconds: dict[str, float] = {}
 
     def switch(self, ended: str | None) -> None:
+        """Add the time since the last switch to the phase that ended; None: to no phase."""
         now = time.perf_counter()
-        if ended is not None:
-            self._seconds[ended] = self._seconds.get(ended, 0.0) + now - self._since
+        self._add(ended, now - self._since)
         self._since = now
 
     def take(self) -> dict[str, float]:
+        """Return the seconds by phase since the last call."""
         taken, self._seconds = self._seconds, {}
         return taken
 
+    def _add(self, ended: str | None, seconds: float) -> None:
+        if ended is not None:
+            self._seconds[ended] = self._seconds.get(ended, 0.0) + seconds
 
-class DeviceTimer:
+
+class DeviceTimer(PhaseTimer):
     """Times phases by events on the current stream of a CUDA device."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._marks: deque[tuple[str | None, torch.cuda.Event]] = deque()
         """Phase that ended, and the event recorded then. The first entry only marks the start."""
         self._spare: list[torch.cuda.Event] = []
-        self._seconds: dict[str, float] = {}
 
     def switch(self, ended: str | None) -> None:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
@@ -58,16 +52,14 @@ class DeviceTimer:
 
     def take(self) -> dict[str, float]:
         self._settle()
-        taken, self._seconds = self._seconds, {}
-        return taken
+        return super().take()
 
     def _settle(self) -> None:
         """Count the events that the device has reached."""
         while len(self._marks) > 1 and self._marks[1][1].query():
             _, before = self._marks.popleft()
             ended, event = self._marks[0]
-            if ended is not None:
-                self._seconds[ended] = self._seconds.get(ended, 0.0) + before.elapsed_time(event) / 1e3
+            self._add(ended, before.elapsed_time(event) / 1e3)
             self._spare.append(before)
 
 

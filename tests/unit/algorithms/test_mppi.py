@@ -13,7 +13,6 @@ from lockstep.algorithms.tdmpc2.mppi import (
     Planner,
     PlanningPolicy,
     choose_elites,
-    draw,
     sample_critic_pairs,
     shift_mean,
 )
@@ -36,11 +35,11 @@ def planner(actions=(2,), config=SMALL, episodic=False, discount=0.9):
     return Planner(model, config, STEPS, torch.full((len(actions),), discount))
 
 
-def inputs(count, actions, config=SMALL, seed=0):
-    lanes = Lanes(count, range(count), seed)
-    obs = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
-    noise = draw(lanes.streams("normal"), lanes.streams("gumbel"), 0, 1, config, STEPS, actions)
-    return obs, noise, sample_critic_pairs(RandomStream(0, "pairs"), 0, config.rounds_for(actions), 3)
+def inputs(plan, count):
+    lanes = Lanes(count, range(count), 0)
+    obs = torch.randn(count, 4, generator=torch.Generator().manual_seed(0))
+    noise = plan.draw_noise(lanes.streams("normal"), lanes.streams("gumbel"), 0, 1)
+    return obs, noise, plan.draw_pairs(RandomStream(0, "pairs"), 0)
 
 
 # --------------------------------------------------------------------------------------------------------------- elites
@@ -103,7 +102,7 @@ def test_sequence_value_ignores_rewards_after_termination():
 @pytest.mark.parametrize("actions", [(2,), (1, 3)])
 def test_batched_plan_equals_plan_of_each_environment(actions):
     plan = planner(actions)
-    obs, noise, pairs = inputs(6, max(actions))
+    obs, noise, pairs = inputs(plan, 6)
     task = torch.tensor([0, 1] * 3) if len(actions) > 1 else None
     warm = torch.zeros(6, STEPS, max(actions))
     whole = plan.plan(obs, task, warm, noise, pairs, explore=True)
@@ -118,7 +117,7 @@ def test_batched_plan_equals_plan_of_each_environment(actions):
 @torch.no_grad()
 def test_plan_is_independent_of_cache_size(monkeypatch):
     plan = planner((1, 3))
-    obs, noise, pairs = inputs(5, 3)
+    obs, noise, pairs = inputs(plan, 5)
     given = obs, torch.tensor([0, 1, 0, 1, 0]), torch.zeros(5, STEPS, 3), noise, pairs
     whole = plan.plan(*given, explore=True)
     for fit in (1, 2 * SMALL.num_samples):
@@ -130,7 +129,7 @@ def test_plan_is_independent_of_cache_size(monkeypatch):
 @torch.no_grad()
 def test_plan_keeps_unused_action_features_at_zero():
     plan = planner((1, 3))
-    obs, noise, pairs = inputs(2, 3)
+    obs, noise, pairs = inputs(plan, 2)
     action, mean = plan.plan(obs, torch.tensor([0, 1]), torch.zeros(2, STEPS, 3), noise, pairs, explore=True)
     assert not action[0, 1:].any()
     assert not mean[0, :, 1:].any()
@@ -142,7 +141,7 @@ def test_plan_maximizes_value():
     """The value function here rewards only the first action feature."""
     plan = planner((2,), PlanConfig(num_samples=64, num_policy_samples=4, num_elites=8, iterations=6))
     plan.value = lambda z, actions, *_: actions[..., 0].sum(-1)
-    obs, noise, pairs = inputs(3, 2, plan.config)
+    obs, noise, pairs = inputs(plan, 3)
     action, mean = plan.plan(obs, None, torch.zeros(3, STEPS, 2), noise, pairs, explore=False)
     assert (mean[..., 0] > 0.9).all()
     assert (action[:, 0] > 0.9).all()
@@ -165,15 +164,13 @@ def test_planning_policy_is_deterministic_and_continues_its_plan():
     assert not torch.equal(after["plan"], policy.act(obs, after)[1]["plan"])
 
 
-def test_rounds_for_many_action_features_adds_two_rounds():
-    assert [PlanConfig().rounds_for(actions) for actions in (19, 20)] == [6, 8]
+def test_rounds_of_many_action_features_are_two_more():
+    assert [planner((actions,), PlanConfig()).rounds for actions in (19, 20)] == [6, 8]
 
 
 def test_lane_noise_is_independent_of_host_process():
     whole, some = Lanes(4, range(4), 0), Lanes(4, range(2, 3), 0)
-    drawn = [
-        draw(lanes.streams("a"), lanes.streams("b"), 5, 2, SMALL, STEPS, 2)["sequences"] for lanes in (whole, some)
-    ]
+    drawn = [planner().draw_noise(lanes.streams("a"), lanes.streams("b"), 5, 2)["sequences"] for lanes in (whole, some)]
     assert torch.equal(drawn[0][4:6], drawn[1])
 
 

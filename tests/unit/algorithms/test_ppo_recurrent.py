@@ -7,6 +7,7 @@ from lockstep.clock import TrainState
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.metrics import Metrics
+from lockstep.nn.recurrent import split_at_resets
 from lockstep.pytree import named_leaves, tree_map
 from lockstep.registry import find_recipe
 from lockstep.tools.bench.autoscale import autoscale
@@ -38,7 +39,7 @@ def ratios(algorithm):
     """Return probability ratios of sequence evaluation to rollout steps for the last rollout, [N]."""
     rows = algorithm.collector.to_sequences(algorithm._prepare_batch(Metrics()))
     steps = {name: tree_map(lambda x: x.flatten(0, 1), part) for name, part in rows.items() if name != "memory"}
-    outputs, value = algorithm.net(algorithm.normalizer(steps["obs"]), rows["memory"], rows["starts"])
+    outputs, value = algorithm.net(algorithm.normalizer(steps["obs"]), rows["memory"], split_at_resets(rows["starts"]))
     log_prob, _ = algorithm.actions.log_prob_and_entropy(outputs, steps["action"])
     torch.testing.assert_close(value, steps["value"], atol=1e-5, rtol=1e-5)
     return (log_prob - steps["log_prob"]).exp()

@@ -94,7 +94,7 @@ def test_loader_prefetches_next_batch():
     data = Toy(ToyConfig())
     loader = DataLoader(data, 20, Lanes(8, range(8), 0))
     loader.batch(0)
-    loader._ahead[0]._thread.join(30)
+    loader._ahead[0].batch.exception(30)
     assert len(data.reads) == 2  # the requested batch and the prefetched one
     loader.batch(20)
     assert len(data.reads) <= 3  # the prefetched batch is not read again
@@ -137,7 +137,7 @@ def test_dead_worker_is_named_when_batch_is_taken():
     loader.batch(0)
     os.kill(loader._readers[0].process.pid, signal.SIGKILL)
     loader._readers[0].process.wait(30)
-    loader._ahead[0]._thread.join(30)  # the prefetch may finish before or after the kill
+    loader._ahead[0].batch.exception(30)  # the prefetch may finish before or after the kill
     loader._ahead.clear()
     with pytest.raises(ReaderError, match=r"data worker 1 of 1 was ended by SIGKILL"):
         loader.batch(20)

@@ -14,8 +14,7 @@ from lockstep.algorithms.ddpg.networks import Actor, Critic, make_action_codec
 from lockstep.config import ConfigError
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
-from lockstep.nn.encoders import CNN, MLP, DictEncoder, EncoderConfig, build_encoder
-from lockstep.nn.initialization import orthogonal_init
+from lockstep.nn.encoders import CNN, MLP, DictEncoder, EncoderConfig, build_encoder, orthogonal_init
 from lockstep.rng import RandomStream, seeded_init
 
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)

@@ -62,7 +62,7 @@ def test_sequences_packed_and_single_steps_agree(kind, data):
     state = {name: drawn(rows, UNITS) for name in memory.names}
 
     def forward():
-        return memory(features.flatten(0, 1), state, starts).view(rows, steps, UNITS)
+        return memory(features.flatten(0, 1), state, split_at_resets(starts)).view(rows, steps, UNITS)
 
     ways = [
         forward,
@@ -87,7 +87,7 @@ def test_state_and_gradient_do_not_cross_episode_boundary(kind):
     starts[0, 3] = starts[1, 0] = True
     features = drawn(2, 6, FEATURES).requires_grad_()
     state = {name: drawn(2, UNITS).requires_grad_() for name in memory.names}
-    outputs = memory(features.flatten(0, 1), state, starts).view(2, 6, UNITS)
+    outputs = memory(features.flatten(0, 1), state, split_at_resets(starts)).view(2, 6, UNITS)
     (outputs[0, 3:].sum() + outputs[1].sum()).backward()
     assert not features.grad[0, :3].any()
     assert features.grad[0, 3:].all()
@@ -96,7 +96,7 @@ def test_state_and_gradient_do_not_cross_episode_boundary(kind):
     with_nan = features.detach().clone()
     with_nan[0, :3] = torch.nan
     state = {name: torch.full_like(part, torch.nan) for name, part in state.items()}
-    after = memory(with_nan.flatten(0, 1), state, starts).view(2, 6, UNITS)
+    after = memory(with_nan.flatten(0, 1), state, split_at_resets(starts)).view(2, 6, UNITS)
     assert torch.equal(after[0, 3:], outputs[0, 3:])
     assert torch.equal(after[1], outputs[1])
 
@@ -106,7 +106,7 @@ def test_segment_padding_does_not_affect_output(kind, monkeypatch):
     memory, starts = build(kind), torch.zeros(3, 8, dtype=torch.bool)
     starts[0, 2] = starts[1, 5] = starts[2, 7] = True
     features, state = drawn(24, FEATURES), memory.initial(3)
-    outputs = memory(features, state, starts)
+    outputs = memory(features, state, split_at_resets(starts))
 
     def pad_with_nan(samples, pieces):
         padded = torch.full((pieces.longest * pieces.total, samples.shape[1]), torch.nan)
@@ -116,7 +116,7 @@ def test_segment_padding_does_not_affect_output(kind, monkeypatch):
     assert pad_with_nan(features, pieces).isnan().any()  # padding exists
     assert pad_segments(features, pieces).isfinite().all()
     monkeypatch.setattr("lockstep.nn.recurrent.pad_segments", pad_with_nan)
-    assert torch.equal(memory(features, state, starts), outputs)
+    assert torch.equal(memory(features, state, pieces), outputs)
 
 
 def test_split_at_resets_starts_new_segment_at_each_episode():
@@ -134,7 +134,7 @@ def test_recurrent_state_is_float32_under_autocast(kind):
     memory = build(kind)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, state = memory.step(drawn(2, FEATURES).bfloat16(), memory.initial(2))
-        outputs = memory(drawn(6, FEATURES).bfloat16(), state, torch.zeros(2, 3, dtype=torch.bool))
+        outputs = memory(drawn(6, FEATURES).bfloat16(), state, split_at_resets(torch.zeros(2, 3, dtype=torch.bool)))
     assert {x.dtype for x in (output, outputs, *state.values())} == {torch.float32}
 
 

@@ -75,7 +75,7 @@ def test_is_supported_only_for_float32_on_cpu():
 
 def test_categorical_values_and_gradients_match_manual_example():
     outputs = tensor([[0.5, 0.25, 0.25]]).log().requires_grad_()
-    log_prob, entropy = cpu_kernels.categorical_log_prob_entropy(outputs, tensor([1]))
+    log_prob, entropy = cpu_kernels.CategoricalCPU.apply(outputs, tensor([1]))
     torch.testing.assert_close(log_prob, tensor([-2 * math.log(2)]))
     torch.testing.assert_close(entropy, tensor([1.5 * math.log(2)]))
     (by_log_prob,) = torch.autograd.grad(log_prob.sum(), outputs, retain_graph=True)
@@ -107,7 +107,7 @@ def judge_in_double_precision(outputs, action):
 @given(seeds, st.integers(0, 9), st.integers(1, 6), st.booleans())
 def test_categorical_matches_float64_reference(seed, count, choices, some_ruled_out):
     outputs, action = draw_choices(seed, count, choices, some_ruled_out)
-    found, by_found = differentiated(cpu_kernels.categorical_log_prob_entropy, outputs, action)
+    found, by_found = differentiated(cpu_kernels.CategoricalCPU.apply, outputs, action)
     wanted, by_wanted = differentiated(judge_in_double_precision, outputs, action)
     torch.testing.assert_close(found, [x.float() for x in wanted], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(by_found, by_wanted, atol=1e-5, rtol=1e-4)
@@ -116,7 +116,7 @@ def test_categorical_matches_float64_reference(seed, count, choices, some_ruled_
 @given(seeds, st.integers(0, 9), st.integers(1, 6), st.booleans())
 def test_categorical_matches_torch_fallback(seed, count, choices, some_ruled_out):
     outputs, action = draw_choices(seed, count, choices, some_ruled_out)
-    found, by_found = differentiated(cpu_kernels.categorical_log_prob_entropy, outputs, action)
+    found, by_found = differentiated(cpu_kernels.CategoricalCPU.apply, outputs, action)
     wanted, by_wanted = plain(differentiated, Categorical(choices).log_prob_and_entropy, outputs, action)
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(by_found, by_wanted, atol=1e-5, rtol=1e-4)
@@ -127,15 +127,13 @@ def test_categorical_result_is_independent_of_memory_layout(layout):
     draw = torch.Generator().manual_seed(0)
     outputs, action = torch.randn(6, 5, generator=draw), torch.randint(5, (6,), generator=draw)
     place = LAYOUTS[layout]
-    found = differentiated(cpu_kernels.categorical_log_prob_entropy, place(outputs), place(action))
-    torch.testing.assert_close(
-        found, differentiated(cpu_kernels.categorical_log_prob_entropy, outputs, action), atol=0, rtol=0
-    )
+    found = differentiated(cpu_kernels.CategoricalCPU.apply, place(outputs), place(action))
+    torch.testing.assert_close(found, differentiated(cpu_kernels.CategoricalCPU.apply, outputs, action), atol=0, rtol=0)
 
 
 def test_categorical_accepts_expanded_logits_and_gradients():
     row, action = tensor([0.3, -1.0, 2.0], requires_grad=True), tensor([0, 2, 2, 1])
-    log_prob, entropy = cpu_kernels.categorical_log_prob_entropy(row.expand(4, 3), action)
+    log_prob, entropy = cpu_kernels.CategoricalCPU.apply(row.expand(4, 3), action)
     (log_prob.sum() + 2 * entropy.sum()).backward()  # the gradient of a sum is an expanded scalar
     again = row.detach().double().requires_grad_()
     theirs = torch.distributions.Categorical(logits=again.expand(4, 3))
@@ -147,7 +145,7 @@ def test_categorical_accepts_expanded_logits_and_gradients():
 def test_categorical_gradient_with_one_unused_output_matches(used):
     outputs, action = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), tensor([0, 1, 2, 0])
     ours, theirs = (outputs.clone().requires_grad_() for _ in range(2))
-    cpu_kernels.categorical_log_prob_entropy(ours, action)[used].sum().backward()
+    cpu_kernels.CategoricalCPU.apply(ours, action)[used].sum().backward()
     plain(Categorical(3).log_prob_and_entropy, theirs, action)[used].sum().backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
 
@@ -158,7 +156,7 @@ def test_categorical_nonfinite_logit_gives_nonfinite_row(bad, place):
     outputs = torch.zeros(3, 2)
     outputs[1, place] = bad
     outputs.requires_grad_()
-    found = cpu_kernels.categorical_log_prob_entropy(outputs, torch.zeros(3, dtype=torch.int64))
+    found = cpu_kernels.CategoricalCPU.apply(outputs, torch.zeros(3, dtype=torch.int64))
     for part in found:
         assert part.isfinite().tolist() == [True, False, True]
         (gradient,) = torch.autograd.grad(part.sum(), outputs, retain_graph=True)
@@ -166,7 +164,7 @@ def test_categorical_nonfinite_logit_gives_nonfinite_row(bad, place):
 
 
 def test_categorical_fully_masked_row_is_nonfinite():
-    for part in cpu_kernels.categorical_log_prob_entropy(torch.full((1, 3), -math.inf), tensor([0])):
+    for part in cpu_kernels.CategoricalCPU.apply(torch.full((1, 3), -math.inf), tensor([0])):
         assert not part.isfinite().any()
 
 
@@ -223,7 +221,7 @@ def test_ppo_loss_nonfinite_input_matches_reference(name, bad, value_clip):
 def test_ppo_loss_of_zero_samples_is_zero():
     moving = [torch.zeros(0, requires_grad=True) for _ in range(3)]
     data = tuple(torch.zeros(0) for _ in range(4))
-    total, sums = cpu_kernels.fused_ppo_loss(*moving, data, 0.2, None, 0.5, 0.01)
+    total, sums = cpu_kernels.PPOLossCPU.apply(*moving, data, (0.2, None, 0.5, 0.01))
     total.backward()
     assert total.item() == 0.0
     assert sums.tolist() == [0.0] * 5

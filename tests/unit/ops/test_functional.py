@@ -92,17 +92,6 @@ def test_gae_matches_definition(steps, envs, seed, discount, trace):
         torch.testing.assert_close(found[:, env], wanted, rtol=1e-5, atol=1e-5)  # the decay is float32
 
 
-def test_gae_time_may_be_any_axis():
-    draw = torch.Generator().manual_seed(0)
-    rewards, values, following = torch.randn(3, 4, 5, 2, generator=draw)
-    terminated, ended = torch.rand(2, 4, 5, 2, generator=draw) < 0.3
-    columns = (rewards, values, following, terminated, ended | terminated)
-    along_one = compute_gae(*columns, 0.9, 0.8, time=1)
-    along_zero = compute_gae(*(x.transpose(0, 1) for x in columns), 0.9, 0.8)
-    assert torch.equal(along_one, along_zero.transpose(0, 1))
-    assert not torch.equal(along_one, compute_gae(*columns, 0.9, 0.8))
-
-
 # ------------------------------------------------------------------------------------------------------------ schedules
 
 

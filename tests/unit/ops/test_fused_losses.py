@@ -30,7 +30,7 @@ def test_categorical_log_prob_and_entropy_match_torch(ruled_out):
     logits.requires_grad_()
     action = torch.where(torch.arange(N) % 5 == 1, 0, torch.arange(N) % 5)
     weights = draw(N, seed=1), draw(N, seed=2)
-    ours = fused_losses.categorical(logits, action)
+    ours = fused_losses.FusedCategorical.apply(logits, action)
     logs = logits.log_softmax(-1)
     shares = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
     theirs = logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -shares.sum(-1)
@@ -48,7 +48,7 @@ def test_gaussian_log_prob_and_entropy_match_torch():
     mean, log_std = outputs.chunk(2, -1)
     normal = Normal(mean, log_std.exp())
     ours, theirs = (
-        fused_losses.gaussian(outputs, action),
+        fused_losses.FusedGaussian.apply(outputs, action),
         (normal.log_prob(action).sum(-1), normal.entropy().sum(-1)),
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -65,7 +65,7 @@ def test_ppo_loss_matches_reference_formula(value_clip, scale):
     theirs = ppo_loss(
         *wide, *(x.double() for x in data), clip=0.2, value_clip=value_clip, value_weight=0.5, entropy_weight=0.01
     )
-    total, sums = fused_losses.fused_ppo_loss(*leaves, data, 0.2, value_clip, 0.5, 0.01)
+    total, sums = fused_losses.FusedPPOLoss.apply(*leaves, data, (0.2, value_clip, 0.5, 0.01))
     torch.testing.assert_close(total.double(), theirs.total, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(sums.double(), torch.stack([x.double() for x in theirs[1:]]), rtol=1e-5, atol=1e-4)
     mine = torch.autograd.grad(total * scale, leaves)
@@ -79,7 +79,7 @@ def test_ppo_loss_with_nan_input_is_nan(place):
     tensors = [draw(N, seed=seed, scale=0.3) for seed in range(7)]
     tensors[place][3] = math.nan
     leaves = [x.requires_grad_() for x in tensors[:3]]
-    total, _ = fused_losses.fused_ppo_loss(*leaves, tuple(tensors[3:]), 0.2, 0.2, 0.5, 0.01)
+    total, _ = fused_losses.FusedPPOLoss.apply(*leaves, tuple(tensors[3:]), (0.2, 0.2, 0.5, 0.01))
     assert total.isnan()
 
 

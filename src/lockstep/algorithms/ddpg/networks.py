@@ -14,15 +14,17 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError
-from lockstep.nn.encoders import EncoderConfig
-from lockstep.nn.initialization import orthogonal_init
+from lockstep.nn.encoders import EncoderConfig, orthogonal_init
 from lockstep.ops.philox.draws import Device
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams
 
 
 class ActionCodec(Protocol):
-    """Conversion between outputs of the actor, action vectors [N, K] and stored actions."""
+    """Conversion between outputs of the actor, action vectors [N, K] and stored actions.
+
+    By default, all three forms of an action are the same.
+    """
 
     width: int
     """K: size of an action vector, and number of outputs of the actor."""
@@ -45,15 +47,18 @@ class ActionCodec(Protocol):
 
     def encode(self, vector: Tensor) -> Tensor:
         """Convert vectors to stored actions."""
+        return vector
 
     def vector(self, stored: Tensor) -> Tensor:
         """Convert stored actions to vectors."""
+        return stored
 
     def to_env(self, stored: Tensor) -> Tensor:
         """Convert stored actions to actions of the environment."""
+        return stored
 
 
-class DiscreteCodec:
+class DiscreteCodec(ActionCodec):
     """One of K choices as a one-hot vector: the argmax of the logits. With Gumbel noise it samples their softmax."""
 
     example = torch.zeros((), dtype=torch.int64)
@@ -89,11 +94,8 @@ class DiscreteCodec:
     def vector(self, stored: Tensor) -> Tensor:
         return F.one_hot(stored, self.width).float()
 
-    def to_env(self, stored: Tensor) -> Tensor:
-        return stored
 
-
-class ContinuousCodec:
+class ContinuousCodec(ActionCodec):
     """K bounded numbers as a vector between -1 and 1."""
 
     def __init__(self, space: spaces.Box, spread: float) -> None:
@@ -114,12 +116,6 @@ class ContinuousCodec:
 
     def random(self, uniform: Tensor, legal: Tensor | None) -> Tensor:
         return 2.0 * uniform - 1.0
-
-    def encode(self, vector: Tensor) -> Tensor:
-        return vector
-
-    def vector(self, stored: Tensor) -> Tensor:
-        return stored
 
     def to_env(self, stored: Tensor) -> Tensor:
         if self.reach.device != stored.device:  # once: a copy to a GPU synchronizes with it
@@ -172,20 +168,17 @@ class AgentAxis:
     def __init__(self, task: Any) -> None:
         agents, self.rivals = getattr(task, "agents", None), getattr(task, "rivals", 0)
         self.several, self.agents = agents is not None, (agents or 1) - self.rivals
+        ours = slice(0, self.agents)
         self.whole_space = _visible(task.observation_space)
         self.own_space, self.action_space = self.whole_space, task.action_space
         if self.several:
-            self.own_space, self.whole_space = _of_agents(self.whole_space, 0), _of_agents(self.whole_space, self.ours)
+            self.own_space, self.whole_space = _of_agents(self.whole_space, 0), _of_agents(self.whole_space, ours)
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
             self.idle = int(task.action_space.nvec[-1]) - 1
 
-    @property
-    def ours(self) -> slice:
-        return slice(0, self.agents)
-
     def ours_of(self, tree: Any) -> Any:
         """Return the part [B, A, ...] of observations, actions or rewards [B, A + R, ...] that is of our agents."""
-        return tree_map(lambda x: x[:, self.ours], tree) if self.rivals else tree
+        return tree_map(lambda x: x[:, : self.agents], tree) if self.rivals else tree
 
     def rivals_of(self, tree: Any) -> Any:
         """Return the part [B, R, ...] that belongs to the opponents."""

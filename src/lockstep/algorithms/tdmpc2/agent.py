@@ -25,7 +25,6 @@ from lockstep.algorithms.tdmpc2.mppi import (
     Planner,
     PlanningPolicy,
     PriorPolicy,
-    draw,
     sample_critic_pairs,
     seen_of,
     shift_mean,
@@ -214,8 +213,8 @@ class TDMPC2(Algorithm):
             action: Tensor = self.runtime.map_lanes(self._prior, {"obs": obs, "noise": normal})
             return action
         # MPPI
-        noise = self.plan_noise(counter)
-        pairs = sample_critic_pairs(self.plan_pairing, counter, self.planner.rounds, self.model.critics.count, device)
+        noise = self.planner.draw_noise(self.acting, self.choosing, counter, self.envs_per_lane)
+        pairs = self.planner.draw_pairs(self.plan_pairing, counter)
         planned = self.runtime.map_lanes(
             lambda part: self._plan(part, pairs), {"obs": obs, "plan": self.plans, "noise": noise}
         )
@@ -228,12 +227,6 @@ class TDMPC2(Algorithm):
                 *seen_of(part["obs"]), shift_mean(part["plan"]), part["noise"], pairs, explore=True
             )
         return {"action": action, "mean": mean}
-
-    def plan_noise(self, counter: int) -> dict[str, Any]:
-        config, actions, device = self.config, self.model.actions, self.runtime.device
-        return draw(
-            self.acting, self.choosing, counter, self.envs_per_lane, config.plan, config.horizon, actions, device
-        )
 
     def _follow_policy(self, part: dict[str, Any]) -> Tensor:
         obs, task = seen_of(part["obs"])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.algorithms.env_benchmark import env_work
 from lockstep.algorithms.tdmpc2.losses import model_loss, policy_loss
-from lockstep.algorithms.tdmpc2.mppi import Planner, sample_critic_pairs, seen_of
+from lockstep.algorithms.tdmpc2.mppi import Planner, seen_of
 from lockstep.distributed import FusedAdam
 from lockstep.protocols import BenchmarkOp
 from lockstep.pytree import tree_map
@@ -24,11 +24,10 @@ def benchmark_ops(agent: Any, fewer: int) -> list[BenchmarkOp]:
     model_adam = FusedAdam(model.parameters())
     policy_adam = FusedAdam(model.policy.parameters())
     planner = Planner(model, config.plan, config.horizon, discounts)
-    pairs = sample_critic_pairs(agent.plan_pairing, 0, planner.rounds, model.critics.count, runtime.device)
+    pairs = planner.draw_pairs(agent.plan_pairing, 0)
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
-    obs, noise = (
-        tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observations(), agent.plan_noise(0))
-    )
+    drawn = planner.draw_noise(agent.acting, agent.choosing, 0, agent.envs_per_lane)
+    obs, noise = (tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observations(), drawn))
     batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_sequences(agent), agent.updates))
 
     @torch.no_grad()

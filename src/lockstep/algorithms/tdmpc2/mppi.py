@@ -59,9 +59,6 @@ class PlanConfig:
                 "Use fewer policy samples than samples, 1 to num_samples elites, and 1 iteration or more.",
             )
 
-    def rounds_for(self, actions: int) -> int:
-        return self.iterations + 2 * (actions >= MANY_ACTIONS)
-
 
 class Elites(NamedTuple):
     """The best sequences and their weights, with weighted mean and standard deviation."""
@@ -101,38 +98,32 @@ def shift_mean(mean: Tensor) -> Tensor:
     return torch.cat([mean[:, 1:], torch.zeros_like(mean[:, :1])], dim=1)
 
 
-def draw(
-    normal: LaneStreams,
-    gumbel: LaneStreams,
-    counter: int,
-    envs: int,
-    config: PlanConfig,
-    steps: int,
-    actions: int,
-    device: Device = "cpu",
-) -> dict[str, Any]:
-    """Draw the noise of one plan per environment, [B, ...]: one draw per lane, split by purpose."""
-    rounds = config.rounds_for(actions)
-    shapes = {
-        "sequences": (rounds, config.num_samples - config.num_policy_samples, steps, actions),
-        "policy": (config.num_policy_samples, steps, actions),
-        "last": (rounds, config.num_samples, actions),
-        "action": (actions,),
-    }
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1)
-    parts = dict(zip(shapes, drawn.split(sizes, dim=1), strict=True))
-    noise: dict[str, Any] = {name: part.unflatten(1, shapes[name]) for name, part in parts.items()}
-    return noise | {"elite": gumbel.gumbel(counter, envs, config.num_elites, device=device).flatten(0, 1)}
-
-
 class Planner:
     """Planner that uses the current weights of a model."""
 
     def __init__(self, model: WorldModel, config: PlanConfig, steps: int, discounts: Tensor) -> None:
         """Create a planner with the discount factors of all tasks."""
         self.model, self.config, self.steps, self.discounts = model, config, steps, discounts
-        self.rounds = config.rounds_for(model.actions)
+        self.rounds = config.iterations + 2 * (model.actions >= MANY_ACTIONS)
+
+    def draw_noise(self, normal: LaneStreams, gumbel: LaneStreams, counter: int, envs: int) -> dict[str, Any]:
+        """Draw the noise of one plan per environment, [B, ...]: one draw per lane, split by purpose."""
+        config, actions, device = self.config, self.model.actions, self.discounts.device
+        shapes = {
+            "sequences": (self.rounds, config.num_samples - config.num_policy_samples, self.steps, actions),
+            "policy": (config.num_policy_samples, self.steps, actions),
+            "last": (self.rounds, config.num_samples, actions),
+            "action": (actions,),
+        }
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1)
+        parts = dict(zip(shapes, drawn.split(sizes, dim=1), strict=True))
+        noise: dict[str, Any] = {name: part.unflatten(1, shapes[name]) for name, part in parts.items()}
+        return noise | {"elite": gumbel.gumbel(counter, envs, config.num_elites, device=device).flatten(0, 1)}
+
+    def draw_pairs(self, stream: RandomStream, counter: int) -> Tensor:
+        """Draw the critics of each iteration of one plan, [R, 2]."""
+        return sample_critic_pairs(stream, counter, self.rounds, self.model.critics.count, self.discounts.device)
 
     def plan(
         self, obs: Tensor, task: Tensor | None, mean: Tensor, noise: dict[str, Any], pairs: Tensor, explore: bool
@@ -232,12 +223,8 @@ class PlanningPolicy(Policy):
         self.prior = PriorPolicy(planner.model, middle, reach)
         """Policy for export, without the planner."""
         normal, gumbel = (LaneStreams((RandomStream(0, f"planning.{kind}"),)) for kind in ("normal", "gumbel"))
-        model = planner.model
-        device = middle.device
-        self.noise = draw(normal, gumbel, 0, 1, planner.config, planner.steps, model.actions, device)
-        self.pairs = sample_critic_pairs(
-            RandomStream(0, "planning.pairs"), 0, planner.rounds, model.critics.count, device
-        )
+        self.noise = planner.draw_noise(normal, gumbel, 0, envs=1)
+        self.pairs = planner.draw_pairs(RandomStream(0, "planning.pairs"), 0)
 
     def initial_state(self, count: int) -> Tree:
         return {"plan": torch.zeros(count, self.planner.steps, self.planner.model.actions, device=self.middle.device)}

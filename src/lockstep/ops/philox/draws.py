@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -27,12 +27,11 @@ _ALL_BITS = 2**64 - 1
 
 
 class Philox:
-    """Draws [L, *shape] for L keys, or [*shape] for a single key; see `constants` for the definition of an element."""
+    """Draws [L, *shape] for L keys; see `constants` for the definition of an element."""
 
-    def __init__(self, keys: Sequence[int] | int) -> None:
-        """Set the 64-bit keys of the lanes."""
-        self._keys = np.array(keys, np.uint64).reshape(-1)
-        self._lanes = np.shape(keys)
+    def __init__(self, keys: Sequence[int]) -> None:
+        """Set the keys of the lanes. Draws use their lower 64 bits."""
+        self._keys = np.array([key & _ALL_BITS for key in keys], np.uint64)
         self._on_device: dict[torch.device, Tensor] = {}
 
     def uniform(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
@@ -60,23 +59,22 @@ class Philox:
         return self._draw("integers", counter, shape, device, high)
 
     def permutation(self, counter: Counter, *shape: int, device: Device = "cpu") -> Tensor:
-        """Permutations of range(shape[-1]) int64 along the last axis."""
+        """A permutation of range(length) int64, where the last axis has that length; one for each of the other axes."""
         device = torch.device(device)
-        if device.type in _DRAWN_ON_HOST:
-            keys = self._draw("orders", counter, shape, "cpu")
-            order: Tensor = _kernels().order(torch.atleast_2d(keys).flatten(0, -2))
-            return order.view(keys.shape).to(device)
-        return tensor_ops.order(self._draw("orders", counter, shape, device))
+        if device.type not in _DRAWN_ON_HOST:
+            return tensor_ops.order(self._draw("orders", counter, shape, device))
+        keys = self._draw("orders", counter, shape, "cpu")
+        order: Tensor = _kernels().order(keys.unsqueeze(0).flatten(0, -2))
+        return order.view(keys.shape).to(device)
 
     def _draw(self, kind: Kind, counter: Counter, shape: tuple[int, ...], device: Device, bound: int = 0) -> Tensor:
         device, count = torch.device(device), math.prod(shape)
-        result: Tensor
         if device.type in _DRAWN_ON_HOST:
-            result = _kernels().draw(kind, self._keys, int(counter) & _ALL_BITS, count, bound).to(device)
+            result: Tensor = _kernels().draw(kind, self._keys, int(counter) & _ALL_BITS, count, bound).to(device)
         else:
             keys = self._keys_on(device)
             result = _implementation(keys.device).draw(kind, keys, counter, count, bound)
-        return result.view((*self._lanes, *shape))
+        return result.view(len(self._keys), *shape)
 
     def _keys_on(self, device: torch.device) -> Tensor:
         if device.index is None:  # "cuda" is the current device, which may change
@@ -99,19 +97,13 @@ def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Te
 
     The numbers are the same as those of `tasks.kernels.random_below`.
     """
-    return _implementation(keys.device).integers_at(keys, major, minor, bound)
-
-
-class Implementation(Protocol):
-    """Interface of the implementations for devices other than the CPU."""
-
-    def draw(self, kind: Kind, keys: Tensor, counter: Counter, count: int, bound: int) -> Tensor: ...
-    def integers_at(self, keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor: ...
+    drawn: Tensor = _implementation(keys.device).integers_at(keys, major, minor, bound)
+    return drawn
 
 
 @cache
-def _implementation(device: torch.device) -> Implementation:
-    """Return the Triton kernels on CUDA if they work, otherwise the torch operations."""
+def _implementation(device: torch.device) -> Any:
+    """Return the module with the Triton kernels on CUDA if they work, otherwise the one with torch operations."""
     if device.type != "cuda" or (torch.version.cuda is None and torch.version.hip is None):
         return tensor_ops
     try:

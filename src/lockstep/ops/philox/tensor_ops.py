@@ -8,20 +8,8 @@ Shapes: L lanes, N elements per lane, N / 4 or N / 2 blocks.
 import torch
 from torch import Tensor
 
-from lockstep.ops.philox.constants import (
-    LOG,
-    LOG_2,
-    MULTIPLY_0,
-    MULTIPLY_2,
-    NORMAL_P,
-    NORMAL_Q,
-    ROOT_HALF_BITS,
-    ROUNDS,
-    WEYL_0,
-    WEYL_1,
-    WIDE,
-    Kind,
-)
+from lockstep.ops.philox import constants
+from lockstep.ops.philox.constants import WIDE, Kind
 
 _LOW = 0xFFFFFFFF
 
@@ -62,9 +50,9 @@ def rounds(keys: Tensor, word_0: Tensor, word_1: Tensor, word_2: Tensor, word_3:
 
     Only factors need a mask, because the upper halves of other values never affect a lower half.
     """
-    numbers = torch.arange(ROUNDS, device=keys.device).view(-1, *(1,) * keys.dim())
-    for key_0, key_1 in zip(keys + numbers * WEYL_0, (keys >> 32) + numbers * WEYL_1, strict=True):
-        product_0, product_2 = word_0 * MULTIPLY_0, word_2 * MULTIPLY_2
+    numbers = torch.arange(constants.ROUNDS, device=keys.device).view(-1, *(1,) * keys.dim())
+    for key_0, key_1 in zip(keys + numbers * constants.WEYL_0, (keys >> 32) + numbers * constants.WEYL_1, strict=True):
+        product_0, product_2 = word_0 * constants.MULTIPLY_0, word_2 * constants.MULTIPLY_2
         word_0, word_1 = ((product_2 >> 32) ^ word_1 ^ key_0) & _LOW, product_2
         word_2, word_3 = ((product_0 >> 32) ^ word_3 ^ key_1) & _LOW, product_0
     return [word_0, word_1 & _LOW, word_2, word_3 & _LOW]
@@ -86,13 +74,13 @@ def _words(keys: Tensor, counter: int | Tensor, count: int) -> Tensor:
 def _split(x: Tensor) -> tuple[Tensor, Tensor]:
     """Exponent and mantissa of x = 2**exponent (1 + mantissa), with 1 + mantissa around 1."""
     bits = x.view(torch.int32)
-    exponent = (bits - ROOT_HALF_BITS) >> 23
+    exponent = (bits - constants.ROOT_HALF_BITS) >> 23
     return exponent, (bits - (exponent << 23)).view(torch.float32) - 1.0
 
 
 def _log(exponent: Tensor, f: Tensor) -> Tensor:
     """Logarithm of 2**exponent (1 + f)."""
-    return exponent.float() * LOG_2 + ((_horner(LOG, f) * f - 0.5) * (f * f) + f)
+    return exponent.float() * constants.LOG_2 + ((_horner(constants.LOG, f) * f - 0.5) * (f * f) + f)
 
 
 def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
@@ -113,7 +101,7 @@ def _ends(words: Tensor) -> tuple[Tensor, Tensor]:
 def _as_normal(words: Tensor) -> Tensor:
     tail, x = _ends(words)
     w = 0.0 - _log(*_split(tail * (2.0 - tail)))
-    z = x * (_horner(NORMAL_P, w) / _horner(NORMAL_Q, w))
+    z = x * (_horner(constants.NORMAL_P, w) / _horner(constants.NORMAL_Q, w))
     return torch.where((words & 1).bool(), z, -z)
 
 

@@ -100,7 +100,7 @@ def _to_sb3(algorithm: PPO) -> dict[str, Tensor]:
         for prefix in _prefixes(part, _is_plain(algorithm), algorithm.net.critic_encoder is None):
             theirs[f"{prefix}.{rest.removeprefix('layers.') if 'mlp' in prefix else rest}" if rest else prefix] = tensor
     if not _is_plain(algorithm):
-        moments = list(algorithm.normalizer.frozen().values())
+        moments = list(algorithm.normalizer.frozen.values())
         for prefix in ("features_extractor", "pi_features_extractor", "vf_features_extractor"):
             for index, (mean, std) in enumerate(moments):
                 theirs |= {f"{prefix}.mean{index}": mean, f"{prefix}.std{index}": std}
@@ -211,7 +211,7 @@ def _policy_arguments(algorithm: PPO) -> dict[str, Any]:
             "net_arch": {"pi": layers, "vf": layers},
             "activation_fn": PickleGlobal("torch.nn.modules.activation", activation),
         }
-    moments = [[name, len(mean)] for name, (mean, _) in algorithm.normalizer.frozen().items()]
+    moments = [[name, len(mean)] for name, (mean, _) in algorithm.normalizer.frozen.items()]
     encoder = dataclasses.asdict(config) | {"hidden_sizes": list(config.hidden_sizes)}
     return {
         "net_arch": [],
