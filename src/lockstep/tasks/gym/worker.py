@@ -43,23 +43,17 @@ def main() -> int:
 def _make(settings: dict[str, Any], memory: int, first: int) -> SyncEnvs:
     if settings["die_with_parent"]:
         die_with_parent()
-    arrays = lay_out(settings["layout"], mmap.mmap(memory, 0))
+    rows = slice(first, None, settings["workers"])
+    table = SharedArrays(**lay_out(settings["layout"], mmap.mmap(memory, 0), rows))
     os.close(memory)
     id = settings["id"]
     try:
-        return SyncEnvs(id, settings["options"], SharedArrays(**_every(arrays, first, settings["workers"])))
+        return SyncEnvs(id, settings["options"], table)
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigError(
             f"{id} is registered in the training process, but not in its workers, which are separate Python processes.",
             "Write the id with the module that registers it, as in my_module:Name-v0, or use --task.num-workers 0.",
         ) from error
-
-
-def _every(tree: Any, first: int, stride: int) -> Any:
-    """Return every stride-th row of the arrays of a tree, without a copy."""
-    if isinstance(tree, dict):
-        return {name: _every(part, first, stride) for name, part in tree.items()}
-    return tree[first::stride]
 
 
 def _handle(request: Message, rows: SyncEnvs) -> Message:

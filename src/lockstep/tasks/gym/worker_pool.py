@@ -107,7 +107,7 @@ class WorkerPool:
             )
         layout = layout_of(forms._asdict())
         memory = _shared_memory(size_of(layout))  # a file descriptor
-        self.table = SharedArrays(**lay_out(layout, mmap.mmap(memory, 0)))
+        self.table = SharedArrays(**lay_out(layout, mmap.mmap(memory, 0), slice(None)))
         self._id, self._workers = id, list[EnvWorker]()
         self._end = weakref.finalize(self, _end, self._workers)
         settings = {

@@ -94,13 +94,13 @@ def size_of(layout: Any) -> int:
     return math.ceil(math.prod(shape) * np.dtype(dtype).itemsize / 64) * 64  # whole cache lines: all are aligned
 
 
-def lay_out(layout: Any, memory: mmap.mmap, start: int = 0) -> Any:
-    """Map the arrays of a layout to consecutive parts of the memory."""
+def lay_out(layout: Any, memory: mmap.mmap, rows: slice, start: int = 0) -> Any:
+    """Map the arrays of a layout to consecutive parts of the memory. Return some of their rows, without a copy."""
     if isinstance(layout, dict):
         tree = {}
         for name, part in layout.items():
-            tree[name] = lay_out(part, memory, start)
+            tree[name] = lay_out(part, memory, rows, start)
             start += size_of(part)
         return tree
     dtype, *shape = layout
-    return np.frombuffer(memory, dtype, math.prod(shape), start).reshape(shape)
+    return np.frombuffer(memory, dtype, math.prod(shape), start).reshape(shape)[rows]
