@@ -16,10 +16,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from rich.progress import track
@@ -57,8 +56,7 @@ class Match(NamedTuple):
     """1 if the side batting second won, 0 if it lost, -1 if there is no regular result."""
 
 
-@dataclass(frozen=True)
-class MatchArchive:
+class MatchArchive(NamedTuple):
     """All matches, as arrays."""
 
     balls: np.ndarray
@@ -81,6 +79,9 @@ class MatchArchive:
     """Checksum of the data, so that a run resumes with the same data."""
 
 
+_ARRAYS = [name for name in MatchArchive._fields if name not in ("ids", "digest")]
+
+
 def mark_of(over: int) -> int:
     """Return the over (from zero) up to which a score is predicted: five overs ahead, within powerplay and innings."""
     return 5 if over < 5 else 20 if over >= 15 else over + 5
@@ -98,12 +99,8 @@ def open_archive(source: Path, cache: Path) -> MatchArchive:
                     _build(source, place, digest)
         except OSError as error:
             raise ConfigError(f"{cache} cannot be written: {error}.", "Choose another --task.cache-dir.") from None
-    arrays = {field.name: np.load(place / f"{field.name}.npy", mmap_mode="r") for field in _arrays()}
+    arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
     return MatchArchive(**arrays, ids=tuple(json.loads((place / "ids.json").read_text())), digest=digest)
-
-
-def _arrays() -> list[Any]:
-    return [field for field in fields(MatchArchive) if field.name not in ("ids", "digest")]
 
 
 def _digest(source: Path) -> str:
@@ -137,8 +134,8 @@ def _build(source: Path, place: Path, digest: str) -> None:
     partial_dir = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         archive = _read(source, digest)
-        for field in _arrays():
-            np.save(partial_dir / f"{field.name}.npy", getattr(archive, field.name), allow_pickle=False)
+        for name in _ARRAYS:
+            np.save(partial_dir / f"{name}.npy", getattr(archive, name), allow_pickle=False)
         (partial_dir / "ids.json").write_text(json.dumps(archive.ids))
         with suppress(OSError):  # another process was faster, with the same data
             os.rename(partial_dir, place)
@@ -164,10 +161,11 @@ def _read(source: Path, digest: str) -> MatchArchive:
     console, size = PrintableConsole(stderr=True), 0
     read: list[tuple[str, Match, list[_Innings]]] = []
     with _texts(source) as texts:
-        for name, text in track(texts, "reading cricket matches", console=console, transient=True):
-            found = text()
-            read.append((name, *_parse(name, found)))
-            size += len(found)
+        for name, opened in track(texts, "reading cricket matches", console=console, transient=True):
+            with opened() as file:
+                text = file.read(JSON_BYTES + 1)  # a longer text is refused
+            read.append((name, *_parse(name, text)))
+            size += len(text)
             if size > TEXTS:
                 raise ConfigError(f"{source} holds more than {TEXTS:,} bytes of matches.", "Give a smaller archive.")
     read.sort(key=lambda entry: (entry[1].date, entry[0]))
@@ -195,10 +193,10 @@ def _read(source: Path, digest: str) -> MatchArchive:
 
 
 @contextmanager
-def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
-    """Yield match names with functions that read their text, limited to JSON_BYTES + 1 bytes."""
+def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], IO[Any]]]]]:
+    """Yield match names with functions that open their text."""
     if source.is_dir():
-        yield [(path.stem, partial(_read_head, partial(path.open, "rb"))) for path in sorted(source.glob("*.json"))]
+        yield [(path.stem, partial(path.open, "rb")) for path in sorted(source.glob("*.json"))]
         return
     try:
         with zipfile.ZipFile(source) as archive:
@@ -207,14 +205,9 @@ def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
             if len(entries) > MATCHES:
                 raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MATCHES:,} at most.")
             # Names in an archive are only used as ids: nothing is written under them.
-            yield [(Path(entry.filename).stem, partial(_read_head, partial(archive.open, entry))) for entry in entries]
+            yield [(Path(entry.filename).stem, partial(archive.open, entry)) for entry in entries]
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"{source} is not a readable zip file: {error}.", "Download it again.") from None
-
-
-def _read_head(opened: Callable[[], Any]) -> bytes:
-    with opened() as file:
-        return bytes(file.read(JSON_BYTES + 1))
 
 
 def _parse(name: str, text: bytes) -> tuple[Match, list[_Innings]]:
