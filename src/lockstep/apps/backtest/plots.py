@@ -1,7 +1,6 @@
 """Plot (PNG) and self-contained page (HTML) of a walk-forward backtest."""
 
 import base64
-import io
 import math
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,9 +75,7 @@ def draw(report: BacktestReport, path: Path) -> bytes:
         f"{report.bars.name}: walk forward, {len(report.folds)} folds (dashed), after all costs", loc="left"
     )
     figure.savefig(path, dpi=130)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=130, format="png")
-    return buffer.getvalue()
+    return path.read_bytes()
 
 
 def write_page(report: BacktestReport, path: Path, plot: bytes, notes: list[str], warnings: list[str]) -> None:

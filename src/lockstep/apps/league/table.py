@@ -10,12 +10,12 @@ from rich.progress import track
 from rich.table import Table
 
 from lockstep.apps.league.matches import Player, play_match, script, trained
-from lockstep.apps.league.plots import draw
 from lockstep.apps.league.ratings import MatchRecord, elo, wilson
 from lockstep.config import ConfigError
 from lockstep.inference import load
 from lockstep.io.rich_console import PrintableConsole
 from lockstep.tasks.team_snakes.opponents import LEVELS
+from lockstep.tools.report.html import render
 
 
 def show_standings(
@@ -96,3 +96,12 @@ def _as_json(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str
         for name, record in against.items()
     }
     return {"team": team, "matches": matches, "elo": dict(ratings)}
+
+
+def draw(team: str, ratings: Mapping[str, float], against: Mapping[str, MatchRecord]) -> str:
+    """Return an SVG with Elo ratings, the strongest on top, and the team's win rates with 95 % intervals."""
+    ranked = sorted(ratings.items(), key=lambda rated: -rated[1])
+    met = [(name, against[name]) for name, _ in ranked if name in against]
+    rates = [(name, record.win_rate, wilson(record.wins, record.games)) for name, record in met]
+    games = sum(record.games for record in against.values()) // max(len(against), 1)
+    return render("league.svg.j2", team=team, ratings=ranked, rates=rates, games=games)
