@@ -45,8 +45,6 @@ class InningsReplay:
     """[T + 1] legal balls before each delivery, and at the end."""
     over: np.ndarray
     """[T] from zero."""
-    scored: np.ndarray
-    """[T] runs of each delivery."""
     six: np.ndarray
     """[T] bool."""
     said: np.ndarray
@@ -217,8 +215,7 @@ def _chase(
     deliveries = examples[rows]
     balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
     state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
-    scored = balls["bat"] + balls["extras"]
-    ends = {"runs": scored, "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
+    ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
     book = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
     said = predict(rows)
     marks = np.array([mark_of(over) for over in balls["over"]])
@@ -229,7 +226,6 @@ def _chase(
         target=target,
         **book,
         over=balls["over"],
-        scored=scored,
         six=balls["bat"] == 6,
         said=prediction_metrics.sigmoid(said) if classify else book["runs"][:-1] + said,
         mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
@@ -254,4 +250,5 @@ def _ball(chase: InningsReplay, ball: int) -> str:
     """Describe the outcome of a delivery."""
     if chase.wickets[ball + 1] > chase.wickets[ball]:
         return "OUT"
-    return "no run" if chase.scored[ball] == 0 else str(chase.scored[ball])
+    runs = chase.runs[ball + 1] - chase.runs[ball]
+    return str(runs) if runs else "no run"
