@@ -52,7 +52,9 @@ class TorchSnake(VecEnv):
         self._start_numbers = torch.tensor(numbers, device=device).unsqueeze(1)  # [5, 1]
 
         # Lookup tables: heading by heading x 4 + action, cell by heading x C + cell, and offsets of planes.
-        self._turns = torch.tensor(_turns(), device=device)  # [16]
+        # A reverse is ignored: the snake continues straight.
+        turns = [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
+        self._turns = torch.tensor(turns, device=device)  # [16]
         self._ahead = torch.tensor(_ahead(size), device=device)  # [4C]
         self._offsets = torch.tensor([plane * self._cells for plane in (BODY, BODY, HEAD, HEAD, FOOD)], device=device)
         self._yes, self._no = torch.tensor([True, False], device=device).unsqueeze(1).expand(2, count).unbind(0)
@@ -178,11 +180,6 @@ class TorchSnake(VecEnv):
         """Copy one board to the host: its size, scalars and body."""
         board = {name: int(self._field(name)[env]) for name in FIELDS}
         return self._rules.size, board, self._body[env].cpu().numpy()
-
-
-def _turns() -> list[int]:
-    """Return the next heading for every heading and action. A reverse is ignored: the snake continues straight."""
-    return [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
 
 
 def _ahead(size: int) -> list[int]:
