@@ -79,10 +79,9 @@ class Cricket(Dataset):
         self.vocabularies = {"batter": players, "bowler": players, "venue": venues, "team": teams}
         known = self.archive.features[self.examples["train"]].astype(np.float64)
         self._mean, self._deviation = known.mean(0), np.maximum(known.std(0), 1e-6)
-        targets = self.targets("train").astype(np.float64)
-        self.target_mean_std = (
-            (float(targets.mean()), float(targets.std()) or 1.0) if self.target_type == "regression" else (0.0, 1.0)
-        )
+        if self.target_type == "regression":
+            targets = self.targets("train").astype(np.float64)
+            self.target_mean_std = float(targets.mean()), float(targets.std()) or 1.0
 
     def _examples(self, split: Split) -> np.ndarray:
         """Return the deliveries of a split that are examples, in order of date."""
