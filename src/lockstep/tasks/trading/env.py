@@ -218,8 +218,7 @@ class Trading(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        self.symbols = [read_bars(path, config.columns) for path in config.data]
-        self.notes = [note for bars in self.symbols for note in bars.notes]
+        symbols = [read_bars(path, config.columns) for path in config.data]
         features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
         self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
         self.action_space = Discrete(2 * config.position_levels + 1)
@@ -233,8 +232,8 @@ class Trading(VecEnv):
             config.leak_future,
             Costs(config.fee_rate, config.slippage, config.borrow_rate),
         )
-        self._history = _history(config, self.symbols)
-        self._scale = torch.from_numpy(_fit(config, self.symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        self._history = _history(config, symbols)
+        self._scale = torch.from_numpy(_fit(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
         vector, matrix = (count,), (count, features)
         self._buffers = Buffers(
             self.device,
