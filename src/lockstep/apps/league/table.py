@@ -25,7 +25,8 @@ def show_standings(
     if games < 2 or games % 2:
         raise ConfigError(f"--games is {games}.", "Use an even number, because half of them are played on each side.")
     team = trained(_name(run, at), load(run, at))
-    teams = [team, *(find_opponent(word) for word in _expand_all(opponents))]
+    words = [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
+    teams = [team, *map(find_opponent, words)]
     names = [player.name for player in teams]
     if len(set(names)) < len(names):
         raise ConfigError(f"a team occurs twice in {', '.join(names)}.", "Use each opponent once.")
@@ -59,11 +60,6 @@ def find_opponent(word: str) -> Player:
         )
     at = int(samples) if samples else None
     return trained(_name(Path(path), at), load(path, at))
-
-
-def _expand_all(opponents: Sequence[str]) -> list[str]:
-    """Replace `all` by all script levels."""
-    return [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
 
 
 def _name(run: Path, at: int | None) -> str:
