@@ -61,14 +61,14 @@ def _handle(request: Message, rows: SyncEnvs) -> Message:
         case Request.STEP:
             rows.step()
         case Request.BEGIN:
-            rows.begin(dict(unpack(request.body).tolist()))
+            rows.begin({row: int(seed) for row, seed in unpack(request.body).items()})
         case Request.REPLAY:
-            return Message(Response.DONE, len(rows.replay({request.number: unpack(request.body)})))
+            return Message(Response.DONE, body=json.dumps([*rows.replay(unpack(request.body))]).encode())
         case Request.TEXT:
             return Message(Response.DONE, body=rows.render_text(request.number).encode())
         case Request.FRAME:
             try:
-                return Message(Response.DONE, body=pack(rows.render(request.number)))
+                return Message(Response.DONE, body=pack({0: rows.render(request.number)}))
             except ConfigError as error:  # rendering failed; the worker continues
                 return Message(Response.REFUSED, body=str(error).encode())
     return Message(Response.DONE)

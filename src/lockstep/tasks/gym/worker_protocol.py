@@ -8,6 +8,7 @@ import math
 import mmap
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Message(NamedTuple):
 
     kind: bytes
     number: int = 0
-    """A row or a count."""
+    """A row, or the number of a worker."""
     body: bytes = b""
 
 
@@ -64,16 +65,16 @@ def _receive_bytes(channel: socket.socket, size: int) -> bytes | None:
     return b"".join(parts)
 
 
-def pack(array: np.ndarray) -> bytes:
-    """Serialize an array with its dtype and shape in NumPy's file format."""
+def pack(arrays: Mapping[int, Any]) -> bytes:
+    """Serialize arrays by row, with their dtypes and shapes, in NumPy's file format."""
     file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
+    np.savez(file, **{str(row): array for row, array in arrays.items()})
     return file.getvalue()
 
 
-def unpack(body: bytes) -> np.ndarray:
-    array: np.ndarray = np.load(io.BytesIO(body), allow_pickle=False)
-    return array
+def unpack(body: bytes) -> dict[int, np.ndarray]:
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return {int(row): array for row, array in arrays.items()}
 
 
 # Arrays in shared memory
