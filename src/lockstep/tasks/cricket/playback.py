@@ -74,11 +74,9 @@ class ReplayFrame:
         return self.now == len(self.chase.over)
 
     def said(self) -> np.ndarray:
-        """Return the predictions so far; at the end, followed by the result."""
-        chase = self.chase
-        if not self.ended:
-            return chase.said[: self.now + 1]
-        return np.append(chase.said, float(chase.won) if chase.chances else chase.runs[-1])
+        """Return the win probabilities so far; at the end, followed by the result."""
+        said = self.chase.said[: self.now + 1]
+        return np.append(said, float(self.chase.won)) if self.ended else said
 
     def words(self) -> str:
         """Return the score line."""
