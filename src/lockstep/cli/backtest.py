@@ -56,7 +56,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
     from rich.table import Table
 
     from lockstep.apps.backtest.metrics import SUSPICIOUS, possible_leak
-    from lockstep.apps.backtest.plots import WORDS, draw, shown, write_page
+    from lockstep.apps.backtest.plots import draw, shown, write_page
     from lockstep.io.rich_console import PrintableConsole
 
     a_year = report.bars.bars_per_year
@@ -76,7 +76,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
     columns = {name: shown(part) for name, part in measures.items()}
     for heading in ("", *columns):
         table.add_column(heading, justify="right" if heading else "left")
-    for word in WORDS.values():
+    for word in columns["agent"]:
         table.add_row(word, *(column[word] for column in columns.values()))
     console.print(table)
     for sentence in [*warnings, *notes]:

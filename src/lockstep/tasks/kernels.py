@@ -33,15 +33,9 @@ def philox(key: Integer, major: Integer, minor: Integer) -> tuple[np.uint64, np.
 
 
 @njit(cache=True, nogil=True)
-def random_bits(key: Integer, major: Integer, minor: Integer) -> np.uint64:
-    """Return 64 random bits."""
-    return philox(key, major, minor)[0]
-
-
-@njit(cache=True, nogil=True)
 def random_below(bound: Integer, key: Integer, major: Integer, minor: Integer) -> np.int64:
     """Return a random integer in [0, bound), for a bound up to 2**32."""
-    return np.int64(below(random_bits(key, major, minor), np.uint64(bound)))
+    return np.int64(below(philox(key, major, minor)[0], np.uint64(bound)))
 
 
 class Buffers:

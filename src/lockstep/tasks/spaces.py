@@ -1,4 +1,4 @@
-"""Gymnasium spaces as tensors: buffers for observations, conversion between policy and environment actions, sampling.
+"""Gymnasium spaces: arrays for their values, conversion between policy and environment actions, sampling.
 
 Shapes: B environments.
 """
@@ -11,16 +11,15 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from lockstep.config import ConfigError
-from lockstep.pytree import Tree
 from lockstep.rng import RandomStream
 from lockstep.tasks.obs_encoding import float_box
 
 
-def allocate(stored: Space[Any], count: int) -> Tree:
-    """Allocate zeros for `count` observations of a stored space."""
-    if isinstance(stored, Dict):
-        return {name: allocate(part, count) for name, part in stored.items()}
-    return torch.zeros((count, *(stored.shape or ())), dtype=tensor_dtype(stored))  # [B, ...]
+def allocate(space: Space[Any], count: int) -> Any:
+    """Allocate arrays of zeros for `count` values of a space."""
+    if isinstance(space, Dict):
+        return {name: allocate(part, count) for name, part in space.items()}
+    return np.zeros((count, *(space.shape or ())), space.dtype)  # [B, ...]
 
 
 def policy_space(space: Space[Any]) -> Space[Any]:

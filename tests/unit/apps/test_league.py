@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.apps.league.matches import Player, play_match, script, trained
-from lockstep.apps.league.plots import draw
 from lockstep.apps.league.ratings import MatchRecord, elo, wilson
+from lockstep.apps.league.table import draw
 from lockstep.cli import main
 from lockstep.config import ConfigError
 from lockstep.inference import load

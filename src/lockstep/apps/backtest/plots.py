@@ -1,7 +1,6 @@
 """Plot (PNG) and self-contained page (HTML) of a walk-forward backtest."""
 
 import base64
-import io
 import math
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,26 +16,21 @@ from lockstep.tasks.trading.price_data import OPEN
 from lockstep.tools.report.html import render
 
 COLOURS = {"agent": "#1f6fb4", "buy and hold": "#8a8f98"}
-WORDS = {
-    "total": "return",
-    "sharpe": "Sharpe",
-    "sortino": "Sortino",
-    "drawdown": "max drawdown",
-    "turnover": "turnover a year",
-    "exposure": "exposure",
-    "win_rate": "win rate",
-    "trades": "closed trades",
-    "fees": "fees paid",
-}
 
 
 def shown(measures: Measures) -> dict[str, str]:
     """Format metrics for display, by display name."""
-    parts = measures._asdict()
-    percent = {name: f"{parts[name]:.1%}" for name in ("total", "drawdown", "exposure", "win_rate", "fees")}
-    plain = {name: f"{parts[name]:.2f}" for name in ("sharpe", "sortino")}
-    written = percent | plain | {"turnover": f"{measures.turnover:.1f}x", "trades": f"{measures.trades:,}"}
-    return {WORDS[name]: "-" if written[name] == "nan%" else written[name] for name in WORDS}
+    return {
+        "return": f"{measures.total:.1%}",
+        "Sharpe": f"{measures.sharpe:.2f}",
+        "Sortino": f"{measures.sortino:.2f}",
+        "max drawdown": f"{measures.drawdown:.1%}",
+        "turnover a year": f"{measures.turnover:.1f}x",
+        "exposure": f"{measures.exposure:.1%}",
+        "win rate": f"{measures.win_rate:.1%}" if measures.trades else "-",
+        "closed trades": f"{measures.trades:,}",
+        "fees paid": f"{measures.fees:.1%}",
+    }
 
 
 def draw(report: BacktestReport, path: Path) -> bytes:
@@ -76,17 +70,17 @@ def draw(report: BacktestReport, path: Path) -> bytes:
         f"{report.bars.name}: walk forward, {len(report.folds)} folds (dashed), after all costs", loc="left"
     )
     figure.savefig(path, dpi=130)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=130, format="png")
-    return buffer.getvalue()
+    return path.read_bytes()
 
 
 def write_page(report: BacktestReport, path: Path, plot: bytes, notes: list[str], warnings: list[str]) -> None:
     """Write the HTML page: warnings, notes, metrics and the plot."""
     columns = {name: shown(curve.measures(report.bars.bars_per_year)) for name, curve in report.curves.items()}
     image = Markup(f"data:image/png;base64,{base64.b64encode(plot).decode()}")
-    values = {"columns": columns, "measures": WORDS.values(), "notes": notes, "warnings": warnings, "image": image}
-    path.write_text(render("backtest.html.j2", name=report.bars.name, **values), encoding="utf-8")
+    page = render(
+        "backtest.html.j2", name=report.bars.name, columns=columns, notes=notes, warnings=warnings, image=image
+    )
+    path.write_text(page, encoding="utf-8")
 
 
 def _dates(seconds: np.ndarray) -> Any:

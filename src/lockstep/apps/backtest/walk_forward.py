@@ -51,8 +51,7 @@ class EquityCurve:
     """[5] values named by COUNTS."""
 
     def measures(self, a_year: float) -> Measures:
-        turnover, exposed, trades, wins, fees = self.counts.tolist()
-        return measure(self.changes, a_year, turnover, exposed, trades, wins, fees)
+        return measure(self.changes, a_year, *self.counts.tolist())
 
 
 @dataclass

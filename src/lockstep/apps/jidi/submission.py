@@ -12,7 +12,7 @@ from torch import nn
 
 from lockstep.algorithms.ddpg.networks import Actor
 from lockstep.apps.jidi.controller import NETWORK, ControllerNetwork, as_one_hot, choose_direction, read_network
-from lockstep.apps.jidi.platform import play_game
+from lockstep.apps.jidi.platform import Controller, play_game
 from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.nn.encoders import MLP
@@ -56,7 +56,8 @@ def write_submission(policy: LoadedPolicy, directory: Path) -> None:
         raise ConfigError(f"{directory} is not empty.", "Choose a directory that does not exist yet.")
     network = network_of(policy)
     # Use a unique package name: two of our teams may play in one process, and each must load its own network.
-    package = directory / f"lockstep_team_{_digest(network)}"
+    content = b"".join(part.tobytes() for part in (*network.weights, *network.biases))
+    package = directory / f"lockstep_team_{hashlib.sha256(content).hexdigest()[:12]}"
     package.mkdir(parents=True)
     (directory / "submission.py").write_text(_ENTRY.replace("PACKAGE", package.name))
     (package / "__init__.py").write_text("")
@@ -75,11 +76,8 @@ def write_submission(policy: LoadedPolicy, directory: Path) -> None:
 def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
     """Write a replay of a game between a team and its evaluation opponent, for the viewer of the platform."""
     network, level = network_of(policy), policy.recipe.task.opponent_level
-
-    def controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool) -> list[list[int]]:
-        return as_one_hot(choose_direction(network, observation))
-
-    game = play_game([controller, level], ["lockstep", name_of(level)], seed)
+    teams: list[Controller | int] = [lambda seen, *_: as_one_hot(choose_direction(network, seen)), level]
+    game = play_game(teams, ["lockstep", name_of(level)], seed)
     path.write_text(json.dumps(game))
 
 
@@ -98,10 +96,6 @@ def network_of(policy: LoadedPolicy) -> ControllerNetwork:
     biases = [layer.bias.detach().numpy() for layer in layers]
     tanh = any(isinstance(layer, nn.Tanh) for layer in actor.encoder.layers)
     return ControllerNetwork(weights, biases, tanh, task.observation == "egocentric")
-
-
-def _digest(network: ControllerNetwork) -> str:
-    return hashlib.sha256(b"".join(part.tobytes() for part in (*network.weights, *network.biases))).hexdigest()[:12]
 
 
 def _rewrite_imports(text: str, package: str) -> str:

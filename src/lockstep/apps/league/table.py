@@ -10,12 +10,12 @@ from rich.progress import track
 from rich.table import Table
 
 from lockstep.apps.league.matches import Player, play_match, script, trained
-from lockstep.apps.league.plots import draw
 from lockstep.apps.league.ratings import MatchRecord, elo, wilson
 from lockstep.config import ConfigError
 from lockstep.inference import load
 from lockstep.io.rich_console import PrintableConsole
 from lockstep.tasks.team_snakes.opponents import LEVELS
+from lockstep.tools.report.html import render
 
 
 def show_standings(
@@ -25,7 +25,8 @@ def show_standings(
     if games < 2 or games % 2:
         raise ConfigError(f"--games is {games}.", "Use an even number, because half of them are played on each side.")
     team = trained(_name(run, at), load(run, at))
-    teams = [team, *(find_opponent(word) for word in _expand_all(opponents))]
+    words = [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
+    teams = [team, *map(find_opponent, words)]
     names = [player.name for player in teams]
     if len(set(names)) < len(names):
         raise ConfigError(f"a team occurs twice in {', '.join(names)}.", "Use each opponent once.")
@@ -61,11 +62,6 @@ def find_opponent(word: str) -> Player:
     return trained(_name(Path(path), at), load(path, at))
 
 
-def _expand_all(opponents: Sequence[str]) -> list[str]:
-    """Replace `all` by all script levels."""
-    return [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
-
-
 def _name(run: Path, at: int | None) -> str:
     return run.resolve().name + ("" if at is None else f"@{at}")
 
@@ -96,3 +92,12 @@ def _as_json(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str
         for name, record in against.items()
     }
     return {"team": team, "matches": matches, "elo": dict(ratings)}
+
+
+def draw(team: str, ratings: Mapping[str, float], against: Mapping[str, MatchRecord]) -> str:
+    """Return an SVG with Elo ratings, the strongest on top, and the team's win rates with 95 % intervals."""
+    ranked = sorted(ratings.items(), key=lambda rated: -rated[1])
+    met = [(name, against[name]) for name, _ in ranked if name in against]
+    rates = [(name, record.win_rate, wilson(record.wins, record.games)) for name, record in met]
+    games = sum(record.games for record in against.values()) // max(len(against), 1)
+    return render("league.svg.j2", team=team, ratings=ranked, rates=rates, games=games)

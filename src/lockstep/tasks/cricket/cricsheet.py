@@ -16,10 +16,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from rich.progress import track
@@ -48,17 +47,7 @@ BATTERS, BOWLERS = 12, 11
 """Slots of an innings. Later players share the last slot."""
 
 
-class Match(NamedTuple):
-    """Date and result of a match."""
-
-    date: int
-    """Date as an integer, as in 20170217."""
-    chased: int
-    """1 if the side batting second won, 0 if it lost, -1 if there is no regular result."""
-
-
-@dataclass(frozen=True)
-class MatchArchive:
+class MatchArchive(NamedTuple):
     """All matches, as arrays."""
 
     balls: np.ndarray
@@ -74,11 +63,17 @@ class MatchArchive:
     players: np.ndarray
     """[I, BATTERS + BOWLERS] int32: player in each slot, 0 if empty."""
     matches: np.ndarray
-    """[M, 2] int64: date and chased, sorted by date and id."""
+    """[M, 2] int64: date (as in 20170217) and result, sorted by date and id.
+
+    The result is 1 if the side batting second won, 0 if it lost, -1 if there is no regular result.
+    """
     ids: tuple[str, ...]
     """[M] ids of Cricsheet."""
     digest: str
     """Checksum of the data, so that a run resumes with the same data."""
+
+
+_ARRAYS = [name for name in MatchArchive._fields if name not in ("ids", "digest")]
 
 
 def mark_of(over: int) -> int:
@@ -98,12 +93,8 @@ def open_archive(source: Path, cache: Path) -> MatchArchive:
                     _build(source, place, digest)
         except OSError as error:
             raise ConfigError(f"{cache} cannot be written: {error}.", "Choose another --task.cache-dir.") from None
-    arrays = {field.name: np.load(place / f"{field.name}.npy", mmap_mode="r") for field in _arrays()}
+    arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
     return MatchArchive(**arrays, ids=tuple(json.loads((place / "ids.json").read_text())), digest=digest)
-
-
-def _arrays() -> list[Any]:
-    return [field for field in fields(MatchArchive) if field.name not in ("ids", "digest")]
 
 
 def _digest(source: Path) -> str:
@@ -137,8 +128,8 @@ def _build(source: Path, place: Path, digest: str) -> None:
     partial_dir = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         archive = _read(source, digest)
-        for field in _arrays():
-            np.save(partial_dir / f"{field.name}.npy", getattr(archive, field.name), allow_pickle=False)
+        for name in _ARRAYS:
+            np.save(partial_dir / f"{name}.npy", getattr(archive, name), allow_pickle=False)
         (partial_dir / "ids.json").write_text(json.dumps(archive.ids))
         with suppress(OSError):  # another process was faster, with the same data
             os.rename(partial_dir, place)
@@ -162,16 +153,18 @@ class _Innings(NamedTuple):
 
 def _read(source: Path, digest: str) -> MatchArchive:
     console, size = PrintableConsole(stderr=True), 0
-    read: list[tuple[str, Match, list[_Innings]]] = []
+    read: list[tuple[int, str, int, list[_Innings]]] = []  # date, id, result, innings
     with _texts(source) as texts:
-        for name, text in track(texts, "reading cricket matches", console=console, transient=True):
-            found = text()
-            read.append((name, *_parse(name, found)))
-            size += len(found)
+        for name, opened in track(texts, "reading cricket matches", console=console, transient=True):
+            with opened() as file:
+                text = file.read(JSON_BYTES + 1)  # a longer text is refused
+            date, result, both = _parse(name, text)
+            read.append((date, name, result, both))
+            size += len(text)
             if size > TEXTS:
                 raise ConfigError(f"{source} holds more than {TEXTS:,} bytes of matches.", "Give a smaller archive.")
-    read.sort(key=lambda entry: (entry[1].date, entry[0]))
-    played = [(number, innings) for number, (_, _, both) in enumerate(read) for innings in both]
+    read.sort(key=lambda match: match[:2])
+    played = [(number, innings) for number, (*_, both) in enumerate(read) for innings in both]
     if not played:
         raise ConfigError(f"{source} holds no match with deliveries.", "Give a Cricsheet archive in JSON form.")
     names: dict[str, dict[str, int]] = {"player": {"": 0}, "venue": {"": 0}, "team": {"": 0}}
@@ -188,17 +181,17 @@ def _read(source: Path, digest: str) -> MatchArchive:
         innings_of=np.repeat(np.arange(len(rows)), [row[1] for row in rows]).astype(np.int32),
         innings=np.array(rows, np.int64),
         players=np.array(players, np.int32),
-        matches=np.array([match for _, match, _ in read], np.int64),
-        ids=tuple(name for name, _, _ in read),
+        matches=np.array([(date, result) for date, _, result, _ in read], np.int64),
+        ids=tuple(name for _, name, _, _ in read),
         digest=digest,
     )
 
 
 @contextmanager
-def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
-    """Yield match names with functions that read their text, limited to JSON_BYTES + 1 bytes."""
+def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], IO[Any]]]]]:
+    """Yield match names with functions that open their text."""
     if source.is_dir():
-        yield [(path.stem, partial(_read_head, partial(path.open, "rb"))) for path in sorted(source.glob("*.json"))]
+        yield [(path.stem, partial(path.open, "rb")) for path in sorted(source.glob("*.json"))]
         return
     try:
         with zipfile.ZipFile(source) as archive:
@@ -207,18 +200,13 @@ def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], bytes]]]]:
             if len(entries) > MATCHES:
                 raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MATCHES:,} at most.")
             # Names in an archive are only used as ids: nothing is written under them.
-            yield [(Path(entry.filename).stem, partial(_read_head, partial(archive.open, entry))) for entry in entries]
+            yield [(Path(entry.filename).stem, partial(archive.open, entry)) for entry in entries]
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise ConfigError(f"{source} is not a readable zip file: {error}.", "Download it again.") from None
 
 
-def _read_head(opened: Callable[[], Any]) -> bytes:
-    with opened() as file:
-        return bytes(file.read(JSON_BYTES + 1))
-
-
-def _parse(name: str, text: bytes) -> tuple[Match, list[_Innings]]:
-    """Parse a match. Raise a ConfigError if it is invalid."""
+def _parse(name: str, text: bytes) -> tuple[int, int, list[_Innings]]:
+    """Return date, result and innings of a match. Raise a ConfigError if it is invalid."""
     try:
         if len(text) > JSON_BYTES:
             raise ValueError(f"it holds more than {JSON_BYTES:,} bytes")
@@ -227,7 +215,7 @@ def _parse(name: str, text: bytes) -> tuple[Match, list[_Innings]]:
             raise ValueError(f"its data_version is {match['meta']['data_version']!r}, but only 1.x is supported")
         info = {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}
         innings = [innings for innings in match.get("innings", []) if not innings.get("super_over")]
-        return _match(info, innings), _parse_innings(info, innings)
+        return *_date_and_result(info, innings), _parse_innings(info, innings)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"match {name} is not in Cricsheet's JSON form: {type(error).__name__}: {str(error)[:200]}.",
@@ -265,10 +253,10 @@ def _first_two(innings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]
     return list(zip(innings[:2], targets, strict=True))
 
 
-def _match(info: dict[str, Any], innings: list[dict[str, Any]]) -> Match:
+def _date_and_result(info: dict[str, Any], innings: list[dict[str, Any]]) -> tuple[int, int]:
     date, outcome = int(info["dates"][0].replace("-", "")), info.get("outcome", {})
     decided = "winner" in outcome and "method" not in outcome and len(innings) >= 2
-    return Match(date, int(outcome["winner"] == innings[1]["team"]) if decided else -1)
+    return date, int(outcome["winner"] == innings[1]["team"]) if decided else -1
 
 
 def _number(names: dict[str, int], name: str) -> int:

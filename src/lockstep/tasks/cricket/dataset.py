@@ -71,24 +71,17 @@ class Cricket(Dataset):
         self.target_type = "regression" if config.target == "score" else "classification"
         self.matches = split_matches(self.archive, config)
         self.examples = {split: self._examples(split) for split in SPLITS}
-        trained = np.isin(self.archive.innings[:, 2], self.matches["train"])
-        self._names = {
-            "player": _known(self.archive.players[trained], int(self.archive.players.max()), config.min_name_count),
-            "venue": _known(
-                self.archive.innings[trained, 4:5], int(self.archive.innings[:, 4].max()), config.min_name_count
-            ),
-            "team": _known(
-                self.archive.innings[trained, 5:7], int(self.archive.innings[:, 5:7].max()), config.min_name_count
-            ),
-        }
+        innings = self.archive.innings
+        trained = np.isin(innings[:, 2], self.matches["train"])
+        named = {"player": self.archive.players, "venue": innings[:, 4:5], "team": innings[:, 5:7]}
+        self._names = {kind: _known(ids, trained, config.min_name_count) for kind, ids in named.items()}
         players, venues, teams = (int(table.max()) + 1 for table in self._names.values())
         self.vocabularies = {"batter": players, "bowler": players, "venue": venues, "team": teams}
         known = self.archive.features[self.examples["train"]].astype(np.float64)
         self._mean, self._deviation = known.mean(0), np.maximum(known.std(0), 1e-6)
-        targets = self.targets("train").astype(np.float64)
-        self.target_mean_std = (
-            (float(targets.mean()), float(targets.std()) or 1.0) if self.target_type == "regression" else (0.0, 1.0)
-        )
+        if self.target_type == "regression":
+            targets = self.targets("train").astype(np.float64)
+            self.target_mean_std = float(targets.mean()), float(targets.std()) or 1.0
 
     def _examples(self, split: Split) -> np.ndarray:
         """Return the deliveries of a split that are examples, in order of date."""
@@ -249,16 +242,14 @@ def _cache(config: CricketConfig) -> Path:
     return Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lockstep").expanduser()
 
 
-def _known(used: np.ndarray, largest: int, rare: int) -> np.ndarray:
-    """Return a table that numbers the names with enough training innings; all others are 0."""
-    often = np.zeros(largest + 1, np.int64)
-    for row in used:
+def _known(ids: np.ndarray, trained: np.ndarray, rare: int) -> np.ndarray:
+    """Return a table that numbers the ids [I, ...] with enough training innings; all others are 0."""
+    often = np.zeros(ids.max() + 1, np.int64)
+    for row in ids[trained]:
         often[np.unique(row)] += 1
-    table = np.zeros(largest + 1, np.int32)
-    kept = np.flatnonzero(often >= rare)
-    kept = kept[kept > 0]
-    table[kept] = np.arange(1, len(kept) + 1)
-    return table
+    kept = often >= rare
+    kept[0] = False  # an empty slot
+    return np.where(kept, np.cumsum(kept), 0).astype(np.int32)
 
 
 def _phase(over: np.ndarray) -> np.ndarray:

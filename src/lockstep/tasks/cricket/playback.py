@@ -45,8 +45,6 @@ class InningsReplay:
     """[T + 1] legal balls before each delivery, and at the end."""
     over: np.ndarray
     """[T] from zero."""
-    scored: np.ndarray
-    """[T] runs of each delivery."""
     six: np.ndarray
     """[T] bool."""
     said: np.ndarray
@@ -76,11 +74,9 @@ class ReplayFrame:
         return self.now == len(self.chase.over)
 
     def said(self) -> np.ndarray:
-        """Return the predictions so far; at the end, followed by the result."""
-        chase = self.chase
-        if not self.ended:
-            return chase.said[: self.now + 1]
-        return np.append(chase.said, float(chase.won) if chase.chances else chase.runs[-1])
+        """Return the win probabilities so far; at the end, followed by the result."""
+        said = self.chase.said[: self.now + 1]
+        return np.append(said, float(self.chase.won)) if self.ended else said
 
     def words(self) -> str:
         """Return the score line."""
@@ -217,8 +213,7 @@ def _chase(
     deliveries = examples[rows]
     balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
     state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
-    scored = balls["bat"] + balls["extras"]
-    ends = {"runs": scored, "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
+    ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
     book = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
     said = predict(rows)
     marks = np.array([mark_of(over) for over in balls["over"]])
@@ -229,7 +224,6 @@ def _chase(
         target=target,
         **book,
         over=balls["over"],
-        scored=scored,
         six=balls["bat"] == 6,
         said=prediction_metrics.sigmoid(said) if classify else book["runs"][:-1] + said,
         mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
@@ -254,4 +248,5 @@ def _ball(chase: InningsReplay, ball: int) -> str:
     """Describe the outcome of a delivery."""
     if chase.wickets[ball + 1] > chase.wickets[ball]:
         return "OUT"
-    return "no run" if chase.scored[ball] == 0 else str(chase.scored[ball])
+    runs = chase.runs[ball + 1] - chase.runs[ball]
+    return str(runs) if runs else "no run"

@@ -22,9 +22,6 @@ from lockstep.pytree import Tree, load_into
 from lockstep.tasks.dm_control.suite import FRAMES, PIXELS, SimulatedTask, resolve
 from lockstep.transfer import Uploader
 
-CHANCE = 626
-"""Number of values in the state of a task's random generator."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DMControlConfig(VecEnv.Config):
@@ -74,9 +71,14 @@ class DMControl(VecEnv):
         worlds = [examples[name] for name in names]
         self.parts = tuple(SubtaskSpec(world.name, world.actions, world.length) for world in worlds)
         self._state_size = max(world.state_size() for world in worlds)
-        space = _space([world.begin(0) for world in worlds])
         self.action_space = Box(-1.0, 1.0, (max(world.actions for world in worlds),), np.float32)
-        self.observation_space = space if len(names) == 1 else _with_task(space, len(names))
+        longest = max(len(world.begin(0)) for world in worlds)
+        space: Box = Box(-np.inf, np.inf, (longest,), np.float32)
+        if config.pixels:
+            space = Box(0, 255, (FRAMES * 3, PIXELS, PIXELS), np.uint8)
+        self.observation_space = space
+        if len(names) > 1:
+            self.observation_space = Dict([("obs", space), ("task", Box(0, len(names) - 1, (), np.int64))])
         for world in worlds:
             if not any(world is mine for mine in self._worlds):
                 world.close()
@@ -92,8 +94,6 @@ class DMControl(VecEnv):
         """Returns of the episodes that ended in the last step."""
         self._pool = ThreadPoolExecutor(config.threads) if config.threads and not config.pixels else None
         self._upload = Uploader(self.device)
-        self._shown: Any = None
-        """Output of the last step on the device; None while it is outdated."""
 
     def _world(self, name: str) -> SimulatedTask:
         return SimulatedTask(name, self.config.action_repeat, self.config.episode_length, self.config.pixels)
@@ -101,7 +101,7 @@ class DMControl(VecEnv):
     def reset(self) -> Tree:
         for row in range(self.num_envs):
             self._begin(row, episode=0)
-        self._shown = None
+        self._show()
         return self.observations()
 
     def step(self, action: Tensor) -> Step:
@@ -118,20 +118,17 @@ class DMControl(VecEnv):
             pass
 
     def observations(self) -> Tree:
-        if self._shown is None:
-            self._show()
         obs: Tree = self._shown["obs"]
         return obs
 
     def _show(self) -> None:
         """Copy the output of the last step to the device."""
-        truncated = self._ended & ~self._terminated
-        self._shown = self._upload(
+        self._shown: Any = self._upload(
             {
                 "obs": self._seen(self._obs),
                 "reward": torch.from_numpy(self._reward),
                 "terminated": torch.from_numpy(self._terminated),
-                "truncated": torch.from_numpy(truncated),
+                "truncated": torch.from_numpy(self._ended & ~self._terminated),
                 "final_obs": self._seen(self._final),
                 "episode_info": self._returns(),
             }
@@ -142,19 +139,22 @@ class DMControl(VecEnv):
     def lane_state(self, lane: int) -> StateDict:
         """Return the state of E environments: episode, actions taken, physics, random generator, observation."""
         rows = self.lanes.lane_slice(lane, self.envs_per_lane)
-        state = self._empty()
-        for place, world in enumerate(self._worlds[rows]):
-            physics = world.physics()
-            state["physics"][place, : len(physics)] = torch.from_numpy(physics)
-            chance, number = world.chance()
-            state["chance"][place], state["number"][place] = torch.from_numpy(chance), number
-            state["taken"][place] = world.taken
-        mine = {"episode": self._episode, "total": self._total, "obs": self._obs}
-        return state | {name: torch.tensor(array[rows]) for name, array in mine.items()}
+        worlds = self._worlds[rows]
+        physics = [np.pad(world.physics(), (0, self._state_size - world.state_size())) for world in worlds]
+        chance, number = zip(*(world.chance() for world in worlds), strict=True)
+        state = {
+            "physics": np.stack(physics),
+            "chance": np.stack(chance),
+            "number": np.array(number),
+            "taken": np.array([world.taken for world in worlds]),
+            "episode": self._episode[rows],
+            "total": self._total[rows],
+            "obs": self._obs[rows],
+        }
+        return {name: torch.tensor(array) for name, array in state.items()}
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         rows, owner = self.lanes.lane_slice(lane, self.envs_per_lane), f"{', '.join(self.config.tasks)}, lane {lane}"
-        self._shown = None
         saved = self.lane_state(lane)
         load_into(saved, state, owner)  # checks names and shapes
         taken, episodes, chance = saved["taken"], saved["episode"], saved["chance"]
@@ -172,15 +172,7 @@ class DMControl(VecEnv):
             number = float(saved["number"][place])
             world.restore(self._seed(row), int(taken[place]), physics, chance[place].numpy(), number, obs)
             self._obs[row], self._total[row] = obs, float(saved["total"][place])
-
-    def _empty(self) -> StateDict:
-        share = self.envs_per_lane
-        return {
-            "physics": torch.zeros(share, self._state_size, dtype=torch.float64),
-            "chance": torch.zeros(share, CHANCE, dtype=torch.int64),
-            "number": torch.zeros(share, dtype=torch.float64),
-            "taken": torch.zeros(share, dtype=torch.int64),
-        }
+        self._show()
 
     # Rendering
 
@@ -237,14 +229,3 @@ class DMControl(VecEnv):
     def _seen(self, obs: np.ndarray) -> Tree:
         seen = torch.from_numpy(obs)
         return seen if len(self.parts) == 1 else {"obs": seen, "task": self._task}
-
-
-def _space(examples: list[np.ndarray]) -> Box:
-    """Return the space of observations, padded to the longest."""
-    if examples[0].dtype == np.uint8:
-        return Box(0, 255, (FRAMES * 3, PIXELS, PIXELS), np.uint8)
-    return Box(-np.inf, np.inf, (max(len(obs) for obs in examples),), np.float32)
-
-
-def _with_task(space: Box, tasks: int) -> Dict:
-    return Dict([("obs", space), ("task", Box(0, tasks - 1, (), np.int64))])

@@ -28,7 +28,7 @@ from lockstep.pytree import Tree, load_into, named_leaves, tree_map
 from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.worker_pool import WorkerPool
 from lockstep.tasks.obs_encoding import encoded_space
-from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space, tensor_dtype
+from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space
 from lockstep.transfer import Uploader
 
 VELOCITIES = {
@@ -95,14 +95,12 @@ class GymEnvs(VecEnv):
         returned = {name: getattr(self._table, name) for name in Step._fields if name in SharedArrays._fields}
         self._host: Any = tree_map(torch.from_numpy, returned)  # shares memory
         self._upload = Uploader(self.device)
-        self._on_device: Any = None
-        """Copy of `_host` on the device; None while it is outdated."""
 
     def reset(self) -> Tree:
         for row in range(self.num_envs):
             self._enter(row, episode=0)
         self._envs.begin({row: self._seed(row) for row in range(self.num_envs)})
-        self._on_device = None
+        self._on_device = self._upload(self._host)
         return self.observations()
 
     def step(self, action: Tensor) -> Step:
@@ -128,8 +126,6 @@ class GymEnvs(VecEnv):
     def observations(self) -> Tree:
         """Return the current observations [B, ...], after the last reset, step or restore."""
         self._warn_of_restarts()
-        if self._on_device is None:
-            self._on_device = self._upload(self._host)
         obs: Tree = self._on_device["obs"]
         return obs
 
@@ -151,7 +147,6 @@ class GymEnvs(VecEnv):
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         """Replay every episode. If a replay does not end at the saved observation, start the next episode."""
-        self._on_device = None
         owner, saved = f"{self.config.id}, lane {lane}", self.lane_state(lane)
         taken = state.get("actions", saved["actions"])
         if taken.dim() == 0 or len(taken) > self.envs_per_lane * self.config.max_replay_steps:
@@ -182,6 +177,7 @@ class GymEnvs(VecEnv):
                 lost.append(row)
         self._envs.begin({row: self._seed(row) for row in lost})
         self._restarted += len(lost)
+        self._on_device = self._upload(self._host)
 
     # Rendering
 
@@ -235,7 +231,7 @@ class ActionLog:
     """The latest actions of all environments, back to the start of the longest current episode."""
 
     def __init__(self, space: Space[Any], count: int, cap: int) -> None:
-        self._blank = np.zeros((count, *(space.shape or ())), space.dtype)  # [B, ...]
+        self._blank = allocate(space, count)  # [B, ...]
         self._cap = cap
         self._steps: deque[np.ndarray] = deque()
 
@@ -261,21 +257,16 @@ class ActionLog:
 
 def _table(observations: Space[Any], actions: Space[Any], count: int) -> SharedArrays:
     """Allocate zeros for `count` environments."""
-
-    def column(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(count, dtype=dtype)  # [B]
-
-    tensors = SharedArrays(
-        action=torch.zeros((count, *(actions.shape or ())), dtype=tensor_dtype(actions)),  # [B, ...]
-        seed=torch.zeros(count, dtype=torch.int64),
+    return SharedArrays(
+        action=allocate(actions, count),
+        seed=np.zeros(count, np.int64),
         obs=allocate(observations, count),
-        reward=column(torch.float32),
-        terminated=column(torch.bool),
-        truncated=column(torch.bool),
+        reward=np.zeros(count, np.float32),
+        terminated=np.zeros(count, bool),
+        truncated=np.zeros(count, bool),
         final_obs=allocate(observations, count),
-        total=torch.zeros(count, dtype=torch.float64),
+        total=np.zeros(count, np.float64),
     )
-    return SharedArrays(*(tree_map(Tensor.numpy, part) for part in tensors))  # shares memory
 
 
 def _survey(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:

@@ -3,7 +3,7 @@
 Shapes: B environments.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -59,7 +59,6 @@ class SyncEnvs:
         self._id, self.table = id, table
         self.envs = [make(id, options) for _ in table.seed]
         self._obs_space, self._act_space = self.envs[0].observation_space, self.envs[0].action_space
-        self._ends = list(zip(_arrays(table.final_obs), _arrays(table.obs), strict=True))
 
     def begin(self, seeds: Mapping[int, int]) -> None:
         """Start an episode in some rows, each with its seed."""
@@ -74,14 +73,11 @@ class SyncEnvs:
         for row, (env, move) in enumerate(zip(self.envs, _moves(self._act_space, now.action), strict=True)):
             obs, now.reward[row], terminated, truncated, _ = env.step(move)
             now.terminated[row], now.truncated[row] = terminated, truncated
-            encode_obs(self._obs_space, obs, now.obs, row)
             if terminated or truncated:
                 ended.append(row)
+            encode_obs(self._obs_space, obs, now.final_obs if terminated or truncated else now.obs, row)
         total += now.reward
-        for row in ended:
-            for last, obs in self._ends:
-                last[row] = obs[row]
-            self.begin({row: int(now.seed[row])})
+        self.begin({row: int(now.seed[row]) for row in ended})
 
     def replay(self, episodes: Mapping[int, np.ndarray]) -> set[int]:
         """Replay actions in rows at the start of an episode. Return the rows whose episode did not end early."""
@@ -117,15 +113,6 @@ class SyncEnvs:
     def close(self) -> None:
         for env in self.envs:
             env.close()
-
-
-def _arrays(tree: Any) -> Iterator[np.ndarray]:
-    """Yield the arrays of a tree, in its order."""
-    if isinstance(tree, dict):
-        for part in tree.values():
-            yield from _arrays(part)
-    else:
-        yield tree
 
 
 def _moves(space: Space[Any], actions: np.ndarray) -> list[Any]:

@@ -43,11 +43,12 @@ def main() -> int:
 def _make(settings: dict[str, Any], memory: int, first: int) -> SyncEnvs:
     if settings["die_with_parent"]:
         die_with_parent()
-    arrays = lay_out(settings["layout"], mmap.mmap(memory, 0))
+    rows = slice(first, None, settings["workers"])
+    table = SharedArrays(**lay_out(settings["layout"], mmap.mmap(memory, 0), rows))
     os.close(memory)
     id = settings["id"]
     try:
-        return SyncEnvs(id, settings["options"], SharedArrays(**_every(arrays, first, settings["workers"])))
+        return SyncEnvs(id, settings["options"], table)
     except gymnasium.error.UnregisteredEnv as error:
         raise ConfigError(
             f"{id} is registered in the training process, but not in its workers, which are separate Python processes.",
@@ -55,26 +56,19 @@ def _make(settings: dict[str, Any], memory: int, first: int) -> SyncEnvs:
         ) from error
 
 
-def _every(tree: Any, first: int, stride: int) -> Any:
-    """Return every stride-th row of the arrays of a tree, without a copy."""
-    if isinstance(tree, dict):
-        return {name: _every(part, first, stride) for name, part in tree.items()}
-    return tree[first::stride]
-
-
 def _handle(request: Message, rows: SyncEnvs) -> Message:
     match request.kind:
         case Request.STEP:
             rows.step()
         case Request.BEGIN:
-            rows.begin(dict(unpack(request.body).tolist()))
+            rows.begin({row: int(seed) for row, seed in unpack(request.body).items()})
         case Request.REPLAY:
-            return Message(Response.DONE, len(rows.replay({request.number: unpack(request.body)})))
+            return Message(Response.DONE, body=json.dumps([*rows.replay(unpack(request.body))]).encode())
         case Request.TEXT:
             return Message(Response.DONE, body=rows.render_text(request.number).encode())
         case Request.FRAME:
             try:
-                return Message(Response.DONE, body=pack(rows.render(request.number)))
+                return Message(Response.DONE, body=pack({0: rows.render(request.number)}))
             except ConfigError as error:  # rendering failed; the worker continues
                 return Message(Response.REFUSED, body=str(error).encode())
     return Message(Response.DONE)

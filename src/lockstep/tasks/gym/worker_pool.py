@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from itertools import zip_longest
 from typing import IO, Any
 
 import numpy as np
@@ -107,7 +106,7 @@ class WorkerPool:
             )
         layout = layout_of(forms._asdict())
         memory = _shared_memory(size_of(layout))  # a file descriptor
-        self.table = SharedArrays(**lay_out(layout, mmap.mmap(memory, 0)))
+        self.table = SharedArrays(**lay_out(layout, mmap.mmap(memory, 0), slice(None)))
         self._id, self._workers = id, list[EnvWorker]()
         self._end = weakref.finalize(self, _end, self._workers)
         settings = {
@@ -134,43 +133,36 @@ class WorkerPool:
         self._step = {number: Message(Request.STEP) for number in every}
 
     def begin(self, seeds: Mapping[int, int]) -> None:
-        shares: dict[int, list[tuple[int, int]]] = {}
-        for row, seed in seeds.items():
-            worker, place = self._find(row)
-            shares.setdefault(worker, []).append((place, seed))
-        self._ask({w: Message(Request.BEGIN, body=pack(np.array(share, np.int64))) for w, share in shares.items()})
+        self._ask_owners(Request.BEGIN, seeds)
 
     def step(self) -> None:
         self._ask(self._step)
 
     def replay(self, episodes: Mapping[int, np.ndarray]) -> set[int]:
-        shares: dict[int, list[int]] = {}
-        for row in episodes:
-            shares.setdefault(self._find(row)[0], []).append(row)
-        replayed: set[int] = set()
-        for wave in zip_longest(*shares.values()):  # at most one row per worker
-            rows = {self._find(row)[0]: row for row in wave if row is not None}
-            requests = {w: Message(Request.REPLAY, self._find(row)[1], pack(episodes[row])) for w, row in rows.items()}
-            replayed |= {rows[worker] for worker, response in self._ask(requests).items() if response.number}
-        return replayed
+        responses = self._ask_owners(Request.REPLAY, episodes)
+        count = len(self._workers)
+        return {place * count + worker for worker, response in responses.items() for place in json.loads(response.body)}
 
     def render_text(self, row: int) -> str:
         return self._ask_one(Request.TEXT, row).decode()
 
     def render(self, row: int) -> np.ndarray:
-        return unpack(self._ask_one(Request.FRAME, row))
+        return unpack(self._ask_one(Request.FRAME, row))[0]
 
     def close(self) -> None:
         self._end()
 
-    def _find(self, row: int) -> tuple[int, int]:
-        """Return the worker that holds a row, and the row's index there."""
-        place, worker = divmod(row, len(self._workers))
-        return worker, place
-
     def _ask_one(self, kind: bytes, row: int) -> bytes:
-        worker, place = self._find(row)
+        place, worker = divmod(row, len(self._workers))
         return self._ask({worker: Message(kind, place)})[worker].body
+
+    def _ask_owners(self, kind: bytes, values: Mapping[int, Any]) -> dict[int, Message]:
+        """Send a value for each of some rows to the workers that hold these rows."""
+        shares: dict[int, dict[int, Any]] = {}
+        for row, value in values.items():
+            place, worker = divmod(row, len(self._workers))
+            shares.setdefault(worker, {})[place] = value
+        return self._ask({worker: Message(kind, body=pack(share)) for worker, share in shares.items()})
 
     def _ask(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         """Send requests to some workers, which run in parallel, and wait for all responses."""

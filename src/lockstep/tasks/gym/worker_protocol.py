@@ -8,6 +8,7 @@ import math
 import mmap
 import socket
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ class Message(NamedTuple):
 
     kind: bytes
     number: int = 0
-    """A row or a count."""
+    """A row, or the number of a worker."""
     body: bytes = b""
 
 
@@ -64,16 +65,16 @@ def _receive_bytes(channel: socket.socket, size: int) -> bytes | None:
     return b"".join(parts)
 
 
-def pack(array: np.ndarray) -> bytes:
-    """Serialize an array with its dtype and shape in NumPy's file format."""
+def pack(arrays: Mapping[int, Any]) -> bytes:
+    """Serialize arrays by row, with their dtypes and shapes, in NumPy's file format."""
     file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
+    np.savez(file, **{str(row): array for row, array in arrays.items()})
     return file.getvalue()
 
 
-def unpack(body: bytes) -> np.ndarray:
-    array: np.ndarray = np.load(io.BytesIO(body), allow_pickle=False)
-    return array
+def unpack(body: bytes) -> dict[int, np.ndarray]:
+    with np.load(io.BytesIO(body), allow_pickle=False) as arrays:
+        return {int(row): array for row, array in arrays.items()}
 
 
 # Arrays in shared memory
@@ -94,13 +95,13 @@ def size_of(layout: Any) -> int:
     return math.ceil(math.prod(shape) * np.dtype(dtype).itemsize / 64) * 64  # whole cache lines: all are aligned
 
 
-def lay_out(layout: Any, memory: mmap.mmap, start: int = 0) -> Any:
-    """Map the arrays of a layout to consecutive parts of the memory."""
+def lay_out(layout: Any, memory: mmap.mmap, rows: slice, start: int = 0) -> Any:
+    """Map the arrays of a layout to consecutive parts of the memory. Return some of their rows, without a copy."""
     if isinstance(layout, dict):
         tree = {}
         for name, part in layout.items():
-            tree[name] = lay_out(part, memory, start)
+            tree[name] = lay_out(part, memory, rows, start)
             start += size_of(part)
         return tree
     dtype, *shape = layout
-    return np.frombuffer(memory, dtype, math.prod(shape), start).reshape(shape)
+    return np.frombuffer(memory, dtype, math.prod(shape), start).reshape(shape)[rows]

@@ -87,13 +87,10 @@ class Axes(NamedTuple):
         self.page.line([self.place(*at) for at in zip(x[known], y[known], strict=True)], colour, width)
 
 
-def room(*curves: np.ndarray, least: float = 1e-9) -> tuple[float, float]:
-    """Return the range of the finite values of some curves with a margin, at least `least` wide."""
-    known = np.concatenate([np.asarray(curve, np.float64).ravel() for curve in curves])
-    known = known[np.isfinite(known)]
-    if not len(known):
-        return 0.0, 1.0
-    low, high = float(known.min()), float(known.max())
+def room(*curves: np.ndarray, least: float) -> tuple[float, float]:
+    """Return the range of the values of some curves with a margin, at least `least` wide."""
+    values = np.concatenate(curves)
+    low, high = float(values.min()), float(values.max())
     more = max(0.05 * (high - low), (least - (high - low)) / 2, 1e-9 * abs(high))
     return low - more, high + more
 

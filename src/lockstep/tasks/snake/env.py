@@ -29,10 +29,10 @@ from lockstep.tasks.snake.board import (
     RIGHT,
     ROW_STEP,
     START_LENGTH,
-    Picture,
     SnakeRules,
     actions_error,
-    board_keys,
+    as_frame,
+    as_text,
     is_valid,
 )
 from lockstep.tasks.snake.torch_backend import TorchSnake
@@ -228,7 +228,7 @@ class Snake(VecEnv):
             body=np.zeros((count, size * size), np.int32),
             planes=obs.reshape(count, 3, -1),
         )
-        self._boards.state.key = board_keys(self.lanes, self.envs_per_lane)
+        self._boards.state.key = [stream.draw_seed(0) for stream in self.env_streams("snake")]
         fields = {name: self._boards.state[name] for name in FIELDS}
         for name, values in (fields | {"body": self._boards.body, "planes": self._boards.planes}).items():
             self.register_state(name, values)
@@ -262,11 +262,7 @@ class Snake(VecEnv):
         return is_valid({name: values.numpy() for name, values in state.items()})
 
     def render_text(self, env: int) -> str:
-        return self._picture(env).render_text()
+        return as_text(self._rules.size, self._boards.state[env], self._boards.body[env])
 
     def render(self, env: int) -> np.ndarray:
-        return self._picture(env).render()
-
-    def _picture(self, env: int) -> Picture:
-        board = {name: int(self._boards.state[name][env]) for name in FIELDS}
-        return Picture.of(self._rules.size, board, self._boards.body[env])
+        return as_frame(self._rules.size, self._boards.state[env], self._boards.body[env])

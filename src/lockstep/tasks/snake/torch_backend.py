@@ -25,11 +25,10 @@ from lockstep.tasks.snake.board import (
     RIGHT,
     ROW_STEP,
     START_LENGTH,
-    Picture,
     actions_error,
-    board_keys,
+    as_frame,
+    as_text,
     is_valid,
-    start_cells,
 )
 
 
@@ -43,7 +42,8 @@ class TorchSnake(VecEnv):
         self.observation_space, self.action_space = Box(0, 1, (3, size, size), np.uint8), Discrete(4)
 
         # Initial state of an episode. The head's cell is kept next to the saved scalars because every step reads it.
-        start = start_cells(size)
+        middle = size // 2 * size + size // 2
+        start = list(range(middle - START_LENGTH + 1, middle + 1))  # cells of the snake, from tail to head
         planes = torch.zeros(3, self._cells, dtype=torch.uint8)
         planes[BODY, start] = planes[HEAD, start[-1]] = 1
         numbers = (START_LENGTH, START_LENGTH - 1, RIGHT, 0, start[-1])
@@ -52,13 +52,15 @@ class TorchSnake(VecEnv):
         self._start_numbers = torch.tensor(numbers, device=device).unsqueeze(1)  # [5, 1]
 
         # Lookup tables: heading by heading x 4 + action, cell by heading x C + cell, and offsets of planes.
-        self._turns = torch.tensor(_turns(), device=device)  # [16]
+        # A reverse is ignored: the snake continues straight.
+        turns = [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
+        self._turns = torch.tensor(turns, device=device)  # [16]
         self._ahead = torch.tensor(_ahead(size), device=device)  # [4C]
         self._offsets = torch.tensor([plane * self._cells for plane in (BODY, BODY, HEAD, HEAD, FOOD)], device=device)
         self._yes, self._no = torch.tensor([True, False], device=device).unsqueeze(1).expand(2, count).unbind(0)
         self._plain = torch.full((count,), rules.step, device=device)
 
-        self._key = torch.tensor(board_keys(self.lanes, self.envs_per_lane), device=device)  # [B]
+        self._key = torch.tensor([stream.draw_seed(0) for stream in self.env_streams("snake")], device=device)  # [B]
         self._episode, self._food = torch.zeros(2, count, dtype=torch.int64, device=device).unbind(0)
         self._numbers = torch.zeros(5, count, dtype=torch.int64, device=device)
         self._length, self._front, self._heading, self._hungry, self._head = self._numbers.unbind(0)
@@ -169,20 +171,15 @@ class TorchSnake(VecEnv):
     # -- rendering -----------------------------------------------------------------------------------------------------
 
     def render_text(self, env: int) -> str:
-        return self._picture(env).render_text()
+        return as_text(*self._copied(env))
 
     def render(self, env: int) -> np.ndarray:
-        return self._picture(env).render()
+        return as_frame(*self._copied(env))
 
-    def _picture(self, env: int) -> Picture:
-        """Copy one board to the host."""
+    def _copied(self, env: int) -> tuple[int, dict[str, int], np.ndarray]:
+        """Copy one board to the host: its size, scalars and body."""
         board = {name: int(self._field(name)[env]) for name in FIELDS}
-        return Picture.of(self._rules.size, board, self._body[env].cpu().numpy())
-
-
-def _turns() -> list[int]:
-    """Return the next heading for every heading and action. A reverse is ignored: the snake continues straight."""
-    return [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
+        return self._rules.size, board, self._body[env].cpu().numpy()
 
 
 def _ahead(size: int) -> list[int]:

@@ -65,16 +65,15 @@ def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: n
         out[place] = game.owner[cell] < FIRST
         out[place + 1] = _open(game, head, direction)
         out[place + 2] = is_threatened(game, snake, cell)
-        out[place + 3] = 1.0 - nearest_bean(game, cell, 0) / _FARTHEST
-        out[place + 4] = 1.0 - nearest_bean(game, cell, claimed) / _FARTHEST
+        out[place + 3] = 1.0 - nearest_bean(game, cell, 0)[1] / _FARTHEST
+        out[place + 4] = 1.0 - nearest_bean(game, cell, claimed)[1] / _FARTHEST
         place += BY_DIRECTION
     _measure_rooms(game, head, facing, marks, out)
     used = 0
     for _ in range(game.served):
-        bean = _next_bean(game, head, used)
+        bean, steps = nearest_bean(game, head, used)
         used |= 1 << bean
         cell = game.beans[bean]
-        steps = distance(head, cell, True)
         _offset(head, cell, facing, out[place:])
         out[place + 2] = 1.0 - steps / _FARTHEST
         out[place + 3] = _is_nearest(game, snake, cell, steps)
@@ -186,13 +185,14 @@ def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: n
 
 
 @njit(cache=True, nogil=True)
-def nearest_bean(game: Game, cell: int, used: int) -> int:
-    """Return the steps from a cell to the nearest bean not in the bit set `used`; the largest distance if none."""
-    nearest = _FARTHEST
+def nearest_bean(game: Game, cell: int, used: int) -> tuple[int, int]:
+    """Return the nearest bean to a cell that is not in the bit set `used`, and its distance; the largest if none."""
+    found, nearest = 0, _FARTHEST + 1
     for bean in range(game.served):
-        if not used >> bean & 1:
-            nearest = min(nearest, distance(cell, game.beans[bean], True))
-    return nearest
+        steps = distance(cell, game.beans[bean], True)
+        if not used >> bean & 1 and steps < nearest:
+            found, nearest = bean, steps
+    return found, min(nearest, _FARTHEST)
 
 
 @njit(cache=True, nogil=True)
@@ -207,17 +207,6 @@ def _claimed_beans(game: Game, snake: int) -> int:
                 if steps < own or (steps == own and other < snake):
                     claimed |= 1 << bean
     return claimed
-
-
-@njit(cache=True, nogil=True)
-def _next_bean(game: Game, head: int, used: int) -> int:
-    """Return the nearest bean that is not in the bit set `used`."""
-    found, nearest = 0, _FARTHEST + 1
-    for bean in range(game.served):
-        steps = distance(head, game.beans[bean], True)
-        if not used >> bean & 1 and steps < nearest:
-            found, nearest = bean, steps
-    return found
 
 
 @njit(cache=True, nogil=True)

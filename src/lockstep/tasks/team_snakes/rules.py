@@ -142,9 +142,13 @@ def _return(game: Game, snake: int) -> bool:
         if game.owner[cell] != FREE:
             continue
         second = _free_neighbor(game, cell, -1)
-        third = -1 if second < 0 else _free_neighbor(game, cell, second)
-        if second >= 0 and third < 0:
-            third = _third_cell(game, cell, second)
+        if second < 0:
+            continue
+        third = _free_neighbor(game, cell, second)
+        if third < 0:  # the cell has no other free neighbor: continue from the second
+            third = _free_neighbor(game, second, -1)
+            if third == cell:
+                third = _free_neighbor(game, second, cell)
         if third >= 0:
             _lay_found(game, snake, cell, second, third)
             return True
@@ -162,13 +166,6 @@ def _free_neighbor(game: Game, cell: int, after: int) -> int:
             return neighbor
         skipping &= neighbor != after
     return -1
-
-
-@njit(cache=True, nogil=True)
-def _third_cell(game: Game, cell: int, second: int) -> int:
-    """Return the first free neighbor of the second cell that is not the first cell; -1 if there is none."""
-    found = _free_neighbor(game, second, -1)
-    return found if found != cell else _free_neighbor(game, second, cell)
 
 
 @njit(cache=True, nogil=True)

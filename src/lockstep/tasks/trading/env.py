@@ -26,7 +26,7 @@ from lockstep.tasks.kernels import Buffers, random_below
 from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_account, rebalance
 from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
 from lockstep.tasks.trading.price_data import CLOSE, OPEN, PriceSeries, read_bars
-from lockstep.tasks.trading.rendering import EpisodeTrace, as_frame, as_text
+from lockstep.tasks.trading.rendering import RecordedBar, as_frame, as_text
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, SIMULATED, indicate, simulate
 
 PORTFOLIO = 4
@@ -218,8 +218,7 @@ class Trading(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        self.symbols = [read_bars(path, config.columns) for path in config.data]
-        self.notes = [note for bars in self.symbols for note in bars.notes]
+        symbols = [read_bars(path, config.columns) for path in config.data]
         features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
         self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
         self.action_space = Discrete(2 * config.position_levels + 1)
@@ -233,8 +232,8 @@ class Trading(VecEnv):
             config.leak_future,
             Costs(config.fee_rate, config.slippage, config.borrow_rate),
         )
-        self._history = _history(config, self.symbols)
-        self._scale = torch.from_numpy(_fit(config, self.symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        self._history = _history(config, symbols)
+        self._scale = torch.from_numpy(_fit(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
         vector, matrix = (count,), (count, features)
         self._buffers = Buffers(
             self.device,
@@ -257,7 +256,7 @@ class Trading(VecEnv):
         self.register_state("age", self._table.age)
         for name in ACCOUNT_FIELDS:
             self.register_state(name, self._table.account[name])
-        self._watched: dict[int, EpisodeTrace] = {}
+        self._watched: dict[int, list[RecordedBar]] = {}
 
     def reset(self) -> Tensor:
         self._table.episode[:] = self._table.age[:] = 0
@@ -314,27 +313,30 @@ class Trading(VecEnv):
     # Rendering
 
     def render_text(self, env: int) -> str:
-        return as_text(self._trace(env))
+        return as_text(self._recorded(env), self.config.episode_length)
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(self._trace(env))
+        return as_frame(self._recorded(env), self.config.episode_length)
 
-    def _trace(self, env: int) -> EpisodeTrace:
-        """Return the trace of an account. It is recorded from the first call on, and only for rendered accounts."""
-        trace = self._watched.setdefault(env, EpisodeTrace(self.config.episode_length))
-        if not trace.age or trace.age[-1] != self._table.age[env]:  # at first, and after a restore
+    def _recorded(self, env: int) -> list[RecordedBar]:
+        """Return the bars of an episode. They are recorded from the first call on, and only for rendered accounts."""
+        bars = self._watched.setdefault(env, [])
+        if not bars or bars[-1].age != self._table.age[env]:  # at first, and after a restore
             self._record(env)
-        return trace
+        return bars
 
     def _record(self, env: int) -> None:
+        """Add the current bar of an account. The first bar of an episode clears the earlier ones."""
         account, prices, age = self._table.account[env], self._table.prices[env], int(self._table.age[env])
         first = LOOKBACK + self._rules.window
         close = prices[first - 1 + age, CLOSE]
         equity = max(account.cash + account.units * close, BANKRUPTCY)
         costs = 1.0 + self._rules.costs.fee + self._rules.costs.slippage
         bought = close / (prices[first, OPEN] * costs) if age else 1.0
-        held = account.units * close / equity
-        self._watched[env].note(age, close, equity, bought, held, account.trades, account.fees)
+        held, bars = account.units * close / equity, self._watched[env]
+        if bars and age <= bars[-1].age:
+            bars.clear()
+        bars.append(RecordedBar(age, close, equity, bought, held, int(account.trades), account.fees))
 
 
 def _history(config: TradingConfig, symbols: list[PriceSeries]) -> History:

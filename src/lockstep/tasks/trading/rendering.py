@@ -1,6 +1,6 @@
 """Rendering of one account: its equity next to buy and hold, as text and as an image."""
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,68 +11,51 @@ _SIDES = {-1: ("short", RED), 0: ("flat", DIM), 1: ("long", GREEN)}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass
-class EpisodeTrace:
-    """History of an account since recording of its episode started."""
+class RecordedBar(NamedTuple):
+    """An account at the close of a bar."""
 
-    length: int
-    """Steps of an episode."""
-    age: list[int] = field(default_factory=list)
-    close: list[float] = field(default_factory=list)
-    equity: list[float] = field(default_factory=list)
+    age: int
+    """Steps of the episode so far."""
+    close: float
+    equity: float
     """Equity with the position valued at the close; 1 at the start of the episode."""
-    bought: list[float] = field(default_factory=list)
+    bought: float
     """Equity of buying at the first open and holding."""
-    held: list[float] = field(default_factory=list)
+    held: float
     """Fraction of equity in the symbol; negative when short."""
-    trades: int = 0
-    fees: float = 0.0
-
-    def note(self, age: int, close: float, equity: float, bought: float, held: float, trades: int, fees: float) -> None:
-        """Add the close of a bar. The first bar of an episode clears the history."""
-        if self.age and age <= self.age[-1]:
-            for values in (self.age, self.close, self.equity, self.bought, self.held):
-                values.clear()
-        for values, value in zip(
-            (self.close, self.equity, self.bought, self.held), (close, equity, bought, held), strict=True
-        ):
-            values.append(float(value))
-        self.age.append(int(age))
-        self.trades, self.fees = int(trades), float(fees)
+    trades: int
+    fees: float
 
 
-def as_text(trace: EpisodeTrace) -> str:
-    """Draw price, position and equity as text plots, with a summary line."""
-    equity, bought = np.array(trace.equity), np.array(trace.bought)
+def as_text(bars: list[RecordedBar], length: int) -> str:
+    """Draw price, position and equity of an episode with `length` steps as text plots, with a summary line."""
+    _, close, equity, bought, held, _, _ = np.array(bars).T
     up = room(equity, bought, least=0.02)
     labels = f"{up[1] - 1:+.1%}", f"{up[0] - 1:+.1%}"
     plots = {"equity": equity, "buy and hold": bought}
-    lines = [f"{name}\n{add_axes(braille_chart(y, 64, 5, trace.length, up), labels)}" for name, y in plots.items()]
-    return "\n".join([f"price  {_spark(trace.close)}", f"holds  {_signs(trace.held)}", *lines, _summary(trace)])
-
-
-def _summary(trace: EpisodeTrace) -> str:
-    return (
-        f"bar {trace.age[-1]} of {trace.length}  close {trace.close[-1]:,.2f}  {_position(trace.held[-1])[0]}\n"
-        f"equity {trace.equity[-1] - 1:+.2%}  buy and hold {trace.bought[-1] - 1:+.2%}  "
-        f"fees {trace.fees:.2%}  trades {trace.trades}"
+    lines = [f"{name}\n{add_axes(braille_chart(y, 64, 5, length, up), labels)}" for name, y in plots.items()]
+    last = bars[-1]
+    summary = (
+        f"bar {last.age} of {length}  close {last.close:,.2f}  {_position(last.held)[0]}\n"
+        f"equity {last.equity - 1:+.2%}  buy and hold {last.bought - 1:+.2%}  "
+        f"fees {last.fees:.2%}  trades {last.trades}"
     )
+    return "\n".join([f"price  {_spark(close)}", f"holds  {_signs(held)}", *lines, summary])
 
 
-def as_frame(trace: EpisodeTrace) -> np.ndarray:
+def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
     """Draw an image, uint8 [HEIGHT, WIDTH, 3]. Top: price, colored by position. Bottom: equity, buy and hold."""
-    page, age = Canvas(WIDTH, HEIGHT), np.array(trace.age)
-    close, equity, bought = (np.array(values) for values in (trace.close, trace.equity, trace.bought))
-    held, colour = _position(trace.held[-1])
-    page.write(16, 26, f"bar {age[-1]} of {trace.length}", 16)
-    page.write(150, 26, held, 16, colour)
-    label = f"fees {trace.fees:.2%}   trades {trace.trades}"
-    page.write(WIDTH - 16, 26, label, 14, DIM, "rs")
+    page, last = Canvas(WIDTH, HEIGHT), bars[-1]
+    age, close, equity, bought, held, _, _ = np.array(bars).T
+    position, colour = _position(last.held)
+    page.write(16, 26, f"bar {last.age} of {length}", 16)
+    page.write(150, 26, position, 16, colour)
+    page.write(WIDTH - 16, 26, f"fees {last.fees:.2%}   trades {last.trades}", 14, DIM, "rs")
 
-    above = Axes(page, 64, 42, WIDTH - 16, 170, (0, trace.length), room(close, least=0.05 * close[0]))
+    above = Axes(page, 64, 42, WIDTH - 16, 170, (0, length), room(close, least=0.05 * close[0]))
     for y in above.ends():
         above.level(y, f"{y:,.0f}" if y >= 1000 else f"{y:,.4g}")
-    sides = np.sign(trace.held).astype(int)
+    sides = np.sign(held)
     # The position at a bar was held from the previous bar to it.
     for side, (_, paint) in _SIDES.items():
         for stop in np.flatnonzero(sides[1:] == side) + 1:
@@ -80,13 +63,13 @@ def as_frame(trace: EpisodeTrace) -> np.ndarray:
     page.dot(*above.place(age[-1], close[-1]), 3.5, colour)
 
     up = room(equity, bought, np.ones(1), least=0.04)
-    below = Axes(page, 64, 222, WIDTH - 16, 372, (0, trace.length), up)
+    below = Axes(page, 64, 222, WIDTH - 16, 372, (0, length), up)
     below.level(1.0, "0")
     for y in below.ends():
         if abs(y - 1.0) > 0.12 * (up[1] - up[0]):  # otherwise the label would overlap that of zero
             below.level(y, f"{y - 1:+.1%}")
     for part in (0, 0.25, 0.5, 0.75, 1):
-        below.tick(part * trace.length, f"{part * trace.length:.0f}")
+        below.tick(part * length, f"{part * length:.0f}")
     below.curve(age, bought, DIM, 1.5)
     below.curve(age, equity, BLUE, 2.5)
     page.dot(*below.place(age[-1], equity[-1]), 4, INK)
@@ -100,13 +83,13 @@ def _position(held: float) -> tuple[str, tuple[int, int, int]]:
     return (f"{name} {abs(held):.0%}" if held else name), colour
 
 
-def _spark(values: list[float]) -> str:
+def _spark(values: np.ndarray) -> str:
     """Draw the last values as a sparkline."""
-    shown = np.array(values[-64:])
+    shown = values[-64:]
     heights = (shown - shown.min()) / max(float(np.ptp(shown)), 1e-9) * (len(_BARS) - 1)
     return "".join(_BARS[height] for height in heights.round().astype(int))
 
 
-def _signs(held: list[float]) -> str:
+def _signs(held: np.ndarray) -> str:
     """Draw the side held at each of the last bars."""
     return "".join("+" if part > 0 else "-" if part < 0 else "·" for part in held[-64:])
