@@ -115,6 +115,8 @@ class Replay:
         )
         self._written = np.zeros(len(lanes), np.int64)
         """[L] rows written since the start of the run. Equal for all lanes, but saved with each lane."""
+        self._stop_on_device = torch.zeros((), dtype=torch.int64, device=self.device)
+        """The same number for all lanes, for CUDA graphs."""
 
     @property
     def count(self) -> int:
@@ -138,20 +140,29 @@ class Replay:
             given = download_bytes(given)  # one transfer for all tensors
         torch._foreach_copy_(slots, given)
         self._written += 1
+        self._stop_on_device += 1
 
     def sample(self, counter: int, count: int, steps: int = 1, discount: float = 1.0) -> dict[str, Any]:
-        """Sample `count` transitions of each lane uniformly with replacement, [L x M, ...] each.
+        """Sample `count` transitions of each lane uniformly with replacement; see `transitions`."""
+        return self.transitions(self.draw(counter, count), steps, discount)
 
-        The result is valid until the next call.
+    def draw(self, counter: int, count: int) -> Tensor:
+        """Draw `count` stored steps of each lane uniformly with replacement, [L, M]."""
+        if (self._written != self._stop).any() or not self._stop:
+            raise ValueError(f"there is nothing to sample from: lanes have written {self._written.tolist()} steps.")
+        return self._streams.integers(counter, min(self._stop, self.rows) * self.envs, count, device=self.device)
+
+    def transitions(self, starts: Tensor, steps: int, discount: float, in_graph: bool = False) -> dict[str, Any]:
+        """Return the transitions from each start on, [L x M, ...] each. They are valid until the next call.
 
         `reward` is the discounted sum over up to `steps` steps, which stop at the episode's end or the newest row.
         `next_obs` follows the last of them. `discount` is the factor of its bootstrap value: 0 after a termination.
+        With `in_graph`, the position in the ring is read on the device, so that a CUDA graph can capture the call.
         """
-        if (self._written != self._stop).any() or not self._stop:
-            raise ValueError(f"there is nothing to sample from: lanes have written {self._written.tolist()} steps.")
-        held = min(self._stop, self.rows)
-        starts = self._streams.integers(counter, held * self.envs, count, device=self.device)  # [L, M]
-        targets = n_step_targets(starts, self._ring, steps, discount, self.buffers)
+        ring = self._ring
+        if in_graph:
+            ring = ring._replace(first=(self._stop_on_device - self.rows).clamp(min=0), stop=self._stop_on_device)
+        targets = n_step_targets(starts, ring, steps, discount, self.buffers)
         batch = {name: _gather(rings, targets.first) for name, rings in self.buffers.items() if name not in OUTCOME}
         batch |= {"reward": targets.reward, "next_obs": _gather(self.buffers["next_obs"], targets.last)}
         batch["discount"] = targets.discount
@@ -209,6 +220,7 @@ class Replay:
         for name, ring in rings.items():
             _write(ring, stop - held, state[name])
         self._written[position] = stop
+        self._stop_on_device.fill_(stop)
 
 
 def _choose_device(wanted: str, learner: torch.device, size: int) -> torch.device:

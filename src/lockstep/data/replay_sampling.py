@@ -16,13 +16,13 @@ from torch import Tensor
 class RingBuffer(NamedTuple):
     """Layout of a ring: it holds rows `first` up to `stop`, and row number i is at index i modulo `rows`."""
 
-    first: int
-    stop: int
+    first: int | Tensor
+    stop: int | Tensor
     rows: int
     envs: int
 
 
-def places_of(starts: Tensor, ring: RingBuffer, ahead: int = 0) -> Tensor:
+def places_of(starts: Tensor, ring: RingBuffer, ahead: int | Tensor) -> Tensor:
     """Return the indices of the steps `ahead` after some starts [L, ...] in the flattened rings of all lanes.
 
     A start is an index into the current steps of a lane, oldest row first, environment by environment.
@@ -30,6 +30,11 @@ def places_of(starts: Tensor, ring: RingBuffer, ahead: int = 0) -> Tensor:
     number, env = ring.first + ahead + starts // ring.envs, starts % ring.envs
     lane = torch.arange(len(starts), device=starts.device).view(-1, *(1,) * (starts.dim() - 1))
     return (lane * ring.rows + number % ring.rows) * ring.envs + env
+
+
+def _consecutive(starts: Tensor, ring: RingBuffer, steps: int) -> Tensor:
+    """Return the indices [L x M, H] of the H steps from each start [L, M] on."""
+    return places_of(starts.unsqueeze(-1), ring, torch.arange(steps, device=starts.device)).view(-1, steps)
 
 
 class Targets(NamedTuple):
@@ -57,13 +62,14 @@ def n_step_targets(starts: Tensor, ring: RingBuffer, steps: int, discount: float
         data = (x.numpy() for x in (terminated, truncated, rewards))
         total, first, last, weight = map(torch.from_numpy, _accumulate(starts.numpy(), ring, steps, discount, *data))
         return Targets(total.view(-1, *agents), first, last, weight)
-    first = last = places_of(starts, ring).flatten()
+    places = _consecutive(starts, ring, steps)
+    first = last = places[:, 0]
     left = (ring.stop - ring.first - starts // ring.envs).flatten()  # steps up to the newest row
     going = torch.ones_like(first, dtype=torch.bool)
     weight = torch.ones_like(first, dtype=torch.float64)
     total = torch.zeros(len(first), rewards.shape[1], device=rewards.device)
     for ahead in range(steps):
-        here = places_of(starts, ring, ahead).flatten()
+        here = places[:, ahead]
         going = going & (left > ahead)
         last = torch.where(going, here, last)
         # In float64 and rounded after each step like the compiled kernel, without fused multiply-adds.
@@ -88,7 +94,7 @@ def stretches(tries: Tensor, ring: RingBuffer, steps: int, buffers: dict[str, An
         return places.view(-1, steps), whole.view(-1)
     lanes, count = tries.shape[:2]
     ends = terminated | truncated
-    starts = (ring.stop - ring.first - steps + 1) * ring.envs
+    starts = int(ring.stop - ring.first - steps + 1) * ring.envs
     every = torch.arange(starts, device=tries.device).expand(lanes, -1)
     fits = torch.ones(lanes, starts, dtype=torch.bool, device=tries.device)
     for ahead in range(steps - 1):  # the last step may end its episode
@@ -103,8 +109,7 @@ def stretches(tries: Tensor, ring: RingBuffer, steps: int, buffers: dict[str, An
     chosen = tries.gather(2, good.int().argmax(2, keepdim=True)).squeeze(2)  # [L, M], the first valid try
     after = following.gather(1, (tries[:, :, -1] + 1) % starts)
     start = torch.where(good.any(2), chosen, torch.where(whole, after, tries[:, :, 0]))
-    places = torch.stack([places_of(start, ring, ahead) for ahead in range(steps)], dim=-1)
-    return places.view(-1, steps), whole.expand(lanes, count).reshape(-1)
+    return _consecutive(start, ring, steps), whole.expand(lanes, count).reshape(-1)
 
 
 @njit(cache=True, nogil=True)

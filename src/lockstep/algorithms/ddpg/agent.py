@@ -176,6 +176,9 @@ class DDPG(Algorithm):
         example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended}
         example |= {"next_obs": example["obs"]}
         self.replay = Replay(config.buffer_size, lanes, example, "ddpg.replay", config.replay, runtime.device)
+        self._transitions = partial(self.replay.transitions, steps=config.n_step, discount=config.gamma)
+        if runtime.compilation.mode == "graphs" and self.replay.device.type == "cuda":
+            self._transitions = runtime.compilation(partial(self._transitions, in_graph=True), "sampling")
 
     def _optimizer(self, net: nn.Module, rate: float) -> DistributedOptimizer:
         adam = FusedAdam(net.named_parameters(), lr=rate)
@@ -257,8 +260,8 @@ class DDPG(Algorithm):
 
     def _sample_batch(self, counter: int) -> dict[str, Any]:
         """Sample a batch [L x M, ...] of the replay buffer, with noise [L x M, A, K] for the actor and for targets."""
-        config, count, device = self.config, self.config.batch_size // self.runtime.lanes.num_lanes, self.runtime.device
-        batch = self.replay.sample(counter, count, config.n_step, config.gamma)
+        count, device = self.config.batch_size // self.runtime.lanes.num_lanes, self.runtime.device
+        batch = self._transitions(self.replay.draw(counter, count))
         for name, streams in (("choosing", self.choosing), ("smoothing", self.smoothing)):
             noise = self.moves.noise(streams, counter, count, self.team.agents, device=device)
             batch[name] = noise.flatten(0, 1)
