@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lockstep import Algorithm, Recipe, RunConfig, SnakeConfig
 from lockstep.algorithms.greedy_policy import GreedyPolicy
-from lockstep.base import Algorithm
 from lockstep.clock import TrainState
-from lockstep.config import Recipe, RunConfig
 from lockstep.data.collector import OnPolicyCollector, standardize
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics
@@ -15,7 +14,6 @@ from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.ops.functional import schedule
 from lockstep.protocols import Loss
-from lockstep.tasks.snake.env import SnakeConfig
 
 
 class A2C(Algorithm):

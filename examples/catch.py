@@ -8,9 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.base import VecEnv
-from lockstep.config import Recipe, RunConfig
+from lockstep import PPOConfig, Recipe, RunConfig, VecEnv
 from lockstep.protocols import Step
 
 ROW, COLUMN, PADDLE, EPISODE = range(4)

@@ -8,10 +8,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.config import Recipe, RunConfig
+from lockstep import PPOConfig, Recipe, RunConfig, SnakeConfig
 from lockstep.nn.encoders import EncoderConfig
-from lockstep.tasks.snake.env import SnakeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

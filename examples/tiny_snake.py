@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from lockstep.algorithms.ppo import PPOConfig
-from lockstep.config import Recipe, RunConfig
+from lockstep import PPOConfig, Recipe, RunConfig, SnakeConfig
 from lockstep.nn.encoders import EncoderConfig
-from lockstep.tasks.snake.env import SnakeConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,3 +87,12 @@ def test_settings_page_names_no_type_that_it_does_not_explain():
     plain = {"int", "float", "bool", "str", "None", "tuple", "dict", "or"}
     assert len(types) > 100
     assert named - plain <= set(re.findall(r"^## (\w+)", shown.stdout, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", ["algorithm", "task"])
+def test_every_name_on_customization_page_can_be_imported(page):
+    text = (ROOT / "docs" / "customization" / f"{page}.md").read_text()
+    names = set(re.findall(r"`lockstep\.([a-z_.]+)\.([A-Za-z]\w+)", text))
+    assert names
+    for module, name in names:
+        assert hasattr(importlib.import_module(f"lockstep.{module}"), name), f"{module}.{name}"
