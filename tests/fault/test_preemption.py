@@ -61,23 +61,23 @@ def test_interrupted_evaluation_stays_pending(tmp_path):
 
 
 def slow_trial(directory, sent):
-    """Train with half-second steps and send SIGTERM several times at the given intervals."""
+    """Train with steps of a second, 8 in an iteration, and send SIGTERM at intervals from the first step on."""
     step = GymEnvs.step
-
-    def slowly(self, action):
-        time.sleep(0.5)
-        return step(self, action)
-
-    GymEnvs.step = slowly
 
     def ask() -> None:
         for seconds in sent:
             time.sleep(seconds)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    import threading
+    asking = threading.Thread(target=ask, daemon=True)
 
-    threading.Thread(target=ask, daemon=True).start()
+    def slowly(self, action):
+        if asking.ident is None:
+            asking.start()
+        time.sleep(1.0)
+        return step(self, action)
+
+    GymEnvs.step = slowly
     trial(directory, "run", {}, False)
 
 
