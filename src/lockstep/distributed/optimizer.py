@@ -143,17 +143,17 @@ class DistributedOptimizer:
         """Step on the reduced gradient. Return whether the step was skipped, and a row for the log."""
         # The only place where a gradient is divided, by the global count and the clipping factor.
         if self._steps is None:
-            settled: tuple[Tensor, Tensor, Any] = self._settle(totals, self._scale)
+            prepared: tuple[Tensor, Tensor, Any] = self._prepare_step(totals, self._scale)
         else:
-            settled = self._steps.settle(self.gradient.flat, totals, self._scale, self.max_grad_norm)
-        divisor, skip, row = settled
+            prepared = self._steps.prepare_step(self.gradient.flat, totals, self._scale, self.max_grad_norm)
+        divisor, skip, row = prepared
         self._inner.grad_scale, self._inner.found_inf = divisor, skip  # type: ignore[attr-defined]
         self._inner.step()
         self._loss_scale.update(skip)
         return skip, row
 
-    def _settle(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Compute `DeviceSteps.settle` with Python numbers, which are much cheaper on a CPU than scalar tensors."""
+    def _prepare_step(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Compute `DeviceSteps.prepare_step` with Python numbers, which are much cheaper on a CPU than scalar tensors."""
         row = totals.tolist()
         divisor = max(row[0], 1.0) * (1.0 if scale is None else scale.item())
         norm = torch.linalg.vector_norm(self.gradient.flat).item() / divisor
@@ -282,11 +282,11 @@ class DistributedOptimizer:
                 result = loss(part)
             sums = {"loss": result.loss_sum, **result.metric_sums}
             terms = [name for name, value in sums.items() if not torch.as_tensor(value).isfinite()]
-            slopes: Sequence[Tensor | None] = ()
+            grads: Sequence[Tensor | None] = ()
             if result.loss_sum.requires_grad:
-                slopes = torch.autograd.grad(result.loss_sum, list(self._names), allow_unused=True)
-            pairs = zip(self._names.values(), slopes, strict=False)
-            bad = [name for name, slope in pairs if slope is not None and not slope.isfinite().all()]
+                grads = torch.autograd.grad(result.loss_sum, list(self._names), allow_unused=True)
+            pairs = zip(self._names.values(), grads, strict=False)
+            bad = [name for name, grad in pairs if grad is not None and not grad.isfinite().all()]
             if terms:
                 found.append(f"lane {lane}: {', '.join(terms)} of its loss")
             elif bad:
@@ -307,12 +307,12 @@ class _Unconfirmed(NamedTuple):
     where: str
 
 
-def _split(batch: Tree, pieces: int, lanes: int) -> list[Tree]:
+def _split(batch: Tree, num_pieces: int, lanes: int) -> list[Tree]:
     """Split a batch into micro-batches, each with a part of every lane."""
-    if pieces == 1:
+    if num_pieces == 1:
         return [batch]
     samples = len(first_leaf(batch)) // lanes
-    step = -(-samples // pieces)
+    step = -(-samples // num_pieces)
 
     def cut(x: Tensor, start: int) -> Tensor:
         piece: Tensor = x.unflatten(0, (lanes, samples))[:, start : start + step].flatten(0, 1)

@@ -33,14 +33,14 @@ _OUT_OF_MEMORY = (
 )
 
 
-def to_user_error(error: Exception, place: WorldInfo) -> Exception:
+def to_user_error(error: Exception, world: WorldInfo) -> Exception:
     """Convert errors with a known fix to ConfigError: out of memory, or a port in use. Return others unchanged."""
     first = (str(error).splitlines() or [""])[0]
-    process = f"process {place.rank} of {place.size}"
+    process = f"process {world.rank} of {world.size}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in first:
         return ConfigError(f"{process} ran out of memory: {first}", _LOWER)
-    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-    if taken or "EADDRINUSE" in str(error):
+    port_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    if port_in_use or "EADDRINUSE" in str(error):
         return ConfigError(
             f"{process} cannot listen on port {os.environ.get('MASTER_PORT', '?')}: another program uses it.",
             "With torchrun, use --standalone or another --master-port. `lockstep train --procs N` finds a free port.",
@@ -53,26 +53,25 @@ _COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pip
 
 
 def summarize_failures(
-    failures: Mapping[int, Any], size: int, shared: Path | None = None, dismissed: Collection[int] = ()
+    failures: Mapping[int, Any], size: int, shared: Path | None = None, killed_by_launcher: Collection[int] = ()
 ) -> tuple[str, bool]:
     """Report which process failed first and why, and whether the machine is the cause, so that a restart may succeed.
 
-    `shared` is the directory with the stacks of crashed processes. `dismissed` are the pids that the launcher itself
-    killed because another process had failed.
+    `shared` is the directory with the stacks of crashed processes. `killed_by_launcher` are the pids that
+    the launcher itself killed because another process had failed.
     """
     # Exit codes of processes that the launcher stopped say nothing. Errors that they recorded before do.
     stopped = {
         rank
         for rank, failure in failures.items()
-        if failure.exitcode in (EXIT_PEER_FAILED, -signal.SIGTERM) or failure.pid in dismissed
+        if failure.exitcode in (EXIT_PEER_FAILED, -signal.SIGTERM) or failure.pid in killed_by_launcher
     }
     recorded = {rank for rank, failure in failures.items() if _record(failure)}
     killed = {r: f for r, f in failures.items() if f.exitcode < 0 and r not in stopped | recorded}
     independent = {
         rank: failure
         for rank, failure in failures.items()
-        if (rank in recorded or rank not in stopped)
-        and not any(phrase in str(failure.message) for phrase in _COLLATERAL)
+        if (rank in recorded or rank not in stopped) and not any(part in str(failure.message) for part in _COLLATERAL)
     }
     # The first cause is the earliest kill, else the earliest failure that no other process caused.
     rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))

@@ -4,10 +4,10 @@ import os
 from types import FrameType
 
 
-def is_internal_frame(place: str) -> bool:
+def is_internal_frame(location: str) -> bool:
     """Return whether a line of code belongs to lockstep's runtime or torch, which reports omit."""
     return any(
-        f"{os.sep}{part}{os.sep}" in place
+        f"{os.sep}{part}{os.sep}" in location
         for part in (f"lockstep{os.sep}launch", f"lockstep{os.sep}distributed", "torch")
     )
 

@@ -25,27 +25,27 @@ class WorkerProcess:
     """One worker, with the attributes of torch's `SubprocessHandler`."""
 
     def __init__(
-        self, server: ForkServer | None, words: Sequence[str], environment: dict[str, str], output: Sequence[str]
+        self, server: ForkServer | None, arguments: Sequence[str], environment: dict[str, str], output: Sequence[str]
     ) -> None:
         self.proc: ForkedProcess | subprocess.Popen[bytes]
-        self.progress, theirs = os.pipe()
+        self.progress, write_end = os.pipe()
         os.set_blocking(self.progress, False)
         environment = os.environ | environment
         files = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) for path in output]
         try:
             if server is not None:
-                self.proc = server.start(words, environment, files, theirs)
+                self.proc = server.start(arguments, environment, files, write_end)
             else:
                 self.proc = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "lockstep", *words],
-                    env=environment | {ENV_PROGRESS_FD: str(theirs)},
-                    pass_fds=[theirs],
+                    [sys.executable, "-P", "-m", "lockstep", *arguments],
+                    env=environment | {ENV_PROGRESS_FD: str(write_end)},
+                    pass_fds=[write_end],
                     stdout=files[0] if files else None,
                     stderr=files[1] if files else None,
                     start_new_session=True,
                 )
         finally:
-            for descriptor in (theirs, *files):
+            for descriptor in (write_end, *files):
                 os.close(descriptor)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
@@ -81,7 +81,7 @@ class Workers(SubprocessContext):
 
 def start_workers(server: ForkServer | None, **settings: Any) -> PContext:
     """Start workers; takes the arguments of torch's `start_processes`."""
-    wanted = ("name", "entrypoint", "args", "envs", "logs_specs", "log_line_prefixes")
-    workers = Workers(server, **{name: settings[name] for name in wanted})
+    names = ("name", "entrypoint", "args", "envs", "logs_specs", "log_line_prefixes")
+    workers = Workers(server, **{name: settings[name] for name in names})
     workers.start()
     return workers
