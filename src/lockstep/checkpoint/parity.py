@@ -35,24 +35,24 @@ class Parity:
         self.fold = np.zeros(self.stripes * BLOCK, np.uint8)
         """[stripes x BLOCK]: byte i of the file belongs to byte i modulo its length."""
         self.checks = np.zeros(self.blocks + self.stripes, "<u4")
-        self._at = 0
+        self._position = 0
 
     def update(self, part: bytes | memoryview) -> None:
         """Add the next bytes of the file."""
-        data, view, at = np.frombuffer(part, np.uint8), memoryview(part), self._at
+        data, view, position = np.frombuffer(part, np.uint8), memoryview(part), self._position
         done = 0
         while done < len(data):
-            offset = (at + done) % len(self.fold)
+            offset = (position + done) % len(self.fold)
             count = min(len(data) - done, len(self.fold) - offset)
             self.fold[offset : offset + count] ^= data[done : done + count]
             done += count
         done = 0
         while done < len(data):
-            block, inside = divmod(at + done, BLOCK)
-            count = min(len(data) - done, BLOCK - inside)
+            block, offset = divmod(position + done, BLOCK)
+            count = min(len(data) - done, BLOCK - offset)
             self.checks[block] = zlib.crc32(view[done : done + count], int(self.checks[block]))
             done += count
-        self._at += len(data)
+        self._position += len(data)
 
     def parts(self) -> Iterator[bytes | memoryview]:
         """Yield the content of the parity file. Call after `update` has received the whole file."""

@@ -48,10 +48,10 @@ def prune(fence: GenerationFence, keep: int) -> None:
     line = lineage(directory, disk)
     if not line or line[0].generation != fence.generation:
         return
-    spared = {*line[:keep], parent_of(directory, fence.generation, disk), best_checkpoint(directory, disk)}
+    kept = {*line[:keep], parent_of(directory, fence.generation, disk), best_checkpoint(directory, disk)}
     for name in list_checkpoints(directory, disk):
         path = directory / str(name)
-        if name in spared or name.generation > fence.generation or name.samples > line[0].samples:
+        if name in kept or name.generation > fence.generation or name.samples > line[0].samples:
             continue
         if not (name in line and disk.is_milestone(path)):
             discard(disk, path)
@@ -59,12 +59,12 @@ def prune(fence: GenerationFence, keep: int) -> None:
 
 def discard(disk: Disk, path: Path) -> None:
     """Delete a directory atomically: rename it, then remove it."""
-    trash = path.with_name(f".{path.name.strip('.')}.deleted")
-    if disk.exists(trash):  # left by a killed process
-        disk.remove(trash)
+    deleted = path.with_name(f".{path.name.strip('.')}.deleted")
+    if disk.exists(deleted):  # left by a killed process
+        disk.remove(deleted)
     with suppress(FileNotFoundError):  # another process has deleted it
-        disk.rename(path, trash)
-        disk.remove(trash)
+        disk.rename(path, deleted)
+        disk.remove(deleted)
 
 
 def clear_leftovers(fence: GenerationFence) -> None:

@@ -153,7 +153,7 @@ class DistributedOptimizer:
         return skip, row
 
     def _prepare_step(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Compute `DeviceSteps.prepare_step` with Python numbers, which are much cheaper on a CPU than scalar tensors."""
+        """Compute `DeviceSteps.prepare_step` with Python numbers, which are cheaper on a CPU than scalar tensors."""
         row = totals.tolist()
         divisor = max(row[0], 1.0) * (1.0 if scale is None else scale.item())
         norm = torch.linalg.vector_norm(self.gradient.flat).item() / divisor

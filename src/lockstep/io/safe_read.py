@@ -152,5 +152,5 @@ def _measure(node: Any, depth: int, parts: list[int]) -> None:
             raise ValueError(f"the key {_repeated(names)[:100]!r} is duplicated")
     if node.id != "scalar":
         for part in node.value:
-            for each in part if isinstance(part, tuple) else (part,):
-                _measure(each, depth - 1, parts)
+            for child in part if isinstance(part, tuple) else (part,):
+                _measure(child, depth - 1, parts)
