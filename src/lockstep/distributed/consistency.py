@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lockstep.protocols import StateDict
+from lockstep.transfer import download
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -15,13 +16,9 @@ class ReplicaMismatchError(RuntimeError):
 
 def fingerprints(state: StateDict) -> Tensor:
     """Return a 64-bit fingerprint for each tensor, [tensors] int64. Integer sums wrap and never round."""
-    found = [_fingerprint(tensor.detach()) for tensor in state.values()]
-    numbers = torch.empty(len(found), dtype=torch.int64)
     # An agent on a GPU also has counters on the host. Use one transfer for each device.
-    for device in {number.device for number in found}:
-        indices = [index for index, number in enumerate(found) if number.device == device]
-        numbers[indices] = torch.stack([found[index] for index in indices]).to("cpu")
-    return numbers
+    found = download([_fingerprint(tensor.detach()) for tensor in state.values()])
+    return torch.stack(found) if found else torch.empty(0, dtype=torch.int64)
 
 
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}

@@ -6,6 +6,7 @@ stopped. The store cannot, because the main process hosts it.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -52,27 +53,20 @@ class Heartbeat:
 
 def write(directory: Path, heartbeat: Heartbeat) -> None:
     """Write a heartbeat. Ignore disk errors, which must not stop training."""
-    try:
+    with suppress(OSError):
         partial = directory / f".{heartbeat.process}"
         partial.write_text(json.dumps(asdict(heartbeat)))
         partial.replace(directory / f"{heartbeat.process}.json")
-    except OSError:
-        return
 
 
 def read(directory: Path) -> dict[int, Heartbeat]:
     """Read the latest heartbeat of every process; skip unreadable files."""
     heartbeats = {}
-    try:
-        paths = list(directory.glob("*.json"))
-    except OSError:
-        return {}
-    for path in paths:
-        try:
-            heartbeat = Heartbeat(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue
-        heartbeats[heartbeat.process] = heartbeat
+    with suppress(OSError):
+        for path in directory.glob("*.json"):
+            with suppress(OSError, ValueError, TypeError):
+                heartbeat = Heartbeat(**json.loads(path.read_text()))
+                heartbeats[heartbeat.process] = heartbeat
     return heartbeats
 
 
@@ -86,12 +80,12 @@ def describe_hang(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat],
 
     `before` holds the heartbeats of some seconds earlier. Processes without a newer one are stopped or dead.
     """
-    others = [now.get(process) for process in range(size)]
-    quiet = stale_processes(before, now) - {me.process}
-    stale = [p for p in others if p and p.process in quiet]
+    known = [now[process] for process in range(size) if process in now]
     unknown = [process for process in range(size) if process not in now]
-    missing = [p for p in others if p and p not in stale and (p.collective < me.collective or p.wait_seconds is None)]
-    waiting = [p for p in others if p and p not in stale and p not in missing]
+    silent = stale_processes(before, now) - {me.process}
+    stale = [p for p in known if p.process in silent]
+    missing = [p for p in known if p not in stale and (p.collective < me.collective or p.wait_seconds is None)]
+    waiting = [p for p in known if p not in stale and p not in missing]
     lines = [
         f"{_names(waiting)} waited {me.wait_seconds or 0:.0f} s at collective {me.collective}"
         f" ('{me.name}', phase {me.phase}, update {me.update}) for:"

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -74,10 +74,9 @@ def wait_with_heartbeat(
         try:
             return store.wait(key, min(timeout, 5.0))
         except TimeoutError:
-            try:
+            now = last
+            with suppress(TimeoutError):
                 now = store.wait(beat, 0.1)
-            except TimeoutError:
-                now = last
             if now != last:
                 last, since = now, time.monotonic()
                 on_beat()

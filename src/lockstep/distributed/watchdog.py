@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lockstep.distributed import heartbeat
@@ -213,17 +213,15 @@ class Watchdog:
         done = status.progress, status.collective_log.completed, written
         idle, allowed = self._idle.update(done), self._allowed(saving)
         waiting = status.collective_log.now()
-        compiling = waiting is None and self.status.phase == COMPILE
-        directory = "" if self._directory is None else str(self._directory.parent.parent)
         self._pipe.send(
             progress=done,
             allowed=allowed,
             rank=status.rank,
-            phase=self.status.phase,
+            phase=status.phase,
             update=status.update,
             waits_in="" if waiting is None else waiting.name,
-            compiling=compiling,
-            run=directory,
+            compiling=waiting is None and status.phase == COMPILE,
+            run="" if self._directory is None else str(self._directory.parent.parent),
         )
         return idle, allowed
 
@@ -274,15 +272,13 @@ class Watchdog:
     def _share_stop_request(self, directory: Path) -> None:
         """Share a stop request with all processes before their next collective, which may be minutes away."""
         flag = directory / "stop"
-        try:
+        with suppress(OSError):
             if self._requested_at is not None and not self._stop_request_shared:
                 self._stop_request_shared = True
                 flag.touch()
             elif self._requested_at is None and flag.exists():
                 self._stop_request_shared = True
                 self._request_stop(None)
-        except OSError:
-            return
 
     def _sample(self) -> Heartbeat:
         self._sequence += 1
