@@ -86,8 +86,9 @@ def summarize_failures(
         if name == "SIGABRT" and shared and _aborted_by_nccl(shared, rank):
             return f"{process}: NCCL ended it because a collective failed or timed out (SIGABRT).{_NCCL}\n{stack}", True
         hint = _ABORT if name == "SIGABRT" else ""
-        phase = _phase(shared / PHASE_FILE.format(rank)) if shared else ""
-        return f"{process}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
+        phase = _read(shared / PHASE_FILE.format(rank)).strip() if shared else ""
+        where = f" in phase {phase}" if phase else ""
+        return f"{process}: it crashed in native code ({name}){where}, at (innermost first):\n{stack}{hint}", False
     if not details:
         return f"{process}, with exit code {failure.exitcode}.", failure.exitcode == EXIT_PEER_FAILED
     kind, _, message = str(details["message"]).partition(": ")
@@ -116,11 +117,9 @@ def _aborted_by_nccl(shared: Path, rank: int) -> bool:
     The watchdog is a native thread, so the fault handler reports no current Python thread. gloo also aborts from a
     native thread, but then the main thread waits in one of its collectives.
     """
-    backend, crash = shared / BACKEND_FILE.format(rank), shared / CRASH_FILE.format(rank)
-    if not backend.exists() or "nccl" not in backend.read_text(errors="replace"):
-        return False
-    text = crash.read_text(errors="replace")
-    return "Current thread" not in text and f"distributed{os.sep}collectives.py" not in text
+    backend, crash = _read(shared / BACKEND_FILE.format(rank)), _read(shared / CRASH_FILE.format(rank))
+    in_collective = f"distributed{os.sep}collectives.py" in crash
+    return "nccl" in backend and "Current thread" not in crash and not in_collective
 
 
 _ABORT = """
@@ -128,15 +127,14 @@ gloo aborts a process if the processes call different collectives. If the line a
 branch around it that only some processes take, and synchronize the condition first."""
 
 
-def _phase(path: Path) -> str:
-    """Format the phase in which a process ended; empty if unknown."""
-    name = path.read_text(errors="replace").strip() if path.exists() else ""
-    return f" in phase {name}" if name else ""
+def _read(path: Path) -> str:
+    """Read a file that a worker may have written; empty if it does not exist."""
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def crash_stack(path: Path) -> list[str]:
     """Return the longest Python stack in a fault handler report, innermost frame first."""
-    threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
+    threads = _read(path).split("\n\n")
     stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
     longest: list[str] = max(stacks, key=len, default=[])
     while longest and is_internal_frame(longest[0]):

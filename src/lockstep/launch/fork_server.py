@@ -106,13 +106,16 @@ class ForkServer:
         """
         request = {"words": list(arguments), "environment": dict(environment), "directory": os.getcwd()}
         with self._lock:
-            message = self._ask(request, [progress, *output])
-            if message is None:
-                # The server was killed. Report a killed worker, so that the launcher restarts all workers.
-                self._note_killed()
-                return ForkedProcess(self, 0, -signal.SIGKILL)
-            process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
-            return process
+            with suppress(ConnectionError):
+                _send(self.channel, request, [progress, *output])
+                while (message := _receive(self.channel)[0]) is not None:
+                    if "pid" in message:
+                        process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
+                        return process
+                    self._note_exit(message)
+            # The server was killed. Report a killed worker, so that the launcher restarts all workers.
+            self._note_killed()
+            return ForkedProcess(self, 0, -signal.SIGKILL)
 
     def read_exits(self) -> None:
         """Read which workers have exited."""
@@ -123,16 +126,6 @@ class ForkServer:
                     self._note_killed()
                 else:
                     self._note_exit(message)
-
-    def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any] | None:
-        """Send a request for a worker and return the server's answer; None if the server was killed."""
-        with suppress(ConnectionError):
-            _send(self.channel, request, descriptors)
-            while (message := _receive(self.channel)[0]) is not None:
-                if "pid" in message:
-                    return message
-                self._note_exit(message)
-        return None
 
     def _note_killed(self) -> None:
         """Mark all workers as killed, because the kernel kills them with their server."""

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server import local_elastic_agent
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import ConfigError
 from lockstep.io.temporary_directory import temporary_directory
@@ -173,10 +175,9 @@ class _Launch:
             return LaunchResult(EXIT_PREEMPTED, "stop requested while no process was training.")
         if self._kill_requested:
             return LaunchResult(INTERRUPTED, "ended immediately on request. Saved checkpoints are valid.")
-        if self._error is not None and self.agent.cause:
-            return LaunchResult(1, self.agent.cause)
         if self._error is not None:
-            return LaunchResult(1, f"the processes could not be started or could not connect: {self._error}")
+            failure = f"the processes could not be started or could not connect: {self._error}"
+            return LaunchResult(1, self.agent.cause or failure)
         if self._result is None or self._result.is_failed():
             resumable = self._stop_requested is not None and self.agent.restartable
             return LaunchResult(EXIT_PREEMPTED if resumable else 1, self.agent.cause or "the processes failed.")
@@ -315,9 +316,6 @@ class _Agent(LocalElasticAgent):
 
 
 def _make_agent(arguments: Sequence[str], config: LaunchConfig, host: HostConfig, shared: Path, quiet: bool) -> _Agent:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-
     job = config.job or uuid.uuid4().hex
     endpoint = config.endpoint
     handler = LocalRendezvous(job) if endpoint is None else _multi_host_rendezvous(endpoint, config, host, job)
@@ -339,9 +337,6 @@ def _make_agent(arguments: Sequence[str], config: LaunchConfig, host: HostConfig
 
 def _multi_host_rendezvous(endpoint: str, config: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
     """Create the rendezvous of several hosts."""
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
     parameters = RendezvousParameters("c10d", endpoint, job, *config.nodes, local_addr=host.address, **host.rendezvous)
     try:
         return get_rendezvous_handler(parameters)
