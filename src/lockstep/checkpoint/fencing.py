@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,9 @@ class GenerationFence:
                     f"{self.directory} holds generation {newest}, which is more starts than a run can have.",
                     "Lockstep did not write this generation. Remove its files.",
                 )
-            try:
+            with suppress(FileExistsError):  # another start has claimed it
                 self.disk.create(generation_file(self.directory, newest + 1), json.dumps(self._claim))
                 self.generation = newest + 1
-            except FileExistsError:
-                continue
         return self._select()
 
     def confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[CheckpointName | None, list[str]]:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.checkpoint.errors import READ_ERROR as READ_ERROR
 from lockstep.checkpoint.errors import CorruptCheckpointError as CorruptCheckpointError
 from lockstep.checkpoint.errors import user_facing_errors as user_facing_errors
 from lockstep.checkpoint.format_version import FORMAT as FORMAT

@@ -75,7 +75,9 @@ class IncrementalState:
         """On the main process: link the segments of the last checkpoint that are still needed into a new one."""
         self.unlinked = True
         for name, digest in self._files.items():
-            if self._is_needed(name):
+            rows = form.segment_rows(name)
+            # Needed if it holds current rows that the current save does not write itself.
+            if rows is not None and self.rows[0] < rows.stop <= self._since:
                 _link(last / name, directory / name)
                 files[name] = digest
         self._current_files = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
@@ -96,11 +98,6 @@ class IncrementalState:
     def _merges(self) -> bool:
         """Whether the current save merges the segments since the last merge."""
         return self._saves + 1 >= MERGE
-
-    def _is_needed(self, name: str) -> bool:
-        """Return whether a segment holds current rows that the current save does not write itself."""
-        rows = form.segment_rows(name)
-        return rows is not None and self.rows[0] < rows.stop <= self._since
 
 
 def _link(source: Path, target: Path) -> None:

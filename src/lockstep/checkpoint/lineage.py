@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint.disk import DISK, Disk
-from lockstep.checkpoint.format import READ_ERROR, CorruptCheckpointError
+from lockstep.checkpoint.errors import READ_ERROR, CorruptCheckpointError
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError
 from lockstep.io.safe_read import ReadFailed, UnreadableFileError, read_text

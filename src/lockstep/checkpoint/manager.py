@@ -149,8 +149,7 @@ class CheckpointManager:
 
     def due(self) -> bool:
         """Return whether an automatic save is due. Only the main process decides; the training loop all-reduces it."""
-        automatic = self.run.save_every is None and self.runtime.is_main
-        return automatic and self._save_interval.due
+        return self.run.save_every is None and self.runtime.is_main and self._save_interval.due
 
     def save(self, algorithm: Algorithm, task: VecEnv, clock: TrainState, *, best: bool = False) -> None:
         """Copy the state to host memory now; write and publish it in the background."""
@@ -249,9 +248,9 @@ class CheckpointManager:
     def _write_files(
         self, name: CheckpointName, lanes: StateDict, shared: StateDict, values: object, keep: bool, best: bool
     ) -> None:
-        partial, rank = self.directory / f".{name}.partial", self.runtime.rank
-        store, lane_file = self._store, form.lane_file(self.runtime.lanes.local)
-        with heartbeat(self._heartbeat_store, f"save/{name}/{rank}/beat", self.run.collective_timeout):
+        partial, lane_file = self.directory / f".{name}.partial", form.lane_file(self.runtime.lanes.local)
+        key = f"save/{name}/{self.runtime.rank}"
+        with heartbeat(self._heartbeat_store, f"{key}/beat", self.run.collective_timeout):
             problem, files = "", {}
             try:
                 partial.mkdir(exist_ok=True)
@@ -260,10 +259,10 @@ class CheckpointManager:
             except OSError as error:
                 problem = self._describe(error)
             self.runtime.fault_point("save")
-            store.set(f"save/{name}/{rank}", json.dumps({"files": files, "problem": problem}))
+            self._store.set(key, json.dumps({"files": files, "problem": problem}))
             if self.runtime.is_main:
                 self._problem = self._commit(name, partial, shared, values, keep)
-                store.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
+                self._store.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
         if self.runtime.is_main:
             if not self._problem:
                 self._update_pointers_and_prune(name, best)
@@ -279,14 +278,13 @@ class CheckpointManager:
             files[form.VALUES] = form.write_json(partial / form.VALUES, values)
         except OSError as error:
             problems.append(self._describe(error))
-        store = self._store
         keys = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, key in keys.items():
             # Wait as long as heartbeats arrive. No collective runs here that would detect the death of that process.
             answer = json.loads(self._wait_for(key, f"{key}/beat", f"process {rank}"))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []
-        store.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
+        self._store.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
         if not problems:
             try:
                 self._segments.link(

@@ -89,7 +89,8 @@ def repair(path: Path, parity: Path, digest: str) -> int:
     if known is None:
         return 0
     with path.open("rb") as file:
-        bad = _bad_blocks(file.fileno(), known)
+        blocks = enumerate(_blocks(file.fileno(), known, {}))
+        bad = [block for block, content in blocks if zlib.crc32(content) != known.checks[block]]
         if len({block % known.stripes for block in bad}) < len(bad):
             return 0
         repaired = {block: _rebuild(file.fileno(), known, block) for block in bad}
@@ -128,12 +129,6 @@ def _read(path: Path) -> Parity | None:
         return None
     known.fold[: len(fold)] = fold
     return known
-
-
-def _bad_blocks(file: int, known: Parity) -> list[int]:
-    return [
-        block for block, content in enumerate(_blocks(file, known, {})) if zlib.crc32(content) != known.checks[block]
-    ]
 
 
 def _rebuild(file: int, known: Parity, block: int) -> bytes:
