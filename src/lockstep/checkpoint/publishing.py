@@ -69,19 +69,13 @@ def discard(disk: Disk, path: Path) -> None:
 
 def clear_leftovers(fence: GenerationFence) -> None:
     """Delete what interrupted saves and deletions of this and older starts have left."""
-    for leftover in fence.disk.names(fence.directory):
-        path = fence.directory / leftover
-        if not _is_leftover(leftover, fence.generation):
+    for name in fence.disk.names(fence.directory):
+        written_by = _GENERATION.search(name)
+        unfinished = name.startswith(".") and name.endswith((".partial", ".deleted"))
+        if not unfinished or (written_by and int(written_by[1]) > fence.generation):
             continue
-        if leftover.endswith(".partial") and fence.disk.is_directory(path):
+        path = fence.directory / name
+        if name.endswith(".partial") and fence.disk.is_directory(path):
             discard(fence.disk, path)  # rename first: an older start may still try to publish it
         else:
             fence.disk.remove(path)
-
-
-def _is_leftover(name: str, generation: int) -> bool:
-    """Return whether a name belongs to an unfinished file or directory of this or an older generation."""
-    if not (name.startswith(".") and name.endswith((".partial", ".deleted"))):
-        return False
-    written_by = _GENERATION.search(name)
-    return written_by is None or int(written_by[1]) <= generation

@@ -96,17 +96,11 @@ def describe_hang(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat],
             f" last seen in phase {p.phase} at {p.line}"
         )
     for p in missing:
+        collective = f"collective {p.collective} ('{p.name}')"
+        state = f"it is in phase {p.phase}, after {collective}, at {p.line}"
         if p.device_behind:
-            lines.append(
-                f"  {p.process_name}: it launched collective {p.collective} ('{p.name}') at {p.line},"
-                " and its device still runs earlier kernels"
-            )
-        else:
-            lines.append(
-                f"  {p.process_name}: it is in phase {p.phase},"
-                f" after collective {p.collective} ('{p.name}'), at {p.line}"
-            )
-        lines += [f"      {frame}" for frame in p.stack[-8:]]
+            state = f"it launched {collective} at {p.line}, and its device still runs earlier kernels"
+        lines += [f"  {p.process_name}: {state}", *(f"      {frame}" for frame in p.stack[-8:])]
     lines += [f"  process {process}: it has never sent a heartbeat" for process in unknown]
     if not stale and not missing and not unknown:
         lines = describe_mismatch(waiting, me)

@@ -313,9 +313,7 @@ def _split(batch: Tree, num_pieces: int, lanes: int) -> list[Tree]:
         return [batch]
     samples = len(first_leaf(batch)) // lanes
     step = -(-samples // num_pieces)
-
-    def cut(x: Tensor, start: int) -> Tensor:
-        piece: Tensor = x.unflatten(0, (lanes, samples))[:, start : start + step].flatten(0, 1)
-        return piece
-
-    return [tree_map(lambda x, s=start: cut(x, s), batch) for start in range(0, samples, step)]
+    return [
+        tree_map(lambda x, s=start: x.unflatten(0, (lanes, samples))[:, s : s + step].flatten(0, 1), batch)
+        for start in range(0, samples, step)
+    ]
