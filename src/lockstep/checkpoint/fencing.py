@@ -37,7 +37,7 @@ class GenerationFence:
         self.superseded_by = ""
         """Message naming the newer start; empty while this start may publish."""
         self._polled_at = 0.0
-        self._at: int | None = None
+        self._requested_samples: int | None = None
         self._newest_seen: CheckpointName | None = None
         """The newest checkpoint of the run at the time of the last selection."""
         self._rounds = 0
@@ -55,7 +55,7 @@ class GenerationFence:
         claim is pending: older starts do not stop because of it.
         """
         self.disk.make(self.directory)
-        self._at = None if self.has_published(job) else at
+        self._requested_samples = None if self.has_published(job) else at
         self._check = check
         self._claim = {
             "host": socket.gethostname(),
@@ -88,7 +88,7 @@ class GenerationFence:
         if problems and not deleted:
             self.withdraw()
             raise ConfigError("\n".join(dict.fromkeys(problems)))
-        overtaken = self._at is None and self._rounds < ROUNDS and self._newest() != self._newest_seen
+        overtaken = self._requested_samples is None and self._rounds < ROUNDS and self._newest() != self._newest_seen
         if problems or overtaken:
             next_chosen, notes = self._select()
             if problems or next_chosen != chosen:
@@ -97,7 +97,7 @@ class GenerationFence:
         try:
             # Sync the claim before publishing: without it, later checkpoints would not be part of the run.
             self.disk.replace(generation_file(self.directory, self.generation), json.dumps(claim))
-            self.disk.settle(self.directory)
+            self.disk.fsync_directory(self.directory)
         except OSError:
             self.withdraw()
             raise
@@ -112,7 +112,7 @@ class GenerationFence:
     def _select(self) -> tuple[CheckpointName | None, list[str]]:
         try:
             self._newest_seen = self._newest()
-            chosen, notes = find(self.directory, self._at, self._check, self.disk)
+            chosen, notes = find(self.directory, self._requested_samples, self._check, self.disk)
             if chosen is None and list_checkpoints(self.directory, self.disk):
                 raise ConfigError(
                     f"{self.directory} holds checkpoints, but none belongs to the run.",

@@ -32,7 +32,7 @@ def publish(fence: GenerationFence, partial: Path, name: CheckpointName) -> None
         discard(disk, partial)
     else:
         disk.rename(partial, target)
-    disk.settle(fence.directory)
+    disk.fsync_directory(fence.directory)
 
 
 def prune(fence: GenerationFence, keep: int) -> None:

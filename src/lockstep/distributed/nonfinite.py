@@ -9,7 +9,7 @@ from lockstep.pytree import Tree, named_leaves
 
 MAX_CONSECUTIVE_SKIPS = 100
 """Consecutive skipped updates or iterations after which a run is aborted, because it no longer learns."""
-_SHOWN = 6
+_MAX_SHOWN = 6
 
 
 class NonFiniteError(FloatingPointError):
@@ -45,9 +45,9 @@ class NonFinitePolicy:
         """
         by_process = enumerate(self.runtime.all_gather_json(found))
         lines = [f"  process {rank}, {text}" for rank, texts in by_process for text in texts]
-        more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+        more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
         message = "\n".join(
-            [what, *(lines or ["  every lane is finite by itself, but their sum overflows"])[:_SHOWN], *more]
+            [what, *(lines or ["  every lane is finite by itself, but their sum overflows"])[:_MAX_SHOWN], *more]
         )
         if self.runtime.nonfinite == "stop":
             raise NonFiniteError(f"{message}\n{advice}", named_leaves(tensors))

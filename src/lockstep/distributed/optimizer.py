@@ -180,7 +180,7 @@ class DistributedOptimizer:
                 batch = step.rebuild()
                 update = f"update {step.number} ({step.where})" if step.where else f"update {step.number}"
                 what = f"the gradient of {update} is not finite:"
-                self.nonfinite_policy.handle(what, self._find_bad(step.loss, batch), _ADVICE, {"batch": batch})
+                self.nonfinite_policy.handle(what, self._find_nonfinite(step.loss, batch), _ADVICE, {"batch": batch})
 
     def shared_state(self) -> StateDict:
         """Return the live tensors of the optimizer by name."""
@@ -274,7 +274,7 @@ class DistributedOptimizer:
         for number, base in enumerate(self._base_rates):
             self._set_rate(number, base)
 
-    def _find_bad(self, loss: LossFunction, batch: Tree) -> list[str]:
+    def _find_nonfinite(self, loss: LossFunction, batch: Tree) -> list[str]:
         """Describe non-finite values per local lane. Recomputes the gradients, because the reduced one is a sum."""
         found = []
         for lane, part in zip(self.runtime.lanes.local, self.runtime._lane_parts(batch), strict=True):

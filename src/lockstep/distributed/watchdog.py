@@ -118,9 +118,9 @@ class Watchdog:
             return UtilizationReport(resources=self._resources.read())
         before, now = self._last_heartbeats, heartbeat.read(self._directory)
         slow = heartbeat.find_straggler(before, now)
-        steady = slow is not None and slow[0].process == self._last_straggler
+        repeated = slow is not None and slow[0].process == self._last_straggler
         self._last_heartbeats, self._last_straggler = now, slow[0].process if slow else None
-        message = f"{slow[0].process_name} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
+        message = f"{slow[0].process_name} works {slow[1]:.1f} times as long as the others" if repeated and slow else ""
         resources = {name: value for p in now.values() for name, value in p.resources.items()}
         return UtilizationReport(heartbeat.utilization(before, now), resources, message)
 

@@ -23,7 +23,7 @@ def record_failure(error: BaseException) -> None:
         ErrorHandler().record_exception(error)
 
 
-_LOWER = (
+_MEMORY_ADVICE = (
     "Lower algo.batch_size (memory of backward), or task.num_envs or algo.rollout_steps (memory of a rollout), or use "
     "--run.precision bf16. `lockstep plan RECIPE` estimates the memory of a setting."
 )
@@ -38,7 +38,7 @@ def to_user_error(error: Exception, world: WorldInfo) -> Exception:
     first = (str(error).splitlines() or [""])[0]
     process = f"process {world.rank} of {world.size}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in first:
-        return ConfigError(f"{process} ran out of memory: {first}", _LOWER)
+        return ConfigError(f"{process} ran out of memory: {first}", _MEMORY_ADVICE)
     port_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     if port_in_use or "EADDRINUSE" in str(error):
         return ConfigError(

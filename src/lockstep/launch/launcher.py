@@ -38,7 +38,7 @@ from lockstep.launch.local_rendezvous import LocalRendezvous
 from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
 from lockstep.launch.progress import WorkerProgress, overdue_workers
 from lockstep.launch.rendezvous import HostConfig, LaunchConfig, multi_host, single_host
-from lockstep.launch.worker_processes import UNKILLABLE, start_workers
+from lockstep.launch.worker_processes import KILL_TIMEOUT, start_workers
 from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
 
 INTERRUPTED = 130
@@ -200,7 +200,7 @@ class _Agent(LocalElasticAgent):
         """Pids that did not exit by themselves after another process had failed, and were killed."""
         self._warned = False
         self._hang = ""
-        self._watched: dict[int, WorkerProgress] = {}
+        self._progress: dict[int, WorkerProgress] = {}
         """Progress of the workers of this attempt, by local rank."""
 
     def ask_to_stop(self) -> bool:
@@ -227,7 +227,7 @@ class _Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
         self._peer_failed_file.unlink(missing_ok=True)
-        self._watched, self._hang = {}, ""
+        self._progress, self._hang = {}, ""
         start_processes = local_elastic_agent.start_processes
         local_elastic_agent.start_processes = partial(start_workers, self._fork_server())
         try:
@@ -259,24 +259,24 @@ class _Agent(LocalElasticAgent):
             self._terminate_workers()  # before torch does so, which would wait half a minute for a stopped process
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self._explain(result.failures, worker_group)
+            self._report_failure(result.failures, worker_group)
         return result
 
     def _enforce_deadlines(self) -> None:
         """Report and kill all workers if one of them exceeded its progress deadline."""
         workers = getattr(self._pcontext, "workers", {})
         alive = {rank: worker for rank, worker in workers.items() if worker.proc.poll() is None}
-        overdue = overdue_workers(self._watched, {rank: worker.progress for rank, worker in alive.items()})
+        overdue = overdue_workers(self._progress, {rank: worker.progress for rank, worker in alive.items()})
         if not overdue or self._hang:
             return
         pids = {rank: worker.proc.pid for rank, worker in alive.items()}
-        self._hang = report(self._watched, pids, overdue, self._shared)
-        run = next((worker.message.get("run") for worker in self._watched.values()), None)
+        self._hang = report(self._progress, pids, overdue, self._shared)
+        run = next((worker.message.get("run") for worker in self._progress.values()), None)
         if run:
             in_time(lambda: write_report(Path(run), self._hang))
         for pid in pids.values():
             kill_group(pid)
-        deadline = time.monotonic() + UNKILLABLE
+        deadline = time.monotonic() + KILL_TIMEOUT
         while (remaining := [w for w in alive.values() if w.proc.poll() is None]) and time.monotonic() < deadline:
             time.sleep(0.05)
         if remaining:
@@ -302,7 +302,7 @@ class _Agent(LocalElasticAgent):
                 self._killed.add(process.pid)
                 kill_group(process.pid)
 
-    def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
+    def _report_failure(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
         """Report which process failed first and why, and whether all processes are restarted."""
         size = worker_group.workers[0].world_size
         self.cause, self.restartable = summarize_failures(failures, size, self._shared, self._killed)

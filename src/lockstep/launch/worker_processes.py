@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessCo
 from lockstep.launch.fork_server import ForkedProcess, ForkServer
 from lockstep.launch.process_lifetime import ENV_PROGRESS_FD
 
-UNKILLABLE = 5.0
+KILL_TIMEOUT = 5.0
 """Seconds after SIGKILL within which a process exits, unless it waits for a disk or a device in the kernel."""
 
 
@@ -72,7 +72,7 @@ class Workers(SubprocessContext):
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         # A process that does not exit after SIGKILL waits in the kernel for a disk or a device. Do not wait for it.
-        super()._close(death_sig, min(timeout, int(UNKILLABLE)))
+        super()._close(death_sig, min(timeout, int(KILL_TIMEOUT)))
         for worker in self.workers.values():
             if worker.progress >= 0:
                 os.close(worker.progress)
