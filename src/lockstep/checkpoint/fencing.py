@@ -13,7 +13,7 @@ from lockstep.checkpoint.lineage import LIMIT, Check, find, lineage, list_checkp
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError
 
-ROUNDS = 3
+MAX_LOADS = 3
 """Maximum number of loads while an older start keeps publishing. The last one loaded is then used."""
 PENDING_SECONDS = 600.0
 """Seconds for which the older start deletes nothing after a newer claim, so that the newer start can load.
@@ -40,7 +40,7 @@ class GenerationFence:
         self._requested_samples: int | None = None
         self._newest_seen: CheckpointName | None = None
         """The newest checkpoint of the run at the time of the last selection."""
-        self._rounds = 0
+        self._loads = 0
         self._check: Check | None = None
         self._claim: dict[str, Any] = {}
 
@@ -83,12 +83,12 @@ class GenerationFence:
         an older start has deleted the chosen one or published a newer one. Raises ConfigError if the checkpoint cannot
         be loaded; the claim is then withdrawn and nothing has changed.
         """
-        self._rounds += 1
+        self._loads += 1
         deleted = chosen is not None and not self.disk.exists(self.directory / str(chosen))
         if problems and not deleted:
             self.withdraw()
             raise ConfigError("\n".join(dict.fromkeys(problems)))
-        overtaken = self._requested_samples is None and self._rounds < ROUNDS and self._newest() != self._newest_seen
+        overtaken = self._requested_samples is None and self._loads < MAX_LOADS and self._newest() != self._newest_seen
         if problems or overtaken:
             next_chosen, notes = self._select()
             if problems or next_chosen != chosen:

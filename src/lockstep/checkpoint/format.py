@@ -340,9 +340,9 @@ def add_prefix(**owners: LaneState) -> StateDict:
 
 def digest_tensor(name: str, tensor: Tensor) -> str:
     """SHA-256 of a name and a tensor's dtype, shape and logical bytes, independent of strides and files."""
-    whole = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-    whole.update(bytes_of(tensor.to("cpu")))
-    return whole.hexdigest()
+    sha256 = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    sha256.update(bytes_of(tensor.to("cpu")))
+    return sha256.hexdigest()
 
 
 def hash_checkpoint(directory: Path) -> str:
@@ -357,8 +357,8 @@ def hash_checkpoint(directory: Path) -> str:
         # Concatenated, because segment boundaries do not count.
         replay = _read_rows(directory, lane, files, values["rows"], None)
         digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in replay.items()}
-    whole = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(digests):
-        whole.update(digests[name].encode())
-    whole.update(json.dumps(values["clock"], sort_keys=True).encode())
-    return whole.hexdigest()
+        sha256.update(digests[name].encode())
+    sha256.update(json.dumps(values["clock"], sort_keys=True).encode())
+    return sha256.hexdigest()

@@ -94,11 +94,11 @@ def repair(path: Path, parity: Path, digest: str) -> int:
         if len({block % known.stripes for block in bad}) < len(bad):
             return 0
         repaired = {block: _rebuild(file.fileno(), known, block) for block in bad}
-        whole = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for part in _blocks(file.fileno(), known, repaired):
-            whole.update(part)
+            sha256.update(part)
     resized = path.stat().st_size != known.size
-    if whole.hexdigest() != digest or not (repaired or resized):
+    if sha256.hexdigest() != digest or not (repaired or resized):
         return 0
     with path.open("r+b") as file:
         for block, content in repaired.items():

@@ -76,7 +76,7 @@ class Runtime:
         """Device flag: 1.0 once a step was skipped and the run must stop. All later steps are skipped, too."""
         self._timeout = run.collective_timeout
         self._store = store or dist.HashStore()
-        self._phase_note: mmap.mmap | None = None
+        self._phase_file: mmap.mmap | None = None
         """Memory map in which the outermost phase is stored. The launcher reads it after a crash."""
         self._fault_injector = fault_injection.read(world)
         self._over_host = False
@@ -108,15 +108,15 @@ class Runtime:
             store = dist.PrefixStore("lockstep", join_store(world, run.collective_timeout))
             shared = device_setup.share_gpus(store, world, device, run.share_gpu)
             backend = device_setup.choose_backend(device, shared)
-            bound = device if "nccl" in backend else None
+            device_id = device if "nccl" in backend else None
             with sealed_sockets(backend):
                 dist.init_process_group(
-                    backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, device_id=bound
+                    backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device_id
                 )
         note_backend(world, backend)
         runtime = cls(run, world, device, store)
         runtime._over_host = device.type == "cuda" and "nccl" not in backend
-        runtime._phase_note = open_phase_file(world)
+        runtime._phase_file = open_phase_file(world)
         try:
             with runtime.watchdog.watching():
                 yield runtime
@@ -343,8 +343,8 @@ class Phase:
         runtime.status.progress += 1
         self._switch_timer()
         runtime.status.phases.append(self._name)
-        if runtime._phase_note is not None and len(runtime.status.phases) == 1:
-            runtime._phase_note[:] = self._name.ljust(PHASE_BYTES)[:PHASE_BYTES].encode()
+        if runtime._phase_file is not None and len(runtime.status.phases) == 1:
+            runtime._phase_file[:] = self._name.ljust(PHASE_BYTES)[:PHASE_BYTES].encode()
 
     def __exit__(self, *_: object) -> None:
         self._switch_timer()
