@@ -76,7 +76,8 @@ class Watchdog:
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write, False)
             wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            before = {number: signal.signal(number, _ignore) for number in STOP_SIGNALS}
+            # Handlers do nothing: the watchdog reads signal numbers from the pipe, even while this thread is blocked.
+            before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
             for number in STOP_SIGNALS:
                 signal.siginterrupt(number, False)
             # Workers start with these signals blocked, so that none is lost or kills the process before this point.
@@ -349,10 +350,6 @@ class Watchdog:
             warn_user(message)
         record_failure(CollectiveTimeoutError(message))
         self._exit(1)
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing. The watchdog reads signal numbers from a pipe, even while this thread cannot run Python code."""
 
 
 def _flight_records() -> str:
