@@ -67,7 +67,7 @@ def test_exception_in_user_code_is_not_restarted(tmp_path):
     assert "Starting again" not in ended.output
 
 
-DISMISSED = 7
+KILLED_BY_LAUNCHER = 7
 
 
 def failure(code, kind="", words="", at=0.0, pid=1):
@@ -111,14 +111,14 @@ def failure(code, kind="", words="", at=0.0, pid=1):
         ),
         # A stopped process that the launcher killed does not count as killed by another program.
         (
-            {0: failure(1, "CollectiveTimeoutError", "process 1 did not come"), 1: failure(-9, pid=DISMISSED)},
+            {0: failure(1, "CollectiveTimeoutError", "process 1 did not come"), 1: failure(-9, pid=KILLED_BY_LAUNCHER)},
             "process 1 did not come",
             True,
         ),
     ],
 )
 def test_summarize_failures_blames_the_process_that_failed_on_its_own(failures, words, machine):
-    sentence, blame = summarize_failures(failures, 2, dismissed={DISMISSED})
+    sentence, blame = summarize_failures(failures, 2, killed_by_launcher={KILLED_BY_LAUNCHER})
     assert sentence.startswith(words)
     assert blame is machine
 

@@ -80,7 +80,7 @@ def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) 
         phase["lines"].update(f"{line or '?'} ({what})" for what, line in log[seen[1] :])
         seen[:] = [(launches, syncs), len(log)]
 
-    turn = runtimes.Phase._turn
+    turn = runtimes.Phase._switch_timer
 
     def counted(self: runtimes.Phase) -> None:
         take()
@@ -91,12 +91,12 @@ def profile(name: str, settings: dict, precision: str = "fp32", warm: int = 10) 
     device.clear()
     seen[:] = [device.counts(), 0]
     device.log_syncs(True)
-    runtimes.Phase._turn, before = counted, algorithm.updates
+    runtimes.Phase._switch_timer, before = counted, algorithm.updates
     try:
         iterate(task, algorithm, clock, runtime, 10**9)
         take()
     finally:
-        runtimes.Phase._turn = turn
+        runtimes.Phase._switch_timer = turn
         device.log_syncs(False)
     task.close()
     return {"updates": algorithm.updates - before, "phases": found}

@@ -208,7 +208,7 @@ class SimulatedDisk(Disk):
         self._step("rmdir", directory)
         self._directory(directory.parent).change(**{directory.name: None})
 
-    def settle(self, directory):
+    def fsync_directory(self, directory):
         self._step("fsync", directory)
         self._directory(directory).sync()
 

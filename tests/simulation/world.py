@@ -143,7 +143,7 @@ class World:
         disk.make(partial)
         for file in FILES:
             disk.create(partial / file, content(RUN / str(name), file))
-        disk.settle(partial)
+        disk.fsync_directory(partial)
         publish(fence, partial, name)
 
     def _stop(self, process):

@@ -73,7 +73,7 @@ class Disk:
         else:
             path.unlink(missing_ok=True)
 
-    def settle(self, directory: Path) -> None:
+    def fsync_directory(self, directory: Path) -> None:
         """Fsync a directory, so that the names in it are durable."""
         fsync_dir(directory)
 

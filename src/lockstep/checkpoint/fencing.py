@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from lockstep.checkpoint.lineage import LIMIT, Check, find, lineage, list_checkp
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError
 
-ROUNDS = 3
+MAX_LOADS = 3
 """Maximum number of loads while an older start keeps publishing. The last one loaded is then used."""
 PENDING_SECONDS = 600.0
 """Seconds for which the older start deletes nothing after a newer claim, so that the newer start can load.
@@ -35,11 +36,11 @@ class GenerationFence:
         """Whether this start has loaded a checkpoint and confirmed its claim, which stops older starts."""
         self.superseded_by = ""
         """Message naming the newer start; empty while this start may publish."""
-        self._looked_at = 0.0
-        self._at: int | None = None
-        self._tip: CheckpointName | None = None
+        self._polled_at = 0.0
+        self._requested_samples: int | None = None
+        self._newest_seen: CheckpointName | None = None
         """The newest checkpoint of the run at the time of the last selection."""
-        self._rounds = 0
+        self._loads = 0
         self._check: Check | None = None
         self._claim: dict[str, Any] = {}
 
@@ -54,7 +55,7 @@ class GenerationFence:
         claim is pending: older starts do not stop because of it.
         """
         self.disk.make(self.directory)
-        self._at = None if self.came_further(job) else at
+        self._requested_samples = None if self.has_published(job) else at
         self._check = check
         self._claim = {
             "host": socket.gethostname(),
@@ -70,11 +71,9 @@ class GenerationFence:
                     f"{self.directory} holds generation {newest}, which is more starts than a run can have.",
                     "Lockstep did not write this generation. Remove its files.",
                 )
-            try:
+            with suppress(FileExistsError):  # another start has claimed it
                 self.disk.create(generation_file(self.directory, newest + 1), json.dumps(self._claim))
                 self.generation = newest + 1
-            except FileExistsError:
-                continue
         return self._select()
 
     def confirm(self, chosen: CheckpointName | None, problems: list[str]) -> tuple[CheckpointName | None, list[str]]:
@@ -84,21 +83,21 @@ class GenerationFence:
         an older start has deleted the chosen one or published a newer one. Raises ConfigError if the checkpoint cannot
         be loaded; the claim is then withdrawn and nothing has changed.
         """
-        self._rounds += 1
-        gone = chosen is not None and not self.disk.exists(self.directory / str(chosen))
-        if problems and not gone:
+        self._loads += 1
+        deleted = chosen is not None and not self.disk.exists(self.directory / str(chosen))
+        if problems and not deleted:
             self.withdraw()
             raise ConfigError("\n".join(dict.fromkeys(problems)))
-        overtaken = self._at is None and self._rounds < ROUNDS and self._newest() != self._tip
+        overtaken = self._requested_samples is None and self._loads < MAX_LOADS and self._newest() != self._newest_seen
         if problems or overtaken:
-            following, notes = self._select()
-            if problems or following != chosen:
-                return following, notes
+            next_chosen, notes = self._select()
+            if problems or next_chosen != chosen:
+                return next_chosen, notes
         claim = {"parent": str(chosen) if chosen else None, **self._claim}
         try:
             # Sync the claim before publishing: without it, later checkpoints would not be part of the run.
             self.disk.replace(generation_file(self.directory, self.generation), json.dumps(claim))
-            self.disk.settle(self.directory)
+            self.disk.fsync_directory(self.directory)
         except OSError:
             self.withdraw()
             raise
@@ -112,8 +111,8 @@ class GenerationFence:
 
     def _select(self) -> tuple[CheckpointName | None, list[str]]:
         try:
-            self._tip = self._newest()
-            chosen, notes = find(self.directory, self._at, self._check, self.disk)
+            self._newest_seen = self._newest()
+            chosen, notes = find(self.directory, self._requested_samples, self._check, self.disk)
             if chosen is None and list_checkpoints(self.directory, self.disk):
                 raise ConfigError(
                     f"{self.directory} holds checkpoints, but none belongs to the run.",
@@ -128,12 +127,12 @@ class GenerationFence:
     def _newest(self) -> CheckpointName | None:
         return next(iter(lineage(self.directory, self.disk)), None)
 
-    def came_further(self, job: str) -> bool:
+    def has_published(self, job: str) -> bool:
         """Return whether an earlier start of the same job has already published a checkpoint."""
         if not job or not self.disk.is_directory(self.directory):
             return False
-        writers = {name.generation for name in list_checkpoints(self.directory, self.disk)}
-        return any(read_claim(self.directory, writer, self.disk).get("job") == job for writer in writers)
+        published = {name.generation for name in list_checkpoints(self.directory, self.disk)}
+        return any(read_claim(self.directory, generation, self.disk).get("job") == job for generation in published)
 
     # -- during training -----------------------------------------------------------------------------------------------
 
@@ -146,24 +145,24 @@ class GenerationFence:
         except OSError:
             return False  # an unreadable directory cannot be written to either, so nothing is published meanwhile
         for generation in newer:
-            by = read_claim(self.directory, generation, self.disk)
-            if "parent" in by:
+            claim = read_claim(self.directory, generation, self.disk)
+            if "parent" in claim:
                 self.superseded_by = (
-                    f"this run was started again (generation {generation}, by pid {by.get('pid', '?')} on"
-                    f" {by.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
+                    f"this run was started again (generation {generation}, by pid {claim.get('pid', '?')} on "
+                    f"{claim.get('host', '?')}), so generation {self.generation} stops here and publishes nothing more."
                 )
                 break
         return bool(self.superseded_by)
 
     def is_loading(self) -> bool:
         """Return whether a newer start may be loading a checkpoint now."""
-        began = (read_claim(self.directory, generation, self.disk).get("began") for generation in self._newer())
-        return any(isinstance(at, float) and 0 <= time.time() - at < PENDING_SECONDS for at in began)
+        start_times = (read_claim(self.directory, generation, self.disk).get("began") for generation in self._newer())
+        return any(isinstance(start, float) and 0 <= time.time() - start < PENDING_SECONDS for start in start_times)
 
     def poll(self) -> bool:
         """Like `superseded`, but read the directory at most once per second."""
-        if time.monotonic() - self._looked_at > 1.0:
-            self._looked_at = time.monotonic()
+        if time.monotonic() - self._polled_at > 1.0:
+            self._polled_at = time.monotonic()
             self.superseded()
         return bool(self.superseded_by)
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.checkpoint.errors import READ_ERROR as READ_ERROR
 from lockstep.checkpoint.errors import CorruptCheckpointError as CorruptCheckpointError
 from lockstep.checkpoint.errors import user_facing_errors as user_facing_errors
 from lockstep.checkpoint.format_version import FORMAT as FORMAT
@@ -96,12 +95,12 @@ def verify(directory: Path, replay: bool = True) -> dict[str, Any]:
     for name in files:
         if segment_rows(name) is None or (replay and rows_of(name) is not None):
             check_file(directory, files, name)
-    held = 0  # the lane files hold lanes 0 to held - 1
+    covered = 0  # the lane files hold lanes 0 to covered - 1
     for lanes in sorted(map(_lanes_in, files), key=lambda lanes: lanes.start):
-        held = lanes.stop if lanes.start == held else held
+        covered = lanes.stop if lanes.start == covered else covered
     values = read_values(directory)
-    if held < values["lanes"]:
-        raise CorruptCheckpointError(f"{directory / MANIFEST} lists no file for lane {held}")
+    if covered < values["lanes"]:
+        raise CorruptCheckpointError(f"{directory / MANIFEST} lists no file for lane {covered}")
     for lane in range(values["lanes"]) if "rows" in values and replay else ():
         segments(directory, files, lane, values["rows"])
     return manifest
@@ -255,8 +254,8 @@ def read_lane(
     """
     for name in files:
         if lane in _lanes_in(name):
-            grown = _read_rows(directory, lane, files, rows, live) if rows else {}
-            return read_tensor_file(resolve_member(directory, name), lane_prefix(lane)) | grown
+            replay = _read_rows(directory, lane, files, rows, live) if rows else {}
+            return read_tensor_file(resolve_member(directory, name), lane_prefix(lane)) | replay
     raise CorruptCheckpointError(f"{directory} has no file that holds lane {lane}")
 
 
@@ -285,15 +284,15 @@ def _refuse_unfit(path: Path, tensors: StateDict, live: Mapping[str, AppendOnlyT
     """Compare the memory-mapped tensors of a segment with those of the run that loads them."""
     if tensors.keys() != live.keys():
         raise ValueError(f"{path} has other tensors than {', '.join(live)[:300]}.")
-    for key, grown in live.items():
-        tensor, empty = tensors[key], grown.read(grown.first, grown.first)
+    for key, target in live.items():
+        tensor, empty = tensors[key], target.read(target.first, target.first)
         if tensor.dtype != empty.dtype or tensor.shape[1:] != empty.shape[1:]:
             raise ValueError(
                 f"{path}: a row of {key} was saved as {tensor.dtype} {tuple(tensor.shape[1:])} and is {empty.dtype} "
                 f"{tuple(empty.shape[1:])} here.\nResume a run with the configuration it was started with."
             )
-        if grown.capacity is not None and rows[1] - rows[0] > grown.capacity:
-            raise ValueError(f"{path}: {rows[1] - rows[0]:,} rows were saved, and {grown.capacity:,} fit this run.")
+        if target.capacity is not None and rows[1] - rows[0] > target.capacity:
+            raise ValueError(f"{path}: {rows[1] - rows[0]:,} rows were saved, and {target.capacity:,} fit this run.")
 
 
 def segments(directory: Path, files: Iterable[str], lane: int, rows: list[int]) -> list[tuple[str, int, int]]:
@@ -341,9 +340,9 @@ def add_prefix(**owners: LaneState) -> StateDict:
 
 def digest_tensor(name: str, tensor: Tensor) -> str:
     """SHA-256 of a name and a tensor's dtype, shape and logical bytes, independent of strides and files."""
-    whole = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-    whole.update(bytes_of(tensor.to("cpu")))
-    return whole.hexdigest()
+    sha256 = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+    sha256.update(bytes_of(tensor.to("cpu")))
+    return sha256.hexdigest()
 
 
 def hash_checkpoint(directory: Path) -> str:
@@ -356,10 +355,10 @@ def hash_checkpoint(directory: Path) -> str:
             digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
     for lane in range(values["lanes"]) if "rows" in values else ():
         # Concatenated, because segment boundaries do not count.
-        grown = _read_rows(directory, lane, files, values["rows"], None)
-        digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in grown.items()}
-    whole = hashlib.sha256()
+        replay = _read_rows(directory, lane, files, values["rows"], None)
+        digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in replay.items()}
+    sha256 = hashlib.sha256()
     for name in sorted(digests):
-        whole.update(digests[name].encode())
-    whole.update(json.dumps(values["clock"], sort_keys=True).encode())
-    return whole.hexdigest()
+        sha256.update(digests[name].encode())
+    sha256.update(json.dumps(values["clock"], sort_keys=True).encode())
+    return sha256.hexdigest()

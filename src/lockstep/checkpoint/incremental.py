@@ -36,11 +36,11 @@ class IncrementalState:
         """First row that the current save writes; earlier rows are linked."""
         self._name, self._tensors = "", StateDict()
         """The segment that the current save writes; no name if no rows were added."""
-        self._coming: dict[str, str] = {}
+        self._current_files: dict[str, str] = {}
         """Segments of the current save, with their hashes."""
         self._files: dict[str, str] = {}
         """Segments of the last checkpoint, with their hashes. Only the main process, which links them, has these."""
-        self._reached = 0
+        self._saved_stop = 0
         """The last checkpoint holds the rows before this one."""
         self._merged = 0
         """End of the last merged segment. Later rows are in one segment per save."""
@@ -50,19 +50,19 @@ class IncrementalState:
     def resume(self, files: Mapping[str, str], rows: list[int]) -> None:
         """Continue from a restored checkpoint."""
         self._files = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
-        self._reached, self._merged, self._saves = rows[1], rows[1], 0
+        self._saved_stop, self._merged, self._saves = rows[1], rows[1], 0
 
-    def stage(self, grown: Mapping[str, AppendOnlyTensor], lanes: range) -> None:
+    def stage(self, append_only: Mapping[str, AppendOnlyTensor], lanes: range) -> None:
         """Copy the rows that the last checkpoint does not hold to host memory."""
-        spans = {(rows.first, rows.stop) for rows in grown.values()} or {(0, 0)}
+        spans = {(rows.first, rows.stop) for rows in append_only.values()} or {(0, 0)}
         if len(spans) > 1:
             raise ValueError(f"append-only tensors must grow in step and have equal row ranges: {sorted(spans)[:3]}")
         ((first, stop),) = spans
         self.rows, self._name, self._tensors, self.unlinked = [first, stop], "", {}, False
-        self._since = max(first, self._merged if self._merges else self._reached)
-        if grown and (self._since < stop or not stop):  # a segment without rows still records names and dtypes
+        self._since = max(first, self._merged if self._merges else self._saved_stop)
+        if append_only and (self._since < stop or not stop):  # a segment without rows still records names and dtypes
             self._name = form.rows_file(lanes, self._since, stop)
-            self._tensors = {name: rows.read(self._since, stop) for name, rows in grown.items()}
+            self._tensors = {name: rows.read(self._since, stop) for name, rows in append_only.items()}
 
     def write(self, directory: Path) -> dict[str, str]:
         """Write the copied rows and their parity file; return the file hashes by name."""
@@ -75,18 +75,20 @@ class IncrementalState:
         """On the main process: link the segments of the last checkpoint that are still needed into a new one."""
         self.unlinked = True
         for name, digest in self._files.items():
-            if self._is_needed(name):
+            rows = form.segment_rows(name)
+            # Needed if it holds current rows that the current save does not write itself.
+            if rows is not None and self.rows[0] < rows.stop <= self._since:
                 _link(last / name, directory / name)
                 files[name] = digest
-        self._coming = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
-        for lane in range(lanes) if self._coming else ():
-            form.segments(directory, self._coming, lane, self.rows)
+        self._current_files = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
+        for lane in range(lanes) if self._current_files else ():
+            form.segments(directory, self._current_files, lane, self.rows)
         self.unlinked = False
 
     def commit(self) -> None:
         """Record that the current save was published."""
         self._merged, self._saves = (self.rows[1], 0) if self._merges else (self._merged, self._saves + 1)
-        self._files, self._reached, self._tensors = self._coming, self.rows[1], {}
+        self._files, self._saved_stop, self._tensors = self._current_files, self.rows[1], {}
 
     def reset(self) -> None:
         """Write all rows again at the next save, because segments of the last checkpoint cannot be linked."""
@@ -96,11 +98,6 @@ class IncrementalState:
     def _merges(self) -> bool:
         """Whether the current save merges the segments since the last merge."""
         return self._saves + 1 >= MERGE
-
-    def _is_needed(self, name: str) -> bool:
-        """Return whether a segment holds current rows that the current save does not write itself."""
-        rows = form.segment_rows(name)
-        return rows is not None and self.rows[0] < rows.stop <= self._since
 
 
 def _link(source: Path, target: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint.disk import DISK, Disk
-from lockstep.checkpoint.format import READ_ERROR, CorruptCheckpointError
+from lockstep.checkpoint.errors import READ_ERROR, CorruptCheckpointError
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError
 from lockstep.io.safe_read import ReadFailed, UnreadableFileError, read_text
@@ -62,10 +62,10 @@ def lineage(directory: Path, disk: Disk = DISK) -> list[CheckpointName]:
     """List the checkpoints of the current run, newest first."""
     line: list[CheckpointName] = []
     limit: CheckpointName | None = None
-    everything = list_checkpoints(directory, disk)
-    generation = max((name.generation for name in everything), default=0)
+    checkpoints = list_checkpoints(directory, disk)
+    generation = max((name.generation for name in checkpoints), default=0)
     while generation:
-        line += [n for n in everything if n.generation == generation and (limit is None or n.samples <= limit.samples)]
+        line += [n for n in checkpoints if n.generation == generation and (limit is None or n.samples <= limit.samples)]
         try:
             limit = parent_of(directory, generation, disk)
         except CorruptCheckpointError:
@@ -95,12 +95,12 @@ def find(
 
 def _find(directory: Path, at: int | None, check: Check, disk: Disk) -> tuple[CheckpointName | None, list[str]]:
     notes: list[str] = []
-    line = lineage(directory, disk) if disk.is_directory(directory) else []
-    wanted = [name for name in line if at is None or name.samples == at]
-    if at is not None and not wanted:
-        there = ", ".join(str(name.samples) for name in sorted(line)) or "none"
-        raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {there}.")
-    for name in wanted:
+    names = lineage(directory, disk) if disk.is_directory(directory) else []
+    candidates = [name for name in names if at is None or name.samples == at]
+    if at is not None and not candidates:
+        available = ", ".join(str(name.samples) for name in sorted(names)) or "none"
+        raise ConfigError(f"there is no checkpoint at {at} samples in {directory}.", f"There are: {available}.")
+    for name in candidates:
         try:
             check(directory / str(name))
             return name, [f"{note} Using the previous one." for note in notes]
@@ -114,7 +114,7 @@ def _find(directory: Path, at: int | None, check: Check, disk: Disk) -> tuple[Ch
         raise ConfigError("\n".join(notes), "Choose another checkpoint, or omit it to use the newest undamaged one.")
     if notes:
         raise ConfigError("\n".join(notes), f"No undamaged checkpoint is left in {directory}.")
-    if wanted:
+    if candidates:
         return _find(directory, at, check, disk)  # all were deleted in the meantime, after newer ones were published
     return None, notes
 

@@ -51,13 +51,13 @@ class CheckpointManager:
         self._problem = ""
         """Why the last save failed, equal on all processes; empty if it was published."""
         self._error: BaseException | None = None
-        self._cadence = SaveInterval()
+        self._save_interval = SaveInterval()
         self._segments = IncrementalState(run.replay_parity)
         self._machine = describe_machine(runtime.device)
         self.fence = GenerationFence(directory, runtime.is_main)
         # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
-        self._mailbox = runtime.kv_store()
-        self._pulse = runtime.kv_store()
+        self._store = runtime.kv_store()
+        self._heartbeat_store = runtime.kv_store()
         """Store connections of the save thread and of its heartbeat."""
 
     # -- restoring -----------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class CheckpointManager:
         machines = self.runtime.all_gather_json(self._machine)
         # If an earlier start of this job has published a checkpoint, that one has valid replay: load it.
         job = self.runtime.job_id
-        without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.came_further(job))
+        without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.has_published(job))
         check = partial(form.verify, replay=not without_replay)
         chosen, self.notes = self._fence_on_main(partial(self.fence.begin, at, job, self.runtime.size, check))
         while True:
@@ -86,10 +86,10 @@ class CheckpointManager:
                 except ConfigError as error:
                     problem = str(error)
             problems = [problem for problem in self.runtime.all_gather_json(problem) if problem]
-            following, notes = self._fence_on_main(partial(self.fence.confirm, chosen, problems))
-            if following == chosen:
+            next_chosen, notes = self._fence_on_main(partial(self.fence.confirm, chosen, problems))
+            if next_chosen == chosen:
                 break
-            chosen = following
+            chosen = next_chosen
             self.notes += notes
         self._last_complete = chosen
 
@@ -109,8 +109,8 @@ class CheckpointManager:
             self._segments.resume(files, rows)
         for lane in self.runtime.lanes.local:
             live = algorithm.lane_state(lane)
-            grown = {f"algorithm.{name}": value for name, value in live.items() if isinstance(value, AppendOnlyTensor)}
-            state = form.read_lane(path, lane, files, None if without_replay else rows, grown)
+            replay = {f"algorithm.{name}": value for name, value in live.items() if isinstance(value, AppendOnlyTensor)}
+            state = form.read_lane(path, lane, files, None if without_replay else rows, replay)
             owned = form.strip_prefix(state, "algorithm")
             algorithm.load_lane_state(lane, without_rows(owned, live) if without_replay else owned)
             task.load_lane_state(lane, form.strip_prefix(state, "task"))
@@ -149,12 +149,11 @@ class CheckpointManager:
 
     def due(self) -> bool:
         """Return whether an automatic save is due. Only the main process decides; the training loop all-reduces it."""
-        automatic = self.run.save_every is None and self.runtime.is_main
-        return automatic and self._cadence.due
+        return self.run.save_every is None and self.runtime.is_main and self._save_interval.due
 
     def save(self, algorithm: Algorithm, task: VecEnv, clock: TrainState, *, best: bool = False) -> None:
         """Copy the state to host memory now; write and publish it in the background."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         with self.runtime.phase("copy"):
             waited = self.wait()
             if waited > SLOW_SECONDS and self.runtime.is_main:
@@ -170,14 +169,14 @@ class CheckpointManager:
                     self._update_pointers_and_prune(name, best)
                 return
             self._last = name
-            lanes, grown = split_lane_state(algorithm, task, self.runtime.lanes.local)
-            self._segments.stage(grown, self.runtime.lanes.local)
+            lanes, append_only = split_lane_state(algorithm, task, self.runtime.lanes.local)
+            self._segments.stage(append_only, self.runtime.lanes.local)
             shared = snapshot_shared(algorithm, task) if self.runtime.is_main else {}
             values = {"clock": asdict(clock), "lanes": self.runtime.lanes.num_lanes, "processes": self.runtime.size}
-            values |= {"format": form.FORMAT} | ({"rows": self._segments.rows} if grown else {})
+            values |= {"format": form.FORMAT} | ({"rows": self._segments.rows} if append_only else {})
             keep = clock.crossed(self.run.keep_every)
-        self._cadence.begin()
-        copying = time.perf_counter() - began
+        self._save_interval.begin()
+        copying = time.perf_counter() - start
         write = partial(self._write_files, name, lanes, shared, values, keep, best)
         self._thread = threading.Thread(target=self._write, args=(write, copying), daemon=True)
         self.runtime.watchdog.saving = self._thread
@@ -188,7 +187,7 @@ class CheckpointManager:
 
         A save that fails because of the disk only logs a warning; the next save tries again.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -196,14 +195,14 @@ class CheckpointManager:
                 self._finish_save()
         if self._error is not None:
             raise RuntimeError(f"the checkpoint could not be written: {self._error}") from self._error
-        return time.monotonic() - began
+        return time.monotonic() - start
 
     def finish(self) -> None:
         """Wait for the last save of a run. Raises ConfigError if it failed."""
         self.wait()
         # Close the connections now: at interpreter exit, objects are destroyed in an undefined order.
-        self._mailbox.close()
-        self._pulse.close()
+        self._store.close()
+        self._heartbeat_store.close()
         if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
             raise SupersededError(self.fence.superseded_by or self._problem)
         if self._problem:
@@ -217,7 +216,7 @@ class CheckpointManager:
         # Wait until all processes know the result: a process that exits earlier may take the store with it.
         self.runtime.all_reduce_any(heard=True)
         if self.runtime.is_main:
-            self._mailbox.delete([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
+            self._store.delete([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
         if not self._problem:
             self._last_complete = self._last
             self._segments.commit()
@@ -235,35 +234,35 @@ class CheckpointManager:
 
     def _write(self, write: Callable[[], None], copying: float) -> None:
         """Write and publish in the background thread; record errors and how long the save took."""
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             write()
         except BaseException as error:
             self._error = error
-        message = self._cadence.update(copying + time.thread_time())  # CPU time of this thread, used only by this save
+        message = self._save_interval.update(copying + time.thread_time())  # CPU time of this thread, one per save
         if message and self.run.save_every is None and self.runtime.is_main:
             self.runtime.pending_messages.append(message)
         watchdog = self.runtime.watchdog
-        watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - began)
+        watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - start)
 
     def _write_files(
         self, name: CheckpointName, lanes: StateDict, shared: StateDict, values: object, keep: bool, best: bool
     ) -> None:
-        partial, me = self.directory / f".{name}.partial", self.runtime.rank
-        mailbox, mine = self._mailbox, form.lane_file(self.runtime.lanes.local)
-        with heartbeat(self._pulse, f"save/{name}/{me}/beat", self.run.collective_timeout):
+        partial, lane_file = self.directory / f".{name}.partial", form.lane_file(self.runtime.lanes.local)
+        key = f"save/{name}/{self.runtime.rank}"
+        with heartbeat(self._heartbeat_store, f"{key}/beat", self.run.collective_timeout):
             problem, files = "", {}
             try:
                 partial.mkdir(exist_ok=True)
-                files[mine] = form.write_tensors(partial / mine, lanes)
+                files[lane_file] = form.write_tensors(partial / lane_file, lanes)
                 files |= self._segments.write(partial)
             except OSError as error:
                 problem = self._describe(error)
             self.runtime.fault_point("save")
-            mailbox.set(f"save/{name}/{me}", json.dumps({"files": files, "problem": problem}))
+            self._store.set(key, json.dumps({"files": files, "problem": problem}))
             if self.runtime.is_main:
                 self._problem = self._commit(name, partial, shared, values, keep)
-                mailbox.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
+                self._store.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
         if self.runtime.is_main:
             if not self._problem:
                 self._update_pointers_and_prune(name, best)
@@ -279,14 +278,13 @@ class CheckpointManager:
             files[form.VALUES] = form.write_json(partial / form.VALUES, values)
         except OSError as error:
             problems.append(self._describe(error))
-        mailbox = self._mailbox
         keys = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
         for rank, key in keys.items():
             # Wait as long as heartbeats arrive. No collective runs here that would detect the death of that process.
             answer = json.loads(self._wait_for(key, f"{key}/beat", f"process {rank}"))
             files |= answer["files"]
             problems += [answer["problem"]] if answer["problem"] else []
-        mailbox.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
+        self._store.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
         if not problems:
             try:
                 self._segments.link(
@@ -306,8 +304,8 @@ class CheckpointManager:
     def _wait_for(self, key: str, beat: str, process: str) -> str:
         """Wait until a process sets a key of the save, as long as its heartbeats arrive."""
         timeout = self.run.collective_timeout
-        silence = f"{process} has sent no heartbeat for {timeout:.0f} s"
-        return wait_with_heartbeat(self._mailbox, key, beat, timeout, silence, self.runtime.watchdog.note_progress)
+        message = f"{process} has sent no heartbeat for {timeout:.0f} s"
+        return wait_with_heartbeat(self._store, key, beat, timeout, message, self.runtime.watchdog.note_progress)
 
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
         """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""

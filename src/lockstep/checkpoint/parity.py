@@ -35,24 +35,24 @@ class Parity:
         self.fold = np.zeros(self.stripes * BLOCK, np.uint8)
         """[stripes x BLOCK]: byte i of the file belongs to byte i modulo its length."""
         self.checks = np.zeros(self.blocks + self.stripes, "<u4")
-        self._at = 0
+        self._position = 0
 
     def update(self, part: bytes | memoryview) -> None:
         """Add the next bytes of the file."""
-        data, view, at = np.frombuffer(part, np.uint8), memoryview(part), self._at
+        data, view, position = np.frombuffer(part, np.uint8), memoryview(part), self._position
         done = 0
         while done < len(data):
-            offset = (at + done) % len(self.fold)
+            offset = (position + done) % len(self.fold)
             count = min(len(data) - done, len(self.fold) - offset)
             self.fold[offset : offset + count] ^= data[done : done + count]
             done += count
         done = 0
         while done < len(data):
-            block, inside = divmod(at + done, BLOCK)
-            count = min(len(data) - done, BLOCK - inside)
+            block, offset = divmod(position + done, BLOCK)
+            count = min(len(data) - done, BLOCK - offset)
             self.checks[block] = zlib.crc32(view[done : done + count], int(self.checks[block]))
             done += count
-        self._at += len(data)
+        self._position += len(data)
 
     def parts(self) -> Iterator[bytes | memoryview]:
         """Yield the content of the parity file. Call after `update` has received the whole file."""
@@ -89,15 +89,16 @@ def repair(path: Path, parity: Path, digest: str) -> int:
     if known is None:
         return 0
     with path.open("rb") as file:
-        bad = _bad_blocks(file.fileno(), known)
+        blocks = enumerate(_blocks(file.fileno(), known, {}))
+        bad = [block for block, content in blocks if zlib.crc32(content) != known.checks[block]]
         if len({block % known.stripes for block in bad}) < len(bad):
             return 0
         repaired = {block: _rebuild(file.fileno(), known, block) for block in bad}
-        whole = hashlib.sha256()
+        sha256 = hashlib.sha256()
         for part in _blocks(file.fileno(), known, repaired):
-            whole.update(part)
+            sha256.update(part)
     resized = path.stat().st_size != known.size
-    if whole.hexdigest() != digest or not (repaired or resized):
+    if sha256.hexdigest() != digest or not (repaired or resized):
         return 0
     with path.open("r+b") as file:
         for block, content in repaired.items():
@@ -128,12 +129,6 @@ def _read(path: Path) -> Parity | None:
         return None
     known.fold[: len(fold)] = fold
     return known
-
-
-def _bad_blocks(file: int, known: Parity) -> list[int]:
-    return [
-        block for block, content in enumerate(_blocks(file, known, {})) if zlib.crc32(content) != known.checks[block]
-    ]
 
 
 def _rebuild(file: int, known: Parity, block: int) -> bytes:

@@ -32,7 +32,7 @@ def publish(fence: GenerationFence, partial: Path, name: CheckpointName) -> None
         discard(disk, partial)
     else:
         disk.rename(partial, target)
-    disk.settle(fence.directory)
+    disk.fsync_directory(fence.directory)
 
 
 def prune(fence: GenerationFence, keep: int) -> None:
@@ -48,10 +48,10 @@ def prune(fence: GenerationFence, keep: int) -> None:
     line = lineage(directory, disk)
     if not line or line[0].generation != fence.generation:
         return
-    spared = {*line[:keep], parent_of(directory, fence.generation, disk), best_checkpoint(directory, disk)}
+    kept = {*line[:keep], parent_of(directory, fence.generation, disk), best_checkpoint(directory, disk)}
     for name in list_checkpoints(directory, disk):
         path = directory / str(name)
-        if name in spared or name.generation > fence.generation or name.samples > line[0].samples:
+        if name in kept or name.generation > fence.generation or name.samples > line[0].samples:
             continue
         if not (name in line and disk.is_milestone(path)):
             discard(disk, path)
@@ -59,29 +59,23 @@ def prune(fence: GenerationFence, keep: int) -> None:
 
 def discard(disk: Disk, path: Path) -> None:
     """Delete a directory atomically: rename it, then remove it."""
-    trash = path.with_name(f".{path.name.strip('.')}.deleted")
-    if disk.exists(trash):  # left by a killed process
-        disk.remove(trash)
+    deleted = path.with_name(f".{path.name.strip('.')}.deleted")
+    if disk.exists(deleted):  # left by a killed process
+        disk.remove(deleted)
     with suppress(FileNotFoundError):  # another process has deleted it
-        disk.rename(path, trash)
-        disk.remove(trash)
+        disk.rename(path, deleted)
+        disk.remove(deleted)
 
 
 def clear_leftovers(fence: GenerationFence) -> None:
     """Delete what interrupted saves and deletions of this and older starts have left."""
-    for leftover in fence.disk.names(fence.directory):
-        path = fence.directory / leftover
-        if not _is_leftover(leftover, fence.generation):
+    for name in fence.disk.names(fence.directory):
+        written_by = _GENERATION.search(name)
+        unfinished = name.startswith(".") and name.endswith((".partial", ".deleted"))
+        if not unfinished or (written_by and int(written_by[1]) > fence.generation):
             continue
-        if leftover.endswith(".partial") and fence.disk.is_directory(path):
+        path = fence.directory / name
+        if name.endswith(".partial") and fence.disk.is_directory(path):
             discard(fence.disk, path)  # rename first: an older start may still try to publish it
         else:
             fence.disk.remove(path)
-
-
-def _is_leftover(name: str, generation: int) -> bool:
-    """Return whether a name belongs to an unfinished file or directory of this or an older generation."""
-    if not (name.startswith(".") and name.endswith((".partial", ".deleted"))):
-        return False
-    written_by = _GENERATION.search(name)
-    return written_by is None or int(written_by[1]) <= generation

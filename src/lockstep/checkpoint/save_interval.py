@@ -2,9 +2,9 @@
 
 import time
 
-FIRST, LEAST, MOST = 20.0, 10.0, 600.0
+FIRST_INTERVAL, MIN_INTERVAL, MAX_INTERVAL = 20.0, 10.0, 600.0
 """Seconds before the first save, and the minimum and maximum between two saves."""
-SHARE = 0.01
+TIME_SHARE = 0.01
 """Fraction of run time that saves may take."""
 
 
@@ -19,7 +19,7 @@ class SaveInterval:
     @property
     def interval(self) -> float:
         """Seconds between saves."""
-        return FIRST if self._cost is None else min(max(self._cost / SHARE, LEAST), MOST)
+        return FIRST_INTERVAL if self._cost is None else min(max(self._cost / TIME_SHARE, MIN_INTERVAL), MAX_INTERVAL)
 
     @property
     def due(self) -> bool:

@@ -12,23 +12,23 @@ def snapshot_shared(algorithm: Algorithm, task: VecEnv) -> StateDict:
 
 def snapshot_lanes(algorithm: Algorithm, task: VecEnv, lanes: range) -> StateDict:
     """State of some lanes, copied to host memory."""
-    state, grown = split_lane_state(algorithm, task, lanes)
-    return state | {name: rows.all() for name, rows in grown.items()}
+    state, append_only = split_lane_state(algorithm, task, lanes)
+    return state | {name: rows.all() for name, rows in append_only.items()}
 
 
 def split_lane_state(algorithm: Algorithm, task: VecEnv, lanes: range) -> tuple[StateDict, dict[str, AppendOnlyTensor]]:
     """State of some lanes copied to host memory, and separately the append-only tensors, not copied yet."""
     state: StateDict = {}
-    grown: dict[str, AppendOnlyTensor] = {}
+    append_only: dict[str, AppendOnlyTensor] = {}
     for lane in lanes:
-        start, owned = form.lane_prefix(lane), algorithm.lane_state(lane)
-        grown |= {
-            f"{start}algorithm.{name}": value for name, value in owned.items() if isinstance(value, AppendOnlyTensor)
+        prefix, owned = form.lane_prefix(lane), algorithm.lane_state(lane)
+        append_only |= {
+            f"{prefix}algorithm.{name}": value for name, value in owned.items() if isinstance(value, AppendOnlyTensor)
         }
-        still = {name: value for name, value in owned.items() if not isinstance(value, AppendOnlyTensor)}
-        copied = form.add_prefix(algorithm=still, task=task.lane_state(lane))
-        state |= {start + name: tensor for name, tensor in copied.items()}
-    return state, grown
+        fixed = {name: value for name, value in owned.items() if not isinstance(value, AppendOnlyTensor)}
+        copied = form.add_prefix(algorithm=fixed, task=task.lane_state(lane))
+        state |= {prefix + name: tensor for name, tensor in copied.items()}
+    return state, append_only
 
 
 def without_rows(saved: StateDict, fresh: LaneState) -> StateDict:

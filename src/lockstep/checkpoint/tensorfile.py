@@ -24,7 +24,7 @@ CHUNK = 4 * 2**20
 """Bytes hashed and written at a time. Small enough that they are still in the CPU cache when they are written."""
 HEADER_BYTES = 16 * 2**20
 """Maximum header size: enough for 100,000 tensors. Parsing a header of this size takes less than 512 MiB."""
-MEMORIES = 16
+MAX_MEMORY_MULTIPLE = 16
 """Maximum file size as a multiple of this machine's memory. A larger machine may have written the file."""
 # In the order in which the safetensors library sorts tensors: largest alignment first, then by name.
 _DTYPES = {
@@ -122,5 +122,5 @@ def read_tensor_file(path: Path, prefix: str | None) -> StateDict:
 def check_file_size(path: Path) -> None:
     """Reject a file much larger than the memory of a host before reading it: checkpoints are copies of memory."""
     size, memory = path.stat().st_size, psutil.virtual_memory().total
-    if size > MEMORIES * memory:
+    if size > MAX_MEMORY_MULTIPLE * memory:
         raise CorruptCheckpointError(f"{path} holds {size:,} bytes, and this machine has {memory:,} bytes of memory")

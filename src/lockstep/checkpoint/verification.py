@@ -20,7 +20,7 @@ class Checked:
     path: Path
     size: int
     state: Literal["whole", "repaired", "damaged", "unreadable"]
-    words: str = ""
+    details: str = ""
 
 
 def count_bytes(run: Path) -> int:

@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
                 progress.advance(task, checked.size)
                 counts[checked.state] += 1
                 if checked.state != "whole":
-                    console.print(f"{checked.state}: {checked.path}: {checked.words}", markup=False)
+                    console.print(f"{checked.state}: {checked.path}: {checked.details}", markup=False)
         except OSError as error:
             raise ConfigError(f"{command.run} cannot be read: {error}.", "Check permissions and disk.") from None
     summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count or state == "whole")

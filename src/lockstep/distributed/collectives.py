@@ -63,7 +63,7 @@ class DeviceWait:
         """Return how long the device waited; None while it still waits."""
         return self._arrived.elapsed_time(self._done) / 1e3 if self._done.query() else None
 
-    def look(self) -> PendingCollective:
+    def pending(self) -> PendingCollective:
         """Return the state of this wait. `since` is the time of the first call that finds the device arrived."""
         if self.since is None and self._arrived.query():
             self.since = time.monotonic()
@@ -93,7 +93,7 @@ class CollectiveLog:
         try:
             return action()
         except RuntimeError as error:
-            if any(phrase in str(error) for phrase in _BROKEN):
+            if any(part in str(error) for part in _LOST):
                 raise PeerLostError(f"another process was lost in collective {number} ('{name}'): {error}") from error
             raise
         finally:
@@ -104,18 +104,18 @@ class CollectiveLog:
     def queue(self, number: int, name: str, wait: Callable[[], Any]) -> None:
         """Start a wait of the device, which does not block the host, and log it as pending."""
         self._queued.append(DeviceWait(number, name, wait))
-        if len(self._queued) > _BACKLOG:
-            self._settle()
+        if len(self._queued) > _MAX_QUEUED:
+            self._pop_completed()
 
     def now(self) -> PendingCollective | None:
         """Return the collective that the host waits in, else the oldest that the device has not completed."""
-        self._settle()
+        self._pop_completed()
         if self._blocked is not None:
             return self._blocked
         with self._lock:
-            return self._queued[0].look() if self._queued else None
+            return self._queued[0].pending() if self._queued else None
 
-    def _settle(self) -> None:
+    def _pop_completed(self) -> None:
         """Remove the waits that the device has completed, and add up their durations."""
         with self._lock:
             while self._queued and (seconds := self._queued[0].seconds()) is not None:
@@ -124,19 +124,19 @@ class CollectiveLog:
                 self._queued.popleft()
 
 
-_BACKLOG = 64
+_MAX_QUEUED = 64
 """Device waits that are queued before the main thread removes the completed ones."""
 
 
 class TrackedHandle:
     """A pending collective whose wait is logged."""
 
-    __slots__ = ("_ledger", "_name", "_number", "_wait", "_work")
+    __slots__ = ("_name", "_number", "_wait", "_work")
 
-    def __init__(self, ledger: CollectiveLog, name: str, work: Handle, on_device: bool = False) -> None:
-        self._ledger, self._name, self._work = ledger, name, work
-        self._number = ledger.begin(name)
-        self._wait = ledger.queue if on_device else ledger.wait
+    def __init__(self, log: CollectiveLog, name: str, work: Handle, on_device: bool = False) -> None:
+        self._name, self._work = name, work
+        self._number = log.begin(name)
+        self._wait = log.queue if on_device else log.wait
 
     def wait(self) -> None:
         self._wait(self._number, self._name, self._work.wait)
@@ -150,5 +150,5 @@ def _calling_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-_BROKEN = ("onnection closed", "onnection reset", "onnection refused", "roken pipe", "imed out", "emote process exited")
+_LOST = ("onnection closed", "onnection reset", "onnection refused", "roken pipe", "imed out", "emote process exited")
 """Parts of the error messages of gloo and NCCL for a lost connection."""

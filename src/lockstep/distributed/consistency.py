@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lockstep.protocols import StateDict
+from lockstep.transfer import download
 
 
 class ReplicaMismatchError(RuntimeError):
@@ -15,16 +16,12 @@ class ReplicaMismatchError(RuntimeError):
 
 def fingerprints(state: StateDict) -> Tensor:
     """Return a 64-bit fingerprint for each tensor, [tensors] int64. Integer sums wrap and never round."""
-    found = [_fingerprint(tensor.detach()) for tensor in state.values()]
-    numbers = torch.empty(len(found), dtype=torch.int64)
     # An agent on a GPU also has counters on the host. Use one transfer for each device.
-    for device in {number.device for number in found}:
-        indices = [index for index, number in enumerate(found) if number.device == device]
-        numbers[indices] = torch.stack([found[index] for index in indices]).to("cpu")
-    return numbers
+    found = download([_fingerprint(tensor.detach()) for tensor in state.values()])
+    return torch.stack(found) if found else torch.empty(0, dtype=torch.int64)
 
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 def _fingerprint(tensor: Tensor) -> Tensor:
@@ -32,7 +29,7 @@ def _fingerprint(tensor: Tensor) -> Tensor:
     weights = _weights(tensor.device)
     # Set the stride explicitly, because a single element counts as contiguous with any stride.
     flat = tensor.contiguous().reshape(-1).as_strided((tensor.numel(),), (1,))
-    parts = flat.view(_WORDS[tensor.element_size()]).split(len(weights))
+    parts = flat.view(_INTEGER_DTYPES[tensor.element_size()]).split(len(weights))
     sums = [(part * weights[: len(part)]).sum() for part in parts]
     return sums[0] if len(sums) == 1 else _fingerprint(torch.stack(sums))
 
@@ -45,15 +42,15 @@ def _weights(device: torch.device) -> Tensor:
 
 def format_mismatch(by_process: list[list[int]], names: list[str], where: str) -> str:
     """Format a message that names the differing tensors and processes. `by_process` has the fingerprints of each."""
-    odd: dict[int, list[str]] = {}
+    differing: dict[int, list[str]] = {}
     for name, values in zip(names, zip(*by_process, strict=True), strict=True):
-        usual, _ = Counter(values).most_common(1)[0]
+        majority, _ = Counter(values).most_common(1)[0]
         for process, value in enumerate(values):
-            if value != usual:
-                odd.setdefault(process, []).append(name)
+            if value != majority:
+                differing.setdefault(process, []).append(name)
     lines = [
         f"  process {process}: {', '.join(tensors[:4])}" + (f" and {len(tensors) - 4} more" if len(tensors) > 4 else "")
-        for process, tensors in sorted(odd.items())
+        for process, tensors in sorted(differing.items())
     ]
     return "\n".join(
         [

@@ -29,12 +29,12 @@ class DeviceSteps:
         """
         self._applied = torch.ones(MAX_UNCONFIRMED, dtype=torch.bool, device=device)
         self._slots = self._applied.unbind()
-        self._bad = torch.zeros((), device=device)
+        self._nonfinite = torch.zeros((), device=device)
         self._halted = halted
         self._next = 0
         self._position = torch.zeros(1, dtype=torch.int64, device=device) if recorded else None
 
-    def settle(
+    def prepare_step(
         self, gradient: Tensor, totals: Tensor, scale: Tensor | None, max_norm: float | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the divisor of the summed gradient, 1.0 if the step must be skipped (else 0.0), and a row for the log.
@@ -53,7 +53,7 @@ class DeviceSteps:
             finite = norm < torch.inf
             self._applied.index_copy_(0, self._position, finite.unsqueeze(0))
             self._position += 1
-        skip = torch.logical_not(finite, out=self._bad)
+        skip = torch.logical_not(finite, out=self._nonfinite)
         if self._halted is not None:
             skip = torch.maximum(self._halted, skip, out=self._halted)
         # Gradient clipping divides the mean gradient by its norm / max_norm if that is above 1. Here `norm` is the norm
@@ -95,19 +95,19 @@ class RecordedStep:
         self._sent: Counter[tuple[str, int]] = Counter()
         """Reductions of one step, by name and bytes."""
 
-        def fill(batch: Tree) -> Tensor:
+        def compute_gradient(batch: Tree) -> Tensor:
             self._names, totals = backward(batch)
             return totals
 
-        def take(batch: Tree) -> Tensor:
-            totals = fill(batch)
+        def whole_step(batch: Tree) -> Tensor:
+            totals = compute_gradient(batch)
             runtime._start_sum("totals", totals)  # on one process this only counts bytes
             gradient.reduce()
             return apply(totals)
 
         compilation = runtime.compilation
-        self._whole = compilation(take, f"the update by {name}")
-        self._backward = compilation(fill, f"the gradient of {name}")
+        self._whole = compilation(whole_step, f"the update by {name}")
+        self._backward = compilation(compute_gradient, f"the gradient of {name}")
         self._apply = compilation(apply, f"the step by {name}")
 
     def __call__(self, batch: Tree) -> tuple[tuple[str, ...], Tensor]:
@@ -124,12 +124,12 @@ class RecordedStep:
         return self._names, row.clone()  # the next step overwrites it
 
     def _take_whole(self, batch: Tree) -> Tensor:
-        sent = self._runtime.bytes_reduced
-        before = sent.copy()
+        bytes_reduced = self._runtime.bytes_reduced
+        before = bytes_reduced.copy()
         row: Tensor = self._whole(batch)
-        counted = sent - before
-        if counted:
-            self._sent = counted
+        reductions = bytes_reduced - before
+        if reductions:
+            self._sent = reductions
         else:  # a graph replay runs no Python code, so it did not count its reductions
-            sent.update(self._sent)
+            bytes_reduced.update(self._sent)
         return row

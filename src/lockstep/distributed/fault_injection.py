@@ -33,21 +33,21 @@ class FaultInjector:
                 time.sleep(2.0)  # a short run could end before the launcher forwards the signal
 
 
-def read(place: WorldInfo) -> FaultInjector | None:
+def read(world: WorldInfo) -> FaultInjector | None:
     """Return the fault that the environment configures for this rank, or None."""
-    script = os.environ.get(VARIABLE)
-    if not script or os.environ.get(SWITCH) != "1" or place.restarts:
+    text = os.environ.get(VARIABLE)
+    if not text or os.environ.get(SWITCH) != "1" or world.restarts:
         return None
     try:
-        process, phase, count, *rest = script.split(":")
+        process, phase, count, *rest = text.split(":")
         number = signal.Signals[rest[0]] if rest else signal.SIGKILL
         if len(rest) > 2 or rest[1:] not in ([], ["launcher"]):
-            raise ValueError(script)
+            raise ValueError(text)
         fault = FaultInjector(phase, int(count), number, "launcher" in rest)
-        applies = int(process) == place.rank
+        applies = int(process) == world.rank
     except (ValueError, KeyError):
         raise ConfigError(
-            f"{VARIABLE} is {script!r}, which is invalid.",
+            f"{VARIABLE} is {text!r}, which is invalid.",
             f"Use PROCESS:PHASE:COUNT[:SIGNAL[:launcher]], or unset {SWITCH}.",
         ) from None
     return fault if applies else None

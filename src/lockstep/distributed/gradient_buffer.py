@@ -37,7 +37,7 @@ class GradientBuffer:
         self._overlapping = False
         # With hooks, each gradient is copied from backward's own tensor into the buffer. That moves half as much memory
         # as clearing the buffer and accumulating into it.
-        self._handed_over = runtime.size > 1 and not runtime.exact
+        self._uses_hooks = runtime.size > 1 and not runtime.exact
         # On a GPU, one copy per parameter would be one launch per parameter, so gradients are copied per bucket.
         self._by_bucket = self.flat.device.type != "cpu" and not runtime.exact
         self._written: list[bool] = []
@@ -52,7 +52,7 @@ class GradientBuffer:
         for parameter in self.parameters:
             view = self.flat.as_strided(parameter.shape, parameter.stride(), offset)
             parameter.grad = self._views[parameter] = view
-            if self._handed_over:
+            if self._uses_hooks:
                 parameter.register_post_accumulate_grad_hook(self._grad_hook)
             self._bucket_of[parameter] = len(self._bounds)
             offset += parameter.numel()
@@ -67,7 +67,7 @@ class GradientBuffer:
 
     def clear(self) -> None:
         """Reset the gradient to zero."""
-        if self._handed_over or self._by_bucket:
+        if self._uses_hooks or self._by_bucket:
             for parameter in self.parameters:
                 parameter.grad = None
         else:
@@ -122,18 +122,18 @@ class GradientBuffer:
     def _gather(self, bucket: int) -> None:
         """Copy or add the gradients of a bucket into the buffer, in one or two launches."""
         members = self._members[bucket]
-        made = [parameter for parameter in members if parameter.grad is not None]
-        views, grads = [self._views[p] for p in made], [p.grad for p in made if p.grad is not None]
+        with_grad = [parameter for parameter in members if parameter.grad is not None]
+        views, grads = [self._views[p] for p in with_grad], [p.grad for p in with_grad if p.grad is not None]
         if not self._written[bucket]:
             missing = [self._views[p] for p in members if p.grad is None]
             if missing:
                 torch._foreach_zero_(missing)
-            if made:
+            if with_grad:
                 torch._foreach_copy_(views, grads)
-        elif made:
+        elif with_grad:
             torch._foreach_add_(views, grads)
         self._written[bucket] = True
-        for parameter in made:
+        for parameter in with_grad:
             parameter.grad = None
 
     def _grad_hook(self, parameter: Tensor) -> None:
@@ -173,8 +173,8 @@ class GradientBuffer:
         headroom = math.ceil(math.log2(self.runtime.lanes.num_lanes)) + 1
         scale = _power_of_two(62 - headroom - torch.frexp(largest_of_all).exponent.long())
         total = torch.zeros(lanes.shape[1], dtype=torch.int64, device=lanes.device)
-        for chunk, of_lanes in zip(total.split(_CHUNK), lanes.split(_CHUNK, dim=1), strict=True):
-            torch.sum((of_lanes.double() * scale).to(torch.int64), dim=0, out=chunk)
+        for chunk, lane_chunk in zip(total.split(_CHUNK), lanes.split(_CHUNK, dim=1), strict=True):
+            torch.sum((lane_chunk.double() * scale).to(torch.int64), dim=0, out=chunk)
         self.runtime.all_reduce_sum(total)
         self.flat.copy_(torch.where(bad > 0, torch.nan, total.double() / scale))
 

@@ -6,6 +6,7 @@ stopped. The store cannot, because the main process hosts it.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -46,33 +47,26 @@ class Heartbeat:
         return self.launched_at or (self.stack[-1] if self.stack else "an unknown line")
 
     @property
-    def who(self) -> str:
+    def process_name(self) -> str:
         return f"process {self.process} on {self.host} (pid {self.pid})"
 
 
-def write(directory: Path, presence: Heartbeat) -> None:
+def write(directory: Path, heartbeat: Heartbeat) -> None:
     """Write a heartbeat. Ignore disk errors, which must not stop training."""
-    try:
-        partial = directory / f".{presence.process}"
-        partial.write_text(json.dumps(asdict(presence)))
-        partial.replace(directory / f"{presence.process}.json")
-    except OSError:
-        return
+    with suppress(OSError):
+        partial = directory / f".{heartbeat.process}"
+        partial.write_text(json.dumps(asdict(heartbeat)))
+        partial.replace(directory / f"{heartbeat.process}.json")
 
 
 def read(directory: Path) -> dict[int, Heartbeat]:
     """Read the latest heartbeat of every process; skip unreadable files."""
     heartbeats = {}
-    try:
-        paths = list(directory.glob("*.json"))
-    except OSError:
-        return {}
-    for path in paths:
-        try:
-            presence = Heartbeat(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue
-        heartbeats[presence.process] = presence
+    with suppress(OSError):
+        for path in directory.glob("*.json"):
+            with suppress(OSError, ValueError, TypeError):
+                heartbeat = Heartbeat(**json.loads(path.read_text()))
+                heartbeats[heartbeat.process] = heartbeat
     return heartbeats
 
 
@@ -86,56 +80,51 @@ def describe_hang(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat],
 
     `before` holds the heartbeats of some seconds earlier. Processes without a newer one are stopped or dead.
     """
-    others = [now.get(process) for process in range(size)]
-    quiet = stale_processes(before, now) - {me.process}
-    gone = [p for p in others if p and p.process in quiet]
+    known = [now[process] for process in range(size) if process in now]
     unknown = [process for process in range(size) if process not in now]
-    missing = [p for p in others if p and p not in gone and (p.collective < me.collective or p.wait_seconds is None)]
-    waiting = [p for p in others if p and p not in gone and p not in missing]
+    silent = stale_processes(before, now) - {me.process}
+    stale = [p for p in known if p.process in silent]
+    missing = [p for p in known if p not in stale and (p.collective < me.collective or p.wait_seconds is None)]
+    waiting = [p for p in known if p not in stale and p not in missing]
     lines = [
         f"{_names(waiting)} waited {me.wait_seconds or 0:.0f} s at collective {me.collective}"
         f" ('{me.name}', phase {me.phase}, update {me.update}) for:"
     ]
-    for p in gone:
+    for p in stale:
         lines.append(
-            f"  {p.who}: it has sent no heartbeat for some seconds (stopped, or its host is down);"
+            f"  {p.process_name}: it has sent no heartbeat for some seconds (stopped, or its host is down);"
             f" last seen in phase {p.phase} at {p.line}"
         )
     for p in missing:
+        collective = f"collective {p.collective} ('{p.name}')"
+        state = f"it is in phase {p.phase}, after {collective}, at {p.line}"
         if p.device_behind:
-            lines.append(
-                f"  {p.who}: it launched collective {p.collective} ('{p.name}') at {p.line},"
-                " and its device still runs earlier kernels"
-            )
-        else:
-            lines.append(
-                f"  {p.who}: it is in phase {p.phase}, after collective {p.collective} ('{p.name}'), at {p.line}"
-            )
-        lines += [f"      {frame}" for frame in p.stack[-8:]]
+            state = f"it launched {collective} at {p.line}, and its device still runs earlier kernels"
+        lines += [f"  {p.process_name}: {state}", *(f"      {frame}" for frame in p.stack[-8:])]
     lines += [f"  process {process}: it has never sent a heartbeat" for process in unknown]
-    if not gone and not missing and not unknown:
+    if not stale and not missing and not unknown:
         lines = describe_mismatch(waiting, me)
     return "\n".join(lines)
 
 
 def describe_mismatch(waiting: Sequence[Heartbeat], me: Heartbeat) -> list[str]:
     """Report that all processes wait, but in different collectives, because some took a branch that others did not."""
-    places: dict[tuple[str, str], list[Heartbeat]] = {}
+    groups: dict[tuple[str, str], list[Heartbeat]] = {}
     for p in waiting:
-        places.setdefault((p.name, p.line), []).append(p)
+        groups.setdefault((p.name, p.line), []).append(p)
     lines = [f"all processes wait at collective {me.collective} (update {me.update}), but not at the same one:"]
-    for (name, line), there in sorted(places.items(), key=lambda item: len(item[1])):
-        lines.append(f"  {_names(there)}: '{name}' (phase {there[0].phase}), at {line}")
-        lines += [f"      {frame}" for frame in there[0].stack[-8:]]
-    if len(places) > 1:
+    for (name, line), group in sorted(groups.items(), key=lambda item: len(item[1])):
+        lines.append(f"  {_names(group)}: '{name}' (phase {group[0].phase}), at {line}")
+        lines += [f"      {frame}" for frame in group[0].stack[-8:]]
+    if len(groups) > 1:
         lines.append("  Only some processes took a branch around a collective. Synchronize the condition first.")
     return lines
 
 
-def _names(there: Sequence[Heartbeat]) -> str:
-    if len(there) == 1:
-        return there[0].who
-    numbers = ", ".join(str(p.process) for p in there[:8]) + (f" and {len(there) - 8} more" if len(there) > 8 else "")
+def _names(group: Sequence[Heartbeat]) -> str:
+    if len(group) == 1:
+        return group[0].process_name
+    numbers = ", ".join(str(p.process) for p in group[:8]) + (f" and {len(group) - 8} more" if len(group) > 8 else "")
     return f"processes {numbers}"
 
 
@@ -153,16 +142,16 @@ class UtilizationReport:
 
 def utilization(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat]) -> dict[int, float]:
     """Return the fraction of time between two heartbeats in which each process did not wait for others."""
-    both = {p: (now[p].busy - before[p].busy, now[p].age - before[p].age) for p in sorted(now) if p in before}
-    return {p: min(1.0, max(0.0, busy / age)) for p, (busy, age) in both.items() if age > 0}
+    changes = {p: (now[p].busy - before[p].busy, now[p].age - before[p].age) for p in sorted(now) if p in before}
+    return {p: min(1.0, max(0.0, busy / age)) for p, (busy, age) in changes.items() if age > 0}
 
 
 def find_straggler(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat]) -> tuple[Heartbeat, float] | None:
     """Return the process that works longest and its time relative to the median of the others; None if balanced."""
-    worked = {p: now[p].busy - before[p].busy for p in now if p in before}
-    if len(worked) < 2:
+    busy = {p: now[p].busy - before[p].busy for p in now if p in before}
+    if len(busy) < 2:
         return None
-    process = max(worked, key=lambda p: worked[p])
-    usual = median(seconds for p, seconds in worked.items() if p != process)
-    ratio = worked[process] / usual if usual > 0 else 1.0
+    process = max(busy, key=lambda p: busy[p])
+    typical = median(seconds for p, seconds in busy.items() if p != process)
+    ratio = busy[process] / typical if typical > 0 else 1.0
     return (now[process], ratio) if ratio > 1.25 else None

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -42,18 +42,18 @@ class KeyValueStore:
 
 
 @contextmanager
-def heartbeat(mailbox: KeyValueStore, key: str, patience: float) -> Any:
-    """Set a key to an increasing number while the block runs, several times within the waiters' timeout `patience`."""
+def heartbeat(store: KeyValueStore, key: str, timeout: float) -> Any:
+    """Set a key to an increasing number while the block runs, several times within the waiters' `timeout`."""
     finished = threading.Event()
 
     def beat() -> None:
         count = 0
-        while not finished.wait(min(5.0, patience / 4)):
+        while not finished.wait(min(5.0, timeout / 4)):
             count += 1
-            mailbox.set(key, str(count))
+            store.set(key, str(count))
 
     thread = threading.Thread(target=beat, daemon=True)
-    mailbox.set(key, "0")
+    store.set(key, "0")
     thread.start()
     try:
         yield
@@ -63,23 +63,22 @@ def heartbeat(mailbox: KeyValueStore, key: str, patience: float) -> Any:
 
 
 def wait_with_heartbeat(
-    mailbox: KeyValueStore, key: str, beat: str, patience: float, silence: str, on_beat: Callable[[], None]
+    store: KeyValueStore, key: str, beat: str, timeout: float, message: str, on_beat: Callable[[], None]
 ) -> str:
     """Wait for a key without a time limit while its heartbeat changes.
 
-    Raise TimeoutError with the message `silence` once the heartbeat has not changed for `patience` seconds.
+    Raise TimeoutError with `message` once the heartbeat has not changed for `timeout` seconds.
     """
     last, since = "", time.monotonic()
     while True:
         try:
-            return mailbox.wait(key, min(patience, 5.0))
+            return store.wait(key, min(timeout, 5.0))
         except TimeoutError:
-            try:
-                now = mailbox.wait(beat, 0.1)
-            except TimeoutError:
-                now = last
+            now = last
+            with suppress(TimeoutError):
+                now = store.wait(beat, 0.1)
             if now != last:
                 last, since = now, time.monotonic()
                 on_beat()
-            elif time.monotonic() - since > patience:
-                raise TimeoutError(silence) from None
+            elif time.monotonic() - since > timeout:
+                raise TimeoutError(message) from None

@@ -9,15 +9,15 @@ from lockstep.pytree import Tree, named_leaves
 
 MAX_CONSECUTIVE_SKIPS = 100
 """Consecutive skipped updates or iterations after which a run is aborted, because it no longer learns."""
-_SHOWN = 6
+_MAX_SHOWN = 6
 
 
 class NonFiniteError(FloatingPointError):
     """Non-finite values. The message says where; `tensors` are the inputs of this process that produced them."""
 
-    def __init__(self, sentence: str, evidence: StateDict) -> None:
-        super().__init__(sentence)
-        self.tensors = evidence
+    def __init__(self, message: str, tensors: StateDict) -> None:
+        super().__init__(message)
+        self.tensors = tensors
 
 
 class NonFinitePolicy:
@@ -38,27 +38,27 @@ class NonFinitePolicy:
         self.consecutive_skips += int(tolerated)
         return bool(tolerated)
 
-    def handle(self, what: str, found: list[str], advice: str, evidence: Tree) -> None:
+    def handle(self, what: str, found: list[str], advice: str, tensors: Tree) -> None:
         """Log a skipped update, or raise NonFiniteError.
 
-        `found` describes the non-finite values on local lanes; `evidence` holds the tensors that produced them.
+        `found` describes the non-finite values on local lanes; `tensors` produced them.
         """
         by_process = enumerate(self.runtime.all_gather_json(found))
-        lines = [f"  process {process}, {description}" for process, theirs in by_process for description in theirs]
-        more = [f"  and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        sentence = "\n".join(
-            [what, *(lines or ["  every lane is finite by itself, but their sum overflows"])[:_SHOWN], *more]
+        lines = [f"  process {rank}, {text}" for rank, texts in by_process for text in texts]
+        more = [f"  and {len(lines) - _MAX_SHOWN} more"] if len(lines) > _MAX_SHOWN else []
+        message = "\n".join(
+            [what, *(lines or ["  every lane is finite by itself, but their sum overflows"])[:_MAX_SHOWN], *more]
         )
         if self.runtime.nonfinite == "stop":
-            raise NonFiniteError(f"{sentence}\n{advice}", named_leaves(evidence))
+            raise NonFiniteError(f"{message}\n{advice}", named_leaves(tensors))
         self.consecutive_skips += 1
         if self.consecutive_skips >= MAX_CONSECUTIVE_SKIPS:
-            so_far = f"This is skip number {int(self.consecutive_skips)} in a row: this run no longer learns."
-            raise NonFiniteError(f"{sentence}\n{so_far}\n{advice}", named_leaves(evidence))
+            count = f"This is skip number {int(self.consecutive_skips)} in a row: this run no longer learns."
+            raise NonFiniteError(f"{message}\n{count}\n{advice}", named_leaves(tensors))
         self._skipped += 1
         if self._skipped.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th ... skip only, to keep the log short
             times = "" if self._skipped == 1 else f" ({self._skipped} times since the start)"
-            self.runtime.pending_messages.append(f"Skipped{times}: {sentence}")
+            self.runtime.pending_messages.append(f"Skipped{times}: {message}")
 
 
 class LossScale:

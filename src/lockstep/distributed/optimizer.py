@@ -143,17 +143,17 @@ class DistributedOptimizer:
         """Step on the reduced gradient. Return whether the step was skipped, and a row for the log."""
         # The only place where a gradient is divided, by the global count and the clipping factor.
         if self._steps is None:
-            settled: tuple[Tensor, Tensor, Any] = self._settle(totals, self._scale)
+            prepared: tuple[Tensor, Tensor, Any] = self._prepare_step(totals, self._scale)
         else:
-            settled = self._steps.settle(self.gradient.flat, totals, self._scale, self.max_grad_norm)
-        divisor, skip, row = settled
+            prepared = self._steps.prepare_step(self.gradient.flat, totals, self._scale, self.max_grad_norm)
+        divisor, skip, row = prepared
         self._inner.grad_scale, self._inner.found_inf = divisor, skip  # type: ignore[attr-defined]
         self._inner.step()
         self._loss_scale.update(skip)
         return skip, row
 
-    def _settle(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Compute `DeviceSteps.settle` with Python numbers, which are much cheaper on a CPU than scalar tensors."""
+    def _prepare_step(self, totals: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Compute `DeviceSteps.prepare_step` with Python numbers, which are cheaper on a CPU than scalar tensors."""
         row = totals.tolist()
         divisor = max(row[0], 1.0) * (1.0 if scale is None else scale.item())
         norm = torch.linalg.vector_norm(self.gradient.flat).item() / divisor
@@ -180,7 +180,7 @@ class DistributedOptimizer:
                 batch = step.rebuild()
                 update = f"update {step.number} ({step.where})" if step.where else f"update {step.number}"
                 what = f"the gradient of {update} is not finite:"
-                self.nonfinite_policy.handle(what, self._find_bad(step.loss, batch), _ADVICE, {"batch": batch})
+                self.nonfinite_policy.handle(what, self._find_nonfinite(step.loss, batch), _ADVICE, {"batch": batch})
 
     def shared_state(self) -> StateDict:
         """Return the live tensors of the optimizer by name."""
@@ -274,7 +274,7 @@ class DistributedOptimizer:
         for number, base in enumerate(self._base_rates):
             self._set_rate(number, base)
 
-    def _find_bad(self, loss: LossFunction, batch: Tree) -> list[str]:
+    def _find_nonfinite(self, loss: LossFunction, batch: Tree) -> list[str]:
         """Describe non-finite values per local lane. Recomputes the gradients, because the reduced one is a sum."""
         found = []
         for lane, part in zip(self.runtime.lanes.local, self.runtime._lane_parts(batch), strict=True):
@@ -282,11 +282,11 @@ class DistributedOptimizer:
                 result = loss(part)
             sums = {"loss": result.loss_sum, **result.metric_sums}
             terms = [name for name, value in sums.items() if not torch.as_tensor(value).isfinite()]
-            slopes: Sequence[Tensor | None] = ()
+            grads: Sequence[Tensor | None] = ()
             if result.loss_sum.requires_grad:
-                slopes = torch.autograd.grad(result.loss_sum, list(self._names), allow_unused=True)
-            pairs = zip(self._names.values(), slopes, strict=False)
-            bad = [name for name, slope in pairs if slope is not None and not slope.isfinite().all()]
+                grads = torch.autograd.grad(result.loss_sum, list(self._names), allow_unused=True)
+            pairs = zip(self._names.values(), grads, strict=False)
+            bad = [name for name, grad in pairs if grad is not None and not grad.isfinite().all()]
             if terms:
                 found.append(f"lane {lane}: {', '.join(terms)} of its loss")
             elif bad:
@@ -307,15 +307,13 @@ class _Unconfirmed(NamedTuple):
     where: str
 
 
-def _split(batch: Tree, pieces: int, lanes: int) -> list[Tree]:
+def _split(batch: Tree, num_pieces: int, lanes: int) -> list[Tree]:
     """Split a batch into micro-batches, each with a part of every lane."""
-    if pieces == 1:
+    if num_pieces == 1:
         return [batch]
     samples = len(first_leaf(batch)) // lanes
-    step = -(-samples // pieces)
-
-    def cut(x: Tensor, start: int) -> Tensor:
-        piece: Tensor = x.unflatten(0, (lanes, samples))[:, start : start + step].flatten(0, 1)
-        return piece
-
-    return [tree_map(lambda x, s=start: cut(x, s), batch) for start in range(0, samples, step)]
+    step = -(-samples // num_pieces)
+    return [
+        tree_map(lambda x, s=start: x.unflatten(0, (lanes, samples))[:, s : s + step].flatten(0, 1), batch)
+        for start in range(0, samples, step)
+    ]

@@ -27,14 +27,13 @@ from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.watchdog import COMPILE_TIMEOUT, Watchdog
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.launch import device as device_setup
-from lockstep.launch import world as places
 from lockstep.launch.failures import record_failure, to_user_error
 from lockstep.launch.hang_report import in_time
 from lockstep.launch.kernel_compilation import share_compilation
 from lockstep.launch.private_store import sealed_sockets
 from lockstep.launch.process_lifetime import die_with_launcher
 from lockstep.launch.rendezvous import join_store, loopback
-from lockstep.launch.world import WorldInfo
+from lockstep.launch.world import PHASE_BYTES, WorldInfo, enable_crash_traceback, note_backend, open_phase_file
 from lockstep.metrics import Metrics, widen
 from lockstep.ops.compilation import Compilation
 from lockstep.ops.phase_timer import DeviceTimer, PhaseTimer
@@ -49,13 +48,13 @@ class Runtime:
     def __init__(
         self,
         run: RunConfig,
-        place: WorldInfo,
+        world: WorldInfo,
         device: torch.device,
         store: dist.Store | None = None,
         hosting: range | None = None,
     ) -> None:
         """`run.lanes` must be resolved. `hosting` are the local lanes; default: this rank's partition."""
-        self.rank, self.size, self.job_id = place.rank, place.size, place.job_id
+        self.rank, self.size, self.job_id = world.rank, world.size, world.job_id
         self.device = device
         self.exact = run.reduction == "exact"
         self.nonfinite = run.on_nonfinite
@@ -63,8 +62,8 @@ class Runtime:
         self.grad_comm_dtype = torch.bfloat16 if run.grad_comm_dtype == "bf16" else None
         self.bucket_bytes = int(run.grad_bucket_mb * 2**20)
         lanes = run.lanes or 0
-        self.lanes = Lanes(lanes, hosting or partition_lanes(lanes, place.size)[place.rank], run.seed)
-        self.status = ProcessStatus(place.rank, place.size, device)
+        self.lanes = Lanes(lanes, hosting or partition_lanes(lanes, world.size)[world.rank], run.seed)
+        self.status = ProcessStatus(world.rank, world.size, device)
         self.collective_log = self.status.collective_log
         self.timer = DeviceTimer() if device.type == "cuda" else PhaseTimer()
         """Seconds by phase. The time of a nested phase does not count for the outer phase."""
@@ -77,9 +76,9 @@ class Runtime:
         """Device flag: 1.0 once a step was skipped and the run must stop. All later steps are skipped, too."""
         self._timeout = run.collective_timeout
         self._store = store or dist.HashStore()
-        self._phase_note: mmap.mmap | None = None
+        self._phase_file: mmap.mmap | None = None
         """Memory map in which the outermost phase is stored. The launcher reads it after a crash."""
-        self._fault_injector = fault_injection.read(place)
+        self._fault_injector = fault_injection.read(world)
         self._over_host = False
         """Whether CUDA tensors are reduced through host memory, because processes share a GPU."""
         self._inside_lane = False
@@ -90,40 +89,40 @@ class Runtime:
     @contextmanager
     def start(cls, run: RunConfig) -> Iterator["Runtime"]:
         """Join the process group of this run; leave it when the block ends."""
-        place = WorldInfo.from_environment()
-        if place.launched:
+        world = WorldInfo.from_environment()
+        if world.launched:
             die_with_launcher()
-            places.enable_crash_traceback(place)
+            enable_crash_traceback(world)
             share_compilation()
-        device = device_setup.choose_device(run.device, place, run.share_gpu)
-        device_setup.configure_torch(run, place)
-        run = resolve_lanes(run, place.size)
+        device = device_setup.choose_device(run.device, world, run.share_gpu)
+        device_setup.configure_torch(run, world)
+        run = resolve_lanes(run, world.size)
         store, backend = None, ""
-        if place.size > 1:
-            if place.local_size == place.size:
+        if world.size > 1:
+            if world.local_size == world.size:
                 os.environ.update(loopback())
             # The watchdog aborts a run at the timeout, with a report. The backend's timeout is a later fallback.
             timeout = timedelta(
                 seconds=15.0 + max(run.collective_timeout, 0.0 if run.compile == "off" else COMPILE_TIMEOUT)
             )
-            store = dist.PrefixStore("lockstep", join_store(place, run.collective_timeout))
-            shared = device_setup.share_gpus(store, place, device, run.share_gpu)
+            store = dist.PrefixStore("lockstep", join_store(world, run.collective_timeout))
+            shared = device_setup.share_gpus(store, world, device, run.share_gpu)
             backend = device_setup.choose_backend(device, shared)
-            bound = device if "nccl" in backend else None
+            device_id = device if "nccl" in backend else None
             with sealed_sockets(backend):
                 dist.init_process_group(
-                    backend, store=store, rank=place.rank, world_size=place.size, timeout=timeout, device_id=bound
+                    backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device_id
                 )
-        places.note_backend(place, backend)
-        runtime = cls(run, place, device, store)
+        note_backend(world, backend)
+        runtime = cls(run, world, device, store)
         runtime._over_host = device.type == "cuda" and "nccl" not in backend
-        runtime._phase_note = places.open_phase_file(place)
+        runtime._phase_file = open_phase_file(world)
         try:
             with runtime.watchdog.watching():
                 yield runtime
         except BaseException as error:
             # Record the failure first: leaving the group may block, and the launcher must learn the first cause.
-            record_failure(to_user_error(error, place) if isinstance(error, Exception) else error)
+            record_failure(to_user_error(error, world) if isinstance(error, Exception) else error)
             if backend:
                 _abandon_group()
             raise
@@ -170,8 +169,8 @@ class Runtime:
     def all_reduce_any(self, **flags: bool) -> dict[str, bool]:
         """Return each flag, true if it is true on any process. The watchdog counts this as the end of an iteration."""
         self.watchdog.mark_iteration_end()
-        votes = torch.tensor([int(flag) for flag in flags.values()])
-        return dict(zip(flags, self.all_reduce_max(votes).bool().tolist(), strict=True))
+        values = torch.tensor([int(flag) for flag in flags.values()])
+        return dict(zip(flags, self.all_reduce_max(values).bool().tolist(), strict=True))
 
     def all_gather_json(self, value: Any) -> list[Any]:
         """Gather one JSON value from every process, ordered by rank."""
@@ -182,10 +181,10 @@ class Runtime:
         lengths = torch.zeros(self.size, dtype=torch.int64)
         lengths[self.rank] = len(text)
         width = int(self.all_reduce_sum(lengths).max())
-        mine = torch.zeros(width, dtype=torch.uint8)
-        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        gathered = [torch.empty_like(mine) for _ in range(self.size)]
-        self.collective_log.wait(self.collective_log.begin("gather"), "gather", lambda: dist.all_gather(gathered, mine))
+        sent = torch.zeros(width, dtype=torch.uint8)
+        sent[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        gathered = [torch.empty_like(sent) for _ in range(self.size)]
+        self.collective_log.wait(self.collective_log.begin("gather"), "gather", lambda: dist.all_gather(gathered, sent))
         pairs = zip(gathered, lengths.tolist(), strict=True)
         return [json.loads(bytes(text[:length].tolist())) for text, length in pairs]
 
@@ -199,9 +198,9 @@ class Runtime:
             return json.loads(json.dumps(work()))
         self._main_calls += 1
         number = self.collective_log.begin("from_main")
-        key, beat = f"main/{self._main_calls}", f"main/{self._main_calls}/beat"
+        key, beat_key = f"main/{self._main_calls}", f"main/{self._main_calls}/beat"
         if self.is_main:
-            with heartbeat(self.kv_store(), beat, self._timeout):
+            with heartbeat(self.kv_store(), beat_key, self._timeout):
                 try:
                     text = json.dumps({"result": work()})
                 except Exception as error:
@@ -209,12 +208,12 @@ class Runtime:
                     raise
             self.kv_store().set(key, text)
             return json.loads(text)["result"]  # same types as on the other ranks: lists for tuples, string keys
-        silence = f"the main process sent no heartbeat for {self._timeout:.0f} s during run_on_main"
+        timeout_message = f"the main process sent no heartbeat for {self._timeout:.0f} s during run_on_main"
         text = self.collective_log.wait(
             number,
             "from_main",
             lambda: wait_with_heartbeat(
-                self.kv_store(), key, beat, self._timeout, silence, self.watchdog.note_progress
+                self.kv_store(), key, beat_key, self._timeout, timeout_message, self.watchdog.note_progress
             ),
         )
         answer = json.loads(text)
@@ -243,12 +242,12 @@ class Runtime:
             self.bytes_reduced["max", 2 * 8 * len(state)] += 1
             return
         with self.phase("check"):
-            mine = consistency.fingerprints(state)
+            local = consistency.fingerprints(state)
             # One reduction for maximum and minimum. ~x is -(x + 1): unlike -x, it does not overflow.
-            largest, smallest = self.all_reduce_max(torch.cat([mine, ~mine])).chunk(2)
+            largest, smallest = self.all_reduce_max(torch.cat([local, ~local])).chunk(2)
             if not torch.equal(largest, ~smallest):
                 raise consistency.ReplicaMismatchError(
-                    consistency.format_mismatch(self.all_gather_json(mine.tolist()), list(state), where)
+                    consistency.format_mismatch(self.all_gather_json(local.tolist()), list(state), where)
                 )
 
     # -- lanes ---------------------------------------------------------------------------------------------------------
@@ -342,17 +341,17 @@ class Phase:
         runtime = self._runtime
         runtime.fault_point(self._name)
         runtime.status.progress += 1
-        self._turn()
+        self._switch_timer()
         runtime.status.phases.append(self._name)
-        if runtime._phase_note is not None and len(runtime.status.phases) == 1:
-            runtime._phase_note[:] = self._name.ljust(places.PHASE_BYTES)[: places.PHASE_BYTES].encode()
+        if runtime._phase_file is not None and len(runtime.status.phases) == 1:
+            runtime._phase_file[:] = self._name.ljust(PHASE_BYTES)[:PHASE_BYTES].encode()
 
     def __exit__(self, *_: object) -> None:
-        self._turn()
+        self._switch_timer()
         self._runtime.status.progress += 1
         self._runtime.status.phases.pop()
 
-    def _turn(self) -> None:
+    def _switch_timer(self) -> None:
         """Add the time since the last phase change to the innermost phase."""
         phases = self._runtime.status.phases
         self._runtime.timer.switch(phases[-1] if phases else None)

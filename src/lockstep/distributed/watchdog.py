@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lockstep.distributed import heartbeat
@@ -28,13 +28,13 @@ from lockstep.launch.stack_traces import format_stack
 from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
 from lockstep.ops.compilation import COMPILE
 
-PATIENCE = 5.0
+HANG_REPORT_SECONDS = 5.0
 """Seconds of waiting in a collective after which missing processes are reported."""
 COMPILE_TIMEOUT = 1800.0
 """Seconds that a process may take to compile, to capture CUDA graphs, or from its start to its first phase."""
 SAVE_FACTOR = 3.0
 """Multiple of the timeout that a save may take without writing. The disk may still flush earlier writes."""
-LATER = 5.0
+SELF_REPORT_DELAY = 5.0
 """Seconds after its deadline that one process of several reports itself. Processes that wait for it report first."""
 TICK = 1.0
 """Seconds between two checks; longer with many processes."""
@@ -48,25 +48,25 @@ class Watchdog:
         self.saving: threading.Thread | None = None
         """Thread of a running checkpoint save. An exiting process waits for it for a few seconds."""
         self.longest_save = 0.0
-        self._longest_iteration, self._agreed_at = 0.0, time.monotonic()
+        self._longest_iteration, self._iteration_end = 0.0, time.monotonic()
         self._deadline = time.monotonic() + max_hours * 3600 if max_hours is not None else None
         self._directory: Path | None = None
-        self._asked: float | None = None
-        self._shared_request = False
-        self._beat = 0
+        self._requested_at: float | None = None
+        self._stop_request_shared = False
+        self._sequence = 0
         self._thread = threading.get_ident()
         self._read = self._write = -1
         self._tick = max(TICK, status.size / 256)
         self._reported = -1
-        self._earlier: dict[int, Heartbeat] = {}
-        self._asked_before: dict[int, Heartbeat] = {}
-        self._slow: int | None = None
+        self._previous: dict[int, Heartbeat] = {}
+        self._last_heartbeats: dict[int, Heartbeat] = {}
+        self._last_straggler: int | None = None
         self._resources = ResourceMonitor(status.rank, status.device)
-        self._earlier_at = 0.0
+        self._previous_at = 0.0
         self._idle, self._pipe = IdleTime(), ProgressPipe()
-        self._leave_after: float | None = None
+        self._exit_after: float | None = None
         """Seconds after a stop request at which this process exits without a checkpoint."""
-        self._over = threading.Event()
+        self._finished = threading.Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -76,13 +76,14 @@ class Watchdog:
         if threading.current_thread() is threading.main_thread():
             os.set_blocking(self._write, False)
             wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-            before = {number: signal.signal(number, _ignore) for number in STOP_SIGNALS}
+            # Handlers do nothing: the watchdog reads signal numbers from the pipe, even while this thread is blocked.
+            before = {number: signal.signal(number, lambda *_: None) for number in STOP_SIGNALS}
             for number in STOP_SIGNALS:
                 signal.siginterrupt(number, False)
             # Workers start with these signals blocked, so that none is lost or kills the process before this point.
             blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        heartbeats = threading.Thread(target=self._beat_and_look, name="heartbeats", daemon=True)
+        heartbeats = threading.Thread(target=self._run_heartbeats, name="heartbeats", daemon=True)
         thread.start()
         heartbeats.start()
         try:
@@ -95,7 +96,7 @@ class Watchdog:
                     if number not in blocked:
                         signal.signal(number, handler)
                 signal.set_wakeup_fd(wakeup)
-            self._over.set()
+            self._finished.set()
             os.write(self._write, b"\0")
             thread.join()
             heartbeats.join(1.0)  # it may be blocked on the disk
@@ -116,13 +117,13 @@ class Watchdog:
         """Return the utilization of all processes since the last call."""
         if self._directory is None or self.status.size == 1:
             return UtilizationReport(resources=self._resources.read())
-        before, now = self._asked_before, heartbeat.read(self._directory)
+        before, now = self._last_heartbeats, heartbeat.read(self._directory)
         slow = heartbeat.find_straggler(before, now)
-        steady = slow is not None and slow[0].process == self._slow
-        self._asked_before, self._slow = now, slow[0].process if slow else None
-        message = f"{slow[0].who} works {slow[1]:.1f} times as long as the others" if slow and steady else ""
-        use = {name: value for p in now.values() for name, value in p.resources.items()}
-        return UtilizationReport(heartbeat.utilization(before, now), use, message)
+        repeated = slow is not None and slow[0].process == self._last_straggler
+        self._last_heartbeats, self._last_straggler = now, slow[0].process if slow else None
+        message = f"{slow[0].process_name} works {slow[1]:.1f} times as long as the others" if repeated and slow else ""
+        resources = {name: value for p in now.values() for name, value in p.resources.items()}
+        return UtilizationReport(heartbeat.utilization(before, now), resources, message)
 
     @property
     def outer_phase(self) -> str:
@@ -136,28 +137,28 @@ class Watchdog:
     def mark_iteration_end(self) -> None:
         """Record the duration of an iteration. A run can stop only at the end of an iteration."""
         now = time.monotonic()
-        self._longest_iteration = max(0.8 * self._longest_iteration, now - self._agreed_at)
-        self._agreed_at = now
+        self._longest_iteration = max(0.8 * self._longest_iteration, now - self._iteration_end)
+        self._iteration_end = now
         self._check_time_limit()  # iterations may be shorter than a tick
 
     def _check_time_limit(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline and self._asked is None:
-            self._ask_to_stop("run.max_hours is over")
+        if self._deadline is not None and time.monotonic() > self._deadline and self._requested_at is None:
+            self._request_stop("run.max_hours is over")
 
-    def _ask_to_stop(self, reason: str | None) -> None:
+    def _request_stop(self, reason: str | None) -> None:
         """Request that the training loop saves a checkpoint and stops at the end of this iteration."""
-        self._asked = time.monotonic()
+        self._requested_at = time.monotonic()
         self.status.stop_requested = True
         if reason is not None:
-            warn_user(f"{reason}: saving at the end of this iteration{self._bound()}.")
+            warn_user(f"{reason}: saving at the end of this iteration{self._set_exit_deadline()}.")
 
-    def _bound(self) -> str:
+    def _set_exit_deadline(self) -> str:
         """Set the time limit of a stop request, once an iteration and a save have been timed. Return it as a phrase."""
         if not self._longest_iteration or not self.longest_save:
             return ""
-        iteration = max(self._longest_iteration, time.monotonic() - self._agreed_at)
-        self._leave_after = 10.0 + 3.0 * (iteration + self.longest_save)
-        return f", or exiting without a checkpoint after {self._leave_after:.0f} s"
+        iteration = max(self._longest_iteration, time.monotonic() - self._iteration_end)
+        self._exit_after = 10.0 + 3.0 * (iteration + self.longest_save)
+        return f", or exiting without a checkpoint after {self._exit_after:.0f} s"
 
     def _run(self) -> None:
         poller = select.poll()
@@ -172,38 +173,38 @@ class Watchdog:
     def _on_signal(self, number: int) -> None:
         name, shared = signal.Signals(number).name, launch_directory()
         if number == signal.SIGTERM and shared is not None and (shared / PEER_FAILED).exists():
-            self._leave(EXIT_PEER_FAILED)  # the launcher stops all processes because another one has failed
-        elif self._asked is None:
+            self._exit(EXIT_PEER_FAILED)  # the launcher stops all processes because another one has failed
+        elif self._requested_at is None:
             # The launcher forwards a stop request to every process. Only the main process reports it.
             forwarded = number == signal.SIGUSR1 and shared is not None and self.status.rank > 0
             process = f"process {self.status.rank} on {socket.gethostname()}"
-            self._ask_to_stop(None if forwarded else f"{process} received {name}")
-        elif time.monotonic() - self._asked > SIGNAL_DEBOUNCE_SECONDS:
-            self._leave(128 + number)
+            self._request_stop(None if forwarded else f"{process} received {name}")
+        elif time.monotonic() - self._requested_at > SIGNAL_DEBOUNCE_SECONDS:
+            self._exit(128 + number)
 
     def join_pending_save(self) -> None:
         """Wait up to 3 s for a running save before the process exits after a failure."""
         if self.saving is not None:
             self.saving.join(3.0)
 
-    def _leave(self, code: int) -> None:
+    def _exit(self, code: int) -> None:
         """Exit now, whatever the main thread does, after waiting briefly for a running save."""
         self.join_pending_save()
         os._exit(code)
 
     def _poll(self) -> None:
         self._check_time_limit()
-        limit = self._leave_after
-        if limit is not None and self._asked is not None and time.monotonic() - self._asked > limit:
+        limit = self._exit_after
+        if limit is not None and self._requested_at is not None and time.monotonic() - self._requested_at > limit:
             warn_user(
                 f"no checkpoint within {limit:.0f} s of the stop request: exiting. Earlier checkpoints are valid."
             )
-            self._leave(EXIT_PREEMPTED if launch_directory() is None else EXIT_PEER_FAILED)
+            self._exit(EXIT_PREEMPTED if launch_directory() is None else EXIT_PEER_FAILED)
         idle, allowed = self.send_progress()
         # A process that waits in a collective is not the cause. The waiting processes report the missing one first.
-        late = LATER if self.status.size > 1 else 0.0
+        late = SELF_REPORT_DELAY if self.status.size > 1 else 0.0
         if allowed is not None and self.status.collective_log.now() is None and idle > allowed + late:
-            self._report_standstill(allowed, idle)
+            self._report_stall(allowed, idle)
 
     def send_progress(self) -> tuple[float, float | None]:
         """Send progress to the launcher. Return the seconds without progress, and the seconds allowed."""
@@ -211,19 +212,17 @@ class Watchdog:
         saving = save is not None and save.is_alive()
         written = written_bytes(save.native_id) if save is not None and saving else 0
         done = status.progress, status.collective_log.completed, written
-        idle, allowed = self._idle.look(done), self._allowed(saving)
+        idle, allowed = self._idle.update(done), self._allowed(saving)
         waiting = status.collective_log.now()
-        compiling = waiting is None and self.status.phase == COMPILE
-        directory = "" if self._directory is None else str(self._directory.parent.parent)
         self._pipe.send(
             progress=done,
             allowed=allowed,
             rank=status.rank,
-            phase=self.status.phase,
+            phase=status.phase,
             update=status.update,
             waits_in="" if waiting is None else waiting.name,
-            compiling=compiling,
-            run=directory,
+            compiling=waiting is None and status.phase == COMPILE,
+            run="" if self._directory is None else str(self._directory.parent.parent),
         )
         return idle, allowed
 
@@ -236,7 +235,7 @@ class Watchdog:
             return max(COMPILE_TIMEOUT, self.timeout)
         return SAVE_FACTOR * self.timeout if saving else self.timeout
 
-    def _report_standstill(self, allowed: float, idle: float) -> None:
+    def _report_stall(self, allowed: float, idle: float) -> None:
         """Report the stacks of all threads and exit."""
         frames, me = sys._current_frames(), threading.get_ident()
         stacks = [
@@ -257,35 +256,33 @@ class Watchdog:
             in_time(lambda: warn_user(message))
         if (directory := self._directory) is not None:
             in_time(lambda: write_report(directory.parent.parent, message))
-        self._leave(1)
+        self._exit(1)
 
-    def _beat_and_look(self) -> None:
+    def _run_heartbeats(self) -> None:
         """Write heartbeats to the run directory, and check there for missing processes."""
-        while not self._over.wait(self._tick):
+        while not self._finished.wait(self._tick):
             directory = self._directory
             if directory is None or self.status.size == 1:
                 continue
             me = self._sample()
             heartbeat.write(directory, me)
-            self._share_request(directory)
-            if me.wait_seconds is not None and me.wait_seconds > PATIENCE / 2:
+            self._share_stop_request(directory)
+            if me.wait_seconds is not None and me.wait_seconds > HANG_REPORT_SECONDS / 2:
                 self._report_hang(directory, me)
 
-    def _share_request(self, directory: Path) -> None:
+    def _share_stop_request(self, directory: Path) -> None:
         """Share a stop request with all processes before their next collective, which may be minutes away."""
         flag = directory / "stop"
-        try:
-            if self._asked is not None and not self._shared_request:
-                self._shared_request = True
+        with suppress(OSError):
+            if self._requested_at is not None and not self._stop_request_shared:
+                self._stop_request_shared = True
                 flag.touch()
-            elif self._asked is None and flag.exists():
-                self._shared_request = True
-                self._ask_to_stop(None)
-        except OSError:
-            return
+            elif self._requested_at is None and flag.exists():
+                self._stop_request_shared = True
+                self._request_stop(None)
 
     def _sample(self) -> Heartbeat:
-        self._beat += 1
+        self._sequence += 1
         status, log = self.status, self.status.collective_log
         waiting = log.now()
         frames, save, now = sys._current_frames(), self.saving, time.monotonic()
@@ -297,7 +294,7 @@ class Watchdog:
             process=status.rank,
             host=socket.gethostname(),
             pid=os.getpid(),
-            sequence=self._beat,
+            sequence=self._sequence,
             phase=self.status.phase,
             update=status.update,
             collective=log.begun if waiting is None else waiting.number,
@@ -314,37 +311,37 @@ class Watchdog:
     def _report_hang(self, directory: Path, me: Heartbeat) -> None:
         """Report the missing processes once; at the timeout, report again and abort the run."""
         now = heartbeat.read(directory)
-        if not self._earlier:
-            self._earlier, self._earlier_at = now, time.monotonic()
+        if not self._previous:
+            self._previous, self._previous_at = now, time.monotonic()
         waits = me.wait_seconds or 0.0
         # While any process compiles, the others wait longer than usual without a hang.
         compiling = any(p.phase == COMPILE and p.wait_seconds is None for p in now.values())
         over = waits > (COMPILE_TIMEOUT if compiling else self.timeout)
-        if waits < PATIENCE or (time.monotonic() - self._earlier_at < 2.0 * self._tick and not over):
+        if waits < HANG_REPORT_SECONDS or (time.monotonic() - self._previous_at < 2.0 * self._tick and not over):
             return  # too early to tell which heartbeats are stale
         if me.collective != self._reported or over:
-            report = heartbeat.describe_hang(self._earlier, now, self.status.size, me)
-            stale = heartbeat.stale_processes(self._earlier, now)
+            report = heartbeat.describe_hang(self._previous, now, self.status.size, me)
+            stale = heartbeat.stale_processes(self._previous, now)
             waiting = (p.process for p in now.values() if p.wait_seconds is not None and p.process not in stale)
             first = min(waiting, default=me.process)
             if first == me.process and me.collective != self._reported:
                 warn_user(report)
             self._reported = me.collective
             if over:
-                self._end(directory, report, first == me.process)
-        self._earlier, self._earlier_at = now, time.monotonic()
+                self._abort(directory, report, first == me.process)
+        self._previous, self._previous_at = now, time.monotonic()
 
-    def _end(self, directory: Path, report: str, writes: bool) -> None:
+    def _abort(self, directory: Path, report: str, is_writer: bool) -> None:
         message = (
             f"{report}\nCollective timed out after {self.timeout:.0f} s (run.collective_timeout). Aborting the run."
         )
         path = directory.parent.parent / "hang.txt"
         # One process writes the report. The others exit after it, because the launcher ends all after the first exit.
         now = time.time()
-        while not writes and not written_since(path, now - self.timeout):
+        while not is_writer and not written_since(path, now - self.timeout):
             time.sleep(0.1)
-            writes = time.time() > now + 3.0
-        if writes:
+            is_writer = time.time() > now + 3.0
+        if is_writer:
             try:
                 path.write_text(f"{message}\n\n{_flight_records()}\n")
                 message += f"\nThis report is in {path}."
@@ -352,11 +349,7 @@ class Watchdog:
                 message += f"\n(The report could not be written: {error}.)"
             warn_user(message)
         record_failure(CollectiveTimeoutError(message))
-        self._leave(1)
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing. The watchdog reads signal numbers from a pipe, even while this thread cannot run Python code."""
+        self._exit(1)
 
 
 def _flight_records() -> str:

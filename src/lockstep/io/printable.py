@@ -26,15 +26,13 @@ def printable(text: str, newlines: bool = True) -> str:
     """
     if text.isprintable() or (newlines and _PLAIN.fullmatch(text)):
         return text
-    return "".join(
-        letter if letter.isprintable() or (newlines and letter in "\n\t") else _escaped(letter) for letter in text
-    )
+    return "".join(char if char.isprintable() or (newlines and char in "\n\t") else _escaped(char) for char in text)
 
 
-def _escaped(letter: str) -> str:
-    if unicodedata.category(letter) == "Zs":  # spaces such as U+3000, used in Chinese text
-        return letter
-    code = ord(letter)
+def _escaped(char: str) -> str:
+    if unicodedata.category(char) == "Zs":  # spaces such as U+3000, used in Chinese text
+        return char
+    code = ord(char)
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
@@ -62,20 +60,20 @@ def make_errors_printable() -> None:
         logging.lastResort.setFormatter(_Formatter())
 
 
-def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    write_text(sys.stderr, "".join(traceback.format_exception(kind, error, trace)))
+def _print_error(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    write_text(sys.stderr, "".join(traceback.format_exception(error_type, error, trace)))
 
 
-def _print_thread_error(arguments: threading.ExceptHookArgs) -> None:
-    if arguments.exc_type is not SystemExit and arguments.exc_value is not None:
-        _print_error(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+def _print_thread_error(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit and args.exc_value is not None:
+        _print_error(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 _plain_warning = warnings.formatwarning
 
 
-def _format_warning(*arguments: Any, **more: Any) -> str:
-    return printable(_plain_warning(*arguments, **more))
+def _format_warning(*args: Any, **kwargs: Any) -> str:
+    return printable(_plain_warning(*args, **kwargs))
 
 
 class _Formatter(logging.Formatter):

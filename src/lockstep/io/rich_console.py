@@ -33,8 +33,7 @@ class PrintableConsole(RichConsole):
 
     def status(self, status: RenderableType, **settings: Any) -> Status:
         """Create a spinner with plain text; rich would interpret markup in a string."""
-        spinner = _Status(_as_text(status), console=self, **settings)
-        return spinner
+        return _Status(_as_text(status), console=self, **settings)
 
 
 class _Status(Status):

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import stat
+from collections import Counter
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -110,13 +111,8 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _repeated(names: list[str]) -> str:
-    """Return the first duplicate name, in one pass because there may be a million names."""
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return ""
+    """Return a duplicate name, in one pass because there may be a million names."""
+    return next(name for name, count in Counter(names).items() if count > 1)
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
@@ -152,5 +148,5 @@ def _measure(node: Any, depth: int, parts: list[int]) -> None:
             raise ValueError(f"the key {_repeated(names)[:100]!r} is duplicated")
     if node.id != "scalar":
         for part in node.value:
-            for each in part if isinstance(part, tuple) else (part,):
-                _measure(each, depth - 1, parts)
+            for child in part if isinstance(part, tuple) else (part,):
+                _measure(child, depth - 1, parts)

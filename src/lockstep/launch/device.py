@@ -16,18 +16,18 @@ from lockstep.config import ConfigError, RunConfig
 from lockstep.launch.world import WorldInfo
 
 
-def device_type(wanted: str) -> str:
+def device_type(requested: str) -> str:
     """Resolve `run.device` to a device type on this machine. Detects GPUs without initializing CUDA."""
-    if wanted != "auto":
-        return wanted
+    if requested != "auto":
+        return requested
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
+def require_gpus(requested: str, processes: int, share_gpu: bool) -> None:
     """Refuse more processes than this machine has GPUs, before any of them starts."""
-    if device_type(wanted) != "cuda":
+    if device_type(requested) != "cuda":
         return
     visible = torch.cuda.device_count()
     if not visible:
@@ -41,9 +41,9 @@ def require_gpus(wanted: str, processes: int, share_gpu: bool) -> None:
         )
 
 
-def gpu_sharing(wanted: str, processes: int) -> str:
+def gpu_sharing(requested: str, processes: int) -> str:
     """Return a message if processes have to share GPUs; empty if each has its own GPU, or none uses one."""
-    if device_type(wanted) != "cuda" or processes <= (visible := torch.cuda.device_count()):
+    if device_type(requested) != "cuda" or processes <= (visible := torch.cuda.device_count()):
         return ""
     return f"{processes} processes share {visible} visible GPU{'s' * (visible > 1)}: reductions go over gloo, not NCCL."
 
@@ -60,26 +60,26 @@ def _no_gpu() -> ConfigError:
     return ConfigError(problem, f"{fix}, or use --run.device cpu (with eval and play, --device cpu).")
 
 
-def choose_device(wanted: str, place: WorldInfo, share_gpu: bool = False) -> torch.device:
+def choose_device(requested: str, world: WorldInfo, share_gpu: bool = False) -> torch.device:
     """Choose the device of this process: its own GPU if there are CUDA GPUs, else MPS or the CPU."""
-    wanted = device_type(wanted)
-    if wanted == "cuda":
+    requested = device_type(requested)
+    if requested == "cuda":
         if not torch.cuda.is_available():
             raise _no_gpu()
         # A scheduler may make one GPU visible to each process, as `srun --gpus-per-task=1` does. `share_gpus` checks
         # later, when the processes have joined the store, whether two of them see the same GPU.
         if torch.cuda.device_count() > 1:
-            require_gpus(wanted, place.local_size, share_gpu)
-        index = place.local_rank % torch.cuda.device_count()
+            require_gpus(requested, world.local_size, share_gpu)
+        index = world.local_rank % torch.cuda.device_count()
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
-    if wanted == "mps" and place.size > 1:
+    if requested == "mps" and world.size > 1:
         logging.getLogger("lockstep").warning(
-            "%d processes share one MPS device: nothing is gained over --procs 1.", place.size
+            "%d processes share one MPS device: nothing is gained over --procs 1.", world.size
         )
-    if wanted not in ("cpu", "mps"):
-        raise ConfigError(f"--run.device is {wanted!r}.", "Use auto, cpu, cuda or mps.")
-    return torch.device(wanted)
+    if requested not in ("cpu", "mps"):
+        raise ConfigError(f"--run.device is {requested!r}.", "Use auto, cpu, cuda or mps.")
+    return torch.device(requested)
 
 
 def device_notes(device: torch.device, algorithm: Algorithm, config: Any) -> list[str]:
@@ -108,17 +108,17 @@ def choose_backend(device: torch.device, shared: bool) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() and not shared else "gloo"
 
 
-def share_gpus(store: dist.Store, place: WorldInfo, device: torch.device, allowed: bool) -> bool:
+def share_gpus(store: dist.Store, world: WorldInfo, device: torch.device, allowed: bool) -> bool:
     """Return whether any ranks share a GPU, on every process. Raise ConfigError if that is not allowed.
 
     Only the main process compares all ranks, so the number of store requests is linear in the number of processes.
     """
     uuid = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
     identity = f"{socket.gethostname()} {uuid}" if uuid else ""
-    store.set(f"device/{place.rank}", identity)
-    if place.rank == 0:
+    store.set(f"device/{world.rank}", identity)
+    if world.rank == 0:
         ranks: dict[str, list[int]] = {}
-        for rank in range(place.size):
+        for rank in range(world.size):
             ranks.setdefault(store.get(f"device/{rank}").decode(), []).append(rank)
         store.set("devices", json.dumps([found for gpu, found in ranks.items() if gpu and len(found) > 1]))
     shared: list[list[int]] = json.loads(store.get("devices"))
@@ -130,7 +130,7 @@ def share_gpus(store: dist.Store, place: WorldInfo, device: torch.device, allowe
     return bool(shared)
 
 
-def configure_torch(run: RunConfig, place: WorldInfo) -> None:
+def configure_torch(run: RunConfig, world: WorldInfo) -> None:
     """Configure threads, memory and determinism of torch."""
     disable_malloc_trim()
     # Sums depend on the number of threads, so exact mode always uses one.
@@ -145,7 +145,7 @@ def configure_torch(run: RunConfig, place: WorldInfo) -> None:
     # By default torch allows TF32 in convolutions, but not in matrix products. Here both follow run.tf32.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = run.tf32
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_per_process(place.local_size))
+        torch.set_num_threads(threads_per_process(world.local_size))
 
 
 def disable_malloc_trim() -> None:

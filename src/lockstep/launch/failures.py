@@ -23,7 +23,7 @@ def record_failure(error: BaseException) -> None:
         ErrorHandler().record_exception(error)
 
 
-_LOWER = (
+_MEMORY_ADVICE = (
     "Lower algo.batch_size (memory of backward), or task.num_envs or algo.rollout_steps (memory of a rollout), or use "
     "--run.precision bf16. `lockstep plan RECIPE` estimates the memory of a setting."
 )
@@ -33,14 +33,14 @@ _OUT_OF_MEMORY = (
 )
 
 
-def to_user_error(error: Exception, place: WorldInfo) -> Exception:
+def to_user_error(error: Exception, world: WorldInfo) -> Exception:
     """Convert errors with a known fix to ConfigError: out of memory, or a port in use. Return others unchanged."""
     first = (str(error).splitlines() or [""])[0]
-    process = f"process {place.rank} of {place.size}"
+    process = f"process {world.rank} of {world.size}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in first:
-        return ConfigError(f"{process} ran out of memory: {first}", _LOWER)
-    taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-    if taken or "EADDRINUSE" in str(error):
+        return ConfigError(f"{process} ran out of memory: {first}", _MEMORY_ADVICE)
+    port_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+    if port_in_use or "EADDRINUSE" in str(error):
         return ConfigError(
             f"{process} cannot listen on port {os.environ.get('MASTER_PORT', '?')}: another program uses it.",
             "With torchrun, use --standalone or another --master-port. `lockstep train --procs N` finds a free port.",
@@ -53,26 +53,25 @@ _COLLATERAL = ("onnection closed by peer", "onnection reset by peer", "roken pip
 
 
 def summarize_failures(
-    failures: Mapping[int, Any], size: int, shared: Path | None = None, dismissed: Collection[int] = ()
+    failures: Mapping[int, Any], size: int, shared: Path | None = None, killed_by_launcher: Collection[int] = ()
 ) -> tuple[str, bool]:
     """Report which process failed first and why, and whether the machine is the cause, so that a restart may succeed.
 
-    `shared` is the directory with the stacks of crashed processes. `dismissed` are the pids that the launcher itself
-    killed because another process had failed.
+    `shared` is the directory with the stacks of crashed processes. `killed_by_launcher` are the pids that
+    the launcher itself killed because another process had failed.
     """
     # Exit codes of processes that the launcher stopped say nothing. Errors that they recorded before do.
     stopped = {
         rank
         for rank, failure in failures.items()
-        if failure.exitcode in (EXIT_PEER_FAILED, -signal.SIGTERM) or failure.pid in dismissed
+        if failure.exitcode in (EXIT_PEER_FAILED, -signal.SIGTERM) or failure.pid in killed_by_launcher
     }
     recorded = {rank for rank, failure in failures.items() if _record(failure)}
     killed = {r: f for r, f in failures.items() if f.exitcode < 0 and r not in stopped | recorded}
     independent = {
         rank: failure
         for rank, failure in failures.items()
-        if (rank in recorded or rank not in stopped)
-        and not any(phrase in str(failure.message) for phrase in _COLLATERAL)
+        if (rank in recorded or rank not in stopped) and not any(part in str(failure.message) for part in _COLLATERAL)
     }
     # The first cause is the earliest kill, else the earliest failure that no other process caused.
     rank, failure = min((killed or independent or failures).items(), key=lambda item: (item[1].timestamp, item[0]))
@@ -87,8 +86,9 @@ def summarize_failures(
         if name == "SIGABRT" and shared and _aborted_by_nccl(shared, rank):
             return f"{process}: NCCL ended it because a collective failed or timed out (SIGABRT).{_NCCL}\n{stack}", True
         hint = _ABORT if name == "SIGABRT" else ""
-        phase = _phase(shared / PHASE_FILE.format(rank)) if shared else ""
-        return f"{process}: it crashed in native code ({name}){phase}, at (innermost first):\n{stack}{hint}", False
+        phase = _read(shared / PHASE_FILE.format(rank)).strip() if shared else ""
+        where = f" in phase {phase}" if phase else ""
+        return f"{process}: it crashed in native code ({name}){where}, at (innermost first):\n{stack}{hint}", False
     if not details:
         return f"{process}, with exit code {failure.exitcode}.", failure.exitcode == EXIT_PEER_FAILED
     kind, _, message = str(details["message"]).partition(": ")
@@ -117,11 +117,9 @@ def _aborted_by_nccl(shared: Path, rank: int) -> bool:
     The watchdog is a native thread, so the fault handler reports no current Python thread. gloo also aborts from a
     native thread, but then the main thread waits in one of its collectives.
     """
-    backend, crash = shared / BACKEND_FILE.format(rank), shared / CRASH_FILE.format(rank)
-    if not backend.exists() or "nccl" not in backend.read_text(errors="replace"):
-        return False
-    text = crash.read_text(errors="replace")
-    return "Current thread" not in text and f"distributed{os.sep}collectives.py" not in text
+    backend, crash = _read(shared / BACKEND_FILE.format(rank)), _read(shared / CRASH_FILE.format(rank))
+    in_collective = f"distributed{os.sep}collectives.py" in crash
+    return "nccl" in backend and "Current thread" not in crash and not in_collective
 
 
 _ABORT = """
@@ -129,15 +127,14 @@ gloo aborts a process if the processes call different collectives. If the line a
 branch around it that only some processes take, and synchronize the condition first."""
 
 
-def _phase(path: Path) -> str:
-    """Format the phase in which a process ended; empty if unknown."""
-    name = path.read_text(errors="replace").strip() if path.exists() else ""
-    return f" in phase {name}" if name else ""
+def _read(path: Path) -> str:
+    """Read a file that a worker may have written; empty if it does not exist."""
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def crash_stack(path: Path) -> list[str]:
     """Return the longest Python stack in a fault handler report, innermost frame first."""
-    threads = path.read_text(errors="replace").split("\n\n") if path.exists() else []
+    threads = _read(path).split("\n\n")
     stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
     longest: list[str] = max(stacks, key=len, default=[])
     while longest and is_internal_frame(longest[0]):

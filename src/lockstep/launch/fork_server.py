@@ -97,22 +97,25 @@ class ForkServer:
             return self.problem
 
     def start(
-        self, words: Sequence[str], environment: Mapping[str, str], output: Sequence[int], progress: int
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: Sequence[int], progress: int
     ) -> ForkedProcess:
-        """Fork a worker that runs `lockstep WORDS`.
+        """Fork a worker that runs `lockstep ARGUMENTS`.
 
         `output`: descriptors for its standard output and error; empty to share those of the launcher. `progress`: the
         descriptor to which it writes its progress.
         """
-        request = {"words": list(words), "environment": dict(environment), "directory": os.getcwd()}
+        request = {"words": list(arguments), "environment": dict(environment), "directory": os.getcwd()}
         with self._lock:
-            message = self._ask(request, [progress, *output])
-            if message is None:
-                # The server was killed. Report a killed worker, so that the launcher restarts all workers.
-                self._note_killed()
-                return ForkedProcess(self, 0, -signal.SIGKILL)
-            process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
-            return process
+            with suppress(ConnectionError):
+                _send(self.channel, request, [progress, *output])
+                while (message := _receive(self.channel)[0]) is not None:
+                    if "pid" in message:
+                        process = self._processes[message["pid"]] = ForkedProcess(self, message["pid"])
+                        return process
+                    self._note_exit(message)
+            # The server was killed. Report a killed worker, so that the launcher restarts all workers.
+            self._note_killed()
+            return ForkedProcess(self, 0, -signal.SIGKILL)
 
     def read_exits(self) -> None:
         """Read which workers have exited."""
@@ -123,16 +126,6 @@ class ForkServer:
                     self._note_killed()
                 else:
                     self._note_exit(message)
-
-    def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> dict[str, Any] | None:
-        """Send a request for a worker and return the server's answer; None if the server was killed."""
-        with suppress(ConnectionError):
-            _send(self.channel, request, descriptors)
-            while (message := _receive(self.channel)[0]) is not None:
-                if "pid" in message:
-                    return message
-                self._note_exit(message)
-        return None
 
     def _note_killed(self) -> None:
         """Mark all workers as killed, because the kernel kills them with their server."""
@@ -167,19 +160,19 @@ def fork_here(imports: Callable[[], None]) -> list[str] | None:
     global _server
     if why_unsafe():
         return None  # `obtain` starts a separate server, which reports the reason if it applies there, too
-    ours, theirs = socket.socketpair()
+    launcher_end, server_end = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     launcher, pid = os.getpid(), os.fork()
     if pid:
-        theirs.close()
-        _server = ForkServer(ours, pid, read_at_import(os.environ))
+        server_end.close()
+        _server = ForkServer(launcher_end, pid, read_at_import(os.environ))
         return None
-    ours.close()
+    launcher_end.close()
     die_with_parent()
     if os.getppid() != launcher:
         os._exit(0)
-    return serve(theirs, imports)
+    return serve(server_end, imports)
 
 
 def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
@@ -192,30 +185,30 @@ def obtain(environment: Mapping[str, str]) -> "ForkServer | str":
         return ""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
         return "this system is not Linux 5.3 or newer"
-    wanted = read_at_import(environment)
+    at_import = read_at_import(environment)
     if _server is not None:
         _server.read_exits()
-    if _server is None or _server.environment != wanted or _server.problem == KILLED:
+    if _server is None or _server.environment != at_import or _server.problem == KILLED:
         if _server is not None:
             _server.close()
-        _server = _spawn(environment, wanted)
+        _server = _spawn(environment, at_import)
     problem = _server.wait_until_ready()
     return problem or _server
 
 
-def _spawn(environment: Mapping[str, str], wanted: dict[str, str]) -> ForkServer:
+def _spawn(environment: Mapping[str, str], at_import: dict[str, str]) -> ForkServer:
     """Start a server as a separate process, for a launcher that has threads or other state."""
-    ours, theirs = socket.socketpair()
-    with theirs:
+    launcher_end, server_end = socket.socketpair()
+    with server_end:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "lockstep", "--fork-server", str(theirs.fileno())],
+            [sys.executable, "-P", "-m", "lockstep", "--fork-server", str(server_end.fileno())],
             env={name: value for name, value in environment.items() if name not in WORKER_VARIABLES},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[server_end.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
     process.returncode = 0  # it exits when the launcher's end of the socket closes; Popen must not wait for it
-    return ForkServer(ours, process.pid, wanted)
+    return ForkServer(launcher_end, process.pid, at_import)
 
 
 def why_unsafe() -> str:
@@ -291,9 +284,9 @@ def serve(channel: socket.socket, imports: Callable[[], None]) -> list[str]:
 
 
 def _report_exit(channel: socket.socket, pid: int) -> None:
-    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert ended is not None
-    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
     _answer(channel, {"ended": pid, "code": code})
 
 
@@ -311,9 +304,9 @@ def _become_worker(request: dict[str, Any], descriptors: list[int], server: int)
         os._exit(0)
     progress, *output = descriptors
     threads_at_import = os.environ.get("OMP_NUM_THREADS")
-    for target, given in zip((1, 2), output, strict=False):
-        os.dup2(given, target)
-        os.close(given)
+    for target, descriptor in zip((1, 2), output, strict=False):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
     os.environ[ENV_PROGRESS_FD] = str(progress)

@@ -14,26 +14,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.launch.process_lifetime import STACKS, STACKS_FILE
-from lockstep.launch.progress import Watched
+from lockstep.launch.progress import WorkerProgress
 from lockstep.launch.stack_traces import is_internal_frame
 
 _LINES = 12
 
 
-def report(workers: Mapping[int, Watched], pids: Mapping[int, int], overdue: list[int], shared: Path) -> str:
+def report(workers: Mapping[int, WorkerProgress], pids: Mapping[int, int], overdue: list[int], shared: Path) -> str:
     """Describe all workers, with phase and stacks, those that do not wait in a collective first."""
-    ranks = {local: int(workers[local].told.get("rank", local)) for local in pids}
+    ranks = {local: int(workers[local].message.get("rank", local)) for local in pids}
     stacks = collect_stacks({ranks[local]: pid for local, pid in pids.items()}, shared)
     lines = []
-    for local in sorted(pids, key=lambda local: (bool(workers[local].told.get("waits_in")), local)):
-        told = workers[local].told
+    for local in sorted(pids, key=lambda local: (bool(workers[local].message.get("waits_in")), local)):
+        message = workers[local].message
         process = f"process {ranks[local]} on {socket.gethostname()} (pid {pids[local]})"
-        doing = f"waits in collective '{told['waits_in']}'" if told.get("waits_in") else "made no progress"
-        where = f"in phase {told.get('phase', '?')} (update {told.get('update', '?')})"
+        doing = f"waits in collective '{message['waits_in']}'" if message.get("waits_in") else "made no progress"
+        where = f"in phase {message.get('phase', '?')} (update {message.get('update', '?')})"
         state = "" if local in overdue else "; within its limit"
         lines.append(f"{process} {doing} for {workers[local].idle.seconds:.0f} s {where}{state}, at:")
         lines += stacks.get(ranks[local]) or ["    (it wrote no stack: it is stopped, or waits for a disk or a device)"]
-    limit = workers[overdue[0]].told.get("allowed", 0.0)
+    limit = workers[overdue[0]].message.get("allowed", 0.0)
     lines.append(f"The limit is {limit:.0f} s (see run.collective_timeout), so the launcher ends all processes.")
     return "\n".join(lines)
 
@@ -89,9 +89,9 @@ def write_report(run: Path, message: str) -> None:
         (run / "hang.txt").write_text(message + "\n")
 
 
-def written_since(path: Path, moment: float) -> bool:
+def written_since(path: Path, since: float) -> bool:
     """Return whether a file was written after a time. An earlier attempt may have left one, too."""
     try:
-        return path.stat().st_mtime > moment
+        return path.stat().st_mtime > since
     except OSError:
         return False

@@ -24,18 +24,18 @@ def share_compilation() -> None:
     from numba.core import dispatcher
     from numba.core.compiler_lock import global_compiler_lock
 
-    kind: Any = dispatcher.Dispatcher
-    compile_alone = kind.compile
-    if hasattr(compile_alone, "shared"):
+    dispatcher_class: Any = dispatcher.Dispatcher
+    compile_unlocked = dispatcher_class.compile
+    if hasattr(compile_unlocked, "shared"):
         return
 
     def compile_once(self: Any, signature: Any) -> Any:
         # Acquire numba's own lock first: nested compilations use the same order, which avoids deadlocks.
         with global_compiler_lock, _lock(not _is_cached(self)):
-            return compile_alone(self, signature)
+            return compile_unlocked(self, signature)
 
     compile_once.shared = True  # type: ignore[attr-defined]
-    kind.compile = compile_once
+    dispatcher_class.compile = compile_once
 
 
 def is_compiling_kernel() -> bool:
@@ -57,10 +57,10 @@ def _is_cached(kernel: Any) -> bool:
 
 
 @contextmanager
-def _lock(wanted: bool) -> Iterator[None]:
+def _lock(needed: bool) -> Iterator[None]:
     global _depth
     shared = launch_directory()
-    if not wanted or _depth or shared is None:
+    if not needed or _depth or shared is None:
         yield
         return
     descriptor = os.open(shared / "compiling", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server import local_elastic_agent
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from lockstep.config import ConfigError
 from lockstep.io.temporary_directory import temporary_directory
@@ -34,9 +36,9 @@ from lockstep.launch.failures import summarize_failures
 from lockstep.launch.hang_report import in_time, kill_group, report, write_report
 from lockstep.launch.local_rendezvous import LocalRendezvous
 from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
-from lockstep.launch.progress import Watched, overdue_workers
+from lockstep.launch.progress import WorkerProgress, overdue_workers
 from lockstep.launch.rendezvous import HostConfig, LaunchConfig, multi_host, single_host
-from lockstep.launch.worker_processes import UNKILLABLE, start_workers
+from lockstep.launch.worker_processes import KILL_TIMEOUT, start_workers
 from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
 
 INTERRUPTED = 130
@@ -56,7 +58,7 @@ class LaunchResult:
 
 def launch(
     arguments: Sequence[str],
-    fleet: LaunchConfig,
+    config: LaunchConfig,
     environment: Mapping[str, str] | None = None,
     quiet: bool = False,
     poll: Callable[[], None] | None = None,
@@ -68,7 +70,7 @@ def launch(
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     with temporary_directory() as shared:
         (shared / LAUNCHER).write_text(str(os.getpid()))
-        host = single_host() if fleet.endpoint is None else multi_host(fleet.endpoint)
+        host = single_host() if config.endpoint is None else multi_host(config.endpoint)
         for warning in host.warnings:
             warn_user(warning)
         settings = {
@@ -77,13 +79,13 @@ def launch(
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             # Record the latest collectives, for hang reports.
             "TORCH_FR_BUFFER_SIZE": os.environ.get("TORCH_FR_BUFFER_SIZE", "200"),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(fleet.processes))),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_process(config.processes))),
             ENV_LAUNCH_DIR: str(shared),
             **host.environment,
             **(environment or {}),
         }
         with _environment(settings):
-            return _Launch(arguments, fleet, host, shared, quiet, poll).run()
+            return _Launch(arguments, config, host, shared, quiet, poll).run()
 
 
 def launch_captured(arguments: Sequence[str], processes: int, environment: Mapping[str, str] | None = None) -> str:
@@ -103,24 +105,24 @@ class _Launch:
     def __init__(
         self,
         arguments: Sequence[str],
-        fleet: LaunchConfig,
+        config: LaunchConfig,
         host: HostConfig,
         shared: Path,
         quiet: bool,
         poll: Callable[[], None] | None,
     ) -> None:
-        self.shared, self.patient, self.poll = shared, not quiet, poll
+        self.shared, self.graceful, self.poll = shared, not quiet, poll
         # Block stop signals from the moment other hosts can connect until `run` handles them.
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
-            self.agent = _make_agent(arguments, fleet, host, shared, quiet)
+            self.agent = _make_agent(arguments, config, host, shared, quiet)
         except BaseException:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             raise
         self._result: RunResult | None = None
         self._error: BaseException | None = None
-        self._asked: float | None = None
-        self._at_once = self._unborn = False
+        self._stop_requested: float | None = None
+        self._kill_requested = self._not_started = False
 
     def run(self) -> LaunchResult:
         before = {}
@@ -131,7 +133,7 @@ class _Launch:
         thread = threading.Thread(target=self._work, name="agent", daemon=True)
         try:
             thread.start()
-            while thread.is_alive() and not self._unborn:
+            while thread.is_alive() and not self._not_started:
                 thread.join(0.5)
                 if self.poll is not None:
                     self.poll()
@@ -147,12 +149,14 @@ class _Launch:
     def _on_signal(self, number: int, _: object) -> None:
         """Forward the first stop signal to the processes. Kill them on a second one some seconds later."""
         now = time.monotonic()
-        if self._asked is None and self.patient:
-            self._asked = now
-            self._unborn = not self.agent.ask_to_stop()
-        elif not self._at_once and (self._asked is None or now - self._asked > SIGNAL_DEBOUNCE_SECONDS):
-            self._at_once = True
-            if self.patient:
+        if self._stop_requested is None and self.graceful:
+            self._stop_requested = now
+            self._not_started = not self.agent.ask_to_stop()
+        elif not self._kill_requested and (
+            self._stop_requested is None or now - self._stop_requested > SIGNAL_DEBOUNCE_SECONDS
+        ):
+            self._kill_requested = True
+            if self.graceful:
                 warn_user(f"{signal.Signals(number).name} again: exiting immediately. Saved checkpoints are valid.")
             self.agent.kill()
 
@@ -167,37 +171,36 @@ class _Launch:
             self.agent.close_rendezvous()
 
     def _outcome(self) -> LaunchResult:
-        if self._unborn:
+        if self._not_started:
             return LaunchResult(EXIT_PREEMPTED, "stop requested while no process was training.")
-        if self._at_once:
+        if self._kill_requested:
             return LaunchResult(INTERRUPTED, "ended immediately on request. Saved checkpoints are valid.")
-        if self._error is not None and self.agent.cause:
-            return LaunchResult(1, self.agent.cause)
         if self._error is not None:
-            return LaunchResult(1, f"the processes could not be started or could not connect: {self._error}")
+            failure = f"the processes could not be started or could not connect: {self._error}"
+            return LaunchResult(1, self.agent.cause or failure)
         if self._result is None or self._result.is_failed():
-            lost = self._asked is not None and self.agent.machine  # stopped on request, and can be resumed
-            return LaunchResult(EXIT_PREEMPTED if lost else 1, self.agent.cause or "the processes failed.")
+            resumable = self._stop_requested is not None and self.agent.restartable
+            return LaunchResult(EXIT_PREEMPTED if resumable else 1, self.agent.cause or "the processes failed.")
         outcome = self.shared / OUTCOME
-        kind, _, sentence = outcome.read_text().partition("\n") if outcome.exists() else ("", "", "")
+        kind, _, message = outcome.read_text().partition("\n") if outcome.exists() else ("", "", "")
         if kind == "superseded":
-            return LaunchResult(1, sentence)
+            return LaunchResult(1, message)
         return LaunchResult(EXIT_PREEMPTED if kind == "preempted" else 0)
 
 
 class _Agent(LocalElasticAgent):
     """torch's elastic agent with stop requests, progress deadlines and failure reports."""
 
-    def __init__(self, shared: Path, fleet: LaunchConfig, **settings: Any) -> None:
+    def __init__(self, shared: Path, config: LaunchConfig, **settings: Any) -> None:
         super().__init__(**settings)
-        self._shared, self._mark, self._fleet = shared, shared / PEER_FAILED, fleet
-        self.cause, self.machine = "", False
+        self._shared, self._peer_failed_file, self._config = shared, shared / PEER_FAILED, config
+        self.cause, self.restartable = "", False
         self._stopping = False
-        self._dismissed: set[int] = set()
+        self._killed: set[int] = set()
         """Pids that did not exit by themselves after another process had failed, and were killed."""
         self._warned = False
         self._hang = ""
-        self._watched: dict[int, Watched] = {}
+        self._progress: dict[int, WorkerProgress] = {}
         """Progress of the workers of this attempt, by local rank."""
 
     def ask_to_stop(self) -> bool:
@@ -223,14 +226,14 @@ class _Agent(LocalElasticAgent):
         return [handler.proc for handler in handlers.values()]
 
     def _start_workers(self, worker_group: WorkerGroup) -> Any:
-        self._mark.unlink(missing_ok=True)
-        self._watched, self._hang = {}, ""
-        starter = local_elastic_agent.start_processes
+        self._peer_failed_file.unlink(missing_ok=True)
+        self._progress, self._hang = {}, ""
+        start_processes = local_elastic_agent.start_processes
         local_elastic_agent.start_processes = partial(start_workers, self._fork_server())
         try:
             started = super()._start_workers(worker_group)
         finally:
-            local_elastic_agent.start_processes = starter
+            local_elastic_agent.start_processes = start_processes
         if self._stopping:  # the request arrived before the processes were started
             self.ask_to_stop()
         return started
@@ -251,42 +254,42 @@ class _Agent(LocalElasticAgent):
         super()._stop_workers(worker_group)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._hold_deadlines()
+        self._enforce_deadlines()
         if any(process.poll() for process in self._processes()):
             self._terminate_workers()  # before torch does so, which would wait half a minute for a stopped process
         result: RunResult = super()._monitor_workers(worker_group)
         if result.is_failed():
-            self._explain(result.failures, worker_group)
+            self._report_failure(result.failures, worker_group)
         return result
 
-    def _hold_deadlines(self) -> None:
+    def _enforce_deadlines(self) -> None:
         """Report and kill all workers if one of them exceeded its progress deadline."""
         workers = getattr(self._pcontext, "workers", {})
         alive = {rank: worker for rank, worker in workers.items() if worker.proc.poll() is None}
-        overdue = overdue_workers(self._watched, {rank: worker.progress for rank, worker in alive.items()})
+        overdue = overdue_workers(self._progress, {rank: worker.progress for rank, worker in alive.items()})
         if not overdue or self._hang:
             return
         pids = {rank: worker.proc.pid for rank, worker in alive.items()}
-        self._hang = report(self._watched, pids, overdue, self._shared)
-        run = next((watched.told.get("run") for watched in self._watched.values()), None)
+        self._hang = report(self._progress, pids, overdue, self._shared)
+        run = next((worker.message.get("run") for worker in self._progress.values()), None)
         if run:
             in_time(lambda: write_report(Path(run), self._hang))
         for pid in pids.values():
             kill_group(pid)
-        deadline = time.monotonic() + UNKILLABLE
-        while (left := [w for w in alive.values() if w.proc.poll() is None]) and time.monotonic() < deadline:
+        deadline = time.monotonic() + KILL_TIMEOUT
+        while (remaining := [w for w in alive.values() if w.proc.poll() is None]) and time.monotonic() < deadline:
             time.sleep(0.05)
-        if left:
+        if remaining:
             self._remaining_restarts = 0
-            numbers = ", ".join(str(worker.proc.pid) for worker in left)
+            numbers = ", ".join(str(worker.proc.pid) for worker in remaining)
             self._hang += f"\nSIGKILL does not end {numbers}: they wait for a disk or a device that does not respond."
-        if len(left) == len(alive):  # torch's agent would wait for them forever
-            self.cause, self.machine = self._hang, True
+        if len(remaining) == len(alive):  # torch's agent would wait for them forever
+            self.cause, self.restartable = self._hang, True
             raise RuntimeError(self._hang)
 
     def _terminate_workers(self) -> None:
         """Send SIGTERM to all processes, and SIGKILL to those that do not exit in time."""
-        self._mark.touch()
+        self._peer_failed_file.touch()
         alive = [process for process in self._processes() if process.poll() is None]
         for process in alive:
             with suppress(ProcessLookupError):
@@ -296,52 +299,45 @@ class _Agent(LocalElasticAgent):
             time.sleep(0.02)
         for process in alive:
             if process.poll() is None:
-                self._dismissed.add(process.pid)
+                self._killed.add(process.pid)
                 kill_group(process.pid)
 
-    def _explain(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
+    def _report_failure(self, failures: dict[int, Any], worker_group: WorkerGroup) -> None:
         """Report which process failed first and why, and whether all processes are restarted."""
         size = worker_group.workers[0].world_size
-        self.cause, self.machine = summarize_failures(failures, size, self._shared, self._dismissed)
+        self.cause, self.restartable = summarize_failures(failures, size, self._shared, self._killed)
         if self._hang:
-            self.cause, self.machine = self._hang, True
-        if not self.machine or self._stopping:
+            self.cause, self.restartable = self._hang, True
+        if not self.restartable or self._stopping:
             self._remaining_restarts = 0  # the error would occur again, or the user requested a stop
         if self._remaining_restarts:
-            left = f"{self._remaining_restarts} of {self._fleet.max_restarts} restarts left"
-            warn_user(f"{self.cause}\nStarting again from the last checkpoint ({left}).")
+            restarts = f"{self._remaining_restarts} of {self._config.max_restarts} restarts left"
+            warn_user(f"{self.cause}\nStarting again from the last checkpoint ({restarts}).")
 
 
-def _make_agent(arguments: Sequence[str], fleet: LaunchConfig, host: HostConfig, shared: Path, quiet: bool) -> _Agent:
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-
-    job = fleet.job or uuid.uuid4().hex
-    endpoint = fleet.endpoint
-    handler = LocalRendezvous(job) if endpoint is None else _multi_host_rendezvous(endpoint, fleet, host, job)
+def _make_agent(arguments: Sequence[str], config: LaunchConfig, host: HostConfig, shared: Path, quiet: bool) -> _Agent:
+    job = config.job or uuid.uuid4().hex
+    endpoint = config.endpoint
+    handler = LocalRendezvous(job) if endpoint is None else _multi_host_rendezvous(endpoint, config, host, job)
     spec = WorkerSpec(
         role="lockstep",
-        local_world_size=fleet.processes,
+        local_world_size=config.processes,
         entrypoint=sys.executable,
         args=tuple(arguments),
         rdzv_handler=handler,
-        max_restarts=fleet.max_restarts,
+        max_restarts=config.max_restarts,
         monitor_interval=0.1,
         local_addr=host.address,
     )
     logs = shared / "logs"
     logs.mkdir()
     output = DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL if quiet else Std.NONE)
-    return _Agent(shared, fleet, spec=spec, logs_specs=output, exit_barrier_timeout=60)
+    return _Agent(shared, config, spec=spec, logs_specs=output, exit_barrier_timeout=60)
 
 
-def _multi_host_rendezvous(endpoint: str, fleet: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
+def _multi_host_rendezvous(endpoint: str, config: LaunchConfig, host: HostConfig, job: str) -> RendezvousHandler:
     """Create the rendezvous of several hosts."""
-    from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
-    few, many = fleet.nodes
-    parameters = RendezvousParameters("c10d", endpoint, job, few, many, local_addr=host.address, **host.rendezvous)
+    parameters = RendezvousParameters("c10d", endpoint, job, *config.nodes, local_addr=host.address, **host.rendezvous)
     try:
         return get_rendezvous_handler(parameters)
     except RendezvousConnectionError:

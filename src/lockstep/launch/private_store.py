@@ -24,28 +24,28 @@ _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)
 """A packet filter program (BPF) of one instruction: return 0, which drops the packet."""
 
 
-def join_private_store(directory: Path, attempt: int, size: int, patience: timedelta) -> dist.Store:
-    """Open the store of one launcher's processes and wait for all of them. Raise DistStoreError after `patience`.
+def join_private_store(directory: Path, attempt: int, size: int, timeout: timedelta) -> dist.Store:
+    """Open the store of one launcher's processes and wait for all of them. Raise DistStoreError after `timeout`.
 
     Each attempt uses its own file, so that processes do not read addresses of an earlier attempt.
     """
     store = dist.FileStore(str(directory / f"store-{attempt}"), size)
-    store.set_timeout(patience)
+    store.set_timeout(timeout)
     if store.add("joined", 1) == size:
         store.set("complete", "")
-    if not wait_for(store, "complete", patience.total_seconds()):
+    if not wait_for(store, "complete", timeout.total_seconds()):
         raise dist.DistStoreError(f"only {store.add('joined', 0)} of {size} processes have joined")
     return store
 
 
 def wait_for(store: dist.Store, key: str, seconds: float) -> bool:
     """Wait until a key is set; return False after `seconds`. FileStore's own wait has a resolution of seconds."""
-    deadline, pause = time.monotonic() + seconds, 0.001
+    deadline, interval = time.monotonic() + seconds, 0.001
     while not store.check([key]):
         if time.monotonic() >= deadline:
             return False
-        time.sleep(pause)
-        pause = min(0.02, 2 * pause)
+        time.sleep(interval)
+        interval = min(0.02, 2 * interval)
     return True
 
 

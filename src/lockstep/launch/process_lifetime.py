@@ -47,9 +47,7 @@ def die_with_launcher() -> None:
     if started_by_a_launcher():
         die_with_parent()
     shared = launch_directory()
-    if shared is None:
-        return
-    if os.getppid() not in (launcher_pid(), _read_pid(shared / SERVER)):
+    if shared is not None and os.getppid() not in (launcher_pid(), _read_pid(shared / SERVER)):
         os._exit(EXIT_PEER_FAILED)
 
 

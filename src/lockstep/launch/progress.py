@@ -17,8 +17,8 @@ from lockstep.launch.process_lifetime import ENV_PROGRESS_FD
 
 GRACE = 10.0
 """Seconds after its deadline that a launcher waits for a worker to exit by itself, with its own report."""
-STEP = 2.0
-"""Maximum seconds counted between two calls of `look`. Time in which the observer itself was stopped does not count."""
+MAX_UPDATE_GAP = 2.0
+"""Maximum seconds counted between two updates. Time in which the observer itself was stopped does not count."""
 
 
 class IdleTime:
@@ -27,12 +27,12 @@ class IdleTime:
     def __init__(self) -> None:
         self.seconds = 0.0
         self._count: object = None
-        self._looked = time.monotonic()
+        self._updated = time.monotonic()
 
-    def look(self, count: object) -> float:
+    def update(self, count: object) -> float:
         now = time.monotonic()
-        self.seconds = 0.0 if count != self._count else self.seconds + min(now - self._looked, STEP)
-        self._count, self._looked = count, now
+        self.seconds = 0.0 if count != self._count else self.seconds + min(now - self._updated, MAX_UPDATE_GAP)
+        self._count, self._updated = count, now
         return self.seconds
 
 
@@ -47,8 +47,8 @@ class ProgressPipe:
     """A worker's end of the progress pipe. Sends nothing if the process was not started by our launcher."""
 
     def __init__(self) -> None:
-        given = os.environ.pop(ENV_PROGRESS_FD, "")  # child processes must not write to the pipe
-        self._descriptor = int(given) if given.isdigit() else -1
+        descriptor = os.environ.pop(ENV_PROGRESS_FD, "")  # child processes must not write to the pipe
+        self._descriptor = int(descriptor) if descriptor.isdigit() else -1
         if self._descriptor >= 0:
             os.set_inheritable(self._descriptor, False)
             os.set_blocking(self._descriptor, False)
@@ -61,10 +61,10 @@ class ProgressPipe:
 
 
 @dataclass
-class Watched:
-    """Latest progress message (`told`) and idle time of one worker, in the launcher."""
+class WorkerProgress:
+    """Latest progress message and idle time of one worker, in the launcher."""
 
-    told: dict[str, Any] = field(default_factory=dict)
+    message: dict[str, Any] = field(default_factory=dict)
     idle: IdleTime = field(default_factory=IdleTime)
     _rest: bytes = b""
 
@@ -75,19 +75,19 @@ class Watched:
                 self._rest += part
         *lines, self._rest = self._rest.split(b"\n")
         if lines:
-            self.told = json.loads(lines[-1])
-        self.idle.look(self.told.get("progress"))
+            self.message = json.loads(lines[-1])
+        self.idle.update(self.message.get("progress"))
 
     @property
     def overdue(self) -> bool:
         """Whether the worker exceeded its deadline and did not exit by itself."""
-        allowed = self.told.get("allowed")
+        allowed = self.message.get("allowed")
         return allowed is not None and self.idle.seconds > allowed + GRACE
 
 
-def overdue_workers(workers: dict[int, Watched], descriptors: Mapping[int, int]) -> list[int]:
+def overdue_workers(workers: dict[int, WorkerProgress], descriptors: Mapping[int, int]) -> list[int]:
     """Read the pipes of all running workers. Return the local ranks that are overdue; none while one compiles."""
     for rank, descriptor in descriptors.items():
-        workers.setdefault(rank, Watched()).read(descriptor)
-    compiling = any(watched.told.get("compiling") for watched in workers.values())
+        workers.setdefault(rank, WorkerProgress()).read(descriptor)
+    compiling = any(worker.message.get("compiling") for worker in workers.values())
     return [] if compiling else [rank for rank in descriptors if workers[rank].overdue]

@@ -34,9 +34,9 @@ class LaunchConfig:
 
 def parse_nodes(text: str) -> tuple[int, int]:
     """Parse a number of hosts: `2`, or `1:4` for any number from one to four."""
-    few, _, many = text.partition(":")
+    minimum, _, maximum = text.partition(":")
     try:
-        nodes = int(few), int(many or few)
+        nodes = int(minimum), int(maximum or minimum)
     except ValueError:
         nodes = 0, 0
     if not 1 <= nodes[0] <= nodes[1]:
@@ -91,7 +91,7 @@ def multi_host(endpoint: str) -> HostConfig:
             raise ConfigError(f"there is no route to {endpoint}: {error}.", "Check `ip route`.") from None
         address = str(probe.getsockname()[0])
     addresses = interfaces()
-    interface = next((name for name, its in addresses.items() if its == address), None)
+    interface = next((name for name, own_address in addresses.items() if own_address == address), None)
     environment = {}
     if interface:
         names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -123,33 +123,31 @@ def interfaces() -> dict[str, str]:
     return found
 
 
-def join_store(place: WorldInfo, timeout: float) -> dist.Store:
+def join_store(world: WorldInfo, timeout: float) -> dist.Store:
     """Join the store of a run within the timeout."""
     try:
-        return _open_store(place, timedelta(seconds=timeout))
+        return _open_store(world, timedelta(seconds=timeout))
     except (dist.DistStoreError, dist.DistNetworkError) as error:
         if "EADDRINUSE" in str(error):
             raise
-        process = f"process {place.rank} of {place.size}"
+        process = f"process {world.rank} of {world.size}"
         raise CollectiveTimeoutError(
             f"{process} waited {timeout:.0f} s (run.collective_timeout) for the others to start: {error}"
         ) from None
 
 
-def _open_store(place: WorldInfo, patience: timedelta) -> dist.Store:
+def _open_store(world: WorldInfo, timeout: timedelta) -> dist.Store:
     """Open the store of a run. On one host only that host can reach it, unless torchrun hosts the store."""
     directory = launch_directory()
-    if directory is not None and place.local_size == place.size:
-        return join_private_store(directory, place.restarts, place.size, patience)
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and place.local_size == place.size and not kept:
+    if directory is not None and world.local_size == world.size:
+        return join_private_store(directory, world.restarts, world.size, timeout)
+    uses_agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if os.environ.get("MASTER_ADDR") == "127.0.0.1" and world.local_size == world.size and not uses_agent_store:
         port = int(os.environ["MASTER_PORT"])
         # A socket of its own, because torch's store would listen on every interface.
-        listener = socket.create_server(("127.0.0.1", port), backlog=1024).detach() if place.rank == 0 else None
-        return dist.TCPStore(
-            "127.0.0.1", port, place.size, place.rank == 0, timeout=patience, master_listen_fd=listener
-        )
-    store, _, _ = next(dist.rendezvous("env://", place.rank, place.size, timeout=patience))
+        listener = socket.create_server(("127.0.0.1", port), backlog=1024).detach() if world.rank == 0 else None
+        return dist.TCPStore("127.0.0.1", port, world.size, world.rank == 0, timeout=timeout, master_listen_fd=listener)
+    store, _, _ = next(dist.rendezvous("env://", world.rank, world.size, timeout=timeout))
     # torchrun's store survives a restart, so keys need the attempt number to hide stale addresses. A store created for
     # each attempt needs none, and hosts would disagree on it: a host that joins later counts its restarts from 0.
-    return dist.PrefixStore(f"attempt/{place.restarts}", store) if kept else store
+    return dist.PrefixStore(f"attempt/{world.restarts}", store) if uses_agent_store else store

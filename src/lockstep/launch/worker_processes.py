@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import PContext, SubprocessCo
 from lockstep.launch.fork_server import ForkedProcess, ForkServer
 from lockstep.launch.process_lifetime import ENV_PROGRESS_FD
 
-UNKILLABLE = 5.0
+KILL_TIMEOUT = 5.0
 """Seconds after SIGKILL within which a process exits, unless it waits for a disk or a device in the kernel."""
 
 
@@ -25,27 +25,27 @@ class WorkerProcess:
     """One worker, with the attributes of torch's `SubprocessHandler`."""
 
     def __init__(
-        self, server: ForkServer | None, words: Sequence[str], environment: dict[str, str], output: Sequence[str]
+        self, server: ForkServer | None, arguments: Sequence[str], environment: dict[str, str], output: Sequence[str]
     ) -> None:
         self.proc: ForkedProcess | subprocess.Popen[bytes]
-        self.progress, theirs = os.pipe()
+        self.progress, write_end = os.pipe()
         os.set_blocking(self.progress, False)
         environment = os.environ | environment
         files = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC) for path in output]
         try:
             if server is not None:
-                self.proc = server.start(words, environment, files, theirs)
+                self.proc = server.start(arguments, environment, files, write_end)
             else:
                 self.proc = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "lockstep", *words],
-                    env=environment | {ENV_PROGRESS_FD: str(theirs)},
-                    pass_fds=[theirs],
+                    [sys.executable, "-P", "-m", "lockstep", *arguments],
+                    env=environment | {ENV_PROGRESS_FD: str(write_end)},
+                    pass_fds=[write_end],
                     stdout=files[0] if files else None,
                     stderr=files[1] if files else None,
                     start_new_session=True,
                 )
         finally:
-            for descriptor in (theirs, *files):
+            for descriptor in (write_end, *files):
                 os.close(descriptor)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
@@ -72,7 +72,7 @@ class Workers(SubprocessContext):
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         # A process that does not exit after SIGKILL waits in the kernel for a disk or a device. Do not wait for it.
-        super()._close(death_sig, min(timeout, int(UNKILLABLE)))
+        super()._close(death_sig, min(timeout, int(KILL_TIMEOUT)))
         for worker in self.workers.values():
             if worker.progress >= 0:
                 os.close(worker.progress)
@@ -81,7 +81,7 @@ class Workers(SubprocessContext):
 
 def start_workers(server: ForkServer | None, **settings: Any) -> PContext:
     """Start workers; takes the arguments of torch's `start_processes`."""
-    wanted = ("name", "entrypoint", "args", "envs", "logs_specs", "log_line_prefixes")
-    workers = Workers(server, **{name: settings[name] for name in wanted})
+    names = ("name", "entrypoint", "args", "envs", "logs_specs", "log_line_prefixes")
+    workers = Workers(server, **{name: settings[name] for name in names})
     workers.start()
     return workers

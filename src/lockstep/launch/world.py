@@ -40,11 +40,11 @@ class WorldInfo:
     def from_environment(cls) -> "WorldInfo":
         if "RANK" not in os.environ:
             return cls()
-        read = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
+        values = {field: int(os.environ.get(name, default)) for field, (name, default) in _ENVIRONMENT.items()}
         job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         # torchrun without a rendezvous calls every job "none". Host and pid of torchrun identify the job.
         job = f"{socket.gethostname()}:{os.getppid()}" if job == "none" else job
-        return cls(**read, launched=True, job_id=job)
+        return cls(**values, launched=True, job_id=job)
 
 
 _ENVIRONMENT = {
@@ -60,40 +60,40 @@ LAUNCHER_VARIABLES = tuple(name for name, _ in _ENVIRONMENT.values() if name != 
 """Variables set by a launcher. If they are left over in a shell, a process waits for ranks that do not exist."""
 
 
-def enable_crash_traceback(place: WorldInfo) -> None:
+def enable_crash_traceback(world: WorldInfo) -> None:
     """Write the Python stack of a process that crashes in native code to a file that our launcher reads."""
     shared = launch_directory()
     if shared is None:
         return
     # The files stay open, because the fault handler cannot open files during a crash.
     if not faulthandler.is_enabled():
-        faulthandler.enable((shared / CRASH_FILE.format(place.rank)).open("w"))
+        faulthandler.enable((shared / CRASH_FILE.format(world.rank)).open("w"))
     if hasattr(faulthandler, "register"):
-        faulthandler.register(STACKS, (shared / STACKS_FILE.format(place.rank)).open("w"), all_threads=True)
+        faulthandler.register(STACKS, (shared / STACKS_FILE.format(world.rank)).open("w"), all_threads=True)
 
 
-def note_backend(place: WorldInfo, backend: str) -> None:
+def note_backend(world: WorldInfo, backend: str) -> None:
     """Record the backend of the process group, for the launcher to read after a crash."""
     shared = launch_directory()
     if shared is not None:
         with contextlib.suppress(OSError):
-            (shared / BACKEND_FILE.format(place.rank)).write_text(backend)
+            (shared / BACKEND_FILE.format(world.rank)).write_text(backend)
 
 
-def open_phase_file(place: WorldInfo) -> mmap.mmap | None:
+def open_phase_file(world: WorldInfo) -> mmap.mmap | None:
     """Map a file for the current phase, which the launcher reads after a crash. Writes need no system call."""
     shared = launch_directory()
     if shared is None:
         return None
     with contextlib.suppress(OSError):
-        path = shared / PHASE_FILE.format(place.rank)
+        path = shared / PHASE_FILE.format(world.rank)
         path.write_bytes(b" " * PHASE_BYTES)
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), PHASE_BYTES)
     return None
 
 
-def warn_user(sentence: str) -> None:
+def warn_user(message: str) -> None:
     """Print a message to standard error from any rank. Ignore errors: output may be redirected to a full disk."""
     with contextlib.suppress(OSError):
-        write_text(sys.stderr, f"lockstep: {sentence}\n")
+        write_text(sys.stderr, f"lockstep: {message}\n")

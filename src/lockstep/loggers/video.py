@@ -13,8 +13,7 @@ from typing import IO, Any
 
 from lockstep.checkpoint.lineage import best_checkpoint
 from lockstep.clock import TrainState
-from lockstep.io.jsonl import CHECKPOINTS
-from lockstep.io.jsonl import FILM as VIDEO
+from lockstep.io.jsonl import CHECKPOINTS, VIDEO
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
 MEGABYTES, STEPS = 2.0, 600

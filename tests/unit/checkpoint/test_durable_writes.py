@@ -93,16 +93,16 @@ def test_replace_text_syncs_file_and_directory(tmp_path, synced):
 
 def fail_once(monkeypatch, saves):
     """Make the sync of the checkpoint directory fail after the rename of the given save."""
-    settle, seen = Disk.settle, []
+    fsync_directory, seen = Disk.fsync_directory, []
 
     def failing(self, path):
         if path.name == "checkpoints":
             seen.append(path)
             if len(seen) == 1 + saves:  # the first sync belongs to the claim
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        settle(self, path)
+        fsync_directory(self, path)
 
-    monkeypatch.setattr(Disk, "settle", failing)
+    monkeypatch.setattr(Disk, "fsync_directory", failing)
 
 
 def test_sync_error_after_publishing_does_not_affect_later_saves(tmp_path, monkeypatch, caplog):

@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.checkpoint import save_interval
-from lockstep.checkpoint.save_interval import FIRST, LEAST, MOST, SHARE, SaveInterval
+from lockstep.checkpoint.save_interval import FIRST_INTERVAL, MAX_INTERVAL, MIN_INTERVAL, TIME_SHARE, SaveInterval
 
 
 @pytest.fixture
@@ -13,10 +13,10 @@ def clock(monkeypatch):
     return now
 
 
-@pytest.mark.parametrize(("cost", "interval"), [(0.001, LEAST), (0.5, 0.5 / SHARE), (60.0, MOST)])
+@pytest.mark.parametrize(("cost", "interval"), [(0.001, MIN_INTERVAL), (0.5, 0.5 / TIME_SHARE), (60.0, MAX_INTERVAL)])
 def test_save_interval_is_cost_over_share_within_bounds(cost, interval):
     pace = SaveInterval()
-    assert pace.interval == FIRST
+    assert pace.interval == FIRST_INTERVAL
     pace.update(cost)
     assert pace.interval == interval
 
@@ -24,12 +24,12 @@ def test_save_interval_is_cost_over_share_within_bounds(cost, interval):
 def test_save_is_due_when_interval_has_passed(clock):
     pace = SaveInterval()
     assert not pace.due
-    clock[0] += FIRST + 1
+    clock[0] += FIRST_INTERVAL + 1
     assert pace.due
     pace.begin()
     pace.update(0.2)
     assert not pace.due
-    clock[0] += 0.2 / SHARE + 1
+    clock[0] += 0.2 / TIME_SHARE + 1
     assert pace.due
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError, read_yaml
-from lockstep.io.jsonl import CHECKPOINTS, CONFIG, DIGESTS, FILM, METRICS, STATUS, iter_jsonl, read_status
+from lockstep.io.jsonl import CHECKPOINTS, CONFIG, DIGESTS, METRICS, STATUS, VIDEO, iter_jsonl, read_status
 from lockstep.io.safe_read import UnreadableFileError, read_bytes, read_json
 from lockstep.tools.report.metrics_log import LOG_BYTES, MetricsLog, number, read_log
 
@@ -99,7 +99,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
         log=log,
         starts=_read_starts(path / CHECKPOINTS),
         digests=_count_digests(path / DIGESTS),
-        gif=_read_own(path / FILM, f"The video of {label}", read_gif, notes),
+        gif=_read_own(path / VIDEO, f"The video of {label}", read_gif, notes),
         bench=_read_own(path / BENCH, f"The benchmark of {label}", lambda path: read_json(path, FILE_BYTES), notes),
         notes=notes,
     )
