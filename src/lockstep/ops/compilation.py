@@ -46,12 +46,12 @@ class Compilation:
     def __call__(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Wrap a function; `name` is for the log."""
         if self.mode == "on":
-            return _Compiled(function, self)
-        return _Recorded(function, name, self) if self.mode == "graphs" else function
+            return _CompiledFunction(function, self)
+        return _CapturedFunction(function, name, self) if self.mode == "graphs" else function
 
-    def note(self, sentence: str) -> None:
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+    def note(self, message: str) -> None:
+        if message not in self.notes:
+            self.notes.append(message)
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:
@@ -59,7 +59,7 @@ class Compilation:
         return torch.cuda.Stream(self.device)
 
 
-class _Compiled:
+class _CompiledFunction:
     """A function compiled by torch, once per input shape."""
 
     def __init__(self, function: Callable[..., Any], compilation: Compilation) -> None:
@@ -78,17 +78,17 @@ class _Compiled:
         return result
 
 
-class _Recorded:
+class _CapturedFunction:
     """A function captured as a CUDA graph per input shape. Runs eagerly if the capture fails."""
 
     def __init__(self, function: Callable[..., Any], name: str, compilation: Compilation) -> None:
         self._function, self._name, self._compilation = function, name, compilation
         self._calls: dict[Signature, int] = {}
         self._graphs: dict[Signature, _Graph] = {}
-        self._given_up = False
+        self._failed = False
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._given_up:
+        if self._failed:
             return self._function(*inputs)
         signature = _signature(inputs)
         graph = self._graphs.get(signature)
@@ -96,20 +96,20 @@ class _Recorded:
             calls = self._calls[signature] = self._calls.get(signature, 0) + 1
             if calls <= WARM_UPS:
                 return self._warm_up(inputs)
-            graph = self._record(signature, inputs)
+            graph = self._capture(signature, inputs)
             if graph is None:
                 return self._function(*inputs)
         return graph.replay(inputs)
 
     def _warm_up(self, inputs: Any) -> Any:
-        stream, here = self._compilation.stream, torch.cuda.current_stream()
-        stream.wait_stream(here)
+        stream, current = self._compilation.stream, torch.cuda.current_stream()
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             result = self._function(*inputs)
-        here.wait_stream(stream)
+        current.wait_stream(stream)
         return result
 
-    def _record(self, signature: Signature, inputs: Any) -> "_Graph | None":
+    def _capture(self, signature: Signature, inputs: Any) -> "_Graph | None":
         if len(self._graphs) == MAX_SIGNATURES:
             self._give_up(f"its inputs have more than {MAX_SIGNATURES} different shapes")
             return None
@@ -123,7 +123,7 @@ class _Recorded:
         return graph
 
     def _give_up(self, reason: str) -> None:
-        self._given_up = True
+        self._failed = True
         self._compilation.note(f"run.compile: {self._name} cannot be captured as a CUDA graph, runs eagerly: {reason}.")
 
 
@@ -141,8 +141,8 @@ class _Graph:
 
     def replay(self, inputs: Any) -> Any:
         pairs = zip(self._slots, (x for tree in inputs for x in leaves(tree)), strict=True)
-        for _, same in groupby(sorted(pairs, key=_dtype_of), key=_dtype_of):  # one launch per dtype
-            slots, values = zip(*same, strict=True)
+        for _, group in groupby(sorted(pairs, key=_dtype_of), key=_dtype_of):  # one launch per dtype
+            slots, values = zip(*group, strict=True)
             torch._foreach_copy_(list(slots), [value.detach() for value in values])
         self._graph.replay()
         return tree_map(lambda x: x, self._outputs)  # new dictionaries, because the caller may change them

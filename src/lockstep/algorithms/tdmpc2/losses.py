@@ -65,8 +65,8 @@ def model_loss(
     weight, whole = _weights(config.rho, batch["whole"], steps) / steps, batch["whole"]  # [N, H], [N]
     sums = {
         "consistency": (torch.stack(errors, dim=1) * weight).sum(),
-        "reward": (two_hot_loss(model.reward(joint), reward, model.reach) * weight).sum(),
-        "value": (two_hot_loss(q_logits, target, model.reach).mean(0) * weight).sum(),
+        "reward": (two_hot_loss(model.reward(joint), reward, model.vmax) * weight).sum(),
+        "value": (two_hot_loss(q_logits, target, model.vmax).mean(0) * weight).sum(),
     }
     total = (
         config.consistency_coef * sums["consistency"]

@@ -180,7 +180,7 @@ class Planner:
         # Predicted rewards along each sequence
         for action in actions.unbind(2):
             joint = model.joint(z, action, tasks)
-            total = total + weight * two_hot_inverse(model.reward(joint), model.reach)
+            total = total + weight * two_hot_inverse(model.reward(joint), model.vmax)
             z, weight = model.dynamics(joint), weight * discount
             if model.termination is not None:
                 weight = weight * (model.termination_logit(z, tasks) <= 0.0)

@@ -197,7 +197,7 @@ class WorldModel(nn.Module):
         if not isinstance(space, Box) or len(space.shape) not in (1, 3):
             raise ConfigError(f"observations of {space} are not supported.", "Use a one-dimensional Box, or images.")
         size, several = config.shape(), len(actions) > 1
-        self.reach, self.dropout = config.vmax, config.dropout
+        self.vmax, self.dropout = config.vmax, config.dropout
         self.actions, self.several = max(actions), several
         extra = EMBEDDING if several else 0
         width = [size.width] * 2
@@ -253,7 +253,7 @@ class WorldModel(nn.Module):
     ) -> Tensor:
         """Return the values of actions by a pair of critics, [2, ...]."""
         pair = pair if critics.count > 2 else None  # both critics are used: no need to select them
-        return two_hot_inverse(critics(self.joint(z, action, task), pair, kept), self.reach)
+        return two_hot_inverse(critics(self.joint(z, action, task), pair, kept), self.vmax)
 
     def mask(self, task: Tensor | None) -> Tensor:
         """Return the mask [..., K] of the action features that a task has."""

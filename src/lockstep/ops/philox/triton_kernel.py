@@ -74,14 +74,14 @@ def _integers_at(
     count: "Any",
     BLOCKS: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    inside = place < count
-    key = tl.load(keys + place, mask=inside, other=0).to(tl.uint64)
-    high = tl.load(major + place, mask=inside, other=0).to(tl.uint64)
-    low = tl.load(minor + place, mask=inside, other=0).to(tl.uint64)
-    width = tl.load(bound + place, mask=inside, other=0).to(tl.uint64)
+    index = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    inside = index < count
+    key = tl.load(keys + index, mask=inside, other=0).to(tl.uint64)
+    high = tl.load(major + index, mask=inside, other=0).to(tl.uint64)
+    low = tl.load(minor + index, mask=inside, other=0).to(tl.uint64)
+    width = tl.load(bound + index, mask=inside, other=0).to(tl.uint64)
     word_0, word_1, _, _ = _rounds(key, low, high)
-    tl.store(result + place, _below(word_0, word_1, width), mask=inside)
+    tl.store(result + index, _below(word_0, word_1, width), mask=inside)
 
 
 @triton.jit(do_not_specialize=["counter", "bound", "count"])
@@ -105,24 +105,24 @@ def _draw(
     word_0, word_1, word_2, word_3 = _rounds(key, block, draw)
     if KIND == "integers" or KIND == "orders":
         low, high = tl.interleave(word_0, word_2), tl.interleave(word_1, word_3)
-        place = first * 2 + tl.arange(0, BLOCKS * 2)
+        index = first * 2 + tl.arange(0, BLOCKS * 2)
         if KIND == "integers":
-            made = _below(low, high, bound.to(tl.uint64))
+            values = _below(low, high, bound.to(tl.uint64))
         else:
-            made = (high.to(tl.int64) << 31) | (low >> 1).to(tl.int64)
-        tl.store(result + lane * count + place, made, mask=place < count)
+            values = (high.to(tl.int64) << 31) | (low >> 1).to(tl.int64)
+        tl.store(result + lane * count + index, values, mask=index < count)
     else:
         words = tl.interleave(tl.interleave(word_0, word_2), tl.interleave(word_1, word_3))
-        place = first * 4 + tl.arange(0, BLOCKS * 4)
+        index = first * 4 + tl.arange(0, BLOCKS * 4)
         if KIND == "uniform":
-            made = (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+            values = (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
         elif KIND == "event":
-            made = words.to(tl.int64) < bound.to(tl.int64)
+            values = words.to(tl.int64) < bound.to(tl.int64)
         elif KIND == "normal":
-            made = _as_normal(words)
+            values = _as_normal(words)
         else:
-            made = _as_gumbel(words)
-        tl.store(result + lane * count + place, made, mask=place < count)
+            values = _as_gumbel(words)
+        tl.store(result + lane * count + index, values, mask=index < count)
 
 
 @triton.jit
@@ -167,16 +167,16 @@ def _log(exponent: "Any", f: "Any") -> "Any":
 
 
 @triton.jit
-def _ends(words: "Any") -> "Any":
+def _uniform_pair(words: "Any") -> "Any":
     """Return uniform numbers u in (0, 1) of 31 bits, and 1 - u. Each is exact near zero."""
-    place = (words >> 1).to(tl.int32)
+    bits = (words >> 1).to(tl.int32)
     step = 4.656612873077393e-10  # 2**-31
-    return (place.to(tl.float32) + 0.5) * step, ((2147483647 - place).to(tl.float32) + 0.5) * step
+    return (bits.to(tl.float32) + 0.5) * step, ((2147483647 - bits).to(tl.float32) + 0.5) * step
 
 
 @triton.jit
 def _as_normal(words: "Any") -> "Any":
-    tail, x = _ends(words)
+    tail, x = _uniform_pair(words)
     exponent, f = _split(tail * (2.0 - tail))
     w = 0.0 - _log(exponent, f)
     p = ((((_P5 * w + _P4) * w + _P3) * w + _P2) * w + _P1) * w + _P0
@@ -187,7 +187,7 @@ def _as_normal(words: "Any") -> "Any":
 
 @triton.jit
 def _as_gumbel(words: "Any") -> "Any":
-    tail, u = _ends(words)
+    tail, u = _uniform_pair(words)
     exponent, f = _split(u)
     f = tl.where(exponent == 0, 0.0 - tail, f)  # near 1, the tail is more precise than u
     exponent, f = _split(0.0 - _log(exponent, f))
