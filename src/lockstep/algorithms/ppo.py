@@ -152,7 +152,7 @@ class PPO(Algorithm):
         if runtime.compilation.mode != "off":  # a compiled update reads it from a fixed address
             self.clip = torch.full((), config.clip_coef, device=runtime.device)
         self._upload = Uploader(runtime.device)
-        self._pieces: PaddedSegments | None = None
+        self._segments: PaddedSegments | None = None
         """Segments of the current minibatch's sequences, if the host computed them in advance."""
 
     def collect(self, clock: TrainState) -> Metrics:
@@ -191,10 +191,10 @@ class PPO(Algorithm):
                 parts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
             for number, minibatch in enumerate(minibatches(rows, order, per_lane)):
                 where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
-                self._pieces = split_at_resets(next(parts)).on_device(self._upload) if parts is not None else None
+                self._segments = split_at_resets(next(parts)).on_device(self._upload) if parts is not None else None
                 again = partial(minibatch_at, rows, order, per_lane, number)
                 metrics += self.optimizer.step(self.loss, minibatch, rate, where, again)
-            self._pieces = None  # the next loss may be of another batch
+            self._segments = None  # the next loss may be of another batch
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
                 break
         self.optimizer.check_last_step()  # before other state of the agent changes
@@ -263,12 +263,12 @@ class PPO(Algorithm):
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """Return the PPO loss of (a part of) a minibatch, as sums over its samples."""
-        config, memory, pieces = self.config, batch.get("memory"), self._pieces
+        config, memory, segments = self.config, batch.get("memory"), self._segments
         if memory is not None:
-            pieces = split_at_resets(batch["starts"]) if pieces is None else pieces
+            segments = split_at_resets(batch["starts"]) if segments is None else segments
             steps = {name: part for name, part in batch.items() if name != "memory"}
             batch = tree_map(lambda x: x.flatten(0, 1), steps)
-        outputs, value = self.net(self.normalizer(batch["obs"]), memory, pieces)
+        outputs, value = self.net(self.normalizer(batch["obs"]), memory, segments)
         log_prob, entropy = self.actions.log_prob_and_entropy(outputs, batch["action"])
         loss = ppo_loss(
             log_prob,

@@ -37,8 +37,8 @@ class RunningMeanStd:
         """Return mean and standard deviation, [D] float32; (0, 1) before the first update."""
         total, squares = self.sums[:-1].chunk(2)
         mean, variance = moments(total, squares, self.sums[-1])
-        seen = self.sums[-1] > 0
-        std = torch.where(seen, (variance + epsilon).sqrt(), torch.ones_like(variance))
+        has_samples = self.sums[-1] > 0
+        std = torch.where(has_samples, (variance + epsilon).sqrt(), torch.ones_like(variance))
         return mean.float(), std.float()
 
 
@@ -82,11 +82,11 @@ class ObservationNormalizer:
     def freeze(self) -> None:
         """Use the current moments for normalization until the next update."""
         for name, part in self.moments.items():
-            now = part.mean_and_std()
+            current = part.mean_and_std()
             if name not in self.frozen:
-                self.frozen[name] = now
-            for held, new in zip(self.frozen[name], now, strict=True):
-                held.copy_(new)  # in place: a CUDA graph reads them at fixed addresses
+                self.frozen[name] = current
+            for frozen, new in zip(self.frozen[name], current, strict=True):
+                frozen.copy_(new)  # in place: a CUDA graph reads them at fixed addresses
 
     def state(self) -> StateDict:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}
