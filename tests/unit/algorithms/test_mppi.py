@@ -121,7 +121,7 @@ def test_plan_is_independent_of_cache_size(monkeypatch):
     given = obs, torch.tensor([0, 1, 0, 1, 0]), torch.zeros(5, STEPS, 3), noise, pairs
     whole = plan.plan(*given, explore=True)
     for fit in (1, 2 * SMALL.num_samples):
-        monkeypatch.setattr(mppi, "CACHED", fit)
+        monkeypatch.setattr(mppi, "MAX_CPU_SEQUENCES", fit)
         for part, single in zip(whole, plan.plan(*given, explore=True), strict=True):
             torch.testing.assert_close(part, single, rtol=1e-3, atol=1e-4)
 
@@ -165,7 +165,7 @@ def test_planning_policy_is_deterministic_and_continues_its_plan():
 
 
 def test_rounds_of_many_action_features_are_two_more():
-    assert [planner((actions,), PlanConfig()).rounds for actions in (19, 20)] == [6, 8]
+    assert [planner((actions,), PlanConfig()).iterations for actions in (19, 20)] == [6, 8]
 
 
 def test_lane_noise_is_independent_of_host_process():
