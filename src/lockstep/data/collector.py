@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.data.episode_statistics import EpisodeStatistics
-from lockstep.data.rollout import Rollout, episode_starts, flatten_rollout, sequences
+from lockstep.data.rollout import Rollout, flatten_rollout
 from lockstep.distributed import Runtime
 from lockstep.metrics import Metrics, widen
 from lockstep.nn.actor_critic import ActorCritic
@@ -104,9 +104,11 @@ class OnPolicyCollector:
 
     def to_sequences(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Regroup samples into sequences [L x T/S x E, S, ...], with recurrent states and episode starts."""
-        lanes, outcomes = len(self.runtime.lanes), self.outcomes
-        starts = flatten_rollout(episode_starts(outcomes["terminated"] | outcomes["truncated"]), lanes)
-        rows = sequences(batch | {"starts": starts}, lanes, self.rollout_steps, self.sequence_steps)
+        lanes, ended = len(self.runtime.lanes), self.outcomes["terminated"] | self.outcomes["truncated"]
+        starts = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])  # [T, B], of episodes within the rollout
+        shape = (lanes, self.rollout_steps // self.sequence_steps, self.sequence_steps, -1)
+        steps = batch | {"starts": flatten_rollout(starts, lanes)}
+        rows = tree_map(lambda x: x.unflatten(0, shape).transpose(2, 3).flatten(0, 2), steps)
         return dict(rows | {"memory": flatten_rollout(self.sequence_starts["memory"], lanes)})
 
     @property
