@@ -162,10 +162,9 @@ class Replay:
         ring = self._ring
         if in_graph:
             ring = ring._replace(first=(self._stop_on_device - self.rows).clamp(min=0), stop=self._stop_on_device)
-        targets = n_step_targets(starts, ring, steps, discount, self.buffers)
-        batch = {name: _gather(rings, targets.first) for name, rings in self.buffers.items() if name not in OUTCOME}
-        batch |= {"reward": targets.reward, "next_obs": _gather(self.buffers["next_obs"], targets.last)}
-        batch["discount"] = targets.discount
+        reward, first, last, bootstrap = n_step_targets(starts, ring, steps, discount, self.buffers)
+        batch = {name: _gather(rings, first) for name, rings in self.buffers.items() if name not in OUTCOME}
+        batch |= {"reward": reward, "next_obs": _gather(self.buffers["next_obs"], last), "discount": bootstrap}
         return dict(self._upload(batch)) if self.device.type == "cpu" else batch
 
     def slices(self, counter: int, count: int, steps: int) -> dict[str, Any]:

@@ -37,23 +37,14 @@ def _consecutive(starts: Tensor, ring: RingBuffer, steps: int) -> Tensor:
     return ring_indices(starts.unsqueeze(-1), ring, torch.arange(steps, device=starts.device)).view(-1, steps)
 
 
-class Targets(NamedTuple):
-    """Components of n-step targets."""
-
-    reward: Tensor
-    """[L x M], or [L x M, A] for a team: discounted sums of rewards."""
-    first: Tensor
-    """[L x M] index of the first step of each sample."""
-    last: Tensor
-    """[L x M] index of the last step of its sum."""
-    discount: Tensor
-    """[L x M] discount of the bootstrap value: 0 after a termination."""
-
-
-def n_step_targets(starts: Tensor, ring: RingBuffer, steps: int, discount: float, buffers: dict[str, Any]) -> Targets:
+def n_step_targets(
+    starts: Tensor, ring: RingBuffer, steps: int, discount: float, buffers: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute n-step targets from each start [L, M] over up to `steps` steps, ending at episode end or newest row.
 
-    `buffers` are the rings of all lanes by name, [L, rows, envs, ...].
+    `buffers` are the rings of all lanes by name, [L, rows, envs, ...]. Return for each sample the discounted sum of
+    rewards [L x M], or [L x M, A] for a team, the indices of the first and the last step of the sum [L x M], and the
+    discount of the bootstrap value [L x M], 0 after a termination.
     """
     terminated, truncated = buffers["terminated"].flatten(), buffers["truncated"].flatten()
     agents = buffers["reward"].shape[3:]
@@ -62,7 +53,7 @@ def n_step_targets(starts: Tensor, ring: RingBuffer, steps: int, discount: float
         data = (x.numpy() for x in (terminated, truncated, rewards))
         found = _n_step_targets_cpu(starts.numpy(), ring, steps, discount, *data)
         total, first, last, weight = map(torch.from_numpy, found)
-        return Targets(total.view(-1, *agents), first, last, weight)
+        return total.view(-1, *agents), first, last, weight
     indices = _consecutive(starts, ring, steps)
     first = last = indices[:, 0]
     remaining = (ring.stop - ring.first - starts // ring.envs).flatten()  # steps up to the newest row
@@ -79,7 +70,7 @@ def n_step_targets(starts: Tensor, ring: RingBuffer, steps: int, discount: float
         is_truncated, is_terminated = truncated.index_select(0, index), terminated.index_select(0, index)
         weight = torch.where(active, weight * discount * ~is_terminated, weight)
         active = active & ~(is_truncated | is_terminated)
-    return Targets(total.view(-1, *agents), first, last, weight.float())
+    return total.view(-1, *agents), first, last, weight.float()
 
 
 def valid_sequences(tries: Tensor, ring: RingBuffer, steps: int, buffers: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -116,7 +107,7 @@ def valid_sequences(tries: Tensor, ring: RingBuffer, steps: int, buffers: dict[s
 def _n_step_targets_cpu(
     draws: Any, ring: RingBuffer, steps: int, discount: float, terminated: Any, truncated: Any, rewards: Any
 ) -> tuple[Any, Any, Any, Any]:
-    """Return the fields of `Targets` for each start [L, M]."""
+    """Return the results of `n_step_targets` for each start [L, M]."""
     total, weights = np.zeros((draws.size, rewards.shape[1]), np.float32), np.empty(draws.size, np.float32)
     firsts, lasts = np.empty(draws.size, np.int64), np.empty(draws.size, np.int64)
     sample = 0
