@@ -49,11 +49,11 @@ def test_choose_elites_selects_best_and_weights_by_value():
     # Two elites with values 3 and 3 - 2 log 3 and a temperature of 1/2: weights 3/4 and 1/4.
     values = torch.tensor([[0.0, 3.0, 3.0 - 2 * math.log(3), -9.0]])
     actions = torch.tensor([[9.0, 1.0, 0.2, 9.0]]).view(1, 4, 1, 1)
-    elites = choose_elites(values, actions, 2, temperature=0.5)
-    assert elites.actions.flatten().tolist() == pytest.approx([1.0, 0.2])
-    assert elites.weights.flatten().tolist() == pytest.approx([0.75, 0.25])
-    assert elites.mean.item() == pytest.approx(0.8)
-    assert elites.std.item() == pytest.approx(math.sqrt(0.75 * 0.2**2 + 0.25 * 0.6**2))
+    elites, weights, mean, std = choose_elites(values, actions, 2, temperature=0.5)
+    assert elites.flatten().tolist() == pytest.approx([1.0, 0.2])
+    assert weights.flatten().tolist() == pytest.approx([0.75, 0.25])
+    assert mean.item() == pytest.approx(0.8)
+    assert std.item() == pytest.approx(math.sqrt(0.75 * 0.2**2 + 0.25 * 0.6**2))
 
 
 def test_choose_elites_is_independent_per_environment():

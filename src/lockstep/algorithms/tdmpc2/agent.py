@@ -246,11 +246,9 @@ class TDMPC2(Algorithm):
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due):
             counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
-            batch = self._sample_batch(counter)
+            batch, rebuild = self._sample_batch(counter), partial(self._sample_batch, counter)
             # Model update: encoder, dynamics, reward, termination and critics
-            model += self.model_optimizer.step(
-                self.model_loss, batch, where=where, rebuild=partial(self._sample_batch, counter)
-            )
+            model += self.model_optimizer.step(self.model_loss, batch, where=where, rebuild=rebuild)
             self.model.limit_task_norms()
             # Value scale
             policy_batch = self._policy_batch(batch)
@@ -323,7 +321,7 @@ class TDMPC2(Algorithm):
         first = {name: x[:, :1] if name in ("z", "policy") else x for name, x in batch.items()}
         if "policy_kept" in batch:
             first["policy_kept"] = batch["policy_kept"][:, :, :1]
-        lanes = self.runtime.lanes
+        lanes = self.lanes
         table = torch.zeros(lanes.num_lanes, self.lane_batch, device=self.runtime.device)
         values = self.runtime.map_lanes(self._policy_value, first)
         table[lanes.local.start : lanes.local.stop] = values.view(len(lanes), self.lane_batch)

@@ -8,7 +8,7 @@ Shapes: B environments, S sequences, P of them from the policy, J elites, H hori
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,27 +60,20 @@ class PlanConfig:
             )
 
 
-class Elites(NamedTuple):
-    """The best sequences and their weights, with weighted mean and standard deviation."""
+def choose_elites(
+    values: Tensor, actions: Tensor, count: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Choose the `count` sequences of `actions` [B, S, H, K] with the highest values [B, S].
 
-    actions: Tensor
-    """[B, J, H, K]."""
-    weights: Tensor
-    """[B, J], with a sum of 1."""
-    mean: Tensor
-    """[B, H, K]."""
-    std: Tensor
-    """[B, H, K]."""
-
-
-def choose_elites(values: Tensor, actions: Tensor, count: int, temperature: float) -> Elites:
-    """Return the `count` sequences [B, S, H, K] of highest values [B, S], weighted by a softmax of their values."""
+    Return them [B, J, H, K], their weights [B, J], which are a softmax of their values, and the weighted mean and
+    standard deviation [B, H, K].
+    """
     best, indices = values.topk(count, dim=1)
-    chosen = actions.gather(1, indices[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
+    elites = actions.gather(1, indices[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
     weights = (temperature * (best - best[:, :1])).softmax(1)
-    mean = torch.einsum("bj,bjhk->bhk", weights, chosen)
-    variance = torch.einsum("bj,bjhk->bhk", weights, (chosen - mean.unsqueeze(1)).square())
-    return Elites(chosen, weights, mean, variance.sqrt())
+    mean = torch.einsum("bj,bjhk->bhk", weights, elites)
+    variance = torch.einsum("bj,bjhk->bhk", weights, (elites - mean.unsqueeze(1)).square())
+    return elites, weights, mean, variance.sqrt()
 
 
 def split_obs(obs: Any) -> tuple[Tensor, Tensor | None]:
@@ -116,9 +109,8 @@ class Planner:
             "action": (actions,),
         }
         sizes = [math.prod(shape) for shape in shapes.values()]
-        drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1)
-        parts = dict(zip(shapes, drawn.split(sizes, dim=1), strict=True))
-        noise: dict[str, Any] = {name: part.unflatten(1, shapes[name]) for name, part in parts.items()}
+        drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1).split(sizes, dim=1)
+        noise: dict[str, Any] = {name: x.unflatten(1, shapes[name]) for name, x in zip(shapes, drawn, strict=True)}
         return noise | {"elite": gumbel.gumbel(counter, envs, config.num_elites, device=device).flatten(0, 1)}
 
     def draw_pairs(self, stream: RandomStream, counter: int) -> Tensor:
@@ -132,11 +124,9 @@ class Planner:
 
         `pairs` [R, 2] are the critics of each iteration.
         """
-        count, chunk = len(obs), len(obs)
-        if obs.device.type == "cpu":
-            chunk = max(1, MAX_CPU_SEQUENCES // self.config.num_samples)
+        chunk = max(1, MAX_CPU_SEQUENCES // self.config.num_samples) if obs.device.type == "cpu" else len(obs)
         plans = []
-        for start in range(0, count, chunk):
+        for start in range(0, len(obs), chunk):
             rows = slice(start, start + chunk)
             part = tree_map(lambda x, rows=rows: x[rows], noise)
             plans.append(self._plan(obs[rows], None if task is None else task[rows], mean[rows], part, pairs, explore))
@@ -158,14 +148,14 @@ class Planner:
             if tasks is not None:
                 actions = actions * model.mask(tasks).unsqueeze(2)
             # Estimate returns; elites define the next distribution
-            values = self.value(z, actions, tasks, noise["last"][:, number], pairs[number])
-            elites = choose_elites(values.nan_to_num(0.0), actions, config.num_elites, config.temperature)
-            mean, std = elites.mean, elites.std.clamp(config.min_std, config.max_std)
+            values = self.value(z, actions, tasks, noise["last"][:, number], pairs[number]).nan_to_num(0.0)
+            elites, weights, mean, std = choose_elites(values, actions, config.num_elites, config.temperature)
+            std = std.clamp(config.min_std, config.max_std)
             if task is not None:
                 std = std * model.mask(task).unsqueeze(1)
         # First action of one elite, sampled by weight (Gumbel-max)
-        index = (elites.weights.log() + noise["elite"]).argmax(1)
-        action = elites.actions[torch.arange(len(index), device=index.device), index, 0]
+        index = (weights.log() + noise["elite"]).argmax(1)
+        action = elites[torch.arange(len(index), device=index.device), index, 0]
         if explore:
             action = action + std[:, 0] * noise["action"]
         return action.clamp(-1.0, 1.0), mean

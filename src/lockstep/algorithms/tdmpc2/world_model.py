@@ -215,10 +215,8 @@ class WorldModel(nn.Module):
         self.policy = mlp(state_size, width, 2 * self.actions)
         self.critics = QEnsemble(size.critics, joint_size, size.width, config.bins)
         self.task = nn.Embedding(len(actions), EMBEDDING_SIZE) if multitask else None
-        masks = torch.zeros(len(actions), self.actions)
-        for row, count in zip(masks, actions, strict=True):
-            row[:count] = 1.0
-        self.register_buffer("masks", masks, persistent=False)
+        masks = torch.arange(self.actions) < torch.tensor(actions).unsqueeze(1)
+        self.register_buffer("masks", masks.float(), persistent=False)
         self.images = len(space.shape) == 3
         _initialize_weights(self)
 
