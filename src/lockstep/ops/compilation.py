@@ -5,6 +5,7 @@ inputs, which are copied to fixed addresses, or tensors that are changed in plac
 on the values of tensors, and each call overwrites the results of the last one.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -83,7 +84,7 @@ class _CapturedFunction:
 
     def __init__(self, function: Callable[..., Any], name: str, compilation: Compilation) -> None:
         self._function, self._name, self._compilation = function, name, compilation
-        self._calls: dict[Signature, int] = {}
+        self._calls: Counter[Signature] = Counter()
         self._graphs: dict[Signature, _Graph] = {}
         self._failed = False
 
@@ -93,13 +94,11 @@ class _CapturedFunction:
         signature = _signature(inputs)
         graph = self._graphs.get(signature)
         if graph is None:
-            calls = self._calls[signature] = self._calls.get(signature, 0) + 1
-            if calls <= WARM_UPS:
+            self._calls[signature] += 1
+            if self._calls[signature] <= WARM_UPS:
                 return self._warm_up(inputs)
             graph = self._capture(signature, inputs)
-            if graph is None:
-                return self._function(*inputs)
-        return graph.replay(inputs)
+        return self._function(*inputs) if graph is None else graph.replay(inputs)
 
     def _warm_up(self, inputs: Any) -> Any:
         stream, current = self._compilation.stream, torch.cuda.current_stream()
@@ -110,21 +109,17 @@ class _CapturedFunction:
         return result
 
     def _capture(self, signature: Signature, inputs: Any) -> "_Graph | None":
-        if len(self._graphs) == MAX_SIGNATURES:
-            self._give_up(f"its inputs have more than {MAX_SIGNATURES} different shapes")
-            return None
-        try:
-            with self._compilation.phase(COMPILE):
-                graph = _Graph(self._function, inputs, self._compilation)
-        except RuntimeError as error:  # CUDA and torch raise it for functions that cannot be captured
-            self._give_up(str(error).strip().partition("\n")[0])
-            return None
-        self._graphs[signature] = graph
-        return graph
-
-    def _give_up(self, reason: str) -> None:
+        reason = f"its inputs have more than {MAX_SIGNATURES} different shapes"
+        if len(self._graphs) < MAX_SIGNATURES:
+            try:
+                with self._compilation.phase(COMPILE):
+                    graph = self._graphs[signature] = _Graph(self._function, inputs, self._compilation)
+                return graph
+            except RuntimeError as error:  # CUDA and torch raise it for functions that cannot be captured
+                reason = str(error).strip().partition("\n")[0]
         self._failed = True
         self._compilation.note(f"run.compile: {self._name} cannot be captured as a CUDA graph, runs eagerly: {reason}.")
+        return None
 
 
 class _Graph:

@@ -19,14 +19,8 @@ _BLOCKS = 256
 """Philox blocks per Triton program."""
 OPTIONS = {"enable_fp_fusion": False}
 """Launch options. Fused multiply-add would round differently from the other implementations."""
-_DTYPES: dict[Kind, torch.dtype] = {
-    "uniform": torch.float32,
-    "event": torch.bool,
-    "normal": torch.float32,
-    "gumbel": torch.float32,
-    "integers": torch.int64,
-    "orders": torch.int64,
-}
+_DTYPES: dict[Kind, torch.dtype] = {"event": torch.bool, "integers": torch.int64, "orders": torch.int64}
+"""Dtypes of draws. All others are float32."""
 
 # A kernel may read globals only if they are constexpr. Any is not, so annotations are quoted.
 _ROUNDS: tl.constexpr = tl.constexpr(constants.ROUNDS)
@@ -46,7 +40,7 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
 
     A counter in a tensor is read by the kernel.
     """
-    result = torch.empty(len(keys), count, dtype=_DTYPES[kind], device=keys.device)
+    result = torch.empty(len(keys), count, dtype=_DTYPES.get(kind, torch.float32), device=keys.device)
     blocks = -(-count // 2) if kind in WIDE else -(-count // 4)
     grid = (-(-blocks // _BLOCKS), len(keys))
     with torch.cuda.device_of(keys):  # a kernel runs on the current device
@@ -138,10 +132,8 @@ def _rounds(key: "Any", block: "Any", counter: "Any") -> "Any":
     word_0, word_1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     word_2 = tl.zeros_like(word_0) + counter.to(tl.uint32)
     word_3 = tl.zeros_like(word_0) + (counter >> 32).to(tl.uint32)
-    multiply_0, multiply_2 = (
-        tl.full(word_0.shape, _MULTIPLY_0, tl.uint32),
-        tl.full(word_0.shape, _MULTIPLY_2, tl.uint32),
-    )
+    multiply_0 = tl.full(word_0.shape, _MULTIPLY_0, tl.uint32)
+    multiply_2 = tl.full(word_0.shape, _MULTIPLY_2, tl.uint32)
     for _ in tl.static_range(_ROUNDS):
         high_0, low_0 = tl.umulhi(word_0, multiply_0), word_0 * multiply_0
         high_2, low_2 = tl.umulhi(word_2, multiply_2), word_2 * multiply_2
