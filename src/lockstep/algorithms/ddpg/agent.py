@@ -95,9 +95,8 @@ class DDPGConfig(Algorithm.Config):
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""
-        lanes = resolve_lanes(run, 1).lanes or 0
-        Lanes(lanes, range(0), run.seed).per_lane(task.num_envs, "num_envs")
-        Lanes(lanes, range(0), run.seed).per_lane(self.batch_size, "batch_size")
+        super().validate(task, run)
+        Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(self.batch_size, "batch_size")
         if self.rollout_steps < 1 or self.n_step < 1 or self.policy_delay < 1:
             raise ConfigError(
                 f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}.",
@@ -167,14 +166,10 @@ class DDPG(Algorithm):
         self.epsilon = torch.ones((), device=runtime.device)
         self._act = runtime.compilation(self._explore, "acting")
         self._update_targets = runtime.compilation(self._soft_update_targets, "target update")
-        obs, ended = task.observations(), torch.zeros(task.num_envs, dtype=torch.bool)
+        obs, ended = self.team.drop_rivals(task.observations()), torch.zeros(task.num_envs, dtype=torch.bool)
         agents = (task.num_envs, self.team.agents) if self.team.multi_agent else (task.num_envs,)  # [B, A] or [B]
-        example = {
-            "obs": self.team.drop_rivals(obs),
-            "action": self.codec.example.expand(*agents, *self.codec.example.shape),
-        }
-        example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended}
-        example |= {"next_obs": example["obs"]}
+        example = {"obs": obs, "action": self.codec.example.expand(*agents, *self.codec.example.shape)}
+        example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended, "next_obs": obs}
         self.replay = Replay(config.buffer_size, lanes, example, "ddpg.replay", config.replay, runtime.device)
         self._transitions = partial(self.replay.transitions, steps=config.n_step, discount=config.gamma)
         if runtime.compilation.mode == "graphs" and self.replay.device.type == "cuda":
@@ -222,8 +217,7 @@ class DDPG(Algorithm):
         with self.runtime.autocast():
             outputs = self.actor(agent_obs)
         noisy, random = self.codec.act(outputs, noise, legal), self.codec.random(uniform, legal)
-        stored = self.codec.encode(torch.where(epsilon_draw < self.epsilon, random, noisy))
-        stored = self.team.group_by_env(stored)
+        stored = self.team.group_by_env(self.codec.encode(torch.where(epsilon_draw < self.epsilon, random, noisy)))
         return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
 
     # -- learning ------------------------------------------------------------------------------------------------------
@@ -264,8 +258,7 @@ class DDPG(Algorithm):
         count, device = self.config.batch_size // self.runtime.lanes.num_lanes, self.runtime.device
         batch = self._transitions(self.replay.draw(counter, count))
         for name, streams in (("choosing", self.actor_rng), ("smoothing", self.target_rng)):
-            noise = self.codec.noise(streams, counter, count, self.team.agents, device=device)
-            batch[name] = noise.flatten(0, 1)
+            batch[name] = self.codec.noise(streams, counter, count, self.team.agents, device=device).flatten(0, 1)
         return batch
 
     def critic_loss(self, batch: dict[str, Any]) -> Loss:
@@ -317,8 +310,7 @@ class DDPG(Algorithm):
         """Return the operations of an iteration without the code around them: environments, inference and updates."""
         config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         optimizers = [FusedAdam(net.parameters()) for net in (actor, critics)]
-        lanes = self.runtime.lanes
-        rows = max(1, config.batch_size // lanes.num_lanes * len(lanes) // fewer)
+        rows = max(1, config.batch_size // self.lanes.num_lanes * len(self.lanes) // fewer)
         envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
         obs, batch = (
             tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (envs, rows)

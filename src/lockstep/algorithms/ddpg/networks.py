@@ -23,7 +23,7 @@ from lockstep.rng import LaneStreams
 class ActionCodec(Protocol):
     """Conversion between outputs of the actor, action vectors [N, K] and stored actions.
 
-    By default, all three forms of an action are the same.
+    By default, all three forms of an action are the same, and noise of target actions has no bounds.
     """
 
     width: int
@@ -41,6 +41,7 @@ class ActionCodec(Protocol):
 
     def target_noise(self, noise: Tensor, scale: float) -> Tensor:
         """Scale noise for target actions."""
+        return noise * scale
 
     def random(self, uniform: Tensor, legal: Tensor | None) -> Tensor:
         """Return the vectors of random actions, from uniform draws [N, K]."""
@@ -80,9 +81,6 @@ class DiscreteCodec(ActionCodec):
         # Straight-through estimator: one-hot forward, gradient of the softmax backward. The added term is exactly 0.
         soft = (scores / self.temperature).softmax(-1)
         return chosen + (soft - soft.detach())
-
-    def target_noise(self, noise: Tensor, scale: float) -> Tensor:
-        return noise * scale
 
     def random(self, uniform: Tensor, legal: Tensor | None) -> Tensor:
         scores = uniform if legal is None else uniform.masked_fill(legal == 0, -1.0)
@@ -169,11 +167,12 @@ class AgentAxis:
     def __init__(self, task: Any) -> None:
         agents, self.rivals = getattr(task, "agents", None), getattr(task, "rivals", 0)
         self.multi_agent, self.agents = agents is not None, (agents or 1) - self.rivals
-        team = slice(0, self.agents)
-        self.joint_space = _space_without_legal(task.observation_space)
-        self.agent_space, self.action_space = self.joint_space, task.action_space
+        space = _without_legal(task.observation_space)
+        if isinstance(space, dict):
+            space = spaces.Dict(list(space.items()))
+        self.agent_space, self.joint_space, self.action_space = space, space, task.action_space
         if self.multi_agent:
-            self.agent_space, self.joint_space = _agent_space(self.joint_space, 0), _agent_space(self.joint_space, team)
+            self.agent_space, self.joint_space = _agent_space(space, 0), _agent_space(space, slice(self.agents))
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
             self.idle = int(task.action_space.nvec[-1]) - 1
 
@@ -193,7 +192,7 @@ class AgentAxis:
     def agent_inputs(self, obs: Tree) -> tuple[Tree, Tensor | None]:
         """Return what each agent sees and its legal actions, [N, ...] each, from observations of N / A environments."""
         flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.multi_agent else obs
-        return _without_legal(flat), flat["legal"] if _has_legal(flat) else None
+        return _without_legal(flat), flat.get("legal") if isinstance(flat, dict) else None
 
     def group_by_env(self, rows: Tensor) -> Tensor:
         """Group rows of agents [N, ...] by environment, [N / A, A, ...]. Rows of a single agent are not changed."""
@@ -204,21 +203,12 @@ class AgentAxis:
         return _without_legal(obs)
 
 
-def _has_legal(obs: Any) -> bool:
-    return isinstance(obs, dict | spaces.Dict) and "legal" in obs.keys()  # noqa: SIM118
-
-
 def _without_legal(obs: Any) -> Any:
-    """Return an observation or its space without `legal`. If one part remains, return it without the dictionary."""
-    if not _has_legal(obs):
+    """Return an observation, or the parts of a space, without `legal`. A single remaining part is not in a dict."""
+    if not isinstance(obs, dict | spaces.Dict) or "legal" not in obs.keys():  # noqa: SIM118
         return obs
     parts = {name: part for name, part in obs.items() if name != "legal"}
     return next(iter(parts.values())) if len(parts) == 1 else parts
-
-
-def _space_without_legal(space: Space) -> Space:
-    visible = _without_legal(space)
-    return spaces.Dict(list(visible.items())) if isinstance(visible, dict) else visible
 
 
 def _agent_space(space: Space, index: int | slice) -> Space:
