@@ -64,8 +64,7 @@ class GraphNet(nn.Module):
         self.plan = _plan(example.get("edges", {}), config.num_layers)
         used = {relation.removesuffix(_BACK) for edge_types in self.plan for _, relation, _ in edge_types}
         self.relations = [relation for relation in example.get("edges", {}) if relation in used]
-        ends = {name for edge_types in self.plan for source, _, target in edge_types for name in (source, target)}
-        types = {"now"} | ends
+        types = {"now", *(name for relation in self.relations for name in _source_and_target(relation))}
         self.types = [name for name in example["nodes"] if name in types]
         features = {name: example["nodes"][name]["x"].shape[-1] for name in self.types}
         self.encode = nn.ModuleDict({name: _encoder(features[name], config.hidden_size) for name in self.types})
