@@ -210,7 +210,7 @@ class PPO(Algorithm):
     def _prepare_batch(self, metrics: Metrics) -> dict[str, Any]:
         """Return the rollout with standardized advantages as samples [L x T x E, ...]; empty if it is not finite."""
         config, lanes, outcomes = self.config, len(self.lanes), self.collector.outcomes
-        before = self.return_moments.sums.clone(), self.discounted.clone()
+        saved = self.return_moments.sums.clone(), self.discounted.clone()
         rewards = None
         if config.normalize_rewards:
             rewards = self._normalize_rewards(outcomes["reward"], outcomes["terminated"] | outcomes["truncated"])
@@ -224,8 +224,8 @@ class PPO(Algorithm):
         obs_range = upload(value_range(self.collector.rollout["obs"]), self.runtime.device).expand(lanes, 1)
         sums = self.runtime.exact_sum(torch.cat([torch.stack([lane.sum(0) for lane in table]), obs_range], dim=1))
         if not sums.isfinite().all():  # some value of some process is not finite; all processes see the same sums
-            self.return_moments.sums.copy_(before[0])
-            self.discounted.copy_(before[1])
+            self.return_moments.sums.copy_(saved[0])
+            self.discounted.copy_(saved[1])
             return {}
 
         # Global advantage statistics
@@ -248,7 +248,7 @@ class PPO(Algorithm):
         collector, lanes = self.collector, self.lanes.local
         rollout, outcomes = collector.rollout, collector.outcomes
         # With the observation after the last step, whose value is part of this rollout.
-        obs = tree_map(lambda past, now: torch.cat([past, now.unsqueeze(0)]), rollout["obs"], self.task.observations())
+        obs = tree_map(lambda x, last: torch.cat([x, last.unsqueeze(0)]), rollout["obs"], self.task.observations())
         values = torch.cat([rollout["value"], collector.last_value.unsqueeze(0)])
         cut = torch.where(outcomes["truncated"], collector.truncation_values, 0.0)
         inputs, outputs = {"observation": obs, "reward": outcomes["reward"]}, {"value": values, "value at a cut": cut}
@@ -316,7 +316,7 @@ class PPO(Algorithm):
         samples = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
         envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
         obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), samples) for n in (envs, rows))
-        memory, before = net.initial_state(envs), net.initial_state(rows // config.length)
+        memory, batch_memory = net.initial_state(envs), net.initial_state(rows // config.length)
         starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
 
         @torch.no_grad()
@@ -326,7 +326,7 @@ class PPO(Algorithm):
 
         def learn() -> None:
             with runtime.autocast():
-                outputs, value = net(minibatch, before, split_at_resets(starts) if before else None)
+                outputs, value = net(minibatch, batch_memory, split_at_resets(starts) if batch_memory else None)
             adam.zero_grad()
             (outputs.sum() + value.sum()).backward()
             adam.step()

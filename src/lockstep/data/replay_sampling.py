@@ -42,9 +42,9 @@ def n_step_targets(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute n-step targets from each start [L, M] over up to `steps` steps, ending at episode end or newest row.
 
-    `buffers` are the rings of all lanes by name, [L, rows, envs, ...]. Return for each sample the discounted sum of
-    rewards [L x M], or [L x M, A] for a team, the indices of the first and the last step of the sum [L x M], and the
-    discount of the bootstrap value [L x M], 0 after a termination.
+    `buffers` are the rings of all lanes by name, [L, rows, envs, ...]. Return the discounted sums of rewards [L x M],
+    or [L x M, A] for a team, then the indices of the first and the last step of each sum [L x M], and the discounts of
+    the bootstrap values [L x M]. A discount is 0 after a termination.
     """
     terminated, truncated = buffers["terminated"].flatten(), buffers["truncated"].flatten()
     agents = buffers["reward"].shape[3:]

@@ -56,10 +56,10 @@ class ActorCritic(nn.Module):
 
     def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
         """Return outputs and values for one step of N episodes, and the recurrent state after it."""
-        features, after = self._encode(obs), {}
+        features, next_memory = self._encode(obs), {}
         for name, layer in self.memories.items():
-            features[name], after[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
-        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"])), after
+            features[name], next_memory[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
+        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"])), next_memory
 
     def value(self, obs: Tree, memory: Any = None) -> Tensor:
         """Return only the values for one step of N episodes, [N]."""

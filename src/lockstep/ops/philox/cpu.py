@@ -121,9 +121,9 @@ def _fill(key: Any, counter: Any, words: Any) -> None:
         low, high, index = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
         a, b, c, d = rounds(key_0, key_1, low, high, word_2, word_3)
         words[index], words[index + 1], words[index + 2], words[index + 3] = a, b, c, d
-    rest = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
+    last_block = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
     for index in range(len(words) % 4):
-        words[4 * blocks + index] = rest[index]
+        words[4 * blocks + index] = last_block[index]
 
 
 @njit(cache=True, nogil=True)
@@ -182,9 +182,9 @@ def _event(keys: Any, counter: Any, bound: Any, result: Any) -> None:
             low, high, index = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
             a, b, c, d = rounds(key_0, key_1, low, high, word_2, word_3)
             row[index], row[index + 1], row[index + 2], row[index + 3] = a < bound, b < bound, c < bound, d < bound
-        rest = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
+        last_block = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
         for index in range(len(row) % 4):
-            row[4 * blocks + index] = rest[index] < bound
+            row[4 * blocks + index] = last_block[index] < bound
 
 
 _KERNELS: dict[Kind, tuple[Any, Any, Any]] = {
