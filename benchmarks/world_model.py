@@ -78,7 +78,7 @@ def ratio(seconds, top, bottom, factor=1.0):
 def single_plans(algorithm):
     """Plans of all environments at once, and of one after another."""
     obs, noise = algorithm.task.observations(), algorithm.plan_noise(0)
-    pairs = torch.zeros(algorithm.planner.rounds, 2, dtype=torch.int64)
+    pairs = torch.zeros(algorithm.planner.iterations, 2, dtype=torch.int64)
     pairs[:, 1] = 1
     plan = algorithm.planner.plan
 

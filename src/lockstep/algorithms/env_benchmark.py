@@ -6,7 +6,7 @@ from lockstep.base import VecEnv
 from lockstep.protocols import BenchmarkOp
 
 
-def env_work(task: VecEnv, action: Tensor, times: int) -> BenchmarkOp:
+def env_step_op(task: VecEnv, action: Tensor, times: int) -> BenchmarkOp:
     """Return the operation that steps the environments with one action [B, ...], `times` per iteration.
 
     On the CPU this is the task's optional method `step_numpy`, which steps them without tensors, checks and copies.

@@ -23,5 +23,5 @@ class GreedyPolicy(Policy):
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        outputs, _, after = self.net.step(self.normalizer(obs), memory)
-        return self.actions.mode(outputs), outputs, after
+        outputs, _, next_memory = self.net.step(self.normalizer(obs), memory)
+        return self.actions.mode(outputs), outputs, next_memory

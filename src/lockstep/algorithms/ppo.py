@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.env_benchmark import env_work
+from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.algorithms.greedy_policy import GreedyPolicy
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
@@ -101,19 +101,19 @@ class PPOConfig(Algorithm.Config):
         super().validate(task, run)
         unit = lanes * self.length
         if self.batch_size % unit:
-            below = max(unit, self.batch_size - self.batch_size % unit)
-            what = f"{lanes} lanes" if self.length == 1 else f"{lanes} lanes with sequences of {self.length} steps"
+            lower = max(unit, self.batch_size - self.batch_size % unit)
+            sharers = f"{lanes} lanes" if self.length == 1 else f"{lanes} lanes with sequences of {self.length} steps"
             raise ConfigError(
-                f"batch_size is {self.batch_size}, which {what} cannot share evenly.",
-                f"Use {below} or {below + unit}.",
+                f"batch_size is {self.batch_size}, which {sharers} cannot share evenly.",
+                f"Use {lower} or {lower + unit}.",
             )
         if rollout % self.batch_size:
-            fits = [size for size in range(unit, rollout + 1, unit) if rollout % size == 0]
-            near = min(fits, key=lambda size: abs(size - self.batch_size), default=rollout)
+            valid_sizes = [size for size in range(unit, rollout + 1, unit) if rollout % size == 0]
+            closest = min(valid_sizes, key=lambda size: abs(size - self.batch_size), default=rollout)
             raise ConfigError(
                 f"an iteration collects {task.num_envs} x {self.rollout_steps} = {rollout} samples, "
                 f"which minibatches of {self.batch_size} do not divide.",
-                f"Use --algo.batch-size {near}, or change --task.num-envs or --algo.rollout-steps.",
+                f"Use --algo.batch-size {closest}, or change --task.num-envs or --algo.rollout-steps.",
             )
 
     @property
@@ -152,7 +152,7 @@ class PPO(Algorithm):
         if runtime.compilation.mode != "off":  # a compiled update reads it from a fixed address
             self.clip = torch.full((), config.clip_coef, device=runtime.device)
         self._upload = Uploader(runtime.device)
-        self._pieces: PaddedSegments | None = None
+        self._segments: PaddedSegments | None = None
         """Segments of the current minibatch's sequences, if the host computed them in advance."""
 
     def collect(self, clock: TrainState) -> Metrics:
@@ -179,37 +179,38 @@ class PPO(Algorithm):
         recurrent = bool(self.collector.memory)
         rows = self.collector.to_sequences(batch) if recurrent else batch
         # On a device the host splits sequences before each step: splitting there would synchronize with the device.
-        ahead = recurrent and self.runtime.device.type != "cpu" and not self.runtime.exact
-        starts = rows["starts"].cpu() if ahead and config.grad_accum_steps == 1 else None
+        split_on_host = recurrent and self.runtime.device.type != "cpu" and not self.runtime.exact
+        starts = rows["starts"].cpu() if split_on_host and config.grad_accum_steps == 1 else None
         per_lane = config.batch_size // self.lanes.num_lanes // config.length
         count = config.rollout_steps // config.length * self.envs_per_lane  # rows per lane
         for epoch in range(config.epochs):
             counter = clock.iteration * config.epochs + epoch
             order = self.shuffle.permutation(counter, count, device=self.runtime.device)
-            parts = None
+            host_starts = None
             if starts is not None:  # in the same order: host and device draw the same bits
-                parts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
-            for number, minibatch in enumerate(minibatches(rows, order, per_lane)):
-                where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {number + 1}"
-                self._pieces = split_at_resets(next(parts)).on_device(self._upload) if parts is not None else None
-                again = partial(minibatch_at, rows, order, per_lane, number)
-                metrics += self.optimizer.step(self.loss, minibatch, rate, where, again)
-            self._pieces = None  # the next loss may be of another batch
+                host_starts = minibatches(starts, self.shuffle.permutation(counter, count), per_lane)
+            for index, minibatch in enumerate(minibatches(rows, order, per_lane)):
+                where = f"iteration {clock.iteration + 1}, epoch {epoch + 1}, minibatch {index + 1}"
+                if host_starts is not None:
+                    self._segments = split_at_resets(next(host_starts)).on_device(self._upload)
+                rebuild = partial(minibatch_at, rows, order, per_lane, index)
+                metrics += self.optimizer.step(self.loss, minibatch, rate, where, rebuild)
+            self._segments = None  # the next loss may be of another batch
             if config.target_kl is not None and metrics.latest("kl") > config.target_kl:
                 break
         self.optimizer.check_last_step()  # before other state of the agent changes
 
         # Observation statistics. Last, so that the first epoch normalizes exactly as the acting policy did.
         if config.normalize_obs:
-            seen = tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), batch["obs"])
-            self.normalizer.update(self.runtime.exact_sum(self.normalizer.batch_stats(seen)))
+            obs = tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), batch["obs"])
+            self.normalizer.update(self.runtime.exact_sum(self.normalizer.batch_stats(obs)))
         return metrics
 
     @torch.no_grad()
     def _prepare_batch(self, metrics: Metrics) -> dict[str, Any]:
         """Return the rollout with standardized advantages as samples [L x T x E, ...]; empty if it is not finite."""
         config, lanes, outcomes = self.config, len(self.lanes), self.collector.outcomes
-        before = self.return_moments.sums.clone(), self.discounted.clone()
+        saved = self.return_moments.sums.clone(), self.discounted.clone()
         rewards = None
         if config.normalize_rewards:
             rewards = self._normalize_rewards(outcomes["reward"], outcomes["terminated"] | outcomes["truncated"])
@@ -220,19 +221,19 @@ class PPO(Algorithm):
         columns = [advantages, advantages.square(), returns, returns.square(), (returns - batch["value"]).square()]
         # Sum per lane so that results do not depend on which lanes share a process.
         table = widen(torch.stack(columns, dim=1)).chunk(lanes)  # [T x E, 5] each
-        seen = upload(value_range(self.collector.rollout["obs"]), self.runtime.device).expand(lanes, 1)
-        sums = self.runtime.exact_sum(torch.cat([torch.stack([lane.sum(0) for lane in table]), seen], dim=1))
+        obs_range = upload(value_range(self.collector.rollout["obs"]), self.runtime.device).expand(lanes, 1)
+        sums = self.runtime.exact_sum(torch.cat([torch.stack([lane.sum(0) for lane in table]), obs_range], dim=1))
         if not sums.isfinite().all():  # some value of some process is not finite; all processes see the same sums
-            self.return_moments.sums.copy_(before[0])
-            self.discounted.copy_(before[1])
+            self.return_moments.sums.copy_(saved[0])
+            self.discounted.copy_(saved[1])
             return {}
 
         # Global advantage statistics
         count = torch.tensor(float(self.samples), dtype=torch.float64)
         mean, variance = moments(sums[0], sums[1], count)
         batch["advantage"] = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
-        _, spread = moments(sums[2], sums[3], count)
-        metrics.add_global("explained_variance", 1.0 - sums[4] / count / spread.clamp(min=1e-8), 1.0)
+        _, return_variance = moments(sums[2], sums[3], count)
+        metrics.add_global("explained_variance", 1.0 - sums[4] / count / return_variance.clamp(min=1e-8), 1.0)
 
         # Log probabilities of the acting policy: once here instead of in every step of the rollout
         batch["log_prob"] = self.runtime.map_lanes(
@@ -247,13 +248,13 @@ class PPO(Algorithm):
         collector, lanes = self.collector, self.lanes.local
         rollout, outcomes = collector.rollout, collector.outcomes
         # With the observation after the last step, whose value is part of this rollout.
-        obs = tree_map(lambda past, now: torch.cat([past, now.unsqueeze(0)]), rollout["obs"], self.task.observations())
+        obs = tree_map(lambda x, last: torch.cat([x, last.unsqueeze(0)]), rollout["obs"], self.task.observations())
         values = torch.cat([rollout["value"], collector.last_value.unsqueeze(0)])
         cut = torch.where(outcomes["truncated"], collector.truncation_values, 0.0)
-        given, made = {"observation": obs, "reward": outcomes["reward"]}, {"value": values, "value at a cut": cut}
+        inputs, outputs = {"observation": obs, "reward": outcomes["reward"]}, {"value": values, "value at a cut": cut}
         self.optimizer.nonfinite_policy.handle(
             f"iteration {clock.iteration + 1}, before update {self.updates + 1}, has a rollout that is not finite:",
-            locate_nonfinite(given, lanes) or locate_nonfinite(made, lanes),
+            locate_nonfinite(inputs, lanes) or locate_nonfinite(outputs, lanes),
             "Fix the environment, or use --run.on-nonfinite skip to skip such iterations.",
             {"rollout": rollout.buffers | outcomes.buffers | {"last_obs": self.task.observations()}},
         )
@@ -263,12 +264,12 @@ class PPO(Algorithm):
 
     def loss(self, batch: dict[str, Any]) -> Loss:
         """Return the PPO loss of (a part of) a minibatch, as sums over its samples."""
-        config, memory, pieces = self.config, batch.get("memory"), self._pieces
+        config, memory, segments = self.config, batch.get("memory"), self._segments
         if memory is not None:
-            pieces = split_at_resets(batch["starts"]) if pieces is None else pieces
+            segments = split_at_resets(batch["starts"]) if segments is None else segments
             steps = {name: part for name, part in batch.items() if name != "memory"}
             batch = tree_map(lambda x: x.flatten(0, 1), steps)
-        outputs, value = self.net(self.normalizer(batch["obs"]), memory, pieces)
+        outputs, value = self.net(self.normalizer(batch["obs"]), memory, segments)
         log_prob, entropy = self.actions.log_prob_and_entropy(outputs, batch["action"])
         loss = ppo_loss(
             log_prob,
@@ -312,10 +313,10 @@ class PPO(Algorithm):
         adam = FusedAdam(net.parameters(), eps=config.adam_eps)
         rows = max(1, config.batch_size // runtime.lanes.num_lanes * len(runtime.lanes) // fewer)
         rows = -(-rows // config.length) * config.length  # whole sequences
-        seen = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
-        few = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
-        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), seen) for n in (few, rows))
-        memory, before = net.initial_state(few), net.initial_state(rows // config.length)
+        samples = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
+        envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
+        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), samples) for n in (envs, rows))
+        memory, batch_memory = net.initial_state(envs), net.initial_state(rows // config.length)
         starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
 
         @torch.no_grad()
@@ -325,13 +326,13 @@ class PPO(Algorithm):
 
         def learn() -> None:
             with runtime.autocast():
-                outputs, value = net(minibatch, before, split_at_resets(starts) if before else None)
+                outputs, value = net(minibatch, batch_memory, split_at_resets(starts) if batch_memory else None)
             adam.zero_grad()
             (outputs.sum() + value.sum()).backward()
             adam.step()
 
         updates = config.epochs * self.samples // config.batch_size
-        inference = BenchmarkOp("inference", few, config.rollout_steps, act, fewer)
+        inference = BenchmarkOp("inference", envs, config.rollout_steps, act, fewer)
         ops = [inference, BenchmarkOp("learning", rows, updates, learn, fewer)]
-        env = env_work(self.task, self.collector.rollout["action"][0].clone(), config.rollout_steps)
+        env = env_step_op(self.task, self.collector.rollout["action"][0].clone(), config.rollout_steps)
         return [env, *ops] if fewer == 1 else ops

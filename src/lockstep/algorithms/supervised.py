@@ -91,7 +91,8 @@ class Supervised(Algorithm):
         self.loader = DataLoader(task, config.batch_size, runtime.lanes, config.num_workers)
         example = task.read("train", np.zeros(1, dtype=np.int64))["inputs"]
         self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
-        adam = FusedAdam(_groups(self.net, config.weight_decay), lr=config.learning_rate, decoupled_weight_decay=True)
+        groups = _param_groups(self.net, config.weight_decay)
+        adam = FusedAdam(groups, lr=config.learning_rate, decoupled_weight_decay=True)
         self.optimizer = DistributedOptimizer(
             runtime,
             adam,
@@ -106,7 +107,7 @@ class Supervised(Algorithm):
         self.batch: dict[str, Any] = {}
         self._upload = Uploader(runtime.device)
         # On a device the host indexes nodes and edges before the upload: indexing there would synchronize.
-        self._locates = runtime.device.type != "cpu" and not runtime.exact and config.grad_accum_steps == 1
+        self._index_on_host = runtime.device.type != "cpu" and not runtime.exact and config.grad_accum_steps == 1
         self._index: Any = None
         """Indices of the nodes and edges of the current batch; None if the network computes them."""
 
@@ -115,7 +116,7 @@ class Supervised(Algorithm):
         # Next batch
         with self.runtime.phase("load"):
             batch, self.samples = self.loader.batch(clock.samples)
-            index = self.net.locate(batch["inputs"]) if self._locates else {}
+            index = self.net.locate(batch["inputs"]) if self._index_on_host else {}
         # Upload to the device
         uploaded = self._upload({"batch": batch, "index": index})
         self.batch, self._index = uploaded["batch"], uploaded["index"] or None
@@ -126,12 +127,12 @@ class Supervised(Algorithm):
         epoch, position = divmod(clock.samples, self.loader.count)
         where = f"epoch {epoch + 1}, example {position:,}"
         # AdamW step
-        metrics = self.optimizer.step(self.loss, self.batch, self._rate(clock), where)
+        metrics = self.optimizer.step(self.loss, self.batch, self._learning_rate(clock), where)
         self._index = None  # later losses may be of a part of the batch
         self.optimizer.check_last_step()
         return metrics
 
-    def _rate(self, clock: TrainState) -> float:
+    def _learning_rate(self, clock: TrainState) -> float:
         """Return the learning rate of the next update."""
         config = self.config
         # Scaling with the batch size, and warm-up
@@ -153,11 +154,11 @@ class Supervised(Algorithm):
         """Return the loss as a sum over examples. Padding of a lane has weight 0."""
         prediction, weight = self.net(batch["inputs"], self._index).float(), batch["weight"]
         if self.task.target_type == "classification":
-            each = nnf.binary_cross_entropy_with_logits(prediction, batch["target"], reduction="none")
+            losses = nnf.binary_cross_entropy_with_logits(prediction, batch["target"], reduction="none")
         else:
             mean, std = self.task.target_mean_std
-            each = (prediction - (batch["target"] - mean) / std).square()
-        total = (each * weight).sum()
+            losses = (prediction - (batch["target"] - mean) / std).square()
+        total = (losses * weight).sum()
         return Loss(total, weight.sum(), {"example_loss": total.detach()})
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
@@ -196,7 +197,7 @@ class Predictor(Policy):
         return outputs * std + mean, outputs, memory
 
 
-def _groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
+def _param_groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:
     """Split parameters into those with weight decay (matrices of layers) and those without."""
     embedded = {p for module in net.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
     matrices = [(name, p) for name, p in net.named_parameters() if p.dim() > 1 and p not in embedded]

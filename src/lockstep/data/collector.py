@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.data.episode_statistics import EpisodeStatistics
-from lockstep.data.rollout import Rollout, episode_starts, flatten_rollout, sequences
+from lockstep.data.rollout import Rollout, flatten_rollout
 from lockstep.distributed import Runtime
 from lockstep.metrics import Metrics, widen
 from lockstep.nn.actor_critic import ActorCritic
@@ -51,8 +51,8 @@ class OnPolicyCollector:
         self.truncation_values = torch.zeros(self.rollout_steps, envs, device=device)  # read where truncated
         # Decided by the environments of the whole run, so that the number of processes decides nothing.
         self.acting = nullcontext if net.prefers_fp32(lanes.num_lanes * self.envs_per_lane) else self.runtime.autocast
-        self._act = self.runtime.compilation(self._act_on, "acting")
-        self._value = self.runtime.compilation(self._value_of, "a value")
+        self._act = self.runtime.compilation(self._act_batch, "acting")
+        self._value = self.runtime.compilation(self._value_batch, "a value")
 
     @torch.no_grad()
     def collect(self, clock: TrainState) -> Metrics:
@@ -66,11 +66,11 @@ class OnPolicyCollector:
             with runtime.phase("act"):
                 if self.memory and t % self.sequence_steps == 0:
                     self.sequence_starts.write(t // self.sequence_steps, {"memory": self.memory})
-                acted = runtime.map_lanes(self._act, {"obs": obs, "noise": draws, "memory": self.memory})
-                memory = acted.pop("memory")
-                rollout.write(t, {"obs": obs, **acted})
+                policy_step = runtime.map_lanes(self._act, {"obs": obs, "noise": draws, "memory": self.memory})
+                memory = policy_step.pop("memory")
+                rollout.write(t, {"obs": obs, **policy_step})
             with runtime.phase("env"):
-                step = self.task.step(acted["action"])
+                step = self.task.step(policy_step["action"])
             outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
             outcomes.write(t, {**outcome, **step.episode_info})
             if step.any_truncated:
@@ -81,13 +81,13 @@ class OnPolicyCollector:
         ended = outcomes["terminated"] | outcomes["truncated"]
         return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode_info})
 
-    def _act_on(self, part: dict[str, Any]) -> Tree:
+    def _act_batch(self, part: dict[str, Any]) -> Tree:
         with self.acting():
             outputs, value, memory = self.net.step(self.normalizer(part["obs"]), part["memory"])
         action = self.actions.sample(outputs, part["noise"])
         return {"action": action, "outputs": outputs, "value": value, "memory": memory}
 
-    def _value_of(self, part: dict[str, Any]) -> Tensor:
+    def _value_batch(self, part: dict[str, Any]) -> Tensor:
         with self.acting():
             return self.net.value(self.normalizer(part["obs"]), part["memory"])
 
@@ -104,20 +104,22 @@ class OnPolicyCollector:
 
     def to_sequences(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Regroup samples into sequences [L x T/S x E, S, ...], with recurrent states and episode starts."""
-        lanes, outcomes = len(self.runtime.lanes), self.outcomes
-        starts = flatten_rollout(episode_starts(outcomes["terminated"] | outcomes["truncated"]), lanes)
-        rows = sequences(batch | {"starts": starts}, lanes, self.rollout_steps, self.sequence_steps)
+        lanes, ended = len(self.runtime.lanes), self.outcomes["terminated"] | self.outcomes["truncated"]
+        starts = torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])  # [T, B], of episodes within the rollout
+        shape = (lanes, self.rollout_steps // self.sequence_steps, self.sequence_steps, -1)
+        steps = batch | {"starts": flatten_rollout(starts, lanes)}
+        rows = tree_map(lambda x: x.unflatten(0, shape).transpose(2, 3).flatten(0, 2), steps)
         return dict(rows | {"memory": flatten_rollout(self.sequence_starts["memory"], lanes)})
 
     @property
     def buffers(self) -> dict[str, Any]:
         """The buffers of collected samples."""
-        kept = {"rollout": self.rollout, "outcomes": self.outcomes, "memories": self.sequence_starts}
-        return {name: rollout.buffers for name, rollout in kept.items()} | {"cut_values": self.truncation_values}
+        rollouts = {"rollout": self.rollout, "outcomes": self.outcomes, "memories": self.sequence_starts}
+        return {name: rollout.buffers for name, rollout in rollouts.items()} | {"cut_values": self.truncation_values}
 
     def lane_state(self, lane: int) -> StateDict:
-        place = self.runtime.lanes.local.index(lane)
-        memory = tree_map(lambda x: x.unflatten(0, (-1, self.envs_per_lane))[place], self.memory)
+        index = self.runtime.lanes.local.index(lane)
+        memory = tree_map(lambda x: x.unflatten(0, (-1, self.envs_per_lane))[index], self.memory)
         return {**named_leaves(memory, "memory"), **self.episodes.lane_state(lane)}
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:

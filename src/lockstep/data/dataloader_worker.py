@@ -24,7 +24,7 @@ from lockstep.config import ConfigError, apply_overrides, as_dict
 from lockstep.lanes import Lanes
 from lockstep.pytree import named_leaves
 
-PATIENCE = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds for a worker to exit before it is killed."""
 
 
@@ -37,10 +37,10 @@ class LoaderWorker:
 
     def __init__(self, config: Any, split: str, name: str) -> None:
         self.name = name
-        kind = type(config)
-        if kind.__module__ == "__main__" or kind.__module__.startswith("recipe_in_"):
+        cls = type(config)
+        if cls.__module__ == "__main__" or cls.__module__.startswith("recipe_in_"):
             raise ConfigError(
-                f"{kind.__name__} is not in a module that a data worker, a separate Python process, can import.",
+                f"{cls.__name__} is not in a module that a data worker, a separate Python process, can import.",
                 "Move the data set to a separate module, or use --algo.num-workers 0.",
             )
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -52,34 +52,34 @@ class LoaderWorker:
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self._questions, self._answers = self.process.stdin, self.process.stdout
-        self._turn = threading.Lock()
-        self._end = weakref.finalize(self, _end, self.process)
-        settings = {"module": kind.__module__, "name": kind.__qualname__, "values": as_dict(config), "split": split}
+        self._requests, self._responses = self.process.stdin, self.process.stdout
+        self._lock = threading.Lock()
+        self._terminate = weakref.finalize(self, _terminate, self.process)
+        settings = {"module": cls.__module__, "name": cls.__qualname__, "values": as_dict(config), "split": split}
         self._send(json.dumps(settings).encode())
 
     def read(self, rows: np.ndarray) -> dict[str, Any]:
         """Read the examples of some rows, with the same result as `Dataset.read`."""
-        with self._turn:
+        with self._lock:
             self._send(rows.astype("<i8").tobytes())
-            answer = _receive(self._answers)
-        if answer is None:
-            code = self.process.wait(PATIENCE)
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise ReaderError(f"{self.name} {how}. See its output on standard error for the cause.")
-        return _unfold(load(answer))
+            response = _receive(self._responses)
+        if response is None:
+            code = self.process.wait(EXIT_TIMEOUT)
+            cause = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise ReaderError(f"{self.name} {cause}. See its output on standard error for the cause.")
+        return _unflatten(load(response))
 
     def _send(self, message: bytes) -> None:
-        with suppress(BrokenPipeError):  # the worker has died; reading its answer reports that
-            _send(self._questions, message)
+        with suppress(BrokenPipeError):  # the worker has died; reading its response reports that
+            _send(self._requests, message)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _terminate(process: "subprocess.Popen[bytes]") -> None:
     for pipe in (process.stdin, process.stdout):
         with suppress(OSError):
             pipe.close()  # type: ignore[union-attr]
     try:
-        process.wait(PATIENCE)
+        process.wait(EXIT_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -93,13 +93,13 @@ def _send(pipe: IO[bytes], message: bytes) -> None:
 
 def _receive(pipe: IO[bytes]) -> bytes | None:
     """Return the next message; None if the other end is closed."""
-    head = pipe.read(8)
-    size = int.from_bytes(head, "little") if len(head) == 8 else 0
+    header = pipe.read(8)
+    size = int.from_bytes(header, "little") if len(header) == 8 else 0
     message = pipe.read(size) if size else b""
     return message if size and len(message) == size else None
 
 
-def _unfold(flat: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _unflatten(flat: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Rebuild a nested dict from tensors with dotted names."""
     tree: dict[str, Any] = {}
     for name, tensor in flat.items():
@@ -114,18 +114,18 @@ def _unfold(flat: dict[str, torch.Tensor]) -> dict[str, Any]:
 def main() -> int:
     """Build the data set and answer read requests until standard input is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches this process; a stopping run still reads a batch
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # output that a data set prints must not mix with the answers
+    responses = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # output that a data set prints must not mix with the responses
     torch.set_num_threads(1)
     message = _receive(sys.stdin.buffer)
     if message is None:
         return 0
     settings = json.loads(message)
-    kind = getattr(importlib.import_module(settings["module"]), settings["name"])
-    data = apply_overrides(kind(), settings["values"]).build(Lanes(1, range(1), 0), torch.device("cpu"))
+    cls = getattr(importlib.import_module(settings["module"]), settings["name"])
+    data = apply_overrides(cls(), settings["values"]).build(Lanes(1, range(1), 0), torch.device("cpu"))
     while (rows := _receive(sys.stdin.buffer)) is not None:
         tree = data.read(settings["split"], np.frombuffer(rows, "<i8").copy())
-        _send(answers, save({name: tensor.contiguous() for name, tensor in named_leaves(tree).items()}))
+        _send(responses, save({name: tensor.contiguous() for name, tensor in named_leaves(tree).items()}))
     data.close()
     return 0
 

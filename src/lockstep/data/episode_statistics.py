@@ -23,9 +23,9 @@ class EpisodeStatistics:
     def __init__(self, lanes: range, envs: int, device: torch.device | None = None) -> None:
         """Keep them on the device if it is CUDA and supports float64, otherwise on the host."""
         self.lanes = lanes
-        where = device if device is not None and device.type == "cuda" and has_float64(device) else "cpu"
-        self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64, device=where)  # [L, E]
-        self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64, device=where)  # [L, E]
+        stats_device = device if device is not None and device.type == "cuda" and has_float64(device) else "cpu"
+        self.returns = torch.zeros(len(lanes), envs, dtype=torch.float64, device=stats_device)  # [L, E]
+        self.lengths = torch.zeros(len(lanes), envs, dtype=torch.int64, device=stats_device)  # [L, E]
 
     def count(self, rewards: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> Metrics:
         """Add the rewards and episode ends of a rollout, [T, B]; return metrics of the episodes that ended in it."""
@@ -34,9 +34,9 @@ class EpisodeStatistics:
         ended = ended.cpu()
         tally = np.zeros((len(self.lanes), 4))
         _tally(rewards.cpu().numpy(), ended.numpy(), self.returns.numpy(), self.lengths.numpy(), tally)
-        total, summed, length, episodes = torch.from_numpy(tally).unbind(1)
+        total, finite_episodes, length, episodes = torch.from_numpy(tally).unbind(1)
         metrics = Metrics()
-        metrics.add_local("ep_return_mean", total, summed)
+        metrics.add_local("ep_return_mean", total, finite_episodes)
         metrics.add_local("ep_length_mean", length, episodes)
         for name, values in extras.items():
             # Count only rows that ended. Sum per lane so that results do not depend on which lanes share a process.
@@ -54,16 +54,16 @@ class EpisodeStatistics:
         """Compute `count` on the device without synchronizing; the sums stay there."""
         steps, lanes = len(rewards), len(self.lanes)
         # Return and length [T, 2, B] after each step, starting from their values before the rollout.
-        along = torch.stack([rewards.double(), torch.ones_like(rewards, dtype=torch.float64)], dim=1)
-        alive = (~ended).double().unsqueeze(1)  # [T, 1, B]
-        before = torch.stack([self.returns.flatten(), self.lengths.flatten().double()])
+        running = torch.stack([rewards.double(), torch.ones_like(rewards, dtype=torch.float64)], dim=1)
+        mask = (~ended).double().unsqueeze(1)  # [T, 1, B]
+        total = torch.stack([self.returns.flatten(), self.lengths.flatten().double()])
         for t in range(steps):
-            before = along[t].add_(before) if t == 0 else torch.addcmul(along[t], before, alive[t - 1], out=along[t])
-        last = before * alive[-1]
+            total = running[t].add_(total) if t == 0 else torch.addcmul(running[t], total, mask[t - 1], out=running[t])
+        last = total * mask[-1]
         self.returns.copy_(last[0].view_as(self.returns))
         self.lengths.copy_(last[1].view_as(self.lengths))
         # Skip non-finite returns, which would make the mean non-finite. NaN in an extra means "no value".
-        pairs = {"return": (along[:, 0], ended & along[:, 0].isfinite()), "length": (along[:, 1], ended)}
+        pairs = {"return": (running[:, 0], ended & running[:, 0].isfinite()), "length": (running[:, 1], ended)}
         pairs |= {name: (values.double(), ended & ~values.isnan()) for name, values in extras.items()}
         columns = [x for values, counted in pairs.values() for x in (torch.where(counted, values, 0.0), counted)]
         table = flatten_rollout(torch.stack(columns, dim=-1), lanes).chunk(lanes)  # [T x E, 2 x names] each

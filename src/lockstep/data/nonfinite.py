@@ -11,7 +11,7 @@ from torch import Tensor
 from lockstep.metrics import widen
 from lockstep.pytree import Tree, leaves, named_leaves
 
-_SHOWN = 4
+_MAX_SHOWN = 4
 
 
 def value_range(tree: Tree) -> Tensor:
@@ -25,13 +25,13 @@ def locate_nonfinite(named: Any, lanes: range) -> list[str]:
     """Describe non-finite values of tensors [T, B, ...]: the first one per environment and tensor, sorted by step."""
     found = []
     for name, x in named_leaves(named).items():
-        bad = ~x.isfinite().reshape(*x.shape[:2], -1)  # [T, B, values of one observation]
-        for row in bad.any(2).any(0).nonzero().flatten().tolist():
-            step, number = bad[:, row].nonzero()[0].tolist()
+        nonfinite = ~x.isfinite().reshape(*x.shape[:2], -1)  # [T, B, values of one observation]
+        for row in nonfinite.any(2).any(0).nonzero().flatten().tolist():
+            step, number = nonfinite[:, row].nonzero()[0].tolist()
             lane, env = divmod(row, x.shape[1] // len(lanes))
             source = f"lane {lanes[lane]}, environment {env} of the lane, step {step} of the rollout: {name}"
             index = [int(i) for i in torch.unravel_index(torch.tensor(number), x.shape[2:])]
             found.append((step, f"{source}{index or ''} is {x[step, row].flatten()[number].item()}"))
     ordered = [message for _, message in sorted(found, key=lambda entry: entry[0])]
-    more = f"lanes {lanes.start} to {lanes.stop - 1}: {len(ordered) - _SHOWN} more places"
-    return [*ordered[:_SHOWN], *([more] if len(ordered) > _SHOWN else [])]
+    overflow = f"lanes {lanes.start} to {lanes.stop - 1}: {len(ordered) - _MAX_SHOWN} more places"
+    return [*ordered[:_MAX_SHOWN], *([overflow] if len(ordered) > _MAX_SHOWN else [])]

@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError
 from lockstep.data.nonfinite import locate_nonfinite, value_range
-from lockstep.data.replay_sampling import RingBuffer, n_step_targets, stretches
+from lockstep.data.replay_sampling import RingBuffer, n_step_targets, valid_sequences
 from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer
 from lockstep.lanes import Lanes
@@ -52,19 +52,19 @@ def add_rollout(
     Non-finite values would stay in replay for long. The optimizer's policy decides how many such rollouts may be
     skipped before the run stops.
     """
-    lanes, seen = optimizer.runtime.lanes, rollout.buffers | outcomes.buffers
-    table = value_range(seen).expand(len(lanes), 1)
+    lanes, buffers = optimizer.runtime.lanes, rollout.buffers | outcomes.buffers
+    table = value_range(buffers).expand(len(lanes), 1)
     if optimizer.runtime.exact_sum(table).isfinite().all():
         for t in range(rollout.horizon):
-            replay.write(tree_map(lambda x, t=t: x[t], seen))
+            replay.write(tree_map(lambda x, t=t: x[t], buffers))
         return True
-    given = {"observation": rollout["obs"], "reward": outcomes["reward"], "next observation": outcomes["next_obs"]}
+    inputs = {"observation": rollout["obs"], "reward": outcomes["reward"], "next observation": outcomes["next_obs"]}
     update = int(optimizer.updates) + 1
     optimizer.nonfinite_policy.handle(
         f"iteration {clock.iteration + 1}, before update {update}, has a rollout that is not finite:",
-        locate_nonfinite(given, lanes.local) or locate_nonfinite({"action": rollout["action"]}, lanes.local),
+        locate_nonfinite(inputs, lanes.local) or locate_nonfinite({"action": rollout["action"]}, lanes.local),
         "Fix the environment, or use --run.on-nonfinite skip to skip such iterations.",
-        {"rollout": seen},
+        {"rollout": buffers},
     )
     return False
 
@@ -135,10 +135,10 @@ class Replay:
         """Add one step of every environment, [B, ...] each. Full rings overwrite their oldest row."""
         row = self._stop % self.rows
         slots = [ring[:, row] for ring in leaves(self.buffers)]
-        given = [value.unflatten(0, (-1, self.envs)) for value in leaves(values)]
+        rows = [value.unflatten(0, (-1, self.envs)) for value in leaves(values)]
         if self.device.type == "cpu" and self._learner.type != "cpu":
-            given = download_bytes(given)  # one transfer for all tensors
-        torch._foreach_copy_(slots, given)
+            rows = download_bytes(rows)  # one transfer for all tensors
+        torch._foreach_copy_(slots, rows)
         self._written += 1
         self._stop_on_device += 1
 
@@ -162,10 +162,9 @@ class Replay:
         ring = self._ring
         if in_graph:
             ring = ring._replace(first=(self._stop_on_device - self.rows).clamp(min=0), stop=self._stop_on_device)
-        targets = n_step_targets(starts, ring, steps, discount, self.buffers)
-        batch = {name: _gather(rings, targets.first) for name, rings in self.buffers.items() if name not in OUTCOME}
-        batch |= {"reward": targets.reward, "next_obs": _gather(self.buffers["next_obs"], targets.last)}
-        batch["discount"] = targets.discount
+        reward, first, last, bootstrap = n_step_targets(starts, ring, steps, discount, self.buffers)
+        batch = {name: _gather(rings, first) for name, rings in self.buffers.items() if name not in OUTCOME}
+        batch |= {"reward": reward, "next_obs": _gather(self.buffers["next_obs"], last), "discount": bootstrap}
         return dict(self._upload(batch)) if self.device.type == "cpu" else batch
 
     def slices(self, counter: int, count: int, steps: int) -> dict[str, Any]:
@@ -174,12 +173,12 @@ class Replay:
         `obs` has one more step: the observation after the last step. Valid starts are equally likely. `whole` [L x M]
         is a mask: if no episode of a lane is long enough, its sequences are invalid and must have weight 0.
         """
-        held = min(self._stop, self.rows)
-        if (self._written != self._stop).any() or held < steps:
+        stored = min(self._stop, self.rows)
+        if (self._written != self._stop).any() or stored < steps:
             raise ValueError(f"there are no {steps} steps to sample: lanes have written {self._written.tolist()}.")
         # [L, M, tries]
-        tries = self._streams.integers(counter, (held - steps + 1) * self.envs, count, _TRIES, device=self.device)
-        flat, whole = stretches(tries, self._ring, steps, self.buffers)
+        tries = self._streams.integers(counter, (stored - steps + 1) * self.envs, count, _TRIES, device=self.device)
+        flat, whole = valid_sequences(tries, self._ring, steps, self.buffers)
         batch = {
             name: tree_map(lambda x: x.unflatten(0, flat.shape), _gather(rings, flat.flatten()))
             for name, rings in self.buffers.items()
@@ -209,38 +208,38 @@ class Replay:
         stop = int(state["written"])
         if not 0 <= stop < 2**62:
             raise ValueError(f"{owner}: {stop} is not a valid number of written steps.")
-        held = min(stop, self.rows)
+        stored = min(stop, self.rows)
         for name, ring in rings.items():
             saved = state[name]
-            if saved.dtype != ring.dtype or saved.shape != (held, *ring.shape[1:]):
+            if saved.dtype != ring.dtype or saved.shape != (stored, *ring.shape[1:]):
                 raise ValueError(
                     f"{owner}: {name} was saved as {saved.dtype} {tuple(saved.shape)} and is {ring.dtype} "
-                    f"{(held, *ring.shape[1:])} here.\nResume a run with the configuration it was started with."
+                    f"{(stored, *ring.shape[1:])} here.\nResume a run with the configuration it was started with."
                 )
         for name, ring in rings.items():
-            _write(ring, stop - held, state[name])
+            _write(ring, stop - stored, state[name])
         self._written[position] = stop
         self._stop_on_device.fill_(stop)
 
 
-def _choose_device(wanted: str, learner: torch.device, size: int) -> torch.device:
+def _choose_device(setting: str, learner: torch.device, size: int) -> torch.device:
     """Choose the device that stores rings of `size` bytes for training on device `learner`."""
-    if wanted == "cpu" or learner.type != "cuda":
+    if setting == "cpu" or learner.type != "cuda":
         return torch.device("cpu")
-    fits = wanted == "cuda" or size <= torch.cuda.mem_get_info(learner)[0] // 2
+    fits = setting == "cuda" or size <= torch.cuda.mem_get_info(learner)[0] // 2
     return learner if fits else torch.device("cpu")
 
 
-def _gather(rings: Any, places: Tensor) -> Any:
-    """Select the entries at flat indices `places` from rings [L, T, E, ...]."""
-    return tree_map(lambda x: x.flatten(0, 2).index_select(0, places), rings)
+def _gather(rings: Any, indices: Tensor) -> Any:
+    """Select the entries at flat `indices` from rings [L, T, E, ...]."""
+    return tree_map(lambda x: x.flatten(0, 2).index_select(0, indices), rings)
 
 
 def _parts(size: int, start: int, stop: int) -> list[slice]:
     """Return the slices of a ring that hold rows `start` up to `stop`; the second is empty unless they wrap around."""
     first, count = start % size, stop - start
-    until = min(first + count, size)
-    return [slice(first, until), slice(0, count - (until - first))]
+    end = min(first + count, size)
+    return [slice(first, end), slice(0, count - (end - first))]
 
 
 def _read(ring: Tensor, start: int, stop: int) -> Tensor:
@@ -248,6 +247,6 @@ def _read(ring: Tensor, start: int, stop: int) -> Tensor:
 
 
 def _write(ring: Tensor, start: int, rows: Tensor) -> None:
-    ahead, behind = _parts(len(ring), start, start + len(rows))
-    ring[ahead].copy_(rows[: ahead.stop - ahead.start])
-    ring[behind].copy_(rows[ahead.stop - ahead.start :])
+    head, tail = _parts(len(ring), start, start + len(rows))
+    ring[head].copy_(rows[: head.stop - head.start])
+    ring[tail].copy_(rows[head.stop - head.start :])

@@ -1,8 +1,7 @@
 """Rollout buffer: observations, actions and rewards of all local environments over a horizon.
 
 Shapes: L local lanes, T horizon, E environments per lane, B = L x E local environments, lane after lane. Buffers are
-[T, B, ...], so that a step is written as one block. The T x E samples of a lane are numbered by time first. S is the
-sequence length for recurrent networks.
+[T, B, ...], so that a step is written as one block. The T x E samples of a lane are numbered by time first.
 """
 
 from collections.abc import Iterator
@@ -38,20 +37,6 @@ class Rollout:
 def flatten_rollout(values: Tree, lanes: int) -> Any:
     """Reshape a rollout [T, B, ...] to samples [L x T x E, ...], lane after lane and by time within a lane."""
     return tree_map(lambda x: x.unflatten(1, (lanes, -1)).transpose(0, 1).flatten(0, 2), values)
-
-
-def episode_starts(ended: Tensor) -> Tensor:
-    """Return which steps [T, B] are the first of an episode that starts within the rollout, from episode ends."""
-    return torch.cat([torch.zeros_like(ended[:1]), ended[:-1]])
-
-
-def sequences(batch: Tree, lanes: int, horizon: int, length: int) -> Any:
-    """Reshape samples [L x T x E, ...] to sequences of S steps of one environment, [L x T/S x E, S, ...]."""
-
-    def regroup(x: Tensor) -> Tensor:
-        return x.unflatten(0, (lanes, horizon // length, length, -1)).transpose(2, 3).flatten(0, 2)
-
-    return tree_map(regroup, batch)
 
 
 def minibatches(batch: Tree, order: Tensor, size: int) -> Iterator[Any]:

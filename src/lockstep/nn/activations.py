@@ -43,42 +43,42 @@ class _Tanh(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        return torch.ops.aten.tanh_backward(slopes[0], *ctx.saved_tensors)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        return torch.ops.aten.tanh_backward(grad_outputs[0], *ctx.saved_tensors)
 
 
 class _Mish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        power = x.clamp(max=20.0).exp_()  # above 20, Mish is x
-        part = power.mul_(power + 2.0)
-        part.div_(part + 2.0)  # tanh(log(1 + e^x))
-        ctx.save_for_backward(x, part)
-        return x * part
+        exps = x.clamp(max=20.0).exp_()  # above 20, Mish is x
+        tanh = exps.mul_(exps + 2.0)
+        tanh.div_(tanh + 2.0)  # tanh(log(1 + e^x))
+        ctx.save_for_backward(x, tanh)
+        return x * tanh
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
-        x, part = ctx.saved_tensors
-        slope = x.sigmoid().mul_(x).mul_(1.0 - part.square())
-        return slope.add_(part).mul_(slopes[0])
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        x, tanh = ctx.saved_tensors
+        grad = x.sigmoid().mul_(x).mul_(1.0 - tanh.square())
+        return grad.add_(tanh).mul_(grad_outputs[0])
 
 
 class _Simplicial(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: int) -> Tensor:
         parts = x.reshape(-1, group)
-        power = (parts - parts.amax(1, keepdim=True)).exp_()
-        power.div_(_sums(power))
-        ctx.save_for_backward(power)
-        return power.view(x.shape)
+        out = (parts - parts.amax(1, keepdim=True)).exp_()
+        out.div_(_row_sums(out))
+        ctx.save_for_backward(out)
+        return out.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
-        (power,) = ctx.saved_tensors
-        slope = slopes[0].reshape(power.shape)
-        return (slope - _sums(slope * power)).mul_(power).view(slopes[0].shape), None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (out,) = ctx.saved_tensors
+        grad = grad_outputs[0].reshape(out.shape)
+        return (grad - _row_sums(grad * out)).mul_(out).view(grad_outputs[0].shape), None
 
 
-def _sums(parts: Tensor) -> Tensor:
+def _row_sums(parts: Tensor) -> Tensor:
     """Sum each row and repeat the sum along the row. A matrix product is faster than `sum` for short rows."""
     return parts @ parts.new_ones(parts.shape[1], parts.shape[1])

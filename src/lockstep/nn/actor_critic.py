@@ -44,22 +44,22 @@ class ActorCritic(nn.Module):
         self.value_head = orthogonal_init(nn.Linear(features, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.num_free_params)) if actions.num_free_params else None
 
-    def forward(self, obs: Tree, memory: Any = None, pieces: PaddedSegments | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, obs: Tree, memory: Any = None, segments: PaddedSegments | None = None) -> tuple[Tensor, Tensor]:
         """Return outputs for the action distribution [N, O] and values [N], both fp32 for any autocast dtype.
 
         A recurrent network needs its state before each sequence, and the split of the sequences at episode starts.
         """
         features = self._encode(obs)
         for name, layer in self.memories.items():
-            features[name] = layer(features[name], memory[name], pieces)
+            features[name] = layer(features[name], memory[name], segments)
         return self._outputs(features["policy"]), self._value(features.get("value", features["policy"]))
 
     def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
         """Return outputs and values for one step of N episodes, and the recurrent state after it."""
-        features, after = self._encode(obs), {}
+        features, next_memory = self._encode(obs), {}
         for name, layer in self.memories.items():
-            features[name], after[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
-        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"])), after
+            features[name], next_memory[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
+        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"])), next_memory
 
     def value(self, obs: Tree, memory: Any = None) -> Tensor:
         """Return only the values for one step of N episodes, [N]."""

@@ -62,8 +62,8 @@ class Categorical:
             return fused_losses.FusedCategorical.apply(outputs, action)
         logs = outputs.log_softmax(-1)
         # A masked action has log probability -inf and contributes 0 to the entropy: 0 x -inf must not become NaN.
-        spread = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
-        return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -spread.sum(-1)
+        terms = logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)
+        return logs.gather(-1, action.unsqueeze(-1)).squeeze(-1), -terms.sum(-1)
 
 
 class MultiCategorical(Categorical):

@@ -78,8 +78,8 @@ class CNN(nn.Module):
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
         # Boards are channels-first; camera images are often height x width x channels.
-        self.colours_last = space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
-        planes, height, width = np.roll(space.shape, 1).tolist() if self.colours_last else space.shape
+        self.channels_last = space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
+        planes, height, width = np.roll(space.shape, 1).tolist() if self.channels_last else space.shape
         channels = config.widths
         layers: list[nn.Module] = []
         for before, after in pairwise((planes, *channels)):
@@ -97,7 +97,7 @@ class CNN(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, obs: Tensor) -> Tensor:
-        obs = obs.movedim(-1, 1) if self.colours_last else obs  # [N, C, H, W]
+        obs = obs.movedim(-1, 1) if self.channels_last else obs  # [N, C, H, W]
         x = obs.to(_input_dtype(obs, self.scale), memory_format=torch.channels_last)
         x = self.layers(x if self.scale == 1.0 else x * self.scale)
         # Flatten in memory order (channels last): channels first would need a copy, forward and backward.

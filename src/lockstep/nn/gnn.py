@@ -62,9 +62,9 @@ class GraphNet(nn.Module):
         """Build the network. `example` is a batch of inputs; `vocabularies` has the number of names of each type."""
         super().__init__()
         self.plan = _plan(example.get("edges", {}), config.num_layers)
-        used = {relation.removesuffix(_BACK) for ways in self.plan for _, relation, _ in ways}
+        used = {relation.removesuffix(_BACK) for edge_types in self.plan for _, relation, _ in edge_types}
         self.relations = [relation for relation in example.get("edges", {}) if relation in used]
-        types = {"now", *(name for relations in self.plan for way in relations for name in (way[0], way[2]))}
+        types = {"now", *(name for relation in self.relations for name in _source_and_target(relation))}
         self.types = [name for name in example["nodes"] if name in types]
         features = {name: example["nodes"][name]["x"].shape[-1] for name in self.types}
         self.encode = nn.ModuleDict({name: _encoder(features[name], config.hidden_size) for name in self.types})
@@ -83,9 +83,9 @@ class GraphNet(nn.Module):
         index = self.locate(inputs) if index is None else index
         hidden = {name: self._encode(name, inputs["nodes"][name], index["nodes"][name]) for name in self.types}
         edges: dict[EdgeType, Tensor] = {}
-        for relation, ends in index["edges"].items():
-            source, target = _ends(relation)
-            edges |= {(source, relation, target): ends, (target, relation + _BACK, source): ends.flip(0)}
+        for relation, edge_index in index["edges"].items():
+            source, target = _source_and_target(relation)
+            edges |= {(source, relation, target): edge_index, (target, relation + _BACK, source): edge_index.flip(0)}
         for step in self.rounds:
             hidden = step(hidden, edges)
         return self.head(hidden["now"]).squeeze(-1)  # [N]
@@ -99,11 +99,11 @@ class GraphNet(nn.Module):
         number = {name: mask.flatten().cumsum(0).view_as(mask) - 1 for name, mask in present.items()}  # among the V
         edges = {}
         for relation in self.relations:
-            source, target = _ends(relation)
+            source, target = _source_and_target(relation)
             slot, slots = inputs["edges"][relation].long(), present[target].shape[1]
-            inside = slot.clamp(max=slots - 1)
-            linked = present[source] & (slot < slots) & present[target].gather(1, inside)
-            edges[relation] = torch.stack([number[source][linked], number[target].gather(1, inside)[linked]])
+            clamped = slot.clamp(max=slots - 1)
+            valid = present[source] & (slot < slots) & present[target].gather(1, clamped)
+            edges[relation] = torch.stack([number[source][valid], number[target].gather(1, clamped)[valid]])
         return {"nodes": {name: mask.flatten().nonzero().squeeze(1) for name, mask in present.items()}, "edges": edges}
 
     def _encode(self, name: str, nodes: dict[str, Tensor], rows: Tensor) -> Tensor:
@@ -124,41 +124,42 @@ EdgeType = tuple[str, str, str]
 class _Round(nn.Module):
     """One round of message passing. Types that receive no messages do not change."""
 
-    def __init__(self, ways: list[EdgeType], config: GraphConfig) -> None:
+    def __init__(self, edge_types: list[EdgeType], config: GraphConfig) -> None:
         from torch_geometric.nn import SAGEConv
 
         super().__init__()
-        self.ways, size, reached = ways, (config.hidden_size, config.hidden_size), sorted({way[2] for way in ways})
+        self.edge_types, size = edge_types, (config.hidden_size, config.hidden_size)
+        target_types = sorted({target for _, _, target in edge_types})
         # The root weight is applied once per node (`keep`), not once per incoming relation.
-        like = {"aggr": config.aggregation, "root_weight": False, "bias": False}
-        self.messages = nn.ModuleDict({relation: SAGEConv(size, size[1], **like) for _, relation, _ in ways})
-        self.keep = nn.ModuleDict({name: nn.Linear(config.hidden_size, config.hidden_size) for name in reached})
-        self.norm = nn.ModuleDict({name: nn.LayerNorm(config.hidden_size) for name in reached})
+        options = {"aggr": config.aggregation, "root_weight": False, "bias": False}
+        self.messages = nn.ModuleDict({relation: SAGEConv(size, size[1], **options) for _, relation, _ in edge_types})
+        self.keep = nn.ModuleDict({name: nn.Linear(config.hidden_size, config.hidden_size) for name in target_types})
+        self.norm = nn.ModuleDict({name: nn.LayerNorm(config.hidden_size) for name in target_types})
 
     def forward(self, hidden: dict[str, Tensor], edges: dict[EdgeType, Tensor]) -> dict[str, Tensor]:
         received = {name: keep(hidden[name]) for name, keep in self.keep.items()}
-        for way in self.ways:
-            source, relation, target = way
-            message = self.messages[relation]((hidden[source], hidden[target]), edges[way])
+        for edge_type in self.edge_types:
+            source, relation, target = edge_type
+            message = self.messages[relation]((hidden[source], hidden[target]), edges[edge_type])
             received[target] = received[target] + message
         return hidden | {name: hidden[name] + self.norm[name](received[name]).relu() for name in received}
 
 
 def _plan(relations: Any, rounds: int) -> list[list[EdgeType]]:
     """List the edge types of each round: only those whose messages can still reach `now`."""
-    ways: list[EdgeType] = []
+    edge_types: list[EdgeType] = []
     for relation in relations:
-        source, target = _ends(relation)
-        ways += [(source, relation, target), (target, relation + _BACK, source)]
+        source, target = _source_and_target(relation)
+        edge_types += [(source, relation, target), (target, relation + _BACK, source)]
     plan: list[list[EdgeType]] = []
     needed = {"now"}
     for _ in range(rounds):
-        plan.append([way for way in ways if way[2] in needed])
-        needed = needed | {way[0] for way in plan[-1]}
+        plan.append([edge_type for edge_type in edge_types if edge_type[2] in needed])
+        needed = needed | {edge_type[0] for edge_type in plan[-1]}
     return plan[::-1]
 
 
-def _ends(relation: str) -> tuple[str, str]:
+def _source_and_target(relation: str) -> tuple[str, str]:
     source, _, target = relation.partition(":")[0].partition(">")
     return source, target
 

@@ -23,11 +23,9 @@ class RunningMeanStd:
     @staticmethod
     def batch_stats(samples: Tensor) -> Tensor:
         """Sum samples [L, N, D] per lane to [L, 2D + 1], one lane at a time so that bits do not depend on L."""
-        rows = []
-        for lane in widen(samples):
-            count = lane.new_full((1,), float(len(lane)))
-            rows.append(torch.cat([lane.sum(0), lane.square().sum(0), count]))
-        return torch.stack(rows)
+        samples = widen(samples)
+        count = samples.new_full((1,), float(samples.shape[1]))
+        return torch.stack([torch.cat([lane.sum(0), lane.square().sum(0), count]) for lane in samples])
 
     def update(self, pooled: Tensor) -> None:
         """Add the pooled table of an iteration, [2D + 1] on the host."""
@@ -37,8 +35,8 @@ class RunningMeanStd:
         """Return mean and standard deviation, [D] float32; (0, 1) before the first update."""
         total, squares = self.sums[:-1].chunk(2)
         mean, variance = moments(total, squares, self.sums[-1])
-        seen = self.sums[-1] > 0
-        std = torch.where(seen, (variance + epsilon).sqrt(), torch.ones_like(variance))
+        has_samples = self.sums[-1] > 0
+        std = torch.where(has_samples, (variance + epsilon).sqrt(), torch.ones_like(variance))
         return mean.float(), std.float()
 
 
@@ -69,9 +67,8 @@ class ObservationNormalizer:
     def batch_stats(self, obs: Tree) -> Tensor:
         """Sum the observations [L, N, ...] of this process into one table [L, K] for the all-reduce."""
         parts = named_leaves(obs)
-        return torch.cat(
-            [RunningMeanStd.batch_stats(parts[name].unsqueeze(-1).flatten(2)) for name in self.moments], dim=1
-        )
+        tables = [RunningMeanStd.batch_stats(parts[name].unsqueeze(-1).flatten(2)) for name in self.moments]
+        return torch.cat(tables, dim=1)
 
     def update(self, pooled: Tensor) -> None:
         sizes = [len(part.sums) for part in self.moments.values()]
@@ -82,11 +79,9 @@ class ObservationNormalizer:
     def freeze(self) -> None:
         """Use the current moments for normalization until the next update."""
         for name, part in self.moments.items():
-            now = part.mean_and_std()
-            if name not in self.frozen:
-                self.frozen[name] = now
-            for held, new in zip(self.frozen[name], now, strict=True):
-                held.copy_(new)  # in place: a CUDA graph reads them at fixed addresses
+            current = part.mean_and_std()
+            for frozen, new in zip(self.frozen.setdefault(name, current), current, strict=True):
+                frozen.copy_(new)  # in place: a CUDA graph reads them at fixed addresses
 
     def state(self) -> StateDict:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}

@@ -4,7 +4,7 @@ Acting runs one step at a time. Training runs whole sequences. They are split wh
 crosses an episode boundary, and padded to equal length, so that one fused kernel processes all of them.
 
 Shapes: N samples or environments, D features, H units; R sequences of S steps, one after another as N = R x S samples;
-G pieces that the sequences are split into, P steps of the longest piece.
+G segments that the sequences are split into, P steps of the longest segment.
 """
 
 import math
@@ -74,53 +74,53 @@ class Recurrent(nn.Module):
             hidden = torch.gru_cell(features.float(), state["hidden"], *weights)
             return hidden, {"hidden": hidden}
 
-    def forward(self, features: Tensor, state: MemoryState, pieces: "PaddedSegments") -> Tensor:
+    def forward(self, features: Tensor, state: MemoryState, segments: "PaddedSegments") -> Tensor:
         """Run whole sequences: features [N, D] to features for the heads [N, H].
 
-        `state` [R, H] is the state before each sequence, `pieces` their split at the first steps of episodes.
+        `state` [R, H] is the state before each sequence, `segments` their split at the first steps of episodes.
         """
-        # A piece that continues an episode from before its sequence starts from that state, the others from zero.
-        begun = tuple(
-            torch.where(pieces.goes_on.unsqueeze(1), state[name][pieces.sequence], 0.0).unsqueeze(0)
+        # A segment that continues an episode from before its sequence starts from that state, the others from zero.
+        hx = tuple(
+            torch.where(segments.continues.unsqueeze(1), state[name][segments.sequence], 0.0).unsqueeze(0)
             for name in self.names
         )  # [1, G, H]
         with torch.autocast(features.device.type, enabled=False):
-            outputs, _ = self.layer(pad_segments(features.float(), pieces), begun if len(begun) > 1 else begun[0])
-        return outputs.flatten(0, 1).index_select(0, pieces.rows)
+            outputs, _ = self.layer(pad_segments(features.float(), segments), hx if len(hx) > 1 else hx[0])
+        return outputs.flatten(0, 1).index_select(0, segments.rows)
 
 
 class PaddedSegments(NamedTuple):
-    """Split of sequences into pieces of one episode each, and their layout after padding."""
+    """Split of sequences into segments of one episode each, and their layout after padding."""
 
     total: int
     """G."""
     longest: int
     """P."""
     rows: Tensor
-    """[N] Row of each sample in the padded layout: its step within its piece, times G, plus its piece."""
+    """[N] Row of each sample in the padded layout: its step within its segment, times G, plus its segment."""
     sequence: Tensor
-    """[G] The sequence that contains each piece."""
-    goes_on: Tensor
-    """[G] Whether a piece continues an episode that started before its sequence."""
+    """[G] The sequence that contains each segment."""
+    continues: Tensor
+    """[G] Whether a segment continues an episode that started before its sequence."""
 
     def on_device(self, upload: Uploader) -> "PaddedSegments":
         """Copy the tensors to the device of `upload`. They are valid until its next call."""
-        return self._replace(**upload({"rows": self.rows, "sequence": self.sequence, "goes_on": self.goes_on}))
+        return self._replace(**upload({"rows": self.rows, "sequence": self.sequence, "continues": self.continues}))
 
 
 def split_at_resets(starts: Tensor) -> PaddedSegments:
-    """Split sequences at episode starts [R, S]. Synchronizes on a GPU, because the number of pieces depends on data."""
-    begins = starts.clone()
-    begins[:, 0] = True
-    first = begins.flatten().nonzero().squeeze(1)  # [G] first sample of each piece
-    piece = begins.flatten().cumsum(0) - 1  # [N]
-    step = torch.arange(starts.numel(), device=starts.device) - first[piece]  # [N]
+    """Split sequences at episode starts [R, S]. Synchronizes on a GPU: their number depends on data."""
+    is_start = starts.clone()
+    is_start[:, 0] = True
+    first = is_start.flatten().nonzero().squeeze(1)  # [G] first sample of each segment
+    segment = is_start.flatten().cumsum(0) - 1  # [N]
+    step = torch.arange(starts.numel(), device=starts.device) - first[segment]  # [N]
     count, longest = len(first), int(step.max()) + 1
-    goes_on = (first % starts.shape[1] == 0) & ~starts.flatten()[first]
-    return PaddedSegments(count, longest, step * count + piece, first // starts.shape[1], goes_on)
+    continues = (first % starts.shape[1] == 0) & ~starts.flatten()[first]
+    return PaddedSegments(count, longest, step * count + segment, first // starts.shape[1], continues)
 
 
-def pad_segments(samples: Tensor, pieces: PaddedSegments) -> Tensor:
-    """Arrange samples [N, D] by piece and pad with zeros to [P, G, D]."""
-    padded = samples.new_zeros(pieces.longest * pieces.total, samples.shape[1])
-    return padded.index_copy(0, pieces.rows, samples).view(pieces.longest, pieces.total, -1)
+def pad_segments(samples: Tensor, segments: PaddedSegments) -> Tensor:
+    """Arrange samples [N, D] by segment and pad with zeros to [P, G, D]."""
+    padded = samples.new_zeros(segments.longest * segments.total, samples.shape[1])
+    return padded.index_copy(0, segments.rows, samples).view(segments.longest, segments.total, -1)

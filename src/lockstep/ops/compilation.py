@@ -5,6 +5,7 @@ inputs, which are copied to fixed addresses, or tensors that are changed in plac
 on the values of tensors, and each call overwrites the results of the last one.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -46,12 +47,12 @@ class Compilation:
     def __call__(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Wrap a function; `name` is for the log."""
         if self.mode == "on":
-            return _Compiled(function, self)
-        return _Recorded(function, name, self) if self.mode == "graphs" else function
+            return _CompiledFunction(function, self)
+        return _CapturedFunction(function, name, self) if self.mode == "graphs" else function
 
-    def note(self, sentence: str) -> None:
-        if sentence not in self.notes:
-            self.notes.append(sentence)
+    def note(self, message: str) -> None:
+        if message not in self.notes:
+            self.notes.append(message)
 
     @cached_property
     def stream(self) -> torch.cuda.Stream:
@@ -59,7 +60,7 @@ class Compilation:
         return torch.cuda.Stream(self.device)
 
 
-class _Compiled:
+class _CompiledFunction:
     """A function compiled by torch, once per input shape."""
 
     def __init__(self, function: Callable[..., Any], compilation: Compilation) -> None:
@@ -78,53 +79,47 @@ class _Compiled:
         return result
 
 
-class _Recorded:
+class _CapturedFunction:
     """A function captured as a CUDA graph per input shape. Runs eagerly if the capture fails."""
 
     def __init__(self, function: Callable[..., Any], name: str, compilation: Compilation) -> None:
         self._function, self._name, self._compilation = function, name, compilation
-        self._calls: dict[Signature, int] = {}
+        self._calls: Counter[Signature] = Counter()
         self._graphs: dict[Signature, _Graph] = {}
-        self._given_up = False
+        self._failed = False
 
     def __call__(self, *inputs: Any) -> Any:
-        if self._given_up:
+        if self._failed:
             return self._function(*inputs)
         signature = _signature(inputs)
         graph = self._graphs.get(signature)
         if graph is None:
-            calls = self._calls[signature] = self._calls.get(signature, 0) + 1
-            if calls <= WARM_UPS:
+            self._calls[signature] += 1
+            if self._calls[signature] <= WARM_UPS:
                 return self._warm_up(inputs)
-            graph = self._record(signature, inputs)
-            if graph is None:
-                return self._function(*inputs)
-        return graph.replay(inputs)
+            graph = self._capture(signature, inputs)
+        return self._function(*inputs) if graph is None else graph.replay(inputs)
 
     def _warm_up(self, inputs: Any) -> Any:
-        stream, here = self._compilation.stream, torch.cuda.current_stream()
-        stream.wait_stream(here)
+        stream, current = self._compilation.stream, torch.cuda.current_stream()
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
             result = self._function(*inputs)
-        here.wait_stream(stream)
+        current.wait_stream(stream)
         return result
 
-    def _record(self, signature: Signature, inputs: Any) -> "_Graph | None":
-        if len(self._graphs) == MAX_SIGNATURES:
-            self._give_up(f"its inputs have more than {MAX_SIGNATURES} different shapes")
-            return None
-        try:
-            with self._compilation.phase(COMPILE):
-                graph = _Graph(self._function, inputs, self._compilation)
-        except RuntimeError as error:  # CUDA and torch raise it for functions that cannot be captured
-            self._give_up(str(error).strip().partition("\n")[0])
-            return None
-        self._graphs[signature] = graph
-        return graph
-
-    def _give_up(self, reason: str) -> None:
-        self._given_up = True
+    def _capture(self, signature: Signature, inputs: Any) -> "_Graph | None":
+        reason = f"its inputs have more than {MAX_SIGNATURES} different shapes"
+        if len(self._graphs) < MAX_SIGNATURES:
+            try:
+                with self._compilation.phase(COMPILE):
+                    graph = self._graphs[signature] = _Graph(self._function, inputs, self._compilation)
+                return graph
+            except RuntimeError as error:  # CUDA and torch raise it for functions that cannot be captured
+                reason = str(error).strip().partition("\n")[0]
+        self._failed = True
         self._compilation.note(f"run.compile: {self._name} cannot be captured as a CUDA graph, runs eagerly: {reason}.")
+        return None
 
 
 class _Graph:
@@ -141,8 +136,8 @@ class _Graph:
 
     def replay(self, inputs: Any) -> Any:
         pairs = zip(self._slots, (x for tree in inputs for x in leaves(tree)), strict=True)
-        for _, same in groupby(sorted(pairs, key=_dtype_of), key=_dtype_of):  # one launch per dtype
-            slots, values = zip(*same, strict=True)
+        for _, group in groupby(sorted(pairs, key=_dtype_of), key=_dtype_of):  # one launch per dtype
+            slots, values = zip(*group, strict=True)
             torch._foreach_copy_(list(slots), [value.detach() for value in values])
         self._graph.replay()
         return tree_map(lambda x: x, self._outputs)  # new dictionaries, because the caller may change them

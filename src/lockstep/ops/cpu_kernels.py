@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 def start_numba() -> None:
     """Run a small kernel to initialize numba, which takes about a second. Processes forked later need not repeat it."""
     row, column = np.zeros(1, np.float32), np.zeros((1, 1), np.float32)
-    _judge(column, column, np.zeros(1, np.int64), row, row.copy())
+    _categorical(column, column, np.zeros(1, np.int64), row, row.copy())
 
 
 def is_supported(*tensors: Tensor) -> bool:
@@ -39,42 +39,42 @@ class CategoricalCPU(torch.autograd.Function):
     def forward(context: Any, outputs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         # Softmax and exp by torch along the long axis, where they are vectorized; along the short axis they are not.
         logs = outputs.t().contiguous().log_softmax(0)  # [K, N]
-        shares = logs.exp()
+        probs = logs.exp()
         log_prob, entropy = torch.empty(2, len(outputs)).unbind()
-        _judge(logs.numpy(), shares.numpy(), action.numpy(), log_prob.numpy(), entropy.numpy())
-        context.kept = logs, shares, entropy, action
+        _categorical(logs.numpy(), probs.numpy(), action.numpy(), log_prob.numpy(), entropy.numpy())
+        context.saved = logs, probs, entropy, action
         return log_prob, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, by_log_prob: Tensor, by_entropy: Tensor) -> tuple[Tensor, None]:
-        logs, shares, entropy, action = context.kept
+    def backward(context: Any, grad_log_prob: Tensor, grad_entropy: Tensor) -> tuple[Tensor, None]:
+        logs, probs, entropy, action = context.saved
         gradient = torch.empty(logs.shape[::-1])  # [N, K]
-        tensors = (logs, shares, entropy, action, by_log_prob, by_entropy, gradient)
-        _judge_gradient(*(x.numpy() for x in tensors))
+        tensors = (logs, probs, entropy, action, grad_log_prob, grad_entropy, gradient)
+        _categorical_gradient(*(x.numpy() for x in tensors))
         return gradient, None
 
 
 @njit(cache=True, nogil=True)
-def _judge(logs: Any, shares: Any, action: Any, log_prob: Any, entropy: Any) -> None:
+def _categorical(logs: Any, probs: Any, action: Any, log_prob: Any, entropy: Any) -> None:
     for n in range(len(action)):
         log_prob[n], entropy[n] = logs[action[n], n], 0
     for k in range(len(logs)):
         for n in range(len(action)):
-            if shares[k, n] != 0:  # a masked action contributes 0; NaN propagates
-                entropy[n] -= shares[k, n] * logs[k, n]
+            if probs[k, n] != 0:  # a masked action contributes 0; NaN propagates
+                entropy[n] -= probs[k, n] * logs[k, n]
 
 
 @njit(cache=True, nogil=True)
-def _judge_gradient(
-    logs: Any, shares: Any, entropy: Any, action: Any, by_log_prob: Any, by_entropy: Any, gradient: Any
+def _categorical_gradient(
+    logs: Any, probs: Any, entropy: Any, action: Any, grad_log_prob: Any, grad_entropy: Any, gradient: Any
 ) -> None:
     """Gradient of the log probability of a: [k = a] - p_k; of the entropy H: -p_k (log p_k + H)."""
     for n in range(len(action)):
         for k in range(len(logs)):
-            pull = by_log_prob[n] + by_entropy[n] * (logs[k, n] + entropy[n])
-            gradient[n, k] = 0 if shares[k, n] == 0 else -shares[k, n] * pull
-        gradient[n, action[n]] += by_log_prob[n]
+            factor = grad_log_prob[n] + grad_entropy[n] * (logs[k, n] + entropy[n])
+            gradient[n, k] = 0 if probs[k, n] == 0 else -probs[k, n] * factor
+        gradient[n, action[n]] += grad_log_prob[n]
 
 
 # -- PPO loss ----------------------------------------------------------------------------------------------------------
@@ -97,26 +97,26 @@ class PPOLossCPU(torch.autograd.Function):
         weights: tuple[float, float | None, float, float],
     ) -> tuple[Tensor, Tensor]:
         clip, value_clip, value_weight, entropy_weight = weights
-        by_log_prob, by_value = torch.empty(2, len(values)).unbind()
+        grad_log_prob, grad_value = torch.empty(2, len(values)).unbind()
         sums = torch.zeros(5, dtype=torch.float64)
         old_log_prob, *rest = data
         log_ratio = log_prob - old_log_prob
-        tensors = (log_ratio, log_ratio.expm1(), entropy, values, *rest, by_log_prob, by_value, sums)
+        tensors = (log_ratio, log_ratio.expm1(), entropy, values, *rest, grad_log_prob, grad_value, sums)
         arrays: tuple[Any, ...] = tuple(x.numpy() for x in tensors)
         _ppo(*arrays, clip, math.inf if value_clip is None else value_clip)  # type: ignore[call-arg]
-        context.kept = by_log_prob, by_value, value_weight, entropy_weight
-        policy, value, spread, *_ = sums.tolist()
+        context.saved = grad_log_prob, grad_value, value_weight, entropy_weight
+        policy, value, entropy_sum, *_ = sums.tolist()
         sums = sums.float()
         context.mark_non_differentiable(sums)
-        return torch.tensor(policy + value_weight * value - entropy_weight * spread), sums
+        return torch.tensor(policy + value_weight * value - entropy_weight * entropy_sum), sums
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, by_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        by_log_prob, by_value, value_weight, entropy_weight = context.kept
-        scale = float(by_total)
-        by_entropy = torch.full_like(by_log_prob, -entropy_weight * scale)
-        return by_log_prob * scale, by_entropy, by_value * (value_weight * scale), None, None
+    def backward(context: Any, grad_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        grad_log_prob, grad_value, value_weight, entropy_weight = context.saved
+        scale = float(grad_total)
+        grad_entropy = torch.full_like(grad_log_prob, -entropy_weight * scale)
+        return grad_log_prob * scale, grad_entropy, grad_value * (value_weight * scale), None, None
 
 
 @njit(cache=True, nogil=True)
@@ -128,36 +128,36 @@ def _ppo(
     advantages: Any,
     old_values: Any,
     returns: Any,
-    by_log_prob: Any,
-    by_value: Any,
+    grad_log_prob: Any,
+    grad_value: Any,
     sums: Any,
     clip: float,
     value_clip: float,
 ) -> None:
     """Compute PPO's sums and gradients; `excess` is the probability ratio minus one."""
-    policy, value, spread, divergence, clipped = 0.0, 0.0, 0.0, 0.0, 0.0
+    policy, value, entropy_sum, divergence, clipped = 0.0, 0.0, 0.0, 0.0, 0.0
     for n in range(len(values)):
-        moved = -advantages[n] * (excess[n] + 1.0)
+        surrogate = -advantages[n] * (excess[n] + 1.0)
         bound = -advantages[n] * (1.0 + clip * np.sign(advantages[n]))
-        # Clipped surrogate. NaN propagates, because `moved < bound` is False for it.
-        policy += bound if moved < bound else moved
-        by_log_prob[n] = 0.0 if moved < bound else moved
+        # Clipped surrogate. NaN propagates, because `surrogate < bound` is False for it.
+        policy += bound if surrogate < bound else surrogate
+        grad_log_prob[n] = 0.0 if surrogate < bound else surrogate
         divergence += excess[n] - log_ratio[n]
         clipped += abs(excess[n]) > clip
-        spread += entropy[n]
+        entropy_sum += entropy[n]
 
         # Clipped value loss, in float64: otherwise rounding could make equal errors differ.
-        guess = np.float64(values[n])
-        miss, move = guess - returns[n], guess - old_values[n]
-        near = miss
+        predicted = np.float64(values[n])
+        error, move = predicted - returns[n], predicted - old_values[n]
+        clipped_error = error
         if not abs(move) <= value_clip and value_clip < np.inf:
-            near = old_values[n] + math.copysign(value_clip, move) - returns[n]
-        worse = near * near
-        if np.isnan(worse):  # propagate NaN of an old value
-            miss = worse
-        value += 0.5 * max(miss * miss, worse)
-        by_value[n] = 0.0 if miss * miss < worse else miss
-    sums[0], sums[1], sums[2], sums[3], sums[4] = policy, value, spread, divergence, clipped
+            clipped_error = old_values[n] + math.copysign(value_clip, move) - returns[n]
+        clipped_square = clipped_error * clipped_error
+        if np.isnan(clipped_square):  # propagate NaN of an old value
+            error = clipped_square
+        value += 0.5 * max(error * error, clipped_square)
+        grad_value[n] = 0.0 if error * error < clipped_square else error
+    sums[0], sums[1], sums[2], sums[3], sums[4] = policy, value, entropy_sum, divergence, clipped
 
 
 # -- advantages --------------------------------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ def compute_gae(
         return cpu_kernels.discounted_reverse_cumsum(deltas, decay)
     advantages = torch.empty_like(deltas)
     running = torch.zeros_like(deltas[0])
-    for delta, kept, advantage in reversed(list(zip(deltas, decay, advantages, strict=True))):
-        running = torch.addcmul(delta, kept, running, out=advantage)
+    for delta, factor, advantage in reversed(list(zip(deltas, decay, advantages, strict=True))):
+        running = torch.addcmul(delta, factor, running, out=advantage)
     return advantages
 
 
@@ -109,14 +109,14 @@ def ppo_loss(
     # Clipped value loss
     error = (values - returns).square()
     if value_clip is not None:
-        near = old_values + (values - old_values).clamp(-value_clip, value_clip)
-        error = torch.maximum(error, (near - returns).square())
-    value, spread = 0.5 * error.sum(), entropy.sum()
+        clipped_values = old_values + (values - old_values).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, (clipped_values - returns).square())
+    value, entropy_sum = 0.5 * error.sum(), entropy.sum()
     with torch.no_grad():
         excess = log_ratio.expm1()
         kl, clipped = (excess - log_ratio).sum(), (excess.abs() > clip).sum()
-    total = policy + value_weight * value - entropy_weight * spread
-    return PPOLoss(total, policy, value, spread, kl, clipped)
+    total = policy + value_weight * value - entropy_weight * entropy_sum
+    return PPOLoss(total, policy, value, entropy_sum, kl, clipped)
 
 
 def moments(total: Tensor, squares: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,8 @@ class PhaseTimer:
 
     def take(self) -> dict[str, float]:
         """Return the seconds by phase since the last call."""
-        taken, self._seconds = self._seconds, {}
-        return taken
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
     def _add(self, ended: str | None, seconds: float) -> None:
         if ended is not None:

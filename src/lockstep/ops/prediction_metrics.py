@@ -14,9 +14,9 @@ BINS = 15
 def regression_metrics(prediction: np.ndarray, target: np.ndarray) -> dict[str, float]:
     """Compute MAE, RMSE and R2 of predicted numbers [N]."""
     error = prediction.astype(np.float64) - target.astype(np.float64)
-    spread = np.square(target - target.astype(np.float64).mean()).sum()
+    total_squares = np.square(target - target.astype(np.float64).mean()).sum()
     squares = np.square(error).sum()
-    r2 = 1.0 - squares / spread if spread else float("nan")
+    r2 = 1.0 - squares / total_squares if total_squares else float("nan")
     return {"mae": float(np.abs(error).mean()), "rmse": float(np.sqrt(squares / len(error))), "r2": float(r2)}
 
 
@@ -54,14 +54,14 @@ def area_under_curve(score: np.ndarray, label: np.ndarray) -> float:
     return float((rank[ones].sum() - positives * (positives + 1) / 2.0) / (positives * negatives))
 
 
-def calibration_bins(chance: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def calibration_bins(probability: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the number of examples of each bin, and the sums of their predicted probabilities and labels."""
-    index = np.minimum((chance * BINS).astype(np.int64), BINS - 1)
+    index = np.minimum((probability * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(index, minlength=BINS)
-    return count, np.bincount(index, chance, BINS), np.bincount(index, label, BINS)
+    return count, np.bincount(index, probability, BINS), np.bincount(index, label, BINS)
 
 
-def calibration_error(chance: np.ndarray, label: np.ndarray) -> float:
+def calibration_error(probability: np.ndarray, label: np.ndarray) -> float:
     """Compute the expected calibration error: predicted against observed frequency, weighted by bin counts."""
-    _, predicted, observed = calibration_bins(chance, label.astype(np.float64))
-    return float(np.abs(predicted - observed).sum() / len(chance))
+    _, predicted, observed = calibration_bins(probability, label.astype(np.float64))
+    return float(np.abs(predicted - observed).sum() / len(probability))

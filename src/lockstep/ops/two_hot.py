@@ -19,26 +19,26 @@ def symexp(x: Tensor) -> Tensor:
     return x.sign() * x.abs().expm1()
 
 
-def two_hot(values: Tensor, bins: int, reach: float) -> Tensor:
-    """Encode symlog(values) as weights of two neighboring bins, [..., bins], evenly spaced from -reach to reach."""
-    position = (symlog(values).clamp(-reach, reach) + reach) * ((bins - 1) / (2 * reach))
+def two_hot(values: Tensor, bins: int, vmax: float) -> Tensor:
+    """Encode symlog(values) as weights of two neighboring bins, [..., bins], evenly spaced from -vmax to vmax."""
+    position = (symlog(values).clamp(-vmax, vmax) + vmax) * ((bins - 1) / (2 * vmax))
     below = position.floor().clamp(max=bins - 2)  # the last bin is only an upper neighbor
-    part = (position - below).unsqueeze(-1)
+    upper_weight = (position - below).unsqueeze(-1)
     weights = values.new_zeros(*values.shape, bins)
     index = below.long().unsqueeze(-1)
-    weights.scatter_(-1, index, 1.0 - part)
-    return weights.scatter_(-1, index + 1, part)
+    weights.scatter_(-1, index, 1.0 - upper_weight)
+    return weights.scatter_(-1, index + 1, upper_weight)
 
 
-def two_hot_inverse(logits: Tensor, reach: float) -> Tensor:
+def two_hot_inverse(logits: Tensor, vmax: float) -> Tensor:
     """Decode logits of bins [..., bins] to values: symexp of the expected bin."""
-    centers = torch.linspace(-reach, reach, logits.shape[-1], device=logits.device)
+    centers = torch.linspace(-vmax, vmax, logits.shape[-1], device=logits.device)
     return symexp(logits.float().softmax(-1) @ centers)
 
 
-def two_hot_loss(logits: Tensor, values: Tensor, reach: float) -> Tensor:
+def two_hot_loss(logits: Tensor, values: Tensor, vmax: float) -> Tensor:
     """Cross-entropy between logits of bins [..., bins] and the two-hot encoding of values [...]."""
-    weights = two_hot(values, logits.shape[-1], reach)
+    weights = two_hot(values, logits.shape[-1], vmax)
     return -(weights * logits.float().log_softmax(-1)).sum(-1)
 
 
@@ -50,8 +50,8 @@ def discount_from_episode_length(length: float) -> float:
 
 def percentile_range(values: Tensor) -> Tensor:
     """Return the range between the 5th and the 95th percentile of values [N], at least 1."""
-    ends = torch.quantile(values, _percentiles(values.dtype, values.device))
-    return (ends[1] - ends[0]).clamp(min=1.0)
+    bounds = torch.quantile(values, _percentiles(values.dtype, values.device))
+    return (bounds[1] - bounds[0]).clamp(min=1.0)
 
 
 @cache

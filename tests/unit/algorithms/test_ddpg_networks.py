@@ -90,31 +90,31 @@ def test_make_action_codec_rejects_unsupported_spaces(space):
 def test_agent_axis_gives_actor_single_and_critic_joint_observation():
     team = AgentAxis(team_task())
     obs = {"seen": torch.arange(30.0).view(2, 3, 5), "legal": torch.ones(2, 3, 4, dtype=torch.uint8)}
-    seen, legal = team.own(obs)
+    seen, legal = team.agent_inputs(obs)
     assert torch.equal(seen, obs["seen"].view(6, 5))
     assert legal.shape == (6, 4)
-    assert team.whole(obs) is obs["seen"]
-    assert (team.several, team.agents) == (True, 3)
-    assert team.own_space.shape == (5,)
-    assert team.whole_space.shape == (3, 5)
+    assert team.joint_obs(obs) is obs["seen"]
+    assert (team.multi_agent, team.agents) == (True, 3)
+    assert team.agent_space.shape == (5,)
+    assert team.joint_space.shape == (3, 5)
     assert team.action_space == Discrete(4)
 
 
 def test_agent_axis_of_single_agent_returns_observation_unchanged():
     task = SimpleNamespace(observation_space=Box(-1, 1, (5,), np.float32), action_space=Box(-1, 1, (2,), np.float32))
     team, obs = AgentAxis(task), torch.zeros(7, 5)
-    assert team.own(obs) == (obs, None)
-    assert (team.several, team.agents, team.own_space) == (False, 1, task.observation_space)
+    assert team.agent_inputs(obs) == (obs, None)
+    assert (team.multi_agent, team.agents, team.agent_space) == (False, 1, task.observation_space)
 
 
 def test_agent_axis_keeps_dict_observations():
     task = team_task()
     task.observation_space = Dict([("a", Box(0, 1, (3, 2))), ("b", Box(0, 1, (3, 4))), ("legal", Box(0, 1, (3, 4)))])
     team = AgentAxis(task)
-    assert {name: part.shape for name, part in team.own_space.items()} == {"a": (2,), "b": (4,)}
-    seen, _ = team.own({"a": torch.zeros(7, 3, 2), "b": torch.zeros(7, 3, 4), "legal": torch.ones(7, 3, 4)})
+    assert {name: part.shape for name, part in team.agent_space.items()} == {"a": (2,), "b": (4,)}
+    seen, _ = team.agent_inputs({"a": torch.zeros(7, 3, 2), "b": torch.zeros(7, 3, 4), "legal": torch.ones(7, 3, 4)})
     assert {name: part.shape for name, part in seen.items()} == {"a": (21, 2), "b": (21, 4)}
-    actor = Actor(team.own_space, DiscreteCodec(4, 1.0), EncoderConfig(hidden_sizes=(8,), activation="relu"))
+    actor = Actor(team.agent_space, DiscreteCodec(4, 1.0), EncoderConfig(hidden_sizes=(8,), activation="relu"))
     assert actor(seen).shape == (21, 4)
 
 

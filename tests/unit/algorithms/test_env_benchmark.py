@@ -3,7 +3,7 @@
 import torch
 
 from helpers.toy_envs import ToyWorldsConfig
-from lockstep.algorithms.env_benchmark import env_work
+from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.lanes import Lanes
 from lockstep.tasks.snake.env import SnakeConfig
 
@@ -14,7 +14,7 @@ def test_env_work_on_cpu_calls_kernel():
     task = SnakeConfig(num_envs=4).build(Lanes(1, range(1), 0), CPU)
     seen = []
     task.step_numpy, task.step = seen.append, None
-    work = env_work(task, torch.ones(4, dtype=torch.int64), 3)
+    work = env_step_op(task, torch.ones(4, dtype=torch.int64), 3)
     work.run()
     assert (work.kind, work.samples, work.calls_per_iteration) == ("env", 4, 3)
     assert [actions.tolist() for actions in seen] == [[1, 1, 1, 1]]
@@ -23,7 +23,7 @@ def test_env_work_on_cpu_calls_kernel():
 def test_env_work_without_kernel_calls_step():
     task = ToyWorldsConfig(num_envs=4).build(Lanes(1, range(1), 0), CPU)
     task.reset()
-    work = env_work(task, torch.ones(4, 1), 3)
+    work = env_step_op(task, torch.ones(4, 1), 3)
     assert torch.equal(work.run().obs, task.observations())
 
 
@@ -32,5 +32,5 @@ def test_env_work_on_other_device_calls_step():
     seen = []
     task.step_numpy, task.step = None, seen.append
     action = torch.ones(4, dtype=torch.int64, device="meta")
-    env_work(task, action, 3).run()
+    env_step_op(task, action, 3).run()
     assert seen == [action]

@@ -49,11 +49,11 @@ def test_choose_elites_selects_best_and_weights_by_value():
     # Two elites with values 3 and 3 - 2 log 3 and a temperature of 1/2: weights 3/4 and 1/4.
     values = torch.tensor([[0.0, 3.0, 3.0 - 2 * math.log(3), -9.0]])
     actions = torch.tensor([[9.0, 1.0, 0.2, 9.0]]).view(1, 4, 1, 1)
-    elites = choose_elites(values, actions, 2, temperature=0.5)
-    assert elites.actions.flatten().tolist() == pytest.approx([1.0, 0.2])
-    assert elites.weights.flatten().tolist() == pytest.approx([0.75, 0.25])
-    assert elites.mean.item() == pytest.approx(0.8)
-    assert elites.std.item() == pytest.approx(math.sqrt(0.75 * 0.2**2 + 0.25 * 0.6**2))
+    elites, weights, mean, std = choose_elites(values, actions, 2, temperature=0.5)
+    assert elites.flatten().tolist() == pytest.approx([1.0, 0.2])
+    assert weights.flatten().tolist() == pytest.approx([0.75, 0.25])
+    assert mean.item() == pytest.approx(0.8)
+    assert std.item() == pytest.approx(math.sqrt(0.75 * 0.2**2 + 0.25 * 0.6**2))
 
 
 def test_choose_elites_is_independent_per_environment():
@@ -121,7 +121,7 @@ def test_plan_is_independent_of_cache_size(monkeypatch):
     given = obs, torch.tensor([0, 1, 0, 1, 0]), torch.zeros(5, STEPS, 3), noise, pairs
     whole = plan.plan(*given, explore=True)
     for fit in (1, 2 * SMALL.num_samples):
-        monkeypatch.setattr(mppi, "CACHED", fit)
+        monkeypatch.setattr(mppi, "MAX_CPU_SEQUENCES", fit)
         for part, single in zip(whole, plan.plan(*given, explore=True), strict=True):
             torch.testing.assert_close(part, single, rtol=1e-3, atol=1e-4)
 
@@ -165,7 +165,7 @@ def test_planning_policy_is_deterministic_and_continues_its_plan():
 
 
 def test_rounds_of_many_action_features_are_two_more():
-    assert [planner((actions,), PlanConfig()).rounds for actions in (19, 20)] == [6, 8]
+    assert [planner((actions,), PlanConfig()).iterations for actions in (19, 20)] == [6, 8]
 
 
 def test_lane_noise_is_independent_of_host_process():

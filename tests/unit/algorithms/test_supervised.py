@@ -63,7 +63,7 @@ def test_padding_rows_change_neither_loss_nor_gradient():
 
 def test_warmup_starts_with_one_step_and_ends_at_peak():
     learner = agent(SupervisedConfig(batch_size=10, learning_rate=1.0, schedule="cosine", warmup_fraction=0.1, net=NET))
-    rates = [learner._rate(TrainState(total_samples=1000, samples=samples)) for samples in range(0, 1000, 10)]
+    rates = [learner._learning_rate(TrainState(total_samples=1000, samples=samples)) for samples in range(0, 1000, 10)]
     assert rates[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
     assert max(rates) == pytest.approx(1.0)
     assert rates[-1] < 0.001
@@ -76,8 +76,8 @@ def test_lr_scaling_raises_peak_with_batch_size_and_adds_warmup():
     )
     for rule, peak in (("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)):
         learner = agent(replace(config, lr_scaling=rule, net=NET))
-        assert learner._rate(TrainState(total_samples=8000, samples=4000)) == peak
-        assert (learner._rate(TrainState(total_samples=8000)) < peak) == (rule != "none")
+        assert learner._learning_rate(TrainState(total_samples=8000, samples=4000)) == peak
+        assert (learner._learning_rate(TrainState(total_samples=8000)) < peak) == (rule != "none")
 
 
 def test_plateau_halves_rate_after_patience_without_improvement():
@@ -87,13 +87,13 @@ def test_plateau_halves_rate_after_patience_without_improvement():
     clock, rates = TrainState(total_samples=1000), []
     for score in (1.0, 2.0, 1.9, 1.8, 1.7, 1.6, 3.0, 2.9, 2.8):
         clock.record_evaluation({"score": score})
-        rates.append([learner._rate(clock) for _ in range(3)][-1])  # repeated calls do not halve it again
+        rates.append([learner._learning_rate(clock) for _ in range(3)][-1])  # repeated calls do not halve it again
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25, 0.25, 0.125]
     other = agent(
         SupervisedConfig(learning_rate=1.0, schedule="plateau", plateau_patience=2, warmup_fraction=0.0, net=NET)
     )
     other.load_shared_state({name: tensor.clone() for name, tensor in learner.shared_state().items()})
-    assert other._rate(clock) == 0.125
+    assert other._learning_rate(clock) == 0.125
 
 
 def test_plateau_without_evaluations_is_rejected():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from helpers.toy_envs import ToyWorldsConfig
 from lockstep.algorithms.tdmpc2.agent import TDMPC2Config
-from lockstep.algorithms.tdmpc2.losses import LossConfig, judge_policy, model_loss, policy_loss
+from lockstep.algorithms.tdmpc2.losses import LossConfig, model_loss, policy_loss, policy_sample_and_value
 from lockstep.algorithms.tdmpc2.mppi import PlanConfig
 from lockstep.algorithms.tdmpc2.world_model import WorldModelConfig
 from lockstep.clock import TrainState
@@ -249,7 +249,8 @@ def test_targets_follow_critics_and_scale_follows_value_range():
     ):
         torch.testing.assert_close(target, old + 0.25 * (live.detach() - old))
     seen = batch | {"z": algorithm.latents}
-    values = judge_policy(algorithm.model, algorithm.pairs[1], seen)[1][:, 0].detach()  # of the first step only
+    _, values = policy_sample_and_value(algorithm.model, algorithm.pairs[1], seen)
+    values = values[:, 0].detach()  # of the first step only
     low, high = torch.quantile(values, torch.tensor([0.05, 0.95]))
     algorithm._rescale(seen)
     torch.testing.assert_close(algorithm.scale, scale + 0.25 * ((high - low).clamp(min=1.0) - scale))

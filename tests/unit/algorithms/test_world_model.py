@@ -115,7 +115,7 @@ def test_shorten_tasks_clips_embedding_norms_to_one():
     model = build(actions=(1, 1, 1))
     model.task.weight.data[0] *= 1000
     before = model.task.weight.detach().clone()
-    model.shorten_tasks()
+    model.limit_task_norms()
     assert model.task.weight[0].norm().item() == pytest.approx(1.0, abs=1e-5)
     assert torch.equal(model.task.weight[1:], before[1:])
 

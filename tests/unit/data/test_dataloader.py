@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.toy_datasets import Toy, ToyConfig
 from lockstep.config import ConfigError
-from lockstep.data.dataloader import DataLoader, deal_batch
+from lockstep.data.dataloader import DataLoader, partition_batch
 from lockstep.data.dataloader_worker import LoaderWorker, ReaderError
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.pytree import named_leaves
@@ -64,11 +64,11 @@ def test_order_changes_with_epoch_and_seed():
     )
 
 
-def test_deal_batch_rows_are_independent_of_host_process():
+def test_partition_batch_rows_are_independent_of_host_process():
     order = np.arange(100, 203)
-    rows, weights, _ = deal_batch(order, 20, 30, Lanes(8, range(8), 0))
+    rows, weights, _ = partition_batch(order, 20, 30, Lanes(8, range(8), 0))
     for lane in range(8):
-        mine, weight, _ = deal_batch(order, 20, 30, Lanes(8, range(lane, lane + 1), 0))
+        mine, weight, _ = partition_batch(order, 20, 30, Lanes(8, range(lane, lane + 1), 0))
         assert mine.tolist() == rows.reshape(8, -1)[lane].tolist()
         assert weight.tolist() == weights.reshape(8, -1)[lane].tolist()
     assert weights.sum() == 30  # 8 x 4 rows, two of which are padding
@@ -94,7 +94,7 @@ def test_loader_prefetches_next_batch():
     data = Toy(ToyConfig())
     loader = DataLoader(data, 20, Lanes(8, range(8), 0))
     loader.batch(0)
-    loader._ahead[0].batch.exception(30)
+    loader._prefetched[0].batch.exception(30)
     assert len(data.reads) == 2  # the requested batch and the prefetched one
     loader.batch(20)
     assert len(data.reads) <= 3  # the prefetched batch is not read again
@@ -121,24 +121,24 @@ def test_workers_give_same_batches_as_thread_from_any_start(readers):
         one, other = named_leaves(one), named_leaves(other)
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
-    assert len(read._readers) == readers
+    assert len(read._workers) == readers
 
 
 def test_worker_exits_with_its_loader():
     reader = LoaderWorker(ToyConfig(), "train", "reader 1 of 1")
     assert len(reader.read(np.arange(3))["target"]) == 3
     process = reader.process
-    reader._end()
+    reader._terminate()
     assert process.returncode == 0
 
 
 def test_dead_worker_is_named_when_batch_is_taken():
     loader = DataLoader(Toy(ToyConfig()), 20, Lanes(8, range(8), 0), 1)
     loader.batch(0)
-    os.kill(loader._readers[0].process.pid, signal.SIGKILL)
-    loader._readers[0].process.wait(30)
-    loader._ahead[0].batch.exception(30)  # the prefetch may finish before or after the kill
-    loader._ahead.clear()
+    os.kill(loader._workers[0].process.pid, signal.SIGKILL)
+    loader._workers[0].process.wait(30)
+    loader._prefetched[0].batch.exception(30)  # the prefetch may finish before or after the kill
+    loader._prefetched.clear()
     with pytest.raises(ReaderError, match=r"data worker 1 of 1 was ended by SIGKILL"):
         loader.batch(20)
 

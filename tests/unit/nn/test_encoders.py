@@ -119,7 +119,7 @@ def test_channels_last_image_equals_channels_first():
     last.load_state_dict(first.state_dict())
     frames = torch.arange(2 * 3 * 10 * 12).view(2, 3, 10, 12).to(torch.uint8)
     torch.testing.assert_close(last(frames.movedim(1, -1).contiguous()), first(frames))
-    assert not build(spaces.Box(0, 1, (8, 3, 3), np.uint8)).colours_last  # eight planes of a small board
+    assert not build(spaces.Box(0, 1, (8, 3, 3), np.uint8)).channels_last  # eight planes of a small board
 
 
 def test_float_image_is_not_scaled():

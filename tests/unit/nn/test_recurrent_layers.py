@@ -124,7 +124,7 @@ def test_split_at_resets_starts_new_segment_at_each_episode():
     pieces = split_at_resets(starts)
     assert (pieces.total, pieces.longest) == (4, 4)
     assert pieces.sequence.tolist() == [0, 0, 1, 2]
-    assert pieces.goes_on.tolist() == [True, False, False, True]
+    assert pieces.continues.tolist() == [True, False, False, True]
     laid = pad_segments(torch.arange(1.0, 13.0).unsqueeze(1), pieces).squeeze(2)
     assert laid.t().tolist() == [[1, 2, 0, 0], [3, 4, 0, 0], [5, 6, 7, 8], [9, 10, 11, 12]]
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lockstep.algorithms.ddpg.networks import ActionCodec, Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
-from lockstep.algorithms.env_benchmark import env_work
+from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
@@ -95,9 +95,8 @@ class DDPGConfig(Algorithm.Config):
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""
-        lanes = resolve_lanes(run, 1).lanes or 0
-        Lanes(lanes, range(0), run.seed).per_lane(task.num_envs, "num_envs")
-        Lanes(lanes, range(0), run.seed).per_lane(self.batch_size, "batch_size")
+        super().validate(task, run)
+        Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(self.batch_size, "batch_size")
         if self.rollout_steps < 1 or self.n_step < 1 or self.policy_delay < 1:
             raise ConfigError(
                 f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}.",
@@ -145,36 +144,32 @@ class DDPG(Algorithm):
     def setup(self) -> None:
         config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes
         self.team = AgentAxis(task)
-        self.moves = make_action_codec(self.team.action_space, config.gumbel_temperature, config.exploration_noise)
-        self.whole = config.centralized_critic and self.team.several
-        space, values = (self.team.whole_space, self.team.agents) if self.whole else (self.team.own_space, 1)
-        self.actor = Actor(self.team.own_space, self.moves, config.encoder).to(runtime.device)
+        self.codec = make_action_codec(self.team.action_space, config.gumbel_temperature, config.exploration_noise)
+        self.centralized = config.centralized_critic and self.team.multi_agent
+        space, values = (self.team.joint_space, self.team.agents) if self.centralized else (self.team.agent_space, 1)
+        self.actor = Actor(self.team.agent_space, self.codec, config.encoder).to(runtime.device)
         self.critics = nn.ModuleList(
-            Critic(space, values * self.moves.width, values, config.encoder) for _ in range(1 + config.twin_critics)
+            Critic(space, values * self.codec.width, values, config.encoder) for _ in range(1 + config.twin_critics)
         ).to(runtime.device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         games = round(config.self_play_fraction * self.envs_per_lane)
         self.past = OpponentPool(
-            self.actor, self.moves, self.team, config.opponent_pool_size, games, self.envs_per_lane
+            self.actor, self.codec, self.team, config.opponent_pool_size, games, self.envs_per_lane
         )
         self.actor_optimizer = self._optimizer(self.actor, config.actor_lr)
         self.critic_optimizer = self._optimizer(self.critics, config.critic_lr)
-        self.exploring, self.chance = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
-        self.smoothing, self.choosing = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
+        self.explore_rng, self.epsilon_rng = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
+        self.target_rng, self.actor_rng = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
         self.episodes = EpisodeStatistics(lanes.local, self.envs_per_lane, runtime.device)
         self.rollout, self.outcomes, self.infos = (Rollout(config.rollout_steps) for _ in range(3))
         self.epsilon = torch.ones((), device=runtime.device)
         self._act = runtime.compilation(self._explore, "acting")
-        self._update_targets = runtime.compilation(self._move_targets, "target update")
-        obs, ended = task.observations(), torch.zeros(task.num_envs, dtype=torch.bool)
-        agents = (task.num_envs, self.team.agents) if self.team.several else (task.num_envs,)  # [B, A] or [B]
-        example = {
-            "obs": self.team.ours_of(obs),
-            "action": self.moves.example.expand(*agents, *self.moves.example.shape),
-        }
-        example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended}
-        example |= {"next_obs": example["obs"]}
+        self._update_targets = runtime.compilation(self._soft_update_targets, "target update")
+        obs, ended = self.team.drop_rivals(task.observations()), torch.zeros(task.num_envs, dtype=torch.bool)
+        agents = (task.num_envs, self.team.agents) if self.team.multi_agent else (task.num_envs,)  # [B, A] or [B]
+        example = {"obs": obs, "action": self.codec.example.expand(*agents, *self.codec.example.shape)}
+        example |= {"reward": torch.zeros(agents), "terminated": ended, "truncated": ended, "next_obs": obs}
         self.replay = Replay(config.buffer_size, lanes, example, "ddpg.replay", config.replay, runtime.device)
         self._transitions = partial(self.replay.transitions, steps=config.n_step, discount=config.gamma)
         if runtime.compilation.mode == "graphs" and self.replay.device.type == "cuda":
@@ -189,13 +184,13 @@ class DDPG(Algorithm):
     @torch.no_grad()
     def collect(self, clock: TrainState) -> Metrics:
         """Take `rollout_steps` steps in every environment."""
-        config, runtime, width = self.config, self.runtime, self.moves.width
+        config, runtime, width = self.config, self.runtime, self.codec.width
         # Exploration: epsilon, and the random draws of the whole rollout
         self.epsilon.fill_(config.epsilon_at(clock.progress) if self.replay.count >= config.learning_starts else 1.0)
         shape = (config.rollout_steps, self.envs_per_lane, self.team.agents)
-        noise = self.moves.noise(self.exploring, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
-        uniform = self.chance.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
-        draws = torch.cat([noise * self.moves.spread, uniform], dim=-1)  # [L, T, E, A, 2K + 1]
+        noise = self.codec.noise(self.explore_rng, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
+        uniform = self.epsilon_rng.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
+        draws = torch.cat([noise * self.codec.noise_scale, uniform], dim=-1)  # [L, T, E, A, 2K + 1]
 
         # Environment steps
         for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).unbind(0)):
@@ -203,26 +198,26 @@ class DDPG(Algorithm):
             with runtime.phase("act"):
                 action: Tensor = runtime.map_lanes(self._act, {"obs": obs, "draw": draw})
                 # Write before the step: the task reuses the memory of observations.
-                self.rollout.write(t, self.team.ours_of({"obs": obs, "action": action}))
+                self.rollout.write(t, self.team.drop_rivals({"obs": obs, "action": action}))
             with runtime.phase("env"):
-                step = self.task.step(self.moves.to_env(action))
+                step = self.task.step(self.codec.to_env(action))
             result = outcome(step)
-            self.outcomes.write(t, result | {name: self.team.ours_of(result[name]) for name in ("reward", "next_obs")})
-            self.infos.write(t, {"earned": step.reward, **step.episode_info})
+            team = {name: self.team.drop_rivals(result[name]) for name in ("reward", "next_obs")}
+            self.outcomes.write(t, result | team)
+            self.infos.write(t, {"rewards": step.reward, **step.episode_info})
 
         # Episode statistics
         ended = self.outcomes["terminated"] | self.outcomes["truncated"]
-        return self.episodes.count(self.infos["earned"], ended, {name: self.infos[name] for name in step.episode_info})
+        return self.episodes.count(self.infos["rewards"], ended, {name: self.infos[name] for name in step.episode_info})
 
     def _explore(self, part: dict[str, Any]) -> Tensor:
         """Return stored actions [B, A + R] or [B, ...]: the actor's with noise, or random ones; then the opponents'."""
-        seen, legal = self.team.own(self.team.ours_of(part["obs"]))
-        noise, epsilon_draw, uniform = part["draw"].flatten(0, 1).split((self.moves.width, 1, self.moves.width), dim=-1)
+        agent_obs, legal = self.team.agent_inputs(self.team.drop_rivals(part["obs"]))
+        noise, epsilon_draw, uniform = part["draw"].flatten(0, 1).split((self.codec.width, 1, self.codec.width), dim=-1)
         with self.runtime.autocast():
-            outputs = self.actor(seen)
-        noisy, random = self.moves.act(outputs, noise, legal), self.moves.random(uniform, legal)
-        stored = self.moves.encode(torch.where(epsilon_draw < self.epsilon, random, noisy))
-        stored = self.team.apart(stored)
+            outputs = self.actor(agent_obs)
+        noisy, random = self.codec.act(outputs, noise, legal), self.codec.random(uniform, legal)
+        stored = self.team.group_by_env(self.codec.encode(torch.where(epsilon_draw < self.epsilon, random, noisy)))
         return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
 
     # -- learning ------------------------------------------------------------------------------------------------------
@@ -237,12 +232,12 @@ class DDPG(Algorithm):
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due if self.replay.count >= config.learning_starts else 0):
             counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
-            batch, again = self._sample_batch(counter), partial(self._sample_batch, counter)
+            batch, rebuild = self._sample_batch(counter), partial(self._sample_batch, counter)
             # Critic update
-            critic += self.critic_optimizer.step(self.critic_loss, batch, where=where, rebuild=again)
+            critic += self.critic_optimizer.step(self.critic_loss, batch, where=where, rebuild=rebuild)
             if self.updates % config.policy_delay == 0:
                 # Actor update
-                actor += self.actor_optimizer.step(self.actor_loss, batch, where=where, rebuild=again)
+                actor += self.actor_optimizer.step(self.actor_loss, batch, where=where, rebuild=rebuild)
                 # Target networks
                 self._update_targets()
         self.critic_optimizer.check_last_step()
@@ -262,23 +257,22 @@ class DDPG(Algorithm):
         """Sample a batch [L x M, ...] of the replay buffer, with noise [L x M, A, K] for the actor and for targets."""
         count, device = self.config.batch_size // self.runtime.lanes.num_lanes, self.runtime.device
         batch = self._transitions(self.replay.draw(counter, count))
-        for name, streams in (("choosing", self.choosing), ("smoothing", self.smoothing)):
-            noise = self.moves.noise(streams, counter, count, self.team.agents, device=device)
-            batch[name] = noise.flatten(0, 1)
+        for name, streams in (("choosing", self.actor_rng), ("smoothing", self.target_rng)):
+            batch[name] = self.codec.noise(streams, counter, count, self.team.agents, device=device).flatten(0, 1)
         return batch
 
     def critic_loss(self, batch: dict[str, Any]) -> Loss:
         """Return the squared temporal-difference errors of all critics, as sums over agents and samples."""
         # Targets: rewards plus the discounted value of the target actor's next actions, the lower one of twin critics
         with torch.no_grad():
-            seen, legal = self.team.own(batch["next_obs"])
-            noise = self.moves.target_noise(batch["smoothing"].flatten(0, 1), self.config.target_noise)
-            following = self.moves.act(self.target_actor(seen), noise, legal)
-            values = torch.stack(self._q_values(self.target_critics, batch["next_obs"], following)).amin(0)  # [N, A]
+            agent_obs, legal = self.team.agent_inputs(batch["next_obs"])
+            noise = self.codec.target_noise(batch["smoothing"].flatten(0, 1), self.config.target_noise)
+            next_action = self.codec.act(self.target_actor(agent_obs), noise, legal)
+            values = torch.stack(self._q_values(self.target_critics, batch["next_obs"], next_action)).amin(0)  # [N, A]
             target = batch["reward"].view_as(values) + batch["discount"].unsqueeze(-1) * values
 
         # Errors of the stored actions
-        vectors = self.moves.vector(batch["action"].flatten(0, 1) if self.team.several else batch["action"])
+        vectors = self.codec.vector(batch["action"].flatten(0, 1) if self.team.multi_agent else batch["action"])
         q_values = self._q_values(self.critics, batch["obs"], vectors)
         total = torch.stack([(values - target).square().sum() for values in q_values]).sum()
         return Loss(
@@ -287,28 +281,28 @@ class DDPG(Algorithm):
 
     def actor_loss(self, batch: dict[str, Any]) -> Loss:
         """Return the negative value of the actor's actions by the first critic. Only the actor is updated with it."""
-        seen, legal = self.team.own(batch["obs"])
-        outputs = self.actor(seen)
-        choosing = batch["choosing"].flatten(0, 1) if isinstance(self.moves, DiscreteCodec) else None
-        value = self._q_values(self.critics[:1], batch["obs"], self.moves.act(outputs, choosing, legal))[0]
+        agent_obs, legal = self.team.agent_inputs(batch["obs"])
+        outputs = self.actor(agent_obs)
+        noise = batch["choosing"].flatten(0, 1) if isinstance(self.codec, DiscreteCodec) else None
+        value = self._q_values(self.critics[:1], batch["obs"], self.codec.act(outputs, noise, legal))[0]
         total = -value.sum()
-        if choosing is not None:
+        if noise is not None:
             total = total + self.config.logit_penalty * outputs.square().sum()
         return Loss(total, num_samples=value.numel(), metric_sums={"value": value.detach().sum()})
 
     def _q_values(self, critics: Any, obs: Tree, vectors: Tensor) -> list[Tensor]:
         """Return the values of the actions [N x A, K] of all agents by each critic, [N, A] each."""
-        if self.whole:
+        if self.centralized:
             joint = vectors.unflatten(0, (-1, self.team.agents)).flatten(1)  # [N, A x K]
-            return [critic(self.team.whole(obs), joint) for critic in critics]
-        seen, _ = self.team.own(obs)
-        return [critic(seen, vectors).view(-1, self.team.agents) for critic in critics]
+            return [critic(self.team.joint_obs(obs), joint) for critic in critics]
+        agent_obs, _ = self.team.agent_inputs(obs)
+        return [critic(agent_obs, vectors).view(-1, self.team.agents) for critic in critics]
 
     @torch.no_grad()
-    def _move_targets(self) -> None:
+    def _soft_update_targets(self) -> None:
         """Soft-update the target networks (Polyak averaging)."""
-        for target, live in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
-            torch._foreach_lerp_(list(target.parameters()), list(live.parameters()), self.config.tau)
+        for target, source in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
+            torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), self.config.tau)
 
     # -- benchmark and policy ------------------------------------------------------------------------------------------
 
@@ -316,22 +310,21 @@ class DDPG(Algorithm):
         """Return the operations of an iteration without the code around them: environments, inference and updates."""
         config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
         optimizers = [FusedAdam(net.parameters()) for net in (actor, critics)]
-        lanes = self.runtime.lanes
-        rows = max(1, config.batch_size // lanes.num_lanes * len(lanes) // fewer)
-        few = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
+        rows = max(1, config.batch_size // self.lanes.num_lanes * len(self.lanes) // fewer)
+        envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
         obs, batch = (
-            tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (few, rows)
+            tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (envs, rows)
         )
-        seen, batch_seen = self.team.own(obs)[0], self.team.own(batch)[0]
+        agent_obs, batch_obs = self.team.agent_inputs(obs)[0], self.team.agent_inputs(batch)[0]
 
         @torch.no_grad()
         def act() -> None:
             with self.runtime.autocast():
-                actor(seen)
+                actor(agent_obs)
 
         def learn() -> None:
             with self.runtime.autocast():
-                vectors = self.moves.act(actor(batch_seen), None, None)
+                vectors = self.codec.act(actor(batch_obs), None, None)
                 q_values = self._q_values(critics, batch, vectors)
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -341,26 +334,26 @@ class DDPG(Algorithm):
 
         updates = max(1, round(self.samples * config.updates_per_sample))
         ops = [
-            BenchmarkOp("inference", few, config.rollout_steps, act, fewer),
+            BenchmarkOp("inference", envs, config.rollout_steps, act, fewer),
             BenchmarkOp("learning", rows, updates, learn, fewer),
         ]
-        action = self.team.with_rivals(self.moves.to_env(self.rollout["action"][0]))
-        env = env_work(self.task, action, config.rollout_steps)
+        action = self.team.add_rivals(self.codec.to_env(self.rollout["action"][0]))
+        env = env_step_op(self.task, action, config.rollout_steps)
         return [env, *ops] if fewer == 1 else ops
 
     def policy(self) -> "DDPGPolicy":
-        return DDPGPolicy(self.actor, self.moves, self.team)
+        return DDPGPolicy(self.actor, self.codec, self.team)
 
 
 class DDPGPolicy(Policy):
     """Actions of the actor without noise."""
 
-    def __init__(self, actor: Actor, moves: ActionCodec, team: AgentAxis) -> None:
-        self.actor, self.moves, self.team = actor, moves, team
+    def __init__(self, actor: Actor, codec: ActionCodec, team: AgentAxis) -> None:
+        self.actor, self.codec, self.team = actor, codec, team
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        seen, legal = self.team.own(self.team.ours_of(obs))
-        outputs = self.actor(seen)
-        action = self.moves.to_env(self.moves.encode(self.moves.act(outputs, None, legal)))
-        return self.team.with_rivals(self.team.apart(action)), self.team.apart(outputs), memory
+        agent_obs, legal = self.team.agent_inputs(self.team.drop_rivals(obs))
+        outputs = self.actor(agent_obs)
+        action = self.codec.to_env(self.codec.encode(self.codec.act(outputs, None, legal)))
+        return self.team.add_rivals(self.team.group_by_env(action)), self.team.group_by_env(outputs), memory

@@ -23,14 +23,14 @@ from lockstep.rng import LaneStreams
 class ActionCodec(Protocol):
     """Conversion between outputs of the actor, action vectors [N, K] and stored actions.
 
-    By default, all three forms of an action are the same.
+    By default, all three forms of an action are the same, and noise of target actions has no bounds.
     """
 
     width: int
     """K: size of an action vector, and number of outputs of the actor."""
     example: Tensor
     """A stored action."""
-    spread: float
+    noise_scale: float
     """Scale of exploration noise."""
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
@@ -41,6 +41,7 @@ class ActionCodec(Protocol):
 
     def target_noise(self, noise: Tensor, scale: float) -> Tensor:
         """Scale noise for target actions."""
+        return noise * scale
 
     def random(self, uniform: Tensor, legal: Tensor | None) -> Tensor:
         """Return the vectors of random actions, from uniform draws [N, K]."""
@@ -62,7 +63,7 @@ class DiscreteCodec(ActionCodec):
     """One of K choices as a one-hot vector: the argmax of the logits. With Gumbel noise it samples their softmax."""
 
     example = torch.zeros((), dtype=torch.int64)
-    spread = 1.0
+    noise_scale = 1.0
 
     def __init__(self, choices: int, temperature: float) -> None:
         self.width, self.temperature = choices, temperature
@@ -81,9 +82,6 @@ class DiscreteCodec(ActionCodec):
         soft = (scores / self.temperature).softmax(-1)
         return chosen + (soft - soft.detach())
 
-    def target_noise(self, noise: Tensor, scale: float) -> Tensor:
-        return noise * scale
-
     def random(self, uniform: Tensor, legal: Tensor | None) -> Tensor:
         scores = uniform if legal is None else uniform.masked_fill(legal == 0, -1.0)
         return F.one_hot(scores.argmax(-1), self.width).float()
@@ -98,11 +96,11 @@ class DiscreteCodec(ActionCodec):
 class ContinuousCodec(ActionCodec):
     """K bounded numbers as a vector between -1 and 1."""
 
-    def __init__(self, space: spaces.Box, spread: float) -> None:
-        self.width, self.spread = int(space.shape[0]), spread
+    def __init__(self, space: spaces.Box, noise_scale: float) -> None:
+        self.width, self.noise_scale = int(space.shape[0]), noise_scale
         self.example = torch.zeros(self.width)
-        self.middle = torch.from_numpy((space.high + space.low) / 2).float()
-        self.reach = torch.from_numpy((space.high - space.low) / 2).float()
+        self.action_bias = torch.from_numpy((space.high + space.low) / 2).float()
+        self.action_scale = torch.from_numpy((space.high - space.low) / 2).float()
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
         return streams.normal(counter, *shape, self.width, device=device)
@@ -118,27 +116,28 @@ class ContinuousCodec(ActionCodec):
         return 2.0 * uniform - 1.0
 
     def to_env(self, stored: Tensor) -> Tensor:
-        if self.reach.device != stored.device:  # once: a copy to a GPU synchronizes with it
-            self.reach, self.middle = self.reach.to(stored.device), self.middle.to(stored.device)
-        return stored * self.reach + self.middle
+        if self.action_scale.device != stored.device:  # once: a copy to a GPU synchronizes with it
+            self.action_scale = self.action_scale.to(stored.device)
+            self.action_bias = self.action_bias.to(stored.device)
+        return stored * self.action_scale + self.action_bias
 
 
-def make_action_codec(space: Space, temperature: float, spread: float) -> ActionCodec:
+def make_action_codec(space: Space, temperature: float, noise_scale: float) -> ActionCodec:
     """Return the codec for the action space of one agent."""
     if isinstance(space, spaces.Discrete):
         return DiscreteCodec(int(space.n), temperature)
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded():
-        return ContinuousCodec(space, spread)
+        return ContinuousCodec(space, noise_scale)
     raise ConfigError(f"actions of {space} are not supported.", "Use Discrete or a bounded one-dimensional Box.")
 
 
 class Actor(nn.Module):
     """Network from the observation of one agent to the outputs that define its action."""
 
-    def __init__(self, space: Space, moves: ActionCodec, config: EncoderConfig) -> None:
+    def __init__(self, space: Space, codec: ActionCodec, config: EncoderConfig) -> None:
         super().__init__()
         self.encoder = config.build(space)
-        self.head = orthogonal_init(nn.Linear(int(self.encoder.features), moves.width), 0.01)  # type: ignore[arg-type]
+        self.head = orthogonal_init(nn.Linear(int(self.encoder.features), codec.width), 0.01)  # type: ignore[arg-type]
 
     def forward(self, obs: Tree) -> Tensor:
         return self.head(self.encoder(obs)).float()  # [N, K]
@@ -167,63 +166,55 @@ class AgentAxis:
 
     def __init__(self, task: Any) -> None:
         agents, self.rivals = getattr(task, "agents", None), getattr(task, "rivals", 0)
-        self.several, self.agents = agents is not None, (agents or 1) - self.rivals
-        ours = slice(0, self.agents)
-        self.whole_space = _visible(task.observation_space)
-        self.own_space, self.action_space = self.whole_space, task.action_space
-        if self.several:
-            self.own_space, self.whole_space = _of_agents(self.whole_space, 0), _of_agents(self.whole_space, ours)
+        self.multi_agent, self.agents = agents is not None, (agents or 1) - self.rivals
+        space = _without_legal(task.observation_space)
+        if isinstance(space, dict):
+            space = spaces.Dict(list(space.items()))
+        self.agent_space, self.joint_space, self.action_space = space, space, task.action_space
+        if self.multi_agent:
+            self.agent_space, self.joint_space = _agent_space(space, 0), _agent_space(space, slice(self.agents))
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
             self.idle = int(task.action_space.nvec[-1]) - 1
 
-    def ours_of(self, tree: Any) -> Any:
+    def drop_rivals(self, tree: Any) -> Any:
         """Return the part [B, A, ...] of observations, actions or rewards [B, A + R, ...] that is of our agents."""
         return tree_map(lambda x: x[:, : self.agents], tree) if self.rivals else tree
 
-    def rivals_of(self, tree: Any) -> Any:
+    def only_rivals(self, tree: Any) -> Any:
         """Return the part [B, R, ...] that belongs to the opponents."""
         return tree_map(lambda x: x[:, self.agents :], tree)
 
-    def with_rivals(self, action: Tensor) -> Tensor:
+    def add_rivals(self, action: Tensor) -> Tensor:
         """Append to our actions [B, A] the choice that lets the task act for the opponents."""
         idle = action.new_full((action.shape[0], self.rivals), self.idle) if self.rivals else None
         return action if idle is None else torch.cat([action, idle], dim=1)
 
-    def own(self, obs: Tree) -> tuple[Tree, Tensor | None]:
+    def agent_inputs(self, obs: Tree) -> tuple[Tree, Tensor | None]:
         """Return what each agent sees and its legal actions, [N, ...] each, from observations of N / A environments."""
-        flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.several else obs
-        return _seen(flat), flat["legal"] if _has_legal(flat) else None
+        flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.multi_agent else obs
+        return _without_legal(flat), flat.get("legal") if isinstance(flat, dict) else None
 
-    def apart(self, rows: Tensor) -> Tensor:
+    def group_by_env(self, rows: Tensor) -> Tensor:
         """Group rows of agents [N, ...] by environment, [N / A, A, ...]. Rows of a single agent are not changed."""
-        return rows.unflatten(0, (-1, self.agents)) if self.several else rows
+        return rows.unflatten(0, (-1, self.agents)) if self.multi_agent else rows
 
-    def whole(self, obs: Tree) -> Tree:
+    def joint_obs(self, obs: Tree) -> Tree:
         """Return what all agents of each environment see."""
-        return _seen(obs)
+        return _without_legal(obs)
 
 
-def _has_legal(obs: Any) -> bool:
-    return isinstance(obs, dict | spaces.Dict) and "legal" in obs.keys()  # noqa: SIM118
-
-
-def _seen(obs: Any) -> Any:
-    """Return an observation or its space without `legal`. If one part remains, return it without the dictionary."""
-    if not _has_legal(obs):
+def _without_legal(obs: Any) -> Any:
+    """Return an observation, or the parts of a space, without `legal`. A single remaining part is not in a dict."""
+    if not isinstance(obs, dict | spaces.Dict) or "legal" not in obs.keys():  # noqa: SIM118
         return obs
     parts = {name: part for name, part in obs.items() if name != "legal"}
     return next(iter(parts.values())) if len(parts) == 1 else parts
 
 
-def _visible(space: Space) -> Space:
-    seen = _seen(space)
-    return spaces.Dict(list(seen.items())) if isinstance(seen, dict) else seen
-
-
-def _of_agents(space: Space, which: int | slice) -> Space:
+def _agent_space(space: Space, index: int | slice) -> Space:
     """Return the space of one agent or of a slice of agents."""
     if isinstance(space, spaces.Dict):
-        return spaces.Dict([(name, _of_agents(part, which)) for name, part in space.items()])
+        return spaces.Dict([(name, _agent_space(part, index)) for name, part in space.items()])
     if not isinstance(space, spaces.Box):
         raise ConfigError(f"{space} has no axis of agents.", "Use a Box, or a Dict of Boxes, for observations.")
-    return spaces.Box(space.low[which], space.high[which], dtype=space.dtype.type)
+    return spaces.Box(space.low[index], space.high[index], dtype=space.dtype.type)

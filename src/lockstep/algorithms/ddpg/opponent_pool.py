@@ -18,8 +18,8 @@ from lockstep.pytree import Tree, tree_map
 class OpponentPool:
     """Ring buffer of snapshots. The first `games` environments of each lane play against them in rotation."""
 
-    def __init__(self, actor: Actor, moves: ActionCodec, team: AgentAxis, count: int, games: int, envs: int) -> None:
-        self.moves, self.team, self.games, self.envs = moves, team, games, envs
+    def __init__(self, actor: Actor, codec: ActionCodec, team: AgentAxis, count: int, games: int, envs: int) -> None:
+        self.codec, self.team, self.games, self.envs = codec, team, games, envs
         self.copies = nn.ModuleList(copy.deepcopy(actor) for _ in range(count)).requires_grad_(False)
 
     def add_snapshot(self, actor: Actor, number: int) -> None:
@@ -31,7 +31,7 @@ class OpponentPool:
 
     def act(self, obs: Tree) -> Tensor:
         """Return the opponents' actions [N, R]: those of a snapshot without noise, or in other games the script's."""
-        rivals = tree_map(lambda x: x.unflatten(0, (-1, self.envs)), self.team.rivals_of(obs))  # [L, E, R, ...]
+        rivals = tree_map(lambda x: x.unflatten(0, (-1, self.envs)), self.team.only_rivals(obs))  # [L, E, R, ...]
         first = next(iter(rivals.values()))
         actions = torch.full(first.shape[:3], self.team.idle, device=first.device)
         for number, actor in enumerate(self.copies):
@@ -39,6 +39,6 @@ class OpponentPool:
             part = actions[:, envs]
             if not part.numel():
                 break
-            seen, legal = self.team.own(tree_map(lambda x, envs=envs: x[:, envs].flatten(0, 1), rivals))
-            actions[:, envs] = self.moves.encode(self.moves.act(actor(seen), None, legal)).view_as(part)
+            agent_obs, legal = self.team.agent_inputs(tree_map(lambda x, envs=envs: x[:, envs].flatten(0, 1), rivals))
+            actions[:, envs] = self.codec.encode(self.codec.act(actor(agent_obs), None, legal)).view_as(part)
         return actions.flatten(0, 1)

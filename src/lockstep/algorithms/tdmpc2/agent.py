@@ -19,15 +19,15 @@ from gymnasium.spaces import Box, Dict
 from torch import Tensor
 
 from lockstep.algorithms.tdmpc2.benchmark import benchmark_ops
-from lockstep.algorithms.tdmpc2.losses import LossConfig, judge_policy, model_loss, policy_loss
+from lockstep.algorithms.tdmpc2.losses import LossConfig, model_loss, policy_loss, policy_sample_and_value
 from lockstep.algorithms.tdmpc2.mppi import (
     PlanConfig,
     Planner,
     PlanningPolicy,
     PriorPolicy,
     sample_critic_pairs,
-    seen_of,
     shift_mean,
+    split_obs,
 )
 from lockstep.algorithms.tdmpc2.world_model import WorldModel, WorldModelConfig
 from lockstep.base import Algorithm
@@ -129,11 +129,12 @@ class TDMPC2(Algorithm):
     def setup(self) -> None:
         config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes
         device = runtime.device
-        self.share = config.batch_size // lanes.num_lanes
+        self.lane_batch = config.batch_size // lanes.num_lanes
         if not isinstance(task.action_space, Box) or not task.action_space.is_bounded():
             raise ConfigError(f"actions of {task.action_space} are not supported.", "Use a bounded Box.")
-        bounds = torch.from_numpy(task.action_space.low), torch.from_numpy(task.action_space.high)
-        self.middle, self.reach = ((bounds[1] + bounds[0]) / 2).to(device), ((bounds[1] - bounds[0]) / 2).to(device)
+        low, high = torch.from_numpy(task.action_space.low), torch.from_numpy(task.action_space.high)
+        self.action_bias = ((high + low) / 2).to(device)
+        self.action_scale = ((high - low) / 2).to(device)
         parts = getattr(task, "parts", ())
         actions = tuple(part.actions for part in parts) or (int(task.action_space.shape[0]),)
         space = task.observation_space["obs"] if isinstance(task.observation_space, Dict) else task.observation_space
@@ -143,13 +144,13 @@ class TDMPC2(Algorithm):
         self.discounts = torch.tensor(_discounts(config, parts), device=device)
         self.planner = Planner(self.model, config.plan, config.horizon, self.discounts)
         self.model_optimizer, self.policy_optimizer = self._optimizers()
-        self.acting, self.choosing = lanes.streams("tdmpc2.acting"), lanes.streams("tdmpc2.choosing")
-        self.noise, self.forgetting = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
-        self.pairing = lanes.shared_stream("tdmpc2.pairs")
-        self.plan_pairing = lanes.shared_stream("tdmpc2.plan_pairs")
+        self.act_rng, self.elite_rng = lanes.streams("tdmpc2.acting"), lanes.streams("tdmpc2.choosing")
+        self.noise_rng, self.dropout_rng = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
+        self.pair_rng = lanes.shared_stream("tdmpc2.pairs")
+        self.plan_pair_rng = lanes.shared_stream("tdmpc2.plan_pairs")
         self.pairs = torch.zeros(2, 2, dtype=torch.int64, device=device)
         """Critics of the current update: two for the targets and two for the policy loss."""
-        self.latents = torch.zeros(len(lanes) * self.share, config.horizon + 1, self.model.latent, device=device)
+        self.latents = torch.zeros(len(lanes) * self.lane_batch, config.horizon + 1, self.model.latent, device=device)
         """Latents of the model's last step, from which the policy learns."""
         self.episodes = EpisodeStatistics(lanes.local, self.envs_per_lane, runtime.device)
         self.plans = torch.zeros(task.num_envs, config.horizon, self.model.actions, device=device)  # [B, H, K]
@@ -162,7 +163,7 @@ class TDMPC2(Algorithm):
         self._plan = runtime.compilation(self._plan_for, "planning")
         self._prior = runtime.compilation(self._follow_policy, "acting")
         self._policy_value = runtime.compilation(self._compute_policy_value, "the policy's value")
-        self._update_targets = runtime.compilation(self._move_targets, "target update")
+        self._update_targets = runtime.compilation(self._soft_update_targets, "target update")
 
     def _optimizers(self) -> tuple[DistributedOptimizer, DistributedOptimizer]:
         """Create one optimizer for the model and one for its policy. Each updates only its own parameters."""
@@ -190,31 +191,31 @@ class TDMPC2(Algorithm):
                 action = self._act(obs, clock.iteration * config.rollout_steps + t)
                 self.rollout.write(t, {"obs": obs, "action": action})  # before the step reuses their memory
             with runtime.phase("env"):
-                step = self.task.step(action * self.reach + self.middle)
+                step = self.task.step(action * self.action_scale + self.action_bias)
             # Reset the plans of ended episodes
-            ended = (step.terminated | step.truncated).to(runtime.device)
-            self.plans.masked_fill_(ended[:, None, None], 0.0)
+            done = (step.terminated | step.truncated).to(runtime.device)
+            self.plans.masked_fill_(done[:, None, None], 0.0)
             self.outcomes.write(t, outcome(step))
-            self.infos.write(t, {"earned": step.reward, **step.episode_info})
+            self.infos.write(t, {"rewards": step.reward, **step.episode_info})
         # Episode statistics
-        over = self.outcomes["terminated"] | self.outcomes["truncated"]
-        return self.episodes.count(self.infos["earned"], over, {name: self.infos[name] for name in step.episode_info})
+        ended = self.outcomes["terminated"] | self.outcomes["truncated"]
+        return self.episodes.count(self.infos["rewards"], ended, {name: self.infos[name] for name in step.episode_info})
 
     def _act(self, obs: Tree, counter: int) -> Tensor:
         """Return actions [B, K]: random before learning starts, then planned, or without `mpc` from the policy."""
         config, device = self.config, self.runtime.device
         # Random actions
         if self.replay.count < config.seed_samples:
-            uniform = self.acting.uniform(counter, self.envs_per_lane, self.model.actions, device=device).flatten(0, 1)
-            return (2.0 * uniform - 1.0) * self.model.mask(seen_of(obs)[1])
+            uniform = self.act_rng.uniform(counter, self.envs_per_lane, self.model.actions, device=device).flatten(0, 1)
+            return (2.0 * uniform - 1.0) * self.model.mask(split_obs(obs)[1])
         # Policy
         if not config.mpc:
-            normal = self.acting.normal(counter, self.envs_per_lane, self.model.actions, device=device).flatten(0, 1)
+            normal = self.act_rng.normal(counter, self.envs_per_lane, self.model.actions, device=device).flatten(0, 1)
             action: Tensor = self.runtime.map_lanes(self._prior, {"obs": obs, "noise": normal})
             return action
         # MPPI
-        noise = self.planner.draw_noise(self.acting, self.choosing, counter, self.envs_per_lane)
-        pairs = self.planner.draw_pairs(self.plan_pairing, counter)
+        noise = self.planner.draw_noise(self.act_rng, self.elite_rng, counter, self.envs_per_lane)
+        pairs = self.planner.draw_pairs(self.plan_pair_rng, counter)
         planned = self.runtime.map_lanes(
             lambda part: self._plan(part, pairs), {"obs": obs, "plan": self.plans, "noise": noise}
         )
@@ -224,12 +225,12 @@ class TDMPC2(Algorithm):
     def _plan_for(self, part: dict[str, Any], pairs: Tensor) -> Tree:
         with self.runtime.autocast():
             action, mean = self.planner.plan(
-                *seen_of(part["obs"]), shift_mean(part["plan"]), part["noise"], pairs, explore=True
+                *split_obs(part["obs"]), shift_mean(part["plan"]), part["noise"], pairs, explore=True
             )
         return {"action": action, "mean": mean}
 
     def _follow_policy(self, part: dict[str, Any]) -> Tensor:
-        obs, task = seen_of(part["obs"])
+        obs, task = split_obs(part["obs"])
         with self.runtime.autocast():
             return self.model.act(self.model.encode(obs, task), part["noise"], task).action
 
@@ -245,18 +246,16 @@ class TDMPC2(Algorithm):
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due):
             counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
-            batch = self._sample_batch(counter)
+            batch, rebuild = self._sample_batch(counter), partial(self._sample_batch, counter)
             # Model update: encoder, dynamics, reward, termination and critics
-            model += self.model_optimizer.step(
-                self.model_loss, batch, where=where, rebuild=partial(self._sample_batch, counter)
-            )
-            self.model.shorten_tasks()
+            model += self.model_optimizer.step(self.model_loss, batch, where=where, rebuild=rebuild)
+            self.model.limit_task_norms()
             # Value scale
             policy_batch = self._policy_batch(batch)
             self._rescale(policy_batch)
             # Policy update
-            again = partial(self._rebuild_policy_batch, counter)
-            policy += self.policy_optimizer.step(self.policy_loss, policy_batch, where=where, rebuild=again)
+            rebuild = partial(self._rebuild_policy_batch, counter)
+            policy += self.policy_optimizer.step(self.policy_loss, policy_batch, where=where, rebuild=rebuild)
             # Target critics
             self._update_targets()
         self.model_optimizer.check_last_step()
@@ -267,33 +266,33 @@ class TDMPC2(Algorithm):
         metrics.add_global("scale", self.scale.detach()[0], 1.0)
         return metrics
 
-    def with_chance(self, batch: dict[str, Any], counter: int) -> dict[str, Any]:
+    def add_random_draws(self, batch: dict[str, Any], counter: int) -> dict[str, Any]:
         """Add the random draws of an update to sequences [L x M, ...]: noise, dropout masks and critic pairs."""
-        config, count = self.config, self.share
+        config, count = self.config, self.lane_batch
         critics, actions, device = self.model.critics.count, self.model.actions, self.runtime.device
-        batch["obs"], task = seen_of(batch["obs"])
+        batch["obs"], task = split_obs(batch["obs"])
         if task is not None:
             batch["task"] = task[:, 0]
         batch["row"], batch["whole"] = torch.arange(len(self.latents), device=device), batch["whole"].float()
         # Noise of target actions and of the policy's actions
-        steps, more = config.horizon, config.horizon + 1
-        noise = self.noise.normal(counter, count, steps + more, actions, device=device).flatten(0, 1)
-        batch["target"], batch["policy"] = noise.split((steps, more), dim=1)
+        steps, policy_steps = config.horizon, config.horizon + 1
+        noise = self.noise_rng.normal(counter, count, steps + policy_steps, actions, device=device).flatten(0, 1)
+        batch["target"], batch["policy"] = noise.split((steps, policy_steps), dim=1)
         # Dropout masks of the critics
         if config.model.dropout:
-            sizes, width = (critics * steps, 2 * more), config.model.shape().width
-            dropped = self.forgetting.bernoulli_sparse(
+            sizes, width = (critics * steps, 2 * policy_steps), config.model.shape().width
+            dropped = self.dropout_rng.bernoulli_sparse(
                 counter, config.model.dropout, count, sum(sizes), width, device=device
             )
-            kept = ~dropped.flatten(0, 1)
-            own, other = kept.split(sizes, dim=1)
-            batch["kept"], batch["policy_kept"] = own.unflatten(1, (critics, steps)), other.unflatten(1, (2, more))
+            kept, policy_kept = (~dropped.flatten(0, 1)).split(sizes, dim=1)
+            batch["kept"] = kept.unflatten(1, (critics, steps))
+            batch["policy_kept"] = policy_kept.unflatten(1, (2, policy_steps))
         # Critic pairs
-        self.pairs.copy_(sample_critic_pairs(self.pairing, counter, 2, critics, device))
+        self.pairs.copy_(sample_critic_pairs(self.pair_rng, counter, 2, critics, device))
         return batch
 
     def _sample_batch(self, counter: int) -> dict[str, Any]:
-        return self.with_chance(self.replay.slices(counter, self.share, self.config.horizon), counter)
+        return self.add_random_draws(self.replay.slices(counter, self.lane_batch, self.config.horizon), counter)
 
     def _policy_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of the policy loss, after the model's step on a batch."""
@@ -322,21 +321,21 @@ class TDMPC2(Algorithm):
         first = {name: x[:, :1] if name in ("z", "policy") else x for name, x in batch.items()}
         if "policy_kept" in batch:
             first["policy_kept"] = batch["policy_kept"][:, :, :1]
-        lanes = self.runtime.lanes
-        table = torch.zeros(lanes.num_lanes, self.share, device=self.runtime.device)
+        lanes = self.lanes
+        table = torch.zeros(lanes.num_lanes, self.lane_batch, device=self.runtime.device)
         values = self.runtime.map_lanes(self._policy_value, first)
-        table[lanes.local.start : lanes.local.stop] = values.view(len(lanes), self.share)
+        table[lanes.local.start : lanes.local.stop] = values.view(len(lanes), self.lane_batch)
         # Gather by summation: all other processes contribute zeros to a row, and adding zero is exact.
-        spread = percentile_range(self.runtime.all_reduce_sum(table).flatten())
+        value_range = percentile_range(self.runtime.all_reduce_sum(table).flatten())
         # A non-finite range leaves the scale unchanged on every process. The optimizer reports the non-finite values.
-        self.scale.lerp_(torch.where(spread.isfinite(), spread, self.scale), self.config.tau)
+        self.scale.lerp_(torch.where(value_range.isfinite(), value_range, self.scale), self.config.tau)
 
     def _compute_policy_value(self, part: dict[str, Any]) -> Tensor:
         with self.runtime.autocast():
-            return judge_policy(self.model, self.pairs[1], part)[1].flatten().float()
+            return policy_sample_and_value(self.model, self.pairs[1], part)[1].flatten().float()
 
     @torch.no_grad()
-    def _move_targets(self) -> None:
+    def _soft_update_targets(self) -> None:
         """Soft-update the target critics (Polyak averaging)."""
         torch._foreach_lerp_(list(self.targets.parameters()), list(self.model.critics.parameters()), self.config.tau)
 
@@ -347,8 +346,8 @@ class TDMPC2(Algorithm):
 
     def policy(self) -> PlanningPolicy | PriorPolicy:
         if not self.config.mpc:
-            return PriorPolicy(self.model, self.middle, self.reach)
-        return PlanningPolicy(self.planner, self.middle, self.reach)
+            return PriorPolicy(self.model, self.action_bias, self.action_scale)
+        return PlanningPolicy(self.planner, self.action_bias, self.action_scale)
 
 
 def _discounts(config: TDMPC2Config, parts: tuple[SubtaskSpec, ...]) -> list[float]:

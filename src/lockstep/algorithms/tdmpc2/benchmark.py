@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.env_benchmark import env_work
+from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.algorithms.tdmpc2.losses import model_loss, policy_loss
-from lockstep.algorithms.tdmpc2.mppi import Planner, seen_of
+from lockstep.algorithms.tdmpc2.mppi import Planner, split_obs
 from lockstep.distributed import FusedAdam
 from lockstep.protocols import BenchmarkOp
 from lockstep.pytree import tree_map
@@ -24,16 +24,16 @@ def benchmark_ops(agent: Any, fewer: int) -> list[BenchmarkOp]:
     model_adam = FusedAdam(model.parameters())
     policy_adam = FusedAdam(model.policy.parameters())
     planner = Planner(model, config.plan, config.horizon, discounts)
-    pairs = planner.draw_pairs(agent.plan_pairing, 0)
+    pairs = planner.draw_pairs(agent.plan_pair_rng, 0)
     envs, rows = max(1, agent.task.num_envs // fewer), max(1, len(agent.latents) // fewer)
-    drawn = planner.draw_noise(agent.acting, agent.choosing, 0, agent.envs_per_lane)
+    drawn = planner.draw_noise(agent.act_rng, agent.elite_rng, 0, agent.envs_per_lane)
     obs, noise = (tree_map(lambda x: x[:envs].clone(), tree) for tree in (agent.task.observations(), drawn))
-    batch = tree_map(lambda x: x[:rows].clone(), agent.with_chance(_sequences(agent), agent.updates))
+    batch = tree_map(lambda x: x[:rows].clone(), agent.add_random_draws(_sequences(agent), agent.updates))
 
     @torch.no_grad()
     def act() -> None:
         with runtime.autocast():
-            planner.plan(*seen_of(obs), agent.plans[:envs], noise, pairs, explore=True)
+            planner.plan(*split_obs(obs), agent.plans[:envs], noise, pairs, explore=True)
 
     def learn() -> None:
         # Model update
@@ -52,7 +52,7 @@ def benchmark_ops(agent: Any, fewer: int) -> list[BenchmarkOp]:
         BenchmarkOp("inference", envs, config.rollout_steps, act, fewer),
         BenchmarkOp("learning", rows, updates, learn, fewer),
     ]
-    env = env_work(agent.task, agent.rollout["action"][0].clone(), config.rollout_steps)
+    env = env_step_op(agent.task, agent.rollout["action"][0].clone(), config.rollout_steps)
     return [env, *ops] if fewer == 1 else ops
 
 

@@ -46,9 +46,9 @@ def model_loss(
     tasks = None if task is None else task.unsqueeze(1).expand(-1, steps)
     # TD targets: the lower value of two target critics
     with torch.no_grad():
-        following = model.encode(obs[:, 1:], tasks)  # [N, H, Z]
-        next_action = model.act(following, batch["target"], tasks).action
-        next_value = model.q_value(targets, following, next_action, tasks, pair).amin(0)
+        next_z = model.encode(obs[:, 1:], tasks)  # [N, H, Z]
+        next_action = model.act(next_z, batch["target"], tasks).action
+        next_value = model.q_value(targets, next_z, next_action, tasks, pair).amin(0)
         discount = discounts[0] if tasks is None else discounts[tasks]
         target = reward + discount * ~batch["terminated"] * next_value  # [N, H]
 
@@ -56,7 +56,7 @@ def model_loss(
     path, errors = [model.encode(obs[:, 0], task)], list[Tensor]()
     for step in range(steps):
         path.append(model.dynamics(model.joint(path[-1], action[:, step], task)))
-        errors.append((path[-1] - following[:, step]).square().mean(-1))
+        errors.append((path[-1] - next_z[:, step]).square().mean(-1))
     latents = torch.stack(path, dim=1)
     joint = model.joint(latents[:, :-1], action, tasks)
     q_logits = model.critics(joint, kept=_kept(model, batch, "kept"))  # [C, N, H, bins]
@@ -65,8 +65,8 @@ def model_loss(
     weight, whole = _weights(config.rho, batch["whole"], steps) / steps, batch["whole"]  # [N, H], [N]
     sums = {
         "consistency": (torch.stack(errors, dim=1) * weight).sum(),
-        "reward": (two_hot_loss(model.reward(joint), reward, model.reach) * weight).sum(),
-        "value": (two_hot_loss(q_logits, target, model.reach).mean(0) * weight).sum(),
+        "reward": (two_hot_loss(model.reward(joint), reward, model.vmax) * weight).sum(),
+        "value": (two_hot_loss(q_logits, target, model.vmax).mean(0) * weight).sum(),
     }
     total = (
         config.consistency_coef * sums["consistency"]
@@ -83,14 +83,14 @@ def model_loss(
 
 def policy_loss(model: WorldModel, scale: Tensor, pair: Tensor, config: LossConfig, batch: dict[str, Any]) -> Loss:
     """Return the policy loss at latents `z` [N, H + 1, Z]: negative values divided by `scale`, with entropy bonus."""
-    sample, values = judge_policy(model, pair, batch)
+    sample, values = policy_sample_and_value(model, pair, batch)
     objective = config.entropy_coef * sample.entropy + values / scale
     weight, whole = _weights(config.rho, batch["whole"], objective.shape[1]), batch["whole"]
     sums = {"entropy": sample.entropy.detach().mean(1) @ whole, "value": values.detach().mean(1) @ whole}
     return Loss(-(objective * weight).mean(1).sum(), num_samples=whole.sum(), metric_sums=sums)
 
 
-def judge_policy(model: WorldModel, pair: Tensor, batch: dict[str, Any]) -> tuple[PolicySample, Tensor]:
+def policy_sample_and_value(model: WorldModel, pair: Tensor, batch: dict[str, Any]) -> tuple[PolicySample, Tensor]:
     """Return the policy's actions at latents [N, T, Z], and their mean value by two critics, [N, T]."""
     z, task = batch["z"], batch.get("task")
     tasks = None if task is None else task.unsqueeze(1).expand(z.shape[:2])

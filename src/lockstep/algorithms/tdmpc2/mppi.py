@@ -8,7 +8,7 @@ Shapes: B environments, S sequences, P of them from the policy, J elites, H hori
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from lockstep.protocols import Policy
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams, RandomStream
 
-CACHED = 512
+MAX_CPU_SEQUENCES = 512
 """Maximum number of sequences evaluated at once on a CPU. More do not fit into its cache and are slower."""
 MANY_ACTIONS = 20
 """Number of action features from which on two iterations are added."""
@@ -60,30 +60,23 @@ class PlanConfig:
             )
 
 
-class Elites(NamedTuple):
-    """The best sequences and their weights, with weighted mean and standard deviation."""
+def choose_elites(
+    values: Tensor, actions: Tensor, count: int, temperature: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Choose the `count` sequences of `actions` [B, S, H, K] with the highest values [B, S].
 
-    actions: Tensor
-    """[B, J, H, K]."""
-    weights: Tensor
-    """[B, J], with a sum of 1."""
-    mean: Tensor
-    """[B, H, K]."""
-    std: Tensor
-    """[B, H, K]."""
-
-
-def choose_elites(values: Tensor, actions: Tensor, count: int, temperature: float) -> Elites:
-    """Return the `count` sequences [B, S, H, K] of highest values [B, S], weighted by a softmax of their values."""
+    Return them [B, J, H, K], their weights [B, J], which are a softmax of their values, and the weighted mean and
+    standard deviation [B, H, K].
+    """
     best, indices = values.topk(count, dim=1)
-    chosen = actions.gather(1, indices[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
+    elites = actions.gather(1, indices[:, :, None, None].expand(-1, -1, *actions.shape[2:]))
     weights = (temperature * (best - best[:, :1])).softmax(1)
-    mean = torch.einsum("bj,bjhk->bhk", weights, chosen)
-    variance = torch.einsum("bj,bjhk->bhk", weights, (chosen - mean.unsqueeze(1)).square())
-    return Elites(chosen, weights, mean, variance.sqrt())
+    mean = torch.einsum("bj,bjhk->bhk", weights, elites)
+    variance = torch.einsum("bj,bjhk->bhk", weights, (elites - mean.unsqueeze(1)).square())
+    return elites, weights, mean, variance.sqrt()
 
 
-def seen_of(obs: Any) -> tuple[Tensor, Tensor | None]:
+def split_obs(obs: Any) -> tuple[Tensor, Tensor | None]:
     """Split observations into the tensor for the encoder and the task indices, None for a single task."""
     return (obs["obs"], obs["task"]) if isinstance(obs, dict) else (obs, None)
 
@@ -104,26 +97,25 @@ class Planner:
     def __init__(self, model: WorldModel, config: PlanConfig, steps: int, discounts: Tensor) -> None:
         """Create a planner with the discount factors of all tasks."""
         self.model, self.config, self.steps, self.discounts = model, config, steps, discounts
-        self.rounds = config.iterations + 2 * (model.actions >= MANY_ACTIONS)
+        self.iterations = config.iterations + 2 * (model.actions >= MANY_ACTIONS)
 
     def draw_noise(self, normal: LaneStreams, gumbel: LaneStreams, counter: int, envs: int) -> dict[str, Any]:
         """Draw the noise of one plan per environment, [B, ...]: one draw per lane, split by purpose."""
         config, actions, device = self.config, self.model.actions, self.discounts.device
         shapes = {
-            "sequences": (self.rounds, config.num_samples - config.num_policy_samples, self.steps, actions),
+            "sequences": (self.iterations, config.num_samples - config.num_policy_samples, self.steps, actions),
             "policy": (config.num_policy_samples, self.steps, actions),
-            "last": (self.rounds, config.num_samples, actions),
+            "last": (self.iterations, config.num_samples, actions),
             "action": (actions,),
         }
         sizes = [math.prod(shape) for shape in shapes.values()]
-        drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1)
-        parts = dict(zip(shapes, drawn.split(sizes, dim=1), strict=True))
-        noise: dict[str, Any] = {name: part.unflatten(1, shapes[name]) for name, part in parts.items()}
+        drawn = normal.normal(counter, envs, sum(sizes), device=device).flatten(0, 1).split(sizes, dim=1)
+        noise: dict[str, Any] = {name: x.unflatten(1, shapes[name]) for name, x in zip(shapes, drawn, strict=True)}
         return noise | {"elite": gumbel.gumbel(counter, envs, config.num_elites, device=device).flatten(0, 1)}
 
     def draw_pairs(self, stream: RandomStream, counter: int) -> Tensor:
         """Draw the critics of each iteration of one plan, [R, 2]."""
-        return sample_critic_pairs(stream, counter, self.rounds, self.model.critics.count, self.discounts.device)
+        return sample_critic_pairs(stream, counter, self.iterations, self.model.critics.count, self.discounts.device)
 
     def plan(
         self, obs: Tensor, task: Tensor | None, mean: Tensor, noise: dict[str, Any], pairs: Tensor, explore: bool
@@ -132,12 +124,10 @@ class Planner:
 
         `pairs` [R, 2] are the critics of each iteration.
         """
-        count, at_once = len(obs), len(obs)
-        if obs.device.type == "cpu":
-            at_once = max(1, CACHED // self.config.num_samples)
+        chunk = max(1, MAX_CPU_SEQUENCES // self.config.num_samples) if obs.device.type == "cpu" else len(obs)
         plans = []
-        for start in range(0, count, at_once):
-            rows = slice(start, start + at_once)
+        for start in range(0, len(obs), chunk):
+            rows = slice(start, start + chunk)
             part = tree_map(lambda x, rows=rows: x[rows], noise)
             plans.append(self._plan(obs[rows], None if task is None else task[rows], mean[rows], part, pairs, explore))
         actions, means = zip(*plans, strict=True)
@@ -149,23 +139,23 @@ class Planner:
         model, config = self.model, self.config
         z = model.encode(obs, task).unsqueeze(1)  # [B, 1, Z]
         tasks = None if task is None else task.unsqueeze(1)
-        proposed = self._propose(z, tasks, noise["policy"])
+        policy_actions = self._policy_sequences(z, tasks, noise["policy"])
         std = torch.full_like(mean, config.max_std)
-        for number in range(self.rounds):
+        for number in range(self.iterations):
             # Sample action sequences
             sampled = mean.unsqueeze(1) + std.unsqueeze(1) * noise["sequences"][:, number]
-            actions = torch.cat([proposed, sampled.clamp(-1.0, 1.0)], dim=1)  # [B, S, H, K]
+            actions = torch.cat([policy_actions, sampled.clamp(-1.0, 1.0)], dim=1)  # [B, S, H, K]
             if tasks is not None:
                 actions = actions * model.mask(tasks).unsqueeze(2)
             # Estimate returns; elites define the next distribution
-            values = self.value(z, actions, tasks, noise["last"][:, number], pairs[number])
-            elites = choose_elites(values.nan_to_num(0.0), actions, config.num_elites, config.temperature)
-            mean, std = elites.mean, elites.std.clamp(config.min_std, config.max_std)
+            values = self.value(z, actions, tasks, noise["last"][:, number], pairs[number]).nan_to_num(0.0)
+            elites, weights, mean, std = choose_elites(values, actions, config.num_elites, config.temperature)
+            std = std.clamp(config.min_std, config.max_std)
             if task is not None:
                 std = std * model.mask(task).unsqueeze(1)
         # First action of one elite, sampled by weight (Gumbel-max)
-        index = (elites.weights.log() + noise["elite"]).argmax(1)
-        action = elites.actions[torch.arange(len(index), device=index.device), index, 0]
+        index = (weights.log() + noise["elite"]).argmax(1)
+        action = elites[torch.arange(len(index), device=index.device), index, 0]
         if explore:
             action = action + std[:, 0] * noise["action"]
         return action.clamp(-1.0, 1.0), mean
@@ -180,7 +170,7 @@ class Planner:
         # Predicted rewards along each sequence
         for action in actions.unbind(2):
             joint = model.joint(z, action, tasks)
-            total = total + weight * two_hot_inverse(model.reward(joint), model.reach)
+            total = total + weight * two_hot_inverse(model.reward(joint), model.vmax)
             z, weight = model.dynamics(joint), weight * discount
             if model.termination is not None:
                 weight = weight * (model.termination_logit(z, tasks) <= 0.0)
@@ -188,7 +178,7 @@ class Planner:
         last = model.act(z, noise, tasks).action
         return total + weight * model.q_value(model.critics, z, last, tasks, pair).mean(0)
 
-    def _propose(self, z: Tensor, task: Tensor | None, noise: Tensor) -> Tensor:
+    def _policy_sequences(self, z: Tensor, task: Tensor | None, noise: Tensor) -> Tensor:
         """Return action sequences [B, P, H, K] of the policy, rolled out in the model."""
         z = z.expand(-1, noise.shape[1], -1)
         tasks = None if task is None else task.expand(-1, noise.shape[1])
@@ -203,35 +193,36 @@ class Planner:
 class PriorPolicy(Policy):
     """Mean actions of the model's policy, without planning."""
 
-    def __init__(self, model: WorldModel, middle: Tensor, reach: Tensor) -> None:
-        """Create a policy with actions from `middle - reach` to `middle + reach`."""
-        self.model, self.middle, self.reach = model, middle, reach
+    def __init__(self, model: WorldModel, action_bias: Tensor, action_scale: Tensor) -> None:
+        """Create a policy with actions from `action_bias - action_scale` to `action_bias + action_scale`."""
+        self.model, self.action_bias, self.action_scale = model, action_bias, action_scale
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        seen, task = seen_of(obs)
-        z = self.model.encode(seen, task)
+        inputs, task = split_obs(obs)
+        z = self.model.encode(inputs, task)
         action = self.model.act(z, z.new_zeros(z.shape[0], self.model.actions), task).action
-        return action * self.reach + self.middle, action, memory
+        return action * self.action_scale + self.action_bias, action, memory
 
 
 class PlanningPolicy(Policy):
     """Planned actions. The noise is fixed, so that they are deterministic."""
 
-    def __init__(self, planner: Planner, middle: Tensor, reach: Tensor) -> None:
-        self.planner, self.middle, self.reach = planner, middle, reach
-        self.prior = PriorPolicy(planner.model, middle, reach)
+    def __init__(self, planner: Planner, action_bias: Tensor, action_scale: Tensor) -> None:
+        self.planner, self.action_bias, self.action_scale = planner, action_bias, action_scale
+        self.prior = PriorPolicy(planner.model, action_bias, action_scale)
         """Policy for export, without the planner."""
         normal, gumbel = (LaneStreams((RandomStream(0, f"planning.{kind}"),)) for kind in ("normal", "gumbel"))
         self.noise = planner.draw_noise(normal, gumbel, 0, envs=1)
         self.pairs = planner.draw_pairs(RandomStream(0, "planning.pairs"), 0)
 
     def initial_state(self, count: int) -> Tree:
-        return {"plan": torch.zeros(count, self.planner.steps, self.planner.model.actions, device=self.middle.device)}
+        shape = (count, self.planner.steps, self.planner.model.actions)
+        return {"plan": torch.zeros(shape, device=self.action_bias.device)}
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
-        seen, task = seen_of(obs)
-        noise = tree_map(lambda x: x.expand(len(seen), *x.shape[1:]), self.noise)
-        action, mean = self.planner.plan(seen, task, shift_mean(memory["plan"]), noise, self.pairs, explore=False)
-        return action * self.reach + self.middle, action, {"plan": mean}
+        inputs, task = split_obs(obs)
+        noise = tree_map(lambda x: x.expand(len(inputs), *x.shape[1:]), self.noise)
+        action, mean = self.planner.plan(inputs, task, shift_mean(memory["plan"]), noise, self.pairs, explore=False)
+        return action * self.action_scale + self.action_bias, action, {"plan": mean}

@@ -9,7 +9,7 @@ import re
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.tdmpc2.world_model import HIGHEST, LOWEST
+from lockstep.algorithms.tdmpc2.world_model import LOG_STD_MAX, LOG_STD_MIN
 from lockstep.protocols import StateDict
 
 NETS = {
@@ -25,39 +25,40 @@ LEAVES = ("weight", "bias", "ln.weight", "ln.bias")
 """Parameters of a layer, in the order of the older format."""
 
 
-def from_reference(theirs: StateDict) -> StateDict:
+def from_reference(weights: StateDict) -> StateDict:
     """Convert reference weights to the names of `TDMPC2.model_state_dict()`."""
-    found: StateDict = {}
-    for name, tensor in theirs.items():
-        ours = _ours(name)
-        if ours is not None and isinstance(tensor, Tensor):
-            found[ours] = tensor.float()
-    if not any(name.startswith("targets.") for name in found):
+    converted: StateDict = {}
+    for name, tensor in weights.items():
+        our_name = _our_name(name)
+        if our_name is not None and isinstance(tensor, Tensor):
+            converted[our_name] = tensor.float()
+    if not any(name.startswith("targets.") for name in converted):
         raise ValueError("not a TD-MPC2 state dict: it has no target critics. Use the entry 'model' of a checkpoint.")
-    return found
+    return converted
 
 
 def to_reference(weights: StateDict, masks: Tensor | None = None) -> StateDict:
     """Convert our weights to reference names. `masks` are the action masks of several tasks."""
-    made: StateDict = {"log_std_min": torch.tensor(LOWEST), "log_std_dif": torch.tensor(HIGHEST - LOWEST)}
+    converted: StateDict = {"log_std_min": torch.tensor(LOG_STD_MIN)}
+    converted["log_std_dif"] = torch.tensor(LOG_STD_MAX - LOG_STD_MIN)
     if masks is not None:
-        made["_action_masks"] = masks
+        converted["_action_masks"] = masks
     for name, tensor in weights.items():
         owner, _, rest = name.partition(".")
         net, _, leaf = rest.partition(".")
         value = tensor.detach().clone()
         if owner == "targets":
-            made[f"_target_Qs_params.{rest}"] = value
+            converted[f"_target_Qs_params.{rest}"] = value
         elif net == "critics":
-            made[f"_Qs.params.{leaf}"] = made[f"_detach_Qs_params.{leaf}"] = value
+            converted[f"_Qs.params.{leaf}"] = converted[f"_detach_Qs_params.{leaf}"] = value
         elif leaf.startswith("layers."):
-            made[f"_encoder.rgb.{_move(leaf.removeprefix('layers.'), 2)}"] = value
+            converted[f"_encoder.rgb.{_shift_layer(leaf.removeprefix('layers.'), 2)}"] = value
         else:
-            made[f"{NETS[net]}.{leaf}"] = value
-    return made
+            converted[f"{NETS[net]}.{leaf}"] = value
+    return converted
 
 
-def _ours(name: str) -> str | None:
+def _our_name(name: str) -> str | None:
     """Return our name for a reference name; None for entries that we store elsewhere or do not have."""
     critics = re.fullmatch(r"_(target_)?Qs[._]params\.(.+)", name)
     if critics:
@@ -67,14 +68,14 @@ def _ours(name: str) -> str | None:
         owner = "targets" if critics[1] else "model.critics"
         return f"{owner}.{leaf}" if leaf[0].isdigit() else None
     if name.startswith("_encoder.rgb."):
-        return f"model.encoder.layers.{_move(name.removeprefix('_encoder.rgb.'), -2)}"
-    for ours, theirs in NETS.items():
-        if name.startswith(f"{theirs}."):
-            return f"model.{ours}.{name.removeprefix(f'{theirs}.')}"
+        return f"model.encoder.layers.{_shift_layer(name.removeprefix('_encoder.rgb.'), -2)}"
+    for our_name, reference_name in NETS.items():
+        if name.startswith(f"{reference_name}."):
+            return f"model.{our_name}.{name.removeprefix(f'{reference_name}.')}"
     return None
 
 
-def _move(leaf: str, by: int) -> str:
+def _shift_layer(leaf: str, offset: int) -> str:
     """Shift the number of a layer of the image encoder. The reference has two more layers, without weights."""
     number, _, rest = leaf.partition(".")
-    return f"{int(number) + by}.{rest}"
+    return f"{int(number) + offset}.{rest}"

@@ -21,11 +21,11 @@ from lockstep.config import ConfigError
 from lockstep.nn.activations import mish, simplicial
 from lockstep.ops.two_hot import two_hot_inverse
 
-GROUP = 8
+SIMPLEX_SIZE = 8
 """Features per simplex."""
-EMBEDDING = 96
+EMBEDDING_SIZE = 96
 """Features of a task embedding."""
-LOWEST, HIGHEST = -10.0, 2.0
+LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 """Bounds of the policy's log standard deviation."""
 CHANNELS = 32
 """Channels of each convolution of the image encoder."""
@@ -73,13 +73,13 @@ class WorldModelConfig:
     """Dropout probability of the critics' first layer in training."""
 
     def shape(self) -> Size:
-        given = (self.encoder, self.width, self.latent, self.depth, self.num_q)
-        numbers = zip(given, SIZES[self.size], strict=True)
+        overrides = (self.encoder, self.width, self.latent, self.depth, self.num_q)
+        numbers = zip(overrides, SIZES[self.size], strict=True)
         size = Size(*(default if value is None else value for value, default in numbers))
-        if size.latent % GROUP or min(size) < 1 or size.critics < 2 or self.bins < 2:
+        if size.latent % SIMPLEX_SIZE or min(size) < 1 or size.critics < 2 or self.bins < 2:
             raise ConfigError(
                 f"a world model of {size} with {self.bins} bins is invalid.",
-                f"Use a latent that is a multiple of {GROUP}, and at least two critics (num_q) and two bins.",
+                f"Use a latent that is a multiple of {SIMPLEX_SIZE}, and at least two critics (num_q) and two bins.",
             )
         return size
 
@@ -94,7 +94,7 @@ class NormedLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.ln(super().forward(x))
-        return simplicial(x, GROUP) if self.simplex else mish(x)
+        return simplicial(x, SIMPLEX_SIZE) if self.simplex else mish(x)
 
 
 def mlp(features: int, hidden: list[int], outputs: int, simplex: bool = False) -> nn.Sequential:
@@ -118,7 +118,7 @@ class PixelEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         images = x.flatten(0, -4).float() / 255.0 - 0.5
-        return simplicial(self.layers(images), GROUP).unflatten(0, x.shape[:-3])
+        return simplicial(self.layers(images), SIMPLEX_SIZE).unflatten(0, x.shape[:-3])
 
 
 class BatchedLinear(nn.Module):
@@ -196,10 +196,10 @@ class WorldModel(nn.Module):
         super().__init__()
         if not isinstance(space, Box) or len(space.shape) not in (1, 3):
             raise ConfigError(f"observations of {space} are not supported.", "Use a one-dimensional Box, or images.")
-        size, several = config.shape(), len(actions) > 1
-        self.reach, self.dropout = config.vmax, config.dropout
-        self.actions, self.several = max(actions), several
-        extra = EMBEDDING if several else 0
+        size, multitask = config.shape(), len(actions) > 1
+        self.vmax, self.dropout = config.vmax, config.dropout
+        self.actions, self.multitask = max(actions), multitask
+        extra = EMBEDDING_SIZE if multitask else 0
         width = [size.width] * 2
         if len(space.shape) == 3:
             self.encoder: PixelEncoder | nn.Sequential = PixelEncoder(space)
@@ -208,17 +208,15 @@ class WorldModel(nn.Module):
             hidden = [size.encoder] * max(size.depth - 1, 1)
             self.encoder = mlp(int(space.shape[0]) + extra, hidden, size.latent, simplex=True)
             self.latent = size.latent
-        seen, done = self.latent + extra, self.latent + self.actions + extra
-        self.dynamics = mlp(done, width, self.latent, simplex=True)
-        self.reward = mlp(done, width, config.bins)
-        self.termination = mlp(seen, width, 1) if episodic else None
-        self.policy = mlp(seen, width, 2 * self.actions)
-        self.critics = QEnsemble(size.critics, done, size.width, config.bins)
-        self.task = nn.Embedding(len(actions), EMBEDDING) if several else None
-        masks = torch.zeros(len(actions), self.actions)
-        for row, count in zip(masks, actions, strict=True):
-            row[:count] = 1.0
-        self.register_buffer("masks", masks, persistent=False)
+        state_size, joint_size = self.latent + extra, self.latent + self.actions + extra
+        self.dynamics = mlp(joint_size, width, self.latent, simplex=True)
+        self.reward = mlp(joint_size, width, config.bins)
+        self.termination = mlp(state_size, width, 1) if episodic else None
+        self.policy = mlp(state_size, width, 2 * self.actions)
+        self.critics = QEnsemble(size.critics, joint_size, size.width, config.bins)
+        self.task = nn.Embedding(len(actions), EMBEDDING_SIZE) if multitask else None
+        masks = torch.arange(self.actions) < torch.tensor(actions).unsqueeze(1)
+        self.register_buffer("masks", masks.float(), persistent=False)
         self.images = len(space.shape) == 3
         _initialize_weights(self)
 
@@ -234,9 +232,9 @@ class WorldModel(nn.Module):
     def act(self, z: Tensor, noise: Tensor, task: Tensor | None) -> PolicySample:
         """Sample actions of the policy with noise [..., K]."""
         mean, log_std = self.policy(self._with_task(z, task)).float().chunk(2, dim=-1)
-        log_std = LOWEST + 0.5 * (HIGHEST - LOWEST) * (log_std.tanh() + 1.0)
+        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (log_std.tanh() + 1.0)
         features: Tensor | int = self.actions
-        if self.several:
+        if self.multitask:
             mask = self.mask(task)
             mean, log_std, noise, features = mean * mask, log_std * mask, noise * mask, mask.sum(-1)
         log_prob = (-0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -253,14 +251,14 @@ class WorldModel(nn.Module):
     ) -> Tensor:
         """Return the values of actions by a pair of critics, [2, ...]."""
         pair = pair if critics.count > 2 else None  # both critics are used: no need to select them
-        return two_hot_inverse(critics(self.joint(z, action, task), pair, kept), self.reach)
+        return two_hot_inverse(critics(self.joint(z, action, task), pair, kept), self.vmax)
 
     def mask(self, task: Tensor | None) -> Tensor:
         """Return the mask [..., K] of the action features that a task has."""
         return self.masks[0] if task is None else self.masks[task]  # type: ignore[index]
 
     @torch.no_grad()
-    def shorten_tasks(self) -> None:
+    def limit_task_norms(self) -> None:
         """Limit the norm of all task embeddings to 1, also of tasks not in the batch, so that all processes agree."""
         if self.task is not None:
             self.task.weight.copy_(self.task.weight.renorm(2, 0, 1.0))

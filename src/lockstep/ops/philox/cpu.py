@@ -33,7 +33,7 @@ _ZERO, _HALF, _ONE, _TWO = np.float32(0), np.float32(0.5), np.float32(1), np.flo
 _STEP_24, _STEP_31, _LAST_31 = np.float32(2.0**-24), np.float32(2.0**-31), np.int32(2**31 - 1)
 
 
-_DIGIT = 10
+_DIGIT_BITS = 10
 """Maximum bits per pass of the radix sort: more than 1,024 buckets are slower for long rows."""
 
 
@@ -84,15 +84,15 @@ def _log(exponent: Any, f: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _ends(word: Any) -> tuple[Any, Any]:
+def _uniform_pair(word: Any) -> tuple[Any, Any]:
     """Return a uniform number u in (0, 1) from the upper 31 bits, and 1 - u. Each is exact near zero."""
-    place = np.int32(word >> _BIT)
-    return (np.float32(place) + _HALF) * _STEP_31, (np.float32(np.int32(_LAST_31 - place)) + _HALF) * _STEP_31
+    bits = np.int32(word >> _BIT)
+    return (np.float32(bits) + _HALF) * _STEP_31, (np.float32(np.int32(_LAST_31 - bits)) + _HALF) * _STEP_31
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _as_normal(word: Any) -> Any:
-    tail, x = _ends(word)
+    tail, x = _uniform_pair(word)
     exponent, f = _split(tail * (_TWO - tail))
     w = _ZERO - _log(exponent, f)
     p = ((((_P5 * w + _P4) * w + _P3) * w + _P2) * w + _P1) * w + _P0
@@ -103,7 +103,7 @@ def _as_normal(word: Any) -> Any:
 
 @njit(cache=True, nogil=True)
 def _as_gumbel(word: Any) -> Any:
-    tail, u = _ends(word)
+    tail, u = _uniform_pair(word)
     exponent, f = _split(u)
     exponent, f = _split(_ZERO - _log(exponent, f if exponent else -tail))  # near 1, the tail is more precise than u
     return _ZERO - _log(exponent, f)
@@ -118,12 +118,12 @@ def _fill(key: Any, counter: Any, words: Any) -> None:
     key_0, key_1, word_2, word_3 = key & _LOW, key >> _WORD, counter & _LOW, counter >> _WORD
     blocks = len(words) // 4
     for block in range(blocks):
-        low, high, place = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
+        low, high, index = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
         a, b, c, d = rounds(key_0, key_1, low, high, word_2, word_3)
-        words[place], words[place + 1], words[place + 2], words[place + 3] = a, b, c, d
-    rest = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
-    for place in range(len(words) % 4):
-        words[4 * blocks + place] = rest[place]
+        words[index], words[index + 1], words[index + 2], words[index + 3] = a, b, c, d
+    last_block = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
+    for index in range(len(words) % 4):
+        words[4 * blocks + index] = last_block[index]
 
 
 @njit(cache=True, nogil=True)
@@ -131,8 +131,8 @@ def _uniform(keys: Any, counter: Any, bound: Any, result: Any) -> None:
     for lane in range(len(keys)):
         words = result[lane]
         _fill(keys[lane], counter, words)
-        for place in range(len(words)):
-            words[place] = np.float32(np.float32(np.int32(words[place] >> _BYTE)) * _STEP_24).view(np.uint32)
+        for index in range(len(words)):
+            words[index] = np.float32(np.float32(np.int32(words[index] >> _BYTE)) * _STEP_24).view(np.uint32)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -140,8 +140,8 @@ def _normal(keys: Any, counter: Any, bound: Any, result: Any) -> None:
     for lane in range(len(keys)):
         words = result[lane]
         _fill(keys[lane], counter, words)
-        for place in range(len(words)):
-            words[place] = np.float32(_as_normal(words[place])).view(np.uint32)
+        for index in range(len(words)):
+            words[index] = np.float32(_as_normal(words[index])).view(np.uint32)
 
 
 @njit(cache=True, nogil=True)
@@ -149,8 +149,8 @@ def _gumbel(keys: Any, counter: Any, bound: Any, result: Any) -> None:
     for lane in range(len(keys)):
         words = result[lane]
         _fill(keys[lane], counter, words)
-        for place in range(len(words)):
-            words[place] = np.float32(_as_gumbel(words[place])).view(np.uint32)
+        for index in range(len(words)):
+            words[index] = np.float32(_as_gumbel(words[index])).view(np.uint32)
 
 
 @njit(cache=True, nogil=True)
@@ -158,8 +158,8 @@ def _integers(keys: Any, counter: Any, bound: Any, result: Any) -> None:
     for lane in range(len(keys)):
         _fill(keys[lane], counter, result[lane])
         bits = result[lane].view(np.uint64)
-        for place in range(len(bits)):
-            bits[place] = below(bits[place], bound)
+        for index in range(len(bits)):
+            bits[index] = below(bits[index], bound)
 
 
 @njit(cache=True, nogil=True)
@@ -167,8 +167,8 @@ def _orders(keys: Any, counter: Any, bound: Any, result: Any) -> None:
     for lane in range(len(keys)):
         _fill(keys[lane], counter, result[lane])
         bits = result[lane].view(np.uint64)
-        for place in range(len(bits)):
-            bits[place] >>= np.uint64(1)
+        for index in range(len(bits)):
+            bits[index] >>= np.uint64(1)
 
 
 @njit(cache=True, nogil=True)
@@ -179,12 +179,12 @@ def _event(keys: Any, counter: Any, bound: Any, result: Any) -> None:
     for lane in range(len(keys)):
         key_0, key_1, row = keys[lane] & _LOW, keys[lane] >> _WORD, result[lane]
         for block in range(blocks):
-            low, high, place = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
+            low, high, index = np.uint64(block) & _LOW, np.uint64(block) >> _WORD, 4 * block
             a, b, c, d = rounds(key_0, key_1, low, high, word_2, word_3)
-            row[place], row[place + 1], row[place + 2], row[place + 3] = a < bound, b < bound, c < bound, d < bound
-        rest = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
-        for place in range(len(row) % 4):
-            row[4 * blocks + place] = rest[place] < bound
+            row[index], row[index + 1], row[index + 2], row[index + 3] = a < bound, b < bound, c < bound, d < bound
+        last_block = rounds(key_0, key_1, np.uint64(blocks) & _LOW, np.uint64(blocks) >> _WORD, word_2, word_3)
+        for index in range(len(row) % 4):
+            row[4 * blocks + index] = last_block[index] < bound
 
 
 _KERNELS: dict[Kind, tuple[Any, Any, Any]] = {
@@ -214,34 +214,34 @@ def _sort(keys: Any, result: Any) -> None:
     count, bits = keys.shape[1], 1
     while 1 << bits < count:
         bits += 1
-    passes = (bits + _DIGIT - 1) // _DIGIT
+    passes = (bits + _DIGIT_BITS - 1) // _DIGIT_BITS
     width = (bits + passes - 1) // passes
     low, mask = (1 << bits) - 1, (1 << width) - 1
-    near, after = np.empty(count, np.int64), np.empty(count, np.int64)
-    places = np.empty(1 << width, np.int64)
+    current, buffer = np.empty(count, np.int64), np.empty(count, np.int64)
+    offsets = np.empty(1 << width, np.int64)
     for row in range(len(keys)):
-        own, chosen = keys[row], result[row]
-        for place in range(count):
-            near[place] = own[place] & ~low | place
+        row_keys, order_row = keys[row], result[row]
+        for index in range(count):
+            current[index] = row_keys[index] & ~low | index
         for digit in range(passes):  # from the lowest of the leading digits; each pass is stable
             shift = 63 - width * (passes - digit)
-            places[:] = 0
-            for place in range(count):
-                places[near[place] >> shift & mask] += 1
+            offsets[:] = 0
+            for index in range(count):
+                offsets[current[index] >> shift & mask] += 1
             total = 0
-            for bucket in range(len(places)):
-                size, places[bucket] = places[bucket], total
+            for bucket in range(len(offsets)):
+                size, offsets[bucket] = offsets[bucket], total
                 total += size
-            for place in range(count):
-                bucket = near[place] >> shift & mask
-                after[places[bucket]] = near[place]
-                places[bucket] += 1
-            near, after = after, near
-        for place in range(1, count):
-            key, to = near[place], place
-            while to > 0 and near[to - 1] > key:
-                near[to] = near[to - 1]
-                to -= 1
-            near[to] = key
-        for place in range(count):
-            chosen[place] = near[place] & low
+            for index in range(count):
+                bucket = current[index] >> shift & mask
+                buffer[offsets[bucket]] = current[index]
+                offsets[bucket] += 1
+            current, buffer = buffer, current
+        for index in range(1, count):
+            key, position = current[index], index
+            while position > 0 and current[position - 1] > key:
+                current[position] = current[position - 1]
+                position -= 1
+            current[position] = key
+        for index in range(count):
+            order_row[index] = current[index] & low

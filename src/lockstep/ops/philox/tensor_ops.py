@@ -22,14 +22,14 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
     words = _words(keys, counter, 2 * count if kind in WIDE else count)
     if kind in WIDE:
         low, high = words.unflatten(1, (-1, 2)).unbind(-1)
-        made = below(low, high, bound) if kind == "integers" else (high << 31) | (low >> 1)
+        result = below(low, high, bound) if kind == "integers" else (high << 31) | (low >> 1)
     elif kind == "uniform":
-        made = (words >> 8).float() * 2.0**-24
+        result = (words >> 8).float() * 2.0**-24
     elif kind == "event":
-        made = words < bound
+        result = words < bound
     else:
-        made = _as_normal(words) if kind == "normal" else _as_gumbel(words)
-    return made[:, :count].contiguous()
+        result = _as_normal(words) if kind == "normal" else _as_gumbel(words)
+    return result[:, :count].contiguous()
 
 
 def integers_at(keys: Tensor, major: Tensor, minor: Tensor, bound: Tensor) -> Tensor:
@@ -92,21 +92,21 @@ def _horner(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     return value
 
 
-def _ends(words: Tensor) -> tuple[Tensor, Tensor]:
+def _uniform_pair(words: Tensor) -> tuple[Tensor, Tensor]:
     """Return uniform numbers u in (0, 1) of 31 bits, and 1 - u. Each is exact near zero."""
-    place = (words >> 1).int()
-    return (place.float() + 0.5) * 2.0**-31, ((2**31 - 1 - place).float() + 0.5) * 2.0**-31
+    bits = (words >> 1).int()
+    return (bits.float() + 0.5) * 2.0**-31, ((2**31 - 1 - bits).float() + 0.5) * 2.0**-31
 
 
 def _as_normal(words: Tensor) -> Tensor:
-    tail, x = _ends(words)
+    tail, x = _uniform_pair(words)
     w = 0.0 - _log(*_split(tail * (2.0 - tail)))
     z = x * (_horner(constants.NORMAL_P, w) / _horner(constants.NORMAL_Q, w))
     return torch.where((words & 1).bool(), z, -z)
 
 
 def _as_gumbel(words: Tensor) -> Tensor:
-    tail, u = _ends(words)
+    tail, u = _uniform_pair(words)
     exponent, f = _split(u)
     f = torch.where(exponent == 0, -tail, f)  # near 1, the tail is more precise than u
     return 0.0 - _log(*_split(0.0 - _log(exponent, f)))

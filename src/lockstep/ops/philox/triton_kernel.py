@@ -19,14 +19,8 @@ _BLOCKS = 256
 """Philox blocks per Triton program."""
 OPTIONS = {"enable_fp_fusion": False}
 """Launch options. Fused multiply-add would round differently from the other implementations."""
-_DTYPES: dict[Kind, torch.dtype] = {
-    "uniform": torch.float32,
-    "event": torch.bool,
-    "normal": torch.float32,
-    "gumbel": torch.float32,
-    "integers": torch.int64,
-    "orders": torch.int64,
-}
+_DTYPES: dict[Kind, torch.dtype] = {"event": torch.bool, "integers": torch.int64, "orders": torch.int64}
+"""Dtypes of draws. All others are float32."""
 
 # A kernel may read globals only if they are constexpr. Any is not, so annotations are quoted.
 _ROUNDS: tl.constexpr = tl.constexpr(constants.ROUNDS)
@@ -46,7 +40,7 @@ def draw(kind: Kind, keys: Tensor, counter: int | Tensor, count: int, bound: int
 
     A counter in a tensor is read by the kernel.
     """
-    result = torch.empty(len(keys), count, dtype=_DTYPES[kind], device=keys.device)
+    result = torch.empty(len(keys), count, dtype=_DTYPES.get(kind, torch.float32), device=keys.device)
     blocks = -(-count // 2) if kind in WIDE else -(-count // 4)
     grid = (-(-blocks // _BLOCKS), len(keys))
     with torch.cuda.device_of(keys):  # a kernel runs on the current device
@@ -74,14 +68,14 @@ def _integers_at(
     count: "Any",
     BLOCKS: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    inside = place < count
-    key = tl.load(keys + place, mask=inside, other=0).to(tl.uint64)
-    high = tl.load(major + place, mask=inside, other=0).to(tl.uint64)
-    low = tl.load(minor + place, mask=inside, other=0).to(tl.uint64)
-    width = tl.load(bound + place, mask=inside, other=0).to(tl.uint64)
+    index = tl.program_id(0).to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
+    inside = index < count
+    key = tl.load(keys + index, mask=inside, other=0).to(tl.uint64)
+    high = tl.load(major + index, mask=inside, other=0).to(tl.uint64)
+    low = tl.load(minor + index, mask=inside, other=0).to(tl.uint64)
+    width = tl.load(bound + index, mask=inside, other=0).to(tl.uint64)
     word_0, word_1, _, _ = _rounds(key, low, high)
-    tl.store(result + place, _below(word_0, word_1, width), mask=inside)
+    tl.store(result + index, _below(word_0, word_1, width), mask=inside)
 
 
 @triton.jit(do_not_specialize=["counter", "bound", "count"])
@@ -105,24 +99,24 @@ def _draw(
     word_0, word_1, word_2, word_3 = _rounds(key, block, draw)
     if KIND == "integers" or KIND == "orders":
         low, high = tl.interleave(word_0, word_2), tl.interleave(word_1, word_3)
-        place = first * 2 + tl.arange(0, BLOCKS * 2)
+        index = first * 2 + tl.arange(0, BLOCKS * 2)
         if KIND == "integers":
-            made = _below(low, high, bound.to(tl.uint64))
+            values = _below(low, high, bound.to(tl.uint64))
         else:
-            made = (high.to(tl.int64) << 31) | (low >> 1).to(tl.int64)
-        tl.store(result + lane * count + place, made, mask=place < count)
+            values = (high.to(tl.int64) << 31) | (low >> 1).to(tl.int64)
+        tl.store(result + lane * count + index, values, mask=index < count)
     else:
         words = tl.interleave(tl.interleave(word_0, word_2), tl.interleave(word_1, word_3))
-        place = first * 4 + tl.arange(0, BLOCKS * 4)
+        index = first * 4 + tl.arange(0, BLOCKS * 4)
         if KIND == "uniform":
-            made = (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+            values = (words >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
         elif KIND == "event":
-            made = words.to(tl.int64) < bound.to(tl.int64)
+            values = words.to(tl.int64) < bound.to(tl.int64)
         elif KIND == "normal":
-            made = _as_normal(words)
+            values = _as_normal(words)
         else:
-            made = _as_gumbel(words)
-        tl.store(result + lane * count + place, made, mask=place < count)
+            values = _as_gumbel(words)
+        tl.store(result + lane * count + index, values, mask=index < count)
 
 
 @triton.jit
@@ -138,10 +132,8 @@ def _rounds(key: "Any", block: "Any", counter: "Any") -> "Any":
     word_0, word_1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     word_2 = tl.zeros_like(word_0) + counter.to(tl.uint32)
     word_3 = tl.zeros_like(word_0) + (counter >> 32).to(tl.uint32)
-    multiply_0, multiply_2 = (
-        tl.full(word_0.shape, _MULTIPLY_0, tl.uint32),
-        tl.full(word_0.shape, _MULTIPLY_2, tl.uint32),
-    )
+    multiply_0 = tl.full(word_0.shape, _MULTIPLY_0, tl.uint32)
+    multiply_2 = tl.full(word_0.shape, _MULTIPLY_2, tl.uint32)
     for _ in tl.static_range(_ROUNDS):
         high_0, low_0 = tl.umulhi(word_0, multiply_0), word_0 * multiply_0
         high_2, low_2 = tl.umulhi(word_2, multiply_2), word_2 * multiply_2
@@ -167,16 +159,16 @@ def _log(exponent: "Any", f: "Any") -> "Any":
 
 
 @triton.jit
-def _ends(words: "Any") -> "Any":
+def _uniform_pair(words: "Any") -> "Any":
     """Return uniform numbers u in (0, 1) of 31 bits, and 1 - u. Each is exact near zero."""
-    place = (words >> 1).to(tl.int32)
+    bits = (words >> 1).to(tl.int32)
     step = 4.656612873077393e-10  # 2**-31
-    return (place.to(tl.float32) + 0.5) * step, ((2147483647 - place).to(tl.float32) + 0.5) * step
+    return (bits.to(tl.float32) + 0.5) * step, ((2147483647 - bits).to(tl.float32) + 0.5) * step
 
 
 @triton.jit
 def _as_normal(words: "Any") -> "Any":
-    tail, x = _ends(words)
+    tail, x = _uniform_pair(words)
     exponent, f = _split(tail * (2.0 - tail))
     w = 0.0 - _log(exponent, f)
     p = ((((_P5 * w + _P4) * w + _P3) * w + _P2) * w + _P1) * w + _P0
@@ -187,7 +179,7 @@ def _as_normal(words: "Any") -> "Any":
 
 @triton.jit
 def _as_gumbel(words: "Any") -> "Any":
-    tail, u = _ends(words)
+    tail, u = _uniform_pair(words)
     exponent, f = _split(u)
     f = tl.where(exponent == 0, 0.0 - tail, f)  # near 1, the tail is more precise than u
     exponent, f = _split(0.0 - _log(exponent, f))
