@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from lockstep.io.printable import make_errors_printable, print_line, write_text
 
-_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
 
 COMMANDS = {
     "train": "Train a recipe on one or more processes.",
@@ -70,10 +70,9 @@ def _run(args: list[str], is_program: bool) -> int:
     if command not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        return fail(
-            f"'{command}' is not a command.\n" + (f"Did you mean '{near[0]}'?" if near else "See lockstep --help.")
-        )
+        matches = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"Did you mean '{matches[0]}'?" if matches else "See lockstep --help."
+        return fail(f"'{command}' is not a command.\n{hint}")
     from lockstep.config import ConfigError
     from lockstep.launch.process_lifetime import die_with_launcher
 
@@ -89,7 +88,7 @@ def _run(args: list[str], is_program: bool) -> int:
     except ConfigError as error:
         return fail(str(error))
     except OSError as error:
-        if error.errno not in _NO_PATH:
+        if error.errno not in _INVALID_PATH_ERRNOS:
             raise
         return fail(f"{error.filename!r:.300} is not a valid path: {error.strerror}.\nUse another path.")
     except KeyboardInterrupt:
