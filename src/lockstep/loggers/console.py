@@ -41,7 +41,7 @@ _COLORS = {
     "reduce": "magenta",
     "other": "bright_black",
 }
-_DOING = {"evaluate": " · evaluating", "copy": " · saving"}
+_PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving"}
 """Phases shown in the live panel, because they pause training for long."""
 
 
@@ -86,8 +86,8 @@ class PlainConsole:
     def evaluation(self, clock: TrainState) -> None:
         self._print(f"{clock.samples:>12,} {format_evaluation(clock)}")
 
-    def message(self, sentence: str) -> None:
-        self._print(sentence)
+    def message(self, text: str) -> None:
+        self._print(text)
 
     def stop(self) -> None: ...
 
@@ -124,8 +124,8 @@ class LiveConsole:
 
     def evaluation(self, clock: TrainState) -> None: ...
 
-    def message(self, sentence: str) -> None:
-        self.console.print(sentence)
+    def message(self, text: str) -> None:
+        self.console.print(text)
 
     def stop(self) -> None:
         self.phase = str
@@ -149,13 +149,13 @@ class LiveConsole:
         rows["steps"] = Group(
             Text(f"{clock.samples:,} of {clock.total_samples:,} (global) · {clock.progress:.0%}"), bar
         )
-        spent = format_duration(time.monotonic() - self._since)
+        elapsed = format_duration(time.monotonic() - self._since)
         if snapshot is None:
-            rows["now"] = Text(f"first iteration, running for {spent}", style="italic")
+            rows["now"] = Text(f"first iteration, running for {elapsed}", style="italic")
             return rows
         rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
-        left = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
-        rows["clock"] = Text(f"{spent} so far · {left} to go{_DOING.get(self.phase(), '')}")
+        remaining = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        rows["clock"] = Text(f"{elapsed} so far · {remaining} to go{_PHASE_LABELS.get(self.phase(), '')}")
         if self.returns:
             rows["return"] = Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}")
         if LOSS in snapshot.metrics:
@@ -181,7 +181,7 @@ def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
     return Group(bar, legend)
 
 
-def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
+def open_console(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
     processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
     heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
     if sys.stdout.isatty():

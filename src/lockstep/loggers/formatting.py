@@ -33,8 +33,8 @@ def format_duration(seconds: float) -> str:
 
 def format_results(means: Mapping[str, float]) -> list[str]:
     """Format the per-episode metrics of a task from means by name. Wins are shown as a fraction of trades."""
-    found = {name.removesuffix("_mean"): value for name, value in means.items() if name.endswith("_mean")}
-    counts = {name: value for name, value in found.items() if "/" not in name and name not in ("return", "length")}
+    by_name = {name.removesuffix("_mean"): value for name, value in means.items() if name.endswith("_mean")}
+    counts = {name: value for name, value in by_name.items() if "/" not in name and name not in ("return", "length")}
     parts = [f"{name} {value:.2f}" for name, value in counts.items() if name != "wins" or "trades" not in counts]
     if counts.get("trades", 0.0) > 0.0 and "wins" in counts:
         # Both means are over the same episodes, so this is the pooled rate and not a mean of rates.
@@ -52,9 +52,9 @@ def format_evaluation(clock: "TrainState") -> str:
     """Format the last evaluation."""
     result = clock.evaluation
     if "score" in result:  # predictions: show the overall metrics, not those of subsets
-        measures = [f"{name} {value:.4g}" for name, value in overall_metrics(result).items()]
+        metrics = [f"{name} {value:.4g}" for name, value in overall_metrics(result).items()]
         best = _format_best(clock, "best score {:.4g}")
-        return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
+        return ", ".join([f"evaluation: {metrics[0]}", *metrics[1:], f"{result['examples']:,.0f} examples", best])
     returns = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
     best = _format_best(clock, "best {:.2f}")
     return ", ".join([returns, *format_results(result), f"{result['episodes']:.0f} episodes", best])
