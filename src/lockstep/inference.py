@@ -55,8 +55,8 @@ class LoadedPolicy:
             self._memory = None
             return
         rows = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-        fresh = self.policy.initial_state(len(rows))
-        self._memory = tree_where(rows, fresh, self._memory)
+        initial_memory = self.policy.initial_state(len(rows))
+        self._memory = tree_where(rows, initial_memory, self._memory)
 
 
 def load(run: str | Path, at: int | None = None, device: str = "cpu", recipe: Recipe | None = None) -> LoadedPolicy:
@@ -129,8 +129,8 @@ def _best_or_newest(directory: Path) -> CheckpointName | None:
         try:
             form.verify_weights(directory / str(best))
             return best
-        except form.CorruptCheckpointError as damage:
-            warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest intact one.", stacklevel=3)
+        except form.CorruptCheckpointError as error:
+            warnings.warn(f"The best checkpoint is damaged: {error}. Using the newest intact one.", stacklevel=3)
     return find(directory, None, form.verify_weights)[0]
 
 

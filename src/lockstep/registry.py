@@ -36,8 +36,8 @@ def find_recipe(name: str) -> type[Recipe]:
     if name.endswith(".py"):
         return _from_file(Path(name))
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Use one of {', '.join(RECIPES)}, or a .py file."
+        matches = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"Did you mean '{matches[0]}'?" if matches else f"Use one of {', '.join(RECIPES)}, or a .py file."
         raise ConfigError(f"there is no recipe '{name}'.", hint)
     return _only_recipe(importlib.import_module(RECIPES[name][0]).__dict__, name)
 
@@ -59,16 +59,16 @@ def _from_file(path: Path) -> type[Recipe]:
     return recipe
 
 
-def _only_recipe(names: dict[str, object], where: str) -> type[Recipe]:
-    here = names["__name__"]
-    found = [
+def _only_recipe(namespace: dict[str, object], source: str) -> type[Recipe]:
+    module = namespace["__name__"]
+    recipes = [
         value
-        for value in names.values()
-        if isinstance(value, type) and issubclass(value, Recipe) and value.__module__ == here
+        for value in namespace.values()
+        if isinstance(value, type) and issubclass(value, Recipe) and value.__module__ == module
     ]
-    if len(found) != 1 or not dataclasses.is_dataclass(found[0]):
+    if len(recipes) != 1 or not dataclasses.is_dataclass(recipes[0]):
         raise ConfigError(
-            f"{where} defines {len(found)} recipes; it needs exactly one.",
+            f"{source} defines {len(recipes)} recipes; it needs exactly one.",
             "Write one frozen dataclass that inherits lockstep.config.Recipe and has the fields task, algo and run.",
         )
-    return found[0]
+    return recipes[0]
