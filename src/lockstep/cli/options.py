@@ -166,7 +166,7 @@ def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list
         tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep train {name}")
     recipe_class = find_recipe(name) if name is not None and not wants_help else Recipe
     parsed = normalize_args(arguments, recipe_class.aliases, recipe_class.episode_length)
-    listing = "\n".join(f"  {recipe:12} {line}" for recipe, (_, line) in RECIPES.items())
+    listing = "\n".join(f"  {recipe:12} {line}" for recipe, line in RECIPES.items())
     about = f"{COMMANDS['train']}\n\nRecipes:\n{listing}\n\nlockstep train RECIPE --help lists its settings."
     options, rest = tyro.cli(
         TrainOptions, args=parsed.flags, prog="lockstep train", description=about, return_unknown_args=True

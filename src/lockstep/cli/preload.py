@@ -102,18 +102,18 @@ def asks_for_workers(args: Sequence[str]) -> bool:
 
 def _recipe_modules(args: Sequence[str]) -> list[str]:
     """Return the lockstep modules that the recipes in a command line need."""
-    from lockstep.registry import RECIPES
+    from lockstep.registry import RECIPES, recipe_module
 
     modules = []
     for arg in [*args, *(["gym-ppo"] if args[:1] == ["doctor"] else [])]:
         if arg in RECIPES:
-            modules.append(RECIPES[arg][0])
+            modules.append(recipe_module(arg))
         elif arg.endswith(".py"):
             modules += _imports_of(Path(arg))
         elif args[:1] == ["resume"]:
             with suppress(ConfigError):  # not a run directory, or the command reports it
                 recipe = read_yaml(Path(arg) / CONFIG).get("recipe")
-                modules += [module for name, (module, _) in RECIPES.items() if name == recipe]
+                modules += [recipe_module(name) for name in RECIPES if name == recipe]
     return modules
 
 
