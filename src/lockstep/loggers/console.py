@@ -76,8 +76,7 @@ class PlainConsole:
         eta = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
         steps = f"{clock.samples:>12,} of {clock.total_samples:,} steps"
         line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
-        results = format_results({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
-        results += format_losses(snapshot.metrics)
+        results = format_results(snapshot.metrics) + format_losses(snapshot.metrics)
         sync = format_replica_check(self.processes, snapshot.checked)
         more = {"": ", ".join(results), "load ": format_utilization(snapshot.work.utilization)}
         more |= {"one agent: ": sync, "slow: ": snapshot.work.slow}
@@ -160,8 +159,7 @@ class LiveConsole:
             rows["return"] = Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}")
         if LOSS in snapshot.metrics:
             rows["loss"] = Text(f"{snapshot.metrics[LOSS]:.4f}")
-        means = {name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()}
-        rows["episodes"] = Text(", ".join(format_results(means)))
+        rows["episodes"] = Text(", ".join(format_results(snapshot.metrics)))
         rows["losses"] = Text(", ".join(format_losses(snapshot.metrics)))
         rows["eval"] = Text(format_evaluation(clock).removeprefix("evaluation: ") if clock.evaluation else "")
         rows["time"] = _split_bar(snapshot.split)

@@ -33,7 +33,8 @@ def format_duration(seconds: float) -> str:
 
 def format_results(means: Mapping[str, float]) -> list[str]:
     """Format the per-episode metrics of a task from means by name. Wins are shown as a fraction of trades."""
-    by_name = {name.removesuffix("_mean"): value for name, value in means.items() if name.endswith("_mean")}
+    means = {name.removeprefix("rollout/ep_"): value for name, value in means.items() if name.endswith("_mean")}
+    by_name = {name.removesuffix("_mean"): value for name, value in means.items()}
     counts = {name: value for name, value in by_name.items() if "/" not in name and name not in ("return", "length")}
     parts = [f"{name} {value:.2f}" for name, value in counts.items() if name != "wins" or "trades" not in counts]
     if counts.get("trades", 0.0) > 0.0 and "wins" in counts:
