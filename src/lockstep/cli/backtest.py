@@ -67,11 +67,8 @@ def _present(report: "BacktestReport", out: Path) -> None:
         f"annualized with {bars_per_year:,.0f} bars a year.",
         *report.bars.notes,
     ]
-    warnings = []
-    if possible_leak(agent):
-        warnings.append(
-            f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
-        )
+    leak = f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
+    warnings = [leak] if possible_leak(agent) else []
     console, table = PrintableConsole(), Table(box=None)
     columns = {name: shown(values) for name, values in metrics.items()}
     for heading in ("", *columns):

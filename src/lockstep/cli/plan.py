@@ -171,13 +171,7 @@ def _read_network(path: Path) -> "NetworkModel":
 
 def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
     from lockstep.distributed import Runtime
-    from lockstep.tools.bench.measure import (
-        REDUCTIONS,
-        IterationTimer,
-        contention_and_jitter,
-        time_contention,
-        time_reductions,
-    )
+    from lockstep.tools.bench import measure
 
     if sizes and min(sizes) < 4:
         raise ConfigError("--sizes must be at least 4, the bytes of one float32.", "Use for example --sizes 64 65536.")
@@ -186,10 +180,10 @@ def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
             raise ConfigError(
                 "--time-network needs at least 2 processes.", "Start them: torchrun --nproc-per-node=2 ..."
             )
-        seconds = time_reductions(runtime, sizes=sizes or REDUCTIONS)
-        iteration_times = time_contention(IterationTimer(recipe, runtime), times=24)
+        seconds = measure.time_reductions(runtime, sizes=sizes or measure.REDUCTIONS)
+        iteration_times = measure.time_contention(measure.IterationTimer(recipe, runtime), times=24)
         if runtime.is_main:
-            contention, jitter = contention_and_jitter(iteration_times)
+            contention, jitter = measure.contention_and_jitter(iteration_times)
             record = {"processes": runtime.size, "seconds": seconds, "contention": contention, "jitter": jitter}
             path.write_text(json.dumps(record))
     return 0
