@@ -215,7 +215,7 @@ def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings:
 
 def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:
     """Train in this process, or start processes and report their log to the callbacks."""
-    recipe = _importable(recipe, required=procs > 1)
+    _make_importable(recipe, required=procs > 1)
     events = RunEvents(path, *callbacks) if any(callbacks) else None
     poll = None if events is None else events.poll
     if procs == 1:
@@ -258,19 +258,18 @@ def _launch(recipe: Recipe, procs: int, poll: Callable[[], None] | None, options
         raise RuntimeError(outcome.cause)
 
 
-def _importable(recipe: Recipe, required: bool) -> Recipe:
+def _make_importable(recipe: Recipe, required: bool) -> None:
     """Name the file that defines a recipe's class, from which workers and later commands import it."""
-    if not recipe.name:
-        file = getattr(sys.modules[type(recipe).__module__], "__file__", None)
-        if file is None and not required:
-            return recipe
-        if file is None:
-            raise ConfigError(
-                f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
-                "Write it to a Python file and pass the path, or use procs=1.",
-            )
+    if recipe.name:
+        return
+    file = getattr(sys.modules[type(recipe).__module__], "__file__", None)
+    if file is not None:
         type(recipe).name = str(Path(file).resolve())
-    return recipe
+    elif required:
+        raise ConfigError(
+            f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
+            "Write it to a Python file and pass the path, or use procs=1.",
+        )
 
 
 def _as_run(run: str | Path | Run) -> Run:

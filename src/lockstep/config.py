@@ -102,7 +102,16 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_text(self.name, "run.name")
         check_text(self.runs_dir, "run.runs_dir")
-        check_name(self.name)
+        # The name must be that of one directory: an untrusted config must not escape `run.runs_dir`.
+        if "/" in self.name or "\\" in self.name or self.name in (".", ".."):
+            raise ConfigError(
+                f"run.name is {_repr(self.name)}, which is a path and not a name.",
+                "Set the directory with --run.runs-dir.",
+            )
+        if (size := len(self.name.encode(errors="replace"))) > NAME_BYTES:
+            raise ConfigError(
+                f"run.name has {size} bytes, more than the maximum of {NAME_BYTES}.", "Choose a shorter name."
+            )
 
 
 def check_text(value: str, key: str) -> None:
@@ -110,18 +119,6 @@ def check_text(value: str, key: str) -> None:
     if not value.isprintable() and printable(value, newlines=False) != value:
         raise ConfigError(
             f"{key} is {_repr(value)}, which contains unprintable characters.", "Use letters, digits, - and _."
-        )
-
-
-def check_name(name: str) -> None:
-    """Reject a run name that is not a single directory name: an untrusted config must not escape `run.runs_dir`."""
-    if "/" in name or "\\" in name or name in (".", ".."):
-        raise ConfigError(
-            f"run.name is {_repr(name)}, which is a path and not a name.", "Set the directory with --run.runs-dir."
-        )
-    if (size := len(name.encode(errors="replace"))) > NAME_BYTES:
-        raise ConfigError(
-            f"run.name has {size} bytes, more than the maximum of {NAME_BYTES}.", "Choose a shorter name."
         )
 
 

@@ -80,9 +80,7 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
 
     Environment i plays episodes i, i + n, i + 2n, ... to the end, so that short episodes are not overrepresented.
     """
-    lanes = Lanes(
-        runtime.lanes.num_lanes, runtime.lanes.local, stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1)
-    )
+    lanes = replace(runtime.lanes, seed=stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1))
     needed = min(episodes, max(task.num_envs, lanes.num_lanes))
     envs = math.ceil(needed / lanes.num_lanes) * lanes.num_lanes
     env = replace(task, num_envs=envs).build(lanes, runtime.device)  # type: ignore[type-var]

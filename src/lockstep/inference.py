@@ -16,7 +16,7 @@ from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG
 from lockstep.protocols import Policy
-from lockstep.pytree import Tree, first_leaf, tree_where
+from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
 from lockstep.run_dir import read_config
 
 
@@ -39,7 +39,7 @@ class LoadedPolicy:
         Returns:
             Actions [N, ...] as a NumPy array.
         """
-        batch = _as_tree(obs, self.device)
+        batch = tree_map(lambda x: _as_tensor(x, self.device), obs)
         if self._memory is None:
             self._memory = self.policy.initial_state(len(first_leaf(batch)))
         action, self._memory = self.policy.act(batch, self._memory)
@@ -134,8 +134,6 @@ def _best_or_newest(directory: Path) -> CheckpointName | None:
     return find(directory, None, form.verify_weights)[0]
 
 
-def _as_tree(obs: Any, device: torch.device) -> Tree:
-    if isinstance(obs, dict):
-        return {name: _as_tree(part, device) for name, part in obs.items()}
+def _as_tensor(obs: Any, device: torch.device) -> Tensor:
     tensor = obs if isinstance(obs, Tensor) else torch.from_numpy(np.asarray(obs))
     return (tensor.float() if tensor.dtype == torch.float64 else tensor).to(device)

@@ -48,7 +48,10 @@ class Metrics:
 
     def latest(self, name: str) -> float:
         """Return the mean of the newest global entry, equal on every process. Synchronizes with the device."""
-        total, count = self._newest()[name].tolist()
+        pairs = dict(self._latest)
+        for (group, names), rows in self._updates.items():
+            pairs |= _pairs_of(group, names, rows[-1:])
+        total, count = pairs[name].tolist()
         return float(total / max(count, 1.0))
 
     def with_prefix(self, group: str) -> "Metrics":
@@ -59,12 +62,6 @@ class Metrics:
         renamed._latest = {f"{group}/{name}": pair for name, pair in self._latest.items()}
         renamed._updates = {(f"{group}/{inner}", names): rows for (inner, names), rows in self._updates.items()}
         return renamed
-
-    def _newest(self) -> dict[str, Tensor]:
-        pairs = dict(self._latest)
-        for (group, names), rows in self._updates.items():
-            pairs |= _pairs_of(group, names, rows[-1:])
-        return pairs
 
     def __iadd__(self, other: "Metrics") -> Self:
         for own_sums, other_sums in ((self.per_lane, other.per_lane), (self._pairs, other._pairs)):

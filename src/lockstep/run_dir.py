@@ -94,11 +94,9 @@ class RunDir:
     def write_status(self, state: str, why: str = "") -> None:
         """Write the status file for users and schedulers. A superseded start does not overwrite it."""
         if self.runtime.is_main and (state == "superseded" or not self.checkpoints.fence.superseded()):
-            path = self.path / (
-                STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
-            )
+            name = STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
             with suppress(OSError):  # disk errors are reported when a checkpoint is saved
-                replace_text(path, _status(state, self.runtime, why))
+                replace_text(self.path / name, _status(state, self.runtime, why))
 
     def write_log(self, clock: TrainState) -> None:
         """Log the metrics since the last entry, unless a newer start has taken over the run."""
