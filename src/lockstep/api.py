@@ -216,8 +216,7 @@ def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings:
 def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:
     """Train in this process, or start processes and report their log to the callbacks."""
     _make_importable(recipe, required=procs > 1)
-    events = RunEvents(path, *callbacks) if any(callbacks) else None
-    poll = None if events is None else events.poll
+    poll = RunEvents(path, *callbacks).poll if any(callbacks) else None
     if procs == 1:
         from lockstep.training_loop import train as train_in_process
 

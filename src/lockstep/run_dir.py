@@ -128,12 +128,11 @@ class RunDir:
 
     def record_digests(self, clock: TrainState, algorithm: Algorithm, task: VecEnv) -> None:
         """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
-        runtime = self.checkpoints.runtime
-        state = snapshot_shared(algorithm, task) | snapshot_lanes(algorithm, task, runtime.lanes.local)
+        state = snapshot_shared(algorithm, task) | snapshot_lanes(algorithm, task, self.runtime.lanes.local)
         # Exclude the name, so that Lockstep versions with other tensor names can be compared.
         local_digests = {name: digest_tensor("", tensor)[:16] for name, tensor in state.items()}
         merged: dict[str, str] = {}
-        for digests in runtime.all_gather_json(local_digests):
+        for digests in self.runtime.all_gather_json(local_digests):
             merged |= digests
         self.log.digests(clock, merged)
 

@@ -38,16 +38,15 @@ SERVE = "--fork-server"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `lockstep COMMAND ...` and return the exit code."""
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # called as a program, not from Python
-        make_errors_printable()
-        try:
-            return _run(args, is_program=True)
-        except BrokenPipeError:
-            if not _stdout_is_closed():
-                raise
-            return 1
-    return _run(args, is_program=False)
+    if arguments is not None:  # called from Python, not as a program
+        return _run(list(arguments), is_program=False)
+    make_errors_printable()
+    try:
+        return _run(sys.argv[1:], is_program=True)
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        return 1
 
 
 def _run(args: list[str], is_program: bool) -> int:

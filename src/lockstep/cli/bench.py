@@ -40,8 +40,15 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.cli.workers import started_processes
 
     recipe = resolve(parse_recipe(command, rest, f"lockstep bench {command.recipe}"), max(sizes))
-    if started_processes():
-        return _measure_as_worker(recipe, command)
+    if started_processes():  # a worker: measure, and let rank 0 write the report
+        from lockstep.distributed import Runtime
+        from lockstep.tools.bench.measure import measure
+
+        with Runtime.start(recipe.run) as runtime:
+            report = measure(recipe, runtime, command.seconds)
+            if runtime.is_main and command.out is not None:
+                (command.out / "bench.json").write_text(json.dumps(report))
+        return 0
 
     from lockstep.launch.device import require_gpus
 
@@ -58,18 +65,6 @@ def _sizes(command: Bench) -> list[int]:
     if not sizes or min(sizes) < 1 or len(sizes) != len(command.scaling.split(",")):
         raise ConfigError(f"--scaling is {command.scaling!r}.", "Use numbers of processes, such as --scaling 1,2,4.")
     return sizes
-
-
-def _measure_as_worker(recipe: Recipe, command: Bench) -> int:
-    """Measure as one of the workers. Rank 0 writes the report."""
-    from lockstep.distributed import Runtime
-    from lockstep.tools.bench.measure import measure
-
-    with Runtime.start(recipe.run) as runtime:
-        report = measure(recipe, runtime, command.seconds)
-        if runtime.is_main and command.out is not None:
-            (command.out / "bench.json").write_text(json.dumps(report))
-    return 0
 
 
 def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) -> dict[str, Any]:
@@ -112,16 +107,15 @@ def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
 
 
 def _print(name: str, reports: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from lockstep.io.rich_console import PrintableConsole
 
     first = reports[0]
     console = PrintableConsole()
-    table = Table(title=f"{name}: {first['parameters']:,} parameters, {first['precision']}", title_justify="left")
-    table.add_column("processes")
-    for report in reports:
-        table.add_column(str(report["processes"]), justify="right")
+    title = f"{name}: {first['parameters']:,} parameters, {first['precision']}"
+    columns = [Column(str(report["processes"]), justify="right") for report in reports]
+    table = Table("processes", *columns, title=title, title_justify="left")
     table.add_row("threads each", *(str(report["threads"]) for report in reports))
     table.add_row("steps/s", *(f"{report['steps_per_second']:,.0f}" for report in reports))
     table.add_row("speed-up", *(f"{report['speedup']:.2f}x" for report in reports))

@@ -95,28 +95,24 @@ def run(arguments: Sequence[str]) -> int:
 
 def _table(scores: dict[str, float]) -> "Table":
     """Return a table with one row per metric."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table()
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    table = Table("measure", Column("value", justify="right"))
     for name, value in sorted(scores.items()):
         table.add_row(name.replace("_", " "), f"{value:,.3f}")
     return table
 
 
 def _table_of_subsets(scores: dict[str, float]) -> "Table":
-    """Return a table with a row for all data and one per part, and a column per metric."""
-    from rich.table import Table
+    """Return a table with a row for all data and one per subset, and a column per metric."""
+    from rich.table import Column, Table
 
     from lockstep.ops.prediction_metrics import overall_metrics
 
     metrics = list(overall_metrics(scores))
     subsets = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
-    table = Table(title=f"{scores['examples']:,.0f} examples", title_justify="left")
-    table.add_column("")
-    for name in metrics:
-        table.add_column(name.replace("_", " "), justify="right")
+    columns = [Column(name.replace("_", " "), justify="right") for name in metrics]
+    table = Table("", *columns, title=f"{scores['examples']:,.0f} examples", title_justify="left")
     for subset in ("", *subsets):
         values = [scores.get(f"{name}/{subset}" if subset else name) for name in metrics]
         table.add_row(subset or "all", *("-" if value is None else f"{value:,.4f}" for value in values))
