@@ -56,12 +56,8 @@ def _from_file(path: Path) -> type[Recipe]:
 
 
 def _only_recipe(namespace: dict[str, object], source: str) -> type[Recipe]:
-    module = namespace["__name__"]
-    recipes = [
-        value
-        for value in namespace.values()
-        if isinstance(value, type) and issubclass(value, Recipe) and value.__module__ == module
-    ]
+    classes = [value for value in namespace.values() if isinstance(value, type)]
+    recipes = [cls for cls in classes if issubclass(cls, Recipe) and cls.__module__ == namespace["__name__"]]
     if len(recipes) != 1 or not dataclasses.is_dataclass(recipes[0]):
         raise ConfigError(
             f"{source} defines {len(recipes)} recipes; it needs exactly one.",

@@ -8,6 +8,7 @@ import select
 import sys
 from collections.abc import Sequence
 
+from lockstep import __version__
 from lockstep.io.printable import make_errors_printable, print_line, write_text
 
 _INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -61,8 +62,6 @@ def _run(args: list[str], is_program: bool) -> int:
         _print_help()
         return 0
     if args[0] == "--version":
-        from lockstep import __version__
-
         print_line(f"lockstep {__version__}")
         return 0
     command = args[0]

@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _present(report: "BacktestReport", out: Path) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from lockstep.apps.backtest.metrics import SUSPICIOUS, possible_leak
     from lockstep.apps.backtest.plots import draw, shown, write_page
@@ -69,10 +69,9 @@ def _present(report: "BacktestReport", out: Path) -> None:
     ]
     leak = f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
     warnings = [leak] if possible_leak(agent) else []
-    console, table = PrintableConsole(), Table(box=None)
+    console = PrintableConsole()
     columns = {name: shown(values) for name, values in metrics.items()}
-    for heading in ("", *columns):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = Table("", *(Column(name, justify="right") for name in columns), box=None)
     for metric in columns["agent"]:
         table.add_row(metric, *(column[metric] for column in columns.values()))
     console.print(table)

@@ -31,15 +31,23 @@ class Export:
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Export, args=list(arguments), prog="lockstep export")
 
+    from lockstep.io.rich_console import PrintableConsole
+
+    console = PrintableConsole(soft_wrap=True)
     if command.to == "jidi":
-        return _write_submission(command)
+        from lockstep.apps.jidi.submission import write_submission
+        from lockstep.inference import load
+
+        directory = command.out or Path("submission")
+        write_submission(load(command.run, command.checkpoint), directory)
+        console.print(f"{directory}: submit this directory. It only needs numpy.")
+        return 0
 
     import os
     import warnings
 
     from lockstep.config import ConfigError
     from lockstep.inference import load_algorithm, load_recipe
-    from lockstep.io.rich_console import PrintableConsole
     from lockstep.tools.export import formats, sb3
 
     writers = {
@@ -48,7 +56,6 @@ def run(arguments: Sequence[str]) -> int:
         "pt2": formats.write_pt2,
         "sb3": sb3.write_sb3,
     }
-    console = PrintableConsole(soft_wrap=True)
     recipe = load_recipe(command.run)
     path = command.out or command.run / f"{command.run.resolve().name}{SUFFIXES[command.to]}"
     if not path.parent.is_dir():
@@ -65,15 +72,4 @@ def run(arguments: Sequence[str]) -> int:
     result = "bit-identical" if difference == 0.0 else f"maximum difference {difference:.1g}"
     console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
     console.print(f"  compared with the policy on {formats.COUNT} random observations: {result}")
-    return 0
-
-
-def _write_submission(command: Export) -> int:
-    from lockstep.apps.jidi.submission import write_submission
-    from lockstep.inference import load
-    from lockstep.io.rich_console import PrintableConsole
-
-    out = command.out or Path("submission")
-    write_submission(load(command.run, command.checkpoint), out)
-    PrintableConsole(soft_wrap=True).print(f"{out}: submit this directory. It only needs numpy.")
     return 0

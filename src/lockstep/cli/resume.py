@@ -48,10 +48,8 @@ class Resume(LaunchOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    parsed = normalize_args(
-        arguments,
-        dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples"),
-    )
+    aliases = dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples")
+    parsed = normalize_args(arguments, aliases)
     flags, settings = _split_settings(parsed.flags)
     command = tyro.cli(Resume, args=flags, prog="lockstep resume")
     procs = resolve_procs(command)
