@@ -4,6 +4,7 @@ Shapes: L local lanes, E environments per lane, B = L x E; N examples.
 """
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +35,9 @@ def evaluate(
     """
     if isinstance(task, TaskConfig):
         return _evaluate_episodes(policy, task, runtime, episodes)
-    data = task.build(runtime.lanes, runtime.device)
-    try:
+    with closing(task.build(runtime.lanes, runtime.device)) as data:
         predictions = predict(policy, data, runtime, split)
         return None if predictions is None else measure(data, split, predictions)
-    finally:
-        data.close()
 
 
 def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
@@ -83,11 +81,8 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
     lanes = replace(runtime.lanes, seed=stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1))
     needed = min(episodes, max(task.num_envs, lanes.num_lanes))
     envs = math.ceil(needed / lanes.num_lanes) * lanes.num_lanes
-    env = replace(task, num_envs=envs).build(lanes, runtime.device)  # type: ignore[type-var]
-    try:
+    with closing(replace(task, num_envs=envs).build(lanes, runtime.device)) as env:  # type: ignore[type-var]
         local_results = _play(policy, env, lanes, runtime, envs, episodes)
-    finally:
-        env.close()
     if runtime.all_reduce_any(interrupted=local_results is None)["interrupted"]:
         return None
     all_results = sorted(tuple(row) for rows in runtime.all_gather_json(local_results) for row in rows)

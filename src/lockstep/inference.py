@@ -1,6 +1,7 @@
 """Load a trained policy in plain Python: no launcher, no process group."""
 
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.base import Algorithm, VecEnv
+from lockstep.base import Algorithm
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import best_checkpoint, find
 from lockstep.checkpoint.naming import CheckpointName
@@ -115,11 +116,8 @@ def load_algorithm(run: Path, recipe: Recipe, at: int | None = None, device: str
 def build_algorithm(recipe: Recipe, device: str = "cpu") -> Algorithm:
     """Build an untrained algorithm."""
     runtime = Runtime.single_process(recipe.run, device, hosting=range(1))  # one lane suffices to build an agent
-    task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
-    try:
+    with closing(recipe.task.build(runtime.lanes, runtime.device)) as task:
         algorithm: Algorithm = recipe.algo.build(task, runtime)
-    finally:
-        task.close()
     return algorithm
 
 
