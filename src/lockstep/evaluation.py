@@ -114,10 +114,10 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
         if runtime.status.stop_requested:
             return None
         runtime.watchdog.note_progress()
-        acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
-        step = env.step(acted["action"])
+        outputs: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
+        step = env.step(outputs["action"])
         obs, ended = step.obs, step.terminated | step.truncated
-        memory = tree_where(ended, initial_memory, acted["memory"])
+        memory = tree_where(ended, initial_memory, outputs["memory"])
         scoreboard.count(step.reward, ended, step.episode_info)
     return scoreboard.results()
 

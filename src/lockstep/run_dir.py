@@ -234,7 +234,7 @@ def _refuse_unshared(directory: Path, runtime: Runtime) -> None:
     """Raise ConfigError on all processes if one of them does not see the directory that rank 0 created."""
     if runtime.size == 1:
         return
-    for process, (visible, host) in enumerate(runtime.all_gather_json([_appears(directory), socket.gethostname()])):
+    for process, (visible, host) in enumerate(runtime.all_gather_json([_is_visible(directory), socket.gethostname()])):
         if not visible:
             raise ConfigError(
                 f"process {process} on host {host} does not see {directory.parent.parent.absolute()}.",
@@ -242,7 +242,7 @@ def _refuse_unshared(directory: Path, runtime: Runtime) -> None:
             )
 
 
-def _appears(path: Path) -> bool:
+def _is_visible(path: Path) -> bool:
     """Return whether a path exists or becomes visible within 5 seconds."""
     for _ in range(50):
         if path.exists():

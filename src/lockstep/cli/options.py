@@ -167,9 +167,9 @@ def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list
     recipe_class = find_recipe(name) if name is not None and not wants_help else Recipe
     parsed = normalize_args(arguments, recipe_class.aliases, recipe_class.episode_length)
     listing = "\n".join(f"  {recipe:12} {line}" for recipe, line in RECIPES.items())
-    about = f"{COMMANDS['train']}\n\nRecipes:\n{listing}\n\nlockstep train RECIPE --help lists its settings."
+    description = f"{COMMANDS['train']}\n\nRecipes:\n{listing}\n\nlockstep train RECIPE --help lists its settings."
     options, rest = tyro.cli(
-        TrainOptions, args=parsed.flags, prog="lockstep train", description=about, return_unknown_args=True
+        TrainOptions, args=parsed.flags, prog="lockstep train", description=description, return_unknown_args=True
     )
     return options, rest + [f"{key}={value}" for key, value in parsed.settings.items()], parsed.notes
 

@@ -70,13 +70,13 @@ def import_modules(args: Sequence[str]) -> None:
 def _quiet_imports() -> Iterator[None]:
     """Set variables that libraries read once, at import. Without them, OpenBLAS starts threads at import."""
     settings = {"OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    before = {name: os.environ.get(name) for name in settings}
+    previous = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     pid = os.getpid()
     yield
     if os.getpid() != pid:
         return  # a forked worker, which has its own environment
-    for name, value in before.items():
+    for name, value in previous.items():
         if value is None:
             del os.environ[name]
         else:

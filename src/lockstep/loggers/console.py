@@ -54,7 +54,7 @@ class Snapshot:
     split: dict[str, float]
     checked: int
     """The last update at which replicas were compared."""
-    work: UtilizationReport = field(default_factory=UtilizationReport)
+    usage: UtilizationReport = field(default_factory=UtilizationReport)
 
 
 class PlainConsole:
@@ -78,8 +78,8 @@ class PlainConsole:
         line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         results = format_results(snapshot.metrics) + format_losses(snapshot.metrics)
         sync = format_replica_check(self.processes, snapshot.checked)
-        more = {"": ", ".join(results), "load ": format_utilization(snapshot.work.utilization)}
-        more |= {"one agent: ": sync, "slow: ": snapshot.work.slow}
+        more = {"": ", ".join(results), "load ": format_utilization(snapshot.usage.utilization)}
+        more |= {"one agent: ": sync, "slow: ": snapshot.usage.slow}
         self._print(line + "".join(f"  {name}{text}" for name, text in more.items() if text))
 
     def evaluation(self, clock: TrainState) -> None:
@@ -117,7 +117,7 @@ class LiveConsole:
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.loads = snapshot.work.utilization or self.loads  # log entries may be more frequent than heartbeats
+        self.loads = snapshot.usage.utilization or self.loads  # log entries may be more frequent than heartbeats
         if RETURN in snapshot.metrics:
             self.returns.append(snapshot.metrics[RETURN])
 
@@ -164,9 +164,9 @@ class LiveConsole:
         rows["eval"] = Text(format_evaluation(clock).removeprefix("evaluation: ") if clock.evaluation else "")
         rows["time"] = _split_bar(snapshot.split)
         rows["load"] = Text(format_utilization(self.loads))
-        rows |= {name: Text(text) for name, text in format_resources(snapshot.work.resources).items()}
+        rows |= {name: Text(text) for name, text in format_resources(snapshot.usage.resources).items()}
         rows["one agent"] = Text(format_replica_check(self.processes, snapshot.checked), style="green")
-        rows["slow"] = Text(snapshot.work.slow, style="yellow")
+        rows["slow"] = Text(snapshot.usage.slow, style="yellow")
         return {name: content for name, content in rows.items() if not isinstance(content, Text) or content.plain}
 
 

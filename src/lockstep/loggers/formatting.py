@@ -15,9 +15,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: list[float]) -> str:
     """Render values as a row of bars, with a gap for each non-finite value."""
-    known = [value / 2 for value in values if math.isfinite(value)]  # halved so that differences cannot overflow
-    low = min(known, default=0.0)
-    span = max(known, default=0.0) - low or 1.0
+    finite = [value / 2 for value in values if math.isfinite(value)]  # halved so that differences cannot overflow
+    low = min(finite, default=0.0)
+    span = max(finite, default=0.0) - low or 1.0
     return "".join(
         _BARS[round((value / 2 - low) / span * (len(_BARS) - 1))] if math.isfinite(value) else " " for value in values
     )
@@ -82,19 +82,19 @@ def format_utilization(loads: Mapping[int, float]) -> str:
     return f"{bars}  median {median(loads.values()):.0%}, least {loads[least]:.0%} (process {least})"
 
 
-def format_resources(use: Mapping[str, float]) -> dict[str, str]:
+def format_resources(resources: Mapping[str, float]) -> dict[str, str]:
     """Format resource usage by kind: CPU and memory summed over all processes, GPUs one by one."""
     text = {}
-    cores = [value for name, value in use.items() if name.endswith("_cpu_percent")]
-    memory = [value for name, value in use.items() if name.startswith("process") and name.endswith("_memory_gb")]
+    cores = [value for name, value in resources.items() if name.endswith("_cpu_percent")]
+    memory = [value for name, value in resources.items() if name.startswith("process") and name.endswith("_memory_gb")]
     if cores:
         text["cpu"] = f"{sum(cores) / 100:.1f} cores · {sum(memory):.1f} GB"
-    gpus = [name.removesuffix("_memory_allocated_gb") for name in use if name.endswith("_memory_allocated_gb")]
+    gpus = [name.removesuffix("_memory_allocated_gb") for name in resources if name.endswith("_memory_allocated_gb")]
     if gpus:
-        busy = {gpu: use.get(f"{gpu}_util_percent") for gpu in gpus}
+        utilization = {gpu: resources.get(f"{gpu}_util_percent") for gpu in gpus}
         text["gpu"] = " · ".join(
-            f"{gpu.removeprefix('gpu')}: {'' if busy[gpu] is None else f'{busy[gpu]:.0f}% '}"
-            f"{use[f'{gpu}_memory_allocated_gb']:.1f} GB"
+            f"{gpu.removeprefix('gpu')}: {'' if utilization[gpu] is None else f'{utilization[gpu]:.0f}% '}"
+            f"{resources[f'{gpu}_memory_allocated_gb']:.1f} GB"
             for gpu in gpus
         )
     return text

@@ -64,14 +64,13 @@ class RunLogger(ProcessLog):
         split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
         times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
-        work = self.runtime.watchdog.utilization_report()
-        use = work.resources | {
-            f"process{p}_load_percent": 100 * load for p, load in work.utilization.items() if p < MAX_REPORTED_PROCESSES
-        }
+        usage = self.runtime.watchdog.utilization_report()
+        loads = {process: load for process, load in usage.utilization.items() if process < MAX_REPORTED_PROCESSES}
+        system = usage.resources | {f"process{process}_load_percent": 100 * load for process, load in loads.items()}
         checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # for `lockstep report`
-        self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in use.items()})
+        self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in system.items()})
         self.record_progress(clock, elapsed, shares)
-        self.console.show(clock, Snapshot(metrics, speed, split, self._checked, work))
+        self.console.show(clock, Snapshot(metrics, speed, split, self._checked, usage))
 
     def evaluation(self, clock: TrainState) -> None:
         self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})
