@@ -21,7 +21,7 @@ os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}  # before anyt
 from api_reference import api  # noqa: E402
 
 from lockstep.cli import COMMANDS, main  # noqa: E402
-from lockstep.registry import RECIPES  # noqa: E402
+from lockstep.registry import RECIPES, recipe_module  # noqa: E402
 
 
 def help_of(*words: str) -> str:
@@ -111,8 +111,8 @@ def section(kind: ast.ClassDef) -> Iterator[str]:
 
 def recipes() -> str:
     parts = ["# Recipes", "Each is a file of at most 60 lines: an algorithm, on a task, with settings that work."]
-    for name, (module, words) in RECIPES.items():
-        source = (PACKAGE.parent / f"{module.replace('.', '/')}.py").read_text()
+    for name, words in RECIPES.items():
+        source = (PACKAGE.parent / f"{recipe_module(name).replace('.', '/')}.py").read_text()
         parts += [f"## {name}", f"{words[0].upper()}{words[1:].rstrip('.')}.", f"```python\n{source.strip()}\n```"]
     return "\n\n".join(parts)
 

@@ -62,8 +62,8 @@ def train(
     from lockstep.run_dir import reserved
 
     _refuse_launched_process()
-    built = _resolved(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
-    with reserved(built) as (path, named):
+    resolved = _resolve(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
+    with reserved(resolved) as (path, named):
         return _run(named, path, procs, (on_log, on_evaluation, on_checkpoint), init_from=init_from and str(init_from))
 
 
@@ -99,8 +99,8 @@ def resume(
     from lockstep.inference import load_recipe
 
     _refuse_launched_process()
-    opened = _opened(run)
-    path, recipe = opened.path, opened.recipe or load_recipe(opened.path)
+    existing = _as_run(run)
+    path, recipe = existing.path, existing.recipe or load_recipe(existing.path)
     if total_samples is not None:
         recipe = apply_overrides(recipe, {"run.total_samples": total_samples})
     return _run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
@@ -127,7 +127,7 @@ def evaluate(
     from lockstep.distributed import Runtime
     from lockstep.evaluation import evaluate as run_evaluation
 
-    loaded = _opened(run).load(at, device)
+    loaded = _as_run(run).load(at, device)
     runtime = Runtime.single_process(dataclasses.replace(loaded.recipe.run, seed=seed), device)
     scores = run_evaluation(loaded.policy, loaded.recipe.task, runtime, episodes, split="test")
     assert scores is not None  # only a stop request, which this process never gets, interrupts an evaluation
@@ -159,7 +159,7 @@ def prove(
     flags = [*(["--kill"] if kill else []), *([] if smoke else ["--no-smoke"])]
     with temporary_directory("prove") as directory:
         record = directory / "proof.json"
-        run([recipe, "--procs", *numbers, *flags, "--json", str(record), *_words(settings)])
+        run([recipe, "--procs", *numbers, *flags, "--json", str(record), *_to_args(settings)])
         result: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
     return result
 
@@ -184,8 +184,8 @@ def make(task: Any, *, seed: int = 0, device: str = "cpu", **settings: Any) -> V
     if isinstance(task, Run):
         task = task.recipe or load_recipe(task.path)
     config = task if dataclasses.is_dataclass(task) and not isinstance(task, Recipe | type) else _recipe(task).task
-    changed: Any = dataclasses.replace(config, **settings)
-    environments: VecEnv = changed.build(Lanes(1, range(1), seed), torch.device(device))
+    changed_config: Any = dataclasses.replace(config, **settings)
+    environments: VecEnv = changed_config.build(Lanes(1, range(1), seed), torch.device(device))
     return environments
 
 
@@ -200,28 +200,27 @@ def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
     return recipe() if isinstance(recipe, type) else recipe
 
 
-def _resolved(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
+def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
     from lockstep.cli.options import resolve, with_preset, with_reference
 
-    built = reference = with_preset(_recipe(recipe), preset, smoke)
+    current = reference = with_preset(_recipe(recipe), preset, smoke)
     for name, value in settings.items():
         if dataclasses.is_dataclass(value):
-            built = dataclasses.replace(built, **{name: value})  # type: ignore[type-var]
+            current = dataclasses.replace(current, **{name: value})  # type: ignore[type-var]
         else:
-            built = apply_overrides(built, {name: value})
-    return resolve(with_reference(built, reference), procs)
+            current = apply_overrides(current, {name: value})
+    return resolve(with_reference(current, reference), procs)
 
 
 def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:
     """Train in this process, or start processes and report their log to the callbacks."""
-    recipe = _importable(recipe, needed=procs > 1)
-    events = RunEvents(path, *callbacks) if any(callbacks) else None
-    poll = None if events is None else events.poll
+    _make_importable(recipe, required=procs > 1)
+    poll = RunEvents(path, *callbacks).poll if any(callbacks) else None
     if procs == 1:
-        from lockstep.training_loop import train as train_here
+        from lockstep.training_loop import train as train_in_process
 
-        train_here(recipe, **options, on_record=poll)
+        train_in_process(recipe, **options, on_record=poll)
     else:
         _launch(recipe, procs, poll, options)
     if poll is not None:
@@ -258,28 +257,27 @@ def _launch(recipe: Recipe, procs: int, poll: Callable[[], None] | None, options
         raise RuntimeError(outcome.cause)
 
 
-def _importable(recipe: Recipe, needed: bool) -> Recipe:
+def _make_importable(recipe: Recipe, required: bool) -> None:
     """Name the file that defines a recipe's class, from which workers and later commands import it."""
-    if not recipe.name:
-        file = getattr(sys.modules[type(recipe).__module__], "__file__", None)
-        if file is None and not needed:
-            return recipe
-        if file is None:
-            raise ConfigError(
-                f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
-                "Write it to a Python file and pass the path, or use procs=1.",
-            )
+    if recipe.name:
+        return
+    file = getattr(sys.modules[type(recipe).__module__], "__file__", None)
+    if file is not None:
         type(recipe).name = str(Path(file).resolve())
-    return recipe
+    elif required:
+        raise ConfigError(
+            f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
+            "Write it to a Python file and pass the path, or use procs=1.",
+        )
 
 
-def _opened(run: str | Path | Run) -> Run:
+def _as_run(run: str | Path | Run) -> Run:
     return run if isinstance(run, Run) else Run(Path(run))
 
 
-def _words(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _to_args(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return settings as command-line arguments, such as `run.seed=1`."""
-    words = []
+    args = []
     for name, value in settings.items():
-        words += _words(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}={value}"]
-    return words
+        args += _to_args(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [f"{prefix}{name}={value}"]
+    return args

@@ -32,9 +32,8 @@ class TrainState:
 
     @property
     def done(self) -> bool:
-        return self.samples >= self.total_samples or (
-            self.patience is not None and self.evals_since_best >= self.patience
-        )
+        stopped_early = self.patience is not None and self.evals_since_best >= self.patience
+        return stopped_early or self.samples >= self.total_samples
 
     @property
     def progress(self) -> float:
@@ -67,8 +66,6 @@ class TrainState:
 
     def crossed(self, interval: int | None) -> bool:
         """Return whether the last iteration crossed a multiple of `interval`. Always False for None or 0."""
-        return (
-            interval is not None
-            and interval > 0
-            and self.samples // interval > (self.samples - self.last_iteration_samples) // interval
-        )
+        if interval is None or interval <= 0:
+            return False
+        return self.samples // interval > (self.samples - self.last_iteration_samples) // interval

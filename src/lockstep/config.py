@@ -102,26 +102,23 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_text(self.name, "run.name")
         check_text(self.runs_dir, "run.runs_dir")
-        check_name(self.name)
+        # The name must be that of one directory: an untrusted config must not escape `run.runs_dir`.
+        if "/" in self.name or "\\" in self.name or self.name in (".", ".."):
+            raise ConfigError(
+                f"run.name is {_repr(self.name)}, which is a path and not a name.",
+                "Set the directory with --run.runs-dir.",
+            )
+        if (size := len(self.name.encode(errors="replace"))) > NAME_BYTES:
+            raise ConfigError(
+                f"run.name has {size} bytes, more than the maximum of {NAME_BYTES}.", "Choose a shorter name."
+            )
 
 
 def check_text(value: str, key: str) -> None:
     """Reject control characters, NUL and surrogates in a setting: they are not valid in names."""
     if not value.isprintable() and printable(value, newlines=False) != value:
         raise ConfigError(
-            f"{key} is {_shown(value)}, which contains unprintable characters.", "Use letters, digits, - and _."
-        )
-
-
-def check_name(name: str) -> None:
-    """Reject a run name that is not a single directory name: an untrusted config must not escape `run.runs_dir`."""
-    if "/" in name or "\\" in name or name in (".", ".."):
-        raise ConfigError(
-            f"run.name is {_shown(name)}, which is a path and not a name.", "Set the directory with --run.runs-dir."
-        )
-    if (size := len(name.encode(errors="replace"))) > NAME_BYTES:
-        raise ConfigError(
-            f"run.name has {size} bytes, more than the maximum of {NAME_BYTES}.", "Choose a shorter name."
+            f"{key} is {_repr(value)}, which contains unprintable characters.", "Use letters, digits, - and _."
         )
 
 
@@ -159,26 +156,26 @@ def apply_overrides(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
     return config
 
 
-def _replace(config: Any, path: list[str], value: Any, full: str) -> Any:
+def _replace(config: Any, path: list[str], value: Any, full_key: str) -> Any:
     name, rest = path[0].replace("-", "_"), path[1:]
     fields = {field.name for field in dataclasses.fields(config)}
     if name not in fields:
-        near = difflib.get_close_matches(name, fields, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"It has: {', '.join(sorted(fields))}."
-        raise ConfigError(f"'{full}' is not a setting: {type(config).__name__} has no '{name}'.", hint)
+        matches = difflib.get_close_matches(name, fields, n=1)
+        hint = f"Did you mean '{matches[0]}'?" if matches else f"It has: {', '.join(sorted(fields))}."
+        raise ConfigError(f"'{full_key}' is not a setting: {type(config).__name__} has no '{name}'.", hint)
     current = getattr(config, name)
     if rest:
         if not dataclasses.is_dataclass(current):
-            raise ConfigError(f"'{full}' is not a setting: '{name}' has no fields.", f"Set '{name}' itself.")
-        changed = _replace(current, rest, value, full)
+            raise ConfigError(f"'{full_key}' is not a setting: '{name}' has no fields.", f"Set '{name}' itself.")
+        changed = _replace(current, rest, value, full_key)
     elif dataclasses.is_dataclass(current):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"'{full}' is a group of settings, not {_shown(value)}.", "Set its fields one by one.")
+            raise ConfigError(f"'{full_key}' is a group of settings, not {_repr(value)}.", "Set its fields one by one.")
         changed = current
-        for key, part in value.items():
-            changed = _replace(changed, str(key).split("."), part, f"{full}.{key}")
+        for key, field_value in value.items():
+            changed = _replace(changed, str(key).split("."), field_value, f"{full_key}.{key}")
     else:
-        changed = coerce(value, _field_types(typing.cast(Any, type(config)))[name], full)
+        changed = coerce(value, _field_types(typing.cast(Any, type(config)))[name], full_key)
     return dataclasses.replace(config, **{name: changed})
 
 
@@ -192,12 +189,12 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     """Convert a plain value to the declared type of its field: yaml reads `3e-4` as text and tuples as lists."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, int) and value.bit_length() > 256:  # Python cannot print very long integers
-        raise ConfigError(f"'{name}' is {_shown(value)}, which is not {_wanted(kind)}.", "Use a smaller number.")
+        raise ConfigError(f"'{name}' is {_repr(value)}, which is not {_type_name(kind)}.", "Use a smaller number.")
     if kind is Any or (origin in (typing.Union, types.UnionType) and type(value) in arguments):
         return value
     if origin in (typing.Union, types.UnionType):
-        none = value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
-        if none and type(None) in arguments:
+        is_none = value is None or (isinstance(value, str) and value.lower() in ("none", "null"))
+        if is_none and type(None) in arguments:
             return None
         for choice in arguments:
             if choice is not type(None):
@@ -212,9 +209,9 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
     elif origin is tuple and isinstance(value, list | tuple | str | int):
         # A list, `32,64` from a command line, or one number for a list of one element.
         value = str(value).split(",") if isinstance(value, str | int) and value != "" else value
-        of = arguments[0] if len(arguments) == 2 and arguments[1] is ... else None
-        if of is not None or len(arguments) == len(value):
-            return tuple(coerce(part, of or arguments[index], name) for index, part in enumerate(value))
+        element_type = arguments[0] if len(arguments) == 2 and arguments[1] is ... else None
+        if element_type is not None or len(arguments) == len(value):
+            return tuple(coerce(element, element_type or arguments[index], name) for index, element in enumerate(value))
     elif origin is dict and isinstance(value, Mapping):
         return {coerce(k, arguments[0], name): coerce(v, arguments[1], name) for k, v in value.items()}
     elif kind is bool:
@@ -224,22 +221,22 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
             return value.lower() == "true"
     elif kind in (int, float) and not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            return float(value) if kind is float else _whole(value)
+            return float(value) if kind is float else _to_int(value)
     elif kind is str and isinstance(value, str | int | float):
         text = str(value)
         check_text(text, f"'{name}'")
         return text
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
-    raise ConfigError(f"'{name}' is {_shown(value)}, which is not {_wanted(kind)}.", f"Give {_wanted(kind)}.")
+    raise ConfigError(f"'{name}' is {_repr(value)}, which is not {_type_name(kind)}.", f"Give {_type_name(kind)}.")
 
 
-def _wanted(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     choices = " or ".join(map(str, typing.get_args(kind)))
     return choices if typing.get_origin(kind) is Literal else getattr(kind, "__name__", str(kind))
 
 
-def _shown(value: Any) -> str:
+def _repr(value: Any) -> str:
     """Format a value for an error message, truncated because untrusted values may be very long."""
     try:
         text = repr(value)
@@ -248,7 +245,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
 
 
-def _whole(value: Any) -> int:
+def _to_int(value: Any) -> int:
     """Convert to an integer. Only values such as `1e6` go through a float, which would round large integers."""
     number: int | None = None
     if isinstance(value, int | str):

@@ -4,6 +4,7 @@ Shapes: L local lanes, E environments per lane, B = L x E; N examples.
 """
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -34,12 +35,9 @@ def evaluate(
     """
     if isinstance(task, TaskConfig):
         return _evaluate_episodes(policy, task, runtime, episodes)
-    data = task.build(runtime.lanes, runtime.device)
-    try:
+    with closing(task.build(runtime.lanes, runtime.device)) as data:
         predictions = predict(policy, data, runtime, split)
         return None if predictions is None else measure(data, split, predictions)
-    finally:
-        data.close()
 
 
 def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
@@ -70,7 +68,7 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
                 predictions[start : start + CHUNK] = output.cpu().double()
     finally:
         torch.set_num_threads(threads)
-    if runtime.all_reduce_any(cut=runtime.status.stop_requested)["cut"]:
+    if runtime.all_reduce_any(interrupted=runtime.status.stop_requested)["interrupted"]:
         return None
     return runtime.all_reduce_sum(predictions).numpy()  # exact: each entry is nonzero on one process only
 
@@ -80,24 +78,19 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
 
     Environment i plays episodes i, i + n, i + 2n, ... to the end, so that short episodes are not overrepresented.
     """
-    lanes = Lanes(
-        runtime.lanes.num_lanes, runtime.lanes.local, stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1)
-    )
-    wanted = min(episodes, max(task.num_envs, lanes.num_lanes))
-    envs = math.ceil(wanted / lanes.num_lanes) * lanes.num_lanes
-    env = replace(task, num_envs=envs).build(lanes, runtime.device)  # type: ignore[type-var]
-    try:
-        played = _play(policy, env, lanes, runtime, envs, episodes)
-    finally:
-        env.close()
-    if runtime.all_reduce_any(cut=played is None)["cut"]:
+    lanes = replace(runtime.lanes, seed=stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1))
+    needed = min(episodes, max(task.num_envs, lanes.num_lanes))
+    envs = math.ceil(needed / lanes.num_lanes) * lanes.num_lanes
+    with closing(replace(task, num_envs=envs).build(lanes, runtime.device)) as env:  # type: ignore[type-var]
+        local_results = _play(policy, env, lanes, runtime, envs, episodes)
+    if runtime.all_reduce_any(interrupted=local_results is None)["interrupted"]:
         return None
-    all_played = sorted(tuple(row) for rows in runtime.all_gather_json(played) for row in rows)
-    names = sorted({name for _, result in all_played for name in result})
-    results = {name: [result[name] for _, result in all_played if name in result] for name in names}
-    summary = {f"{name}_mean": sum(values) / len(values) for name, values in results.items()}
-    spread = sum((value - summary["return_mean"]) ** 2 for value in results["return"]) / len(all_played)
-    return summary | {"return_std": math.sqrt(spread), "episodes": float(len(all_played))}
+    all_results = sorted(tuple(row) for rows in runtime.all_gather_json(local_results) for row in rows)
+    names = sorted({name for _, result in all_results for name in result})
+    by_name = {name: [result[name] for _, result in all_results if name in result] for name in names}
+    summary = {f"{name}_mean": sum(values) / len(values) for name, values in by_name.items()}
+    variance = sum((value - summary["return_mean"]) ** 2 for value in by_name["return"]) / len(all_results)
+    return summary | {"return_std": math.sqrt(variance), "episodes": float(len(all_results))}
 
 
 def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any] | None:
@@ -108,25 +101,25 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     """
     first = lanes.local.start * (envs // lanes.num_lanes)
     numbers = torch.arange(first, first + env.num_envs)  # first episode of each environment
-    board = Scoreboard(numbers, envs, episodes, runtime.device)
-    fresh = tree_map(torch.clone, policy.initial_state(env.num_envs))
-    obs, memory = env.observations(), fresh  # the environments were just built, which resets them
+    scoreboard = Scoreboard(numbers, envs, episodes, runtime.device)
+    initial_memory = tree_map(torch.clone, policy.initial_state(env.num_envs))
+    obs, memory = env.observations(), initial_memory  # the environments were just built, which resets them
 
-    def act(part: dict[str, Any]) -> Any:
+    def act(inputs: dict[str, Any]) -> Any:
         with runtime.autocast():
-            action, after = policy.act(part["obs"], part["memory"])
-        return {"action": action, "memory": after}
+            action, next_memory = policy.act(inputs["obs"], inputs["memory"])
+        return {"action": action, "memory": next_memory}
 
-    while not board.done():
+    while not scoreboard.done():
         if runtime.status.stop_requested:
             return None
         runtime.watchdog.note_progress()
-        acted: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
-        step = env.step(acted["action"])
+        outputs: Any = runtime.map_lanes(act, {"obs": obs, "memory": memory})
+        step = env.step(outputs["action"])
         obs, ended = step.obs, step.terminated | step.truncated
-        memory = tree_where(ended, fresh, acted["memory"])
-        board.count(step.reward, ended, step.episode_info)
-    return board.results()
+        memory = tree_where(ended, initial_memory, outputs["memory"])
+        scoreboard.count(step.reward, ended, step.episode_info)
+    return scoreboard.results()
 
 
 class Scoreboard:
@@ -142,12 +135,12 @@ class Scoreboard:
         """Environment i plays episodes `numbers[i]`, `numbers[i] + envs`, ... below `episodes`."""
         self.device = device if device.type == "cuda" and has_float64(device) else torch.device("cpu")
         self.numbers, self.envs = numbers, envs
-        wanted = (episodes - numbers + envs - 1).clamp(min=0) // envs
-        self.rounds = int(wanted.max())
+        quota = (episodes - numbers + envs - 1).clamp(min=0) // envs
+        self.rounds = int(quota.max())
         self.steps = 0
-        self.wanted = wanted.to(self.device)  # [B] episodes to play
-        self.played = torch.zeros_like(self.wanted)  # [B]
-        self.lengths = torch.zeros_like(self.wanted)  # [B]
+        self.quota = quota.to(self.device)  # [B] episodes to play
+        self.played = torch.zeros_like(self.quota)  # [B]
+        self.lengths = torch.zeros_like(self.quota)  # [B]
         self.totals = torch.zeros(len(numbers), dtype=torch.float64, device=self.device)  # [B]
         self.names: list[str] = []
         self.table = torch.empty(0)  # [B, R + 1, K]; the last row receives uncounted episodes
@@ -156,7 +149,7 @@ class Scoreboard:
         """Return whether all episodes have ended. On CUDA, this may be up to CHECK_EVERY - 1 steps late."""
         if self.device.type == "cuda" and self.steps % CHECK_EVERY:
             return False
-        return bool((self.played >= self.wanted).all())
+        return bool((self.played >= self.quota).all())
 
     def count(self, reward: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> None:
         """Add a step: rewards [B], episode ends [B], and extras [B] by name, which are read where an episode ended."""
@@ -173,7 +166,7 @@ class Scoreboard:
         # Move to the device before widening: the source device may not support float64.
         columns = [self.totals, self.lengths, *(values.to(self.device) for values in extras.values())]
         row = torch.stack([column.double() for column in columns], dim=1).unsqueeze(1)  # [B, 1, K]
-        counted = ended & (self.played < self.wanted)
+        counted = ended & (self.played < self.quota)
         row_index = torch.where(counted, self.played, self.rounds)  # [B]
         self.table.scatter_(1, row_index.view(-1, 1, 1).expand_as(row), row)
         self.played += counted
@@ -182,13 +175,13 @@ class Scoreboard:
 
     def results(self) -> list[Any]:
         """Return (episode number, results by name) of counted episodes, without extras that are NaN."""
-        found: list[Any] = []
+        results: list[Any] = []
         if not self.names:  # no episode ended
-            return found
+            return results
         for number, played, rows in zip(self.numbers.tolist(), self.played.tolist(), self.table.tolist(), strict=True):
             for index, row in enumerate(rows[:played]):
                 extras = {
                     name: value for name, value in zip(self.names[2:], row[2:], strict=True) if not math.isnan(value)
                 }
-                found.append((number + index * self.envs, {"return": row[0], "length": row[1]} | extras))
-        return found
+                results.append((number + index * self.envs, {"return": row[0], "length": row[1]} | extras))
+        return results

@@ -1,6 +1,7 @@
 """Load a trained policy in plain Python: no launcher, no process group."""
 
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.base import Algorithm, VecEnv
+from lockstep.base import Algorithm
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import best_checkpoint, find
 from lockstep.checkpoint.naming import CheckpointName
@@ -16,7 +17,7 @@ from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG
 from lockstep.protocols import Policy
-from lockstep.pytree import Tree, first_leaf, tree_where
+from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
 from lockstep.run_dir import read_config
 
 
@@ -39,7 +40,7 @@ class LoadedPolicy:
         Returns:
             Actions [N, ...] as a NumPy array.
         """
-        batch = _as_tree(obs, self.device)
+        batch = tree_map(lambda x: _as_tensor(x, self.device), obs)
         if self._memory is None:
             self._memory = self.policy.initial_state(len(first_leaf(batch)))
         action, self._memory = self.policy.act(batch, self._memory)
@@ -55,8 +56,8 @@ class LoadedPolicy:
             self._memory = None
             return
         rows = torch.as_tensor(mask, dtype=torch.bool, device=self.device)
-        fresh = self.policy.initial_state(len(rows))
-        self._memory = tree_where(rows, fresh, self._memory)
+        initial_memory = self.policy.initial_state(len(rows))
+        self._memory = tree_where(rows, initial_memory, self._memory)
 
 
 def load(run: str | Path, at: int | None = None, device: str = "cpu", recipe: Recipe | None = None) -> LoadedPolicy:
@@ -115,11 +116,8 @@ def load_algorithm(run: Path, recipe: Recipe, at: int | None = None, device: str
 def build_algorithm(recipe: Recipe, device: str = "cpu") -> Algorithm:
     """Build an untrained algorithm."""
     runtime = Runtime.single_process(recipe.run, device, hosting=range(1))  # one lane suffices to build an agent
-    task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
-    try:
+    with closing(recipe.task.build(runtime.lanes, runtime.device)) as task:
         algorithm: Algorithm = recipe.algo.build(task, runtime)
-    finally:
-        task.close()
     return algorithm
 
 
@@ -129,13 +127,11 @@ def _best_or_newest(directory: Path) -> CheckpointName | None:
         try:
             form.verify_weights(directory / str(best))
             return best
-        except form.CorruptCheckpointError as damage:
-            warnings.warn(f"The best checkpoint is damaged: {damage}. Using the newest intact one.", stacklevel=3)
+        except form.CorruptCheckpointError as error:
+            warnings.warn(f"The best checkpoint is damaged: {error}. Using the newest intact one.", stacklevel=3)
     return find(directory, None, form.verify_weights)[0]
 
 
-def _as_tree(obs: Any, device: torch.device) -> Tree:
-    if isinstance(obs, dict):
-        return {name: _as_tree(part, device) for name, part in obs.items()}
+def _as_tensor(obs: Any, device: torch.device) -> Tensor:
     tensor = obs if isinstance(obs, Tensor) else torch.from_numpy(np.asarray(obs))
     return (tensor.float() if tensor.dtype == torch.float64 else tensor).to(device)

@@ -48,7 +48,10 @@ class Metrics:
 
     def latest(self, name: str) -> float:
         """Return the mean of the newest global entry, equal on every process. Synchronizes with the device."""
-        total, count = self._newest()[name].tolist()
+        pairs = dict(self._latest)
+        for (group, names), rows in self._updates.items():
+            pairs |= _pairs_of(group, names, rows[-1:])
+        total, count = pairs[name].tolist()
         return float(total / max(count, 1.0))
 
     def with_prefix(self, group: str) -> "Metrics":
@@ -60,16 +63,10 @@ class Metrics:
         renamed._updates = {(f"{group}/{inner}", names): rows for (inner, names), rows in self._updates.items()}
         return renamed
 
-    def _newest(self) -> dict[str, Tensor]:
-        pairs = dict(self._latest)
-        for (group, names), rows in self._updates.items():
-            pairs |= _pairs_of(group, names, rows[-1:])
-        return pairs
-
     def __iadd__(self, other: "Metrics") -> Self:
-        for mine, theirs in ((self.per_lane, other.per_lane), (self._pairs, other._pairs)):
-            for name, pair in theirs.items():
-                mine[name] = mine[name] + pair if name in mine else pair
+        for own_sums, other_sums in ((self.per_lane, other.per_lane), (self._pairs, other._pairs)):
+            for name, pair in other_sums.items():
+                own_sums[name] = own_sums[name] + pair if name in own_sums else pair
         for key, rows in other._updates.items():
             self._updates[key] = [*self._updates.get(key, ()), *rows]
         self._latest |= other._latest
@@ -86,15 +83,15 @@ def _pairs_of(group: str, names: tuple[str, ...], rows: list[Tensor] | list[np.n
     # On the CPU, sum with NumPy: for a few numbers it is many times faster than torch.
     if isinstance(rows[0], np.ndarray):
         table = np.stack(rows)  # [updates, K]
-        taken = np.isfinite(table[:, -1])
-        sums, count = torch.from_numpy(table[taken].sum(0)), float(taken.sum())
+        applied = np.isfinite(table[:, -1])
+        sums, count = torch.from_numpy(table[applied].sum(0)), float(applied.sum())
         sums = torch.cat([sums, torch.tensor([count], dtype=torch.float64)])
     else:
         stacked = torch.stack(rows)
         finite = stacked[:, -1:].isfinite()
         sums = torch.where(finite, torch.cat([stacked, finite], dim=1), 0.0).sum(0)
     samples, *totals, norm, steps = sums.unbind()
-    tried = torch.full_like(steps, len(rows))
+    attempts = torch.full_like(steps, len(rows))
     pairs = {name: torch.stack([total, samples]) for name, total in zip(names, totals, strict=True)}
-    pairs |= {"grad_norm": torch.stack([norm, steps]), "skipped": torch.stack([tried - steps, tried])}
+    pairs |= {"grad_norm": torch.stack([norm, steps]), "skipped": torch.stack([attempts - steps, attempts])}
     return {f"{group}{name}": pair for name, pair in pairs.items()}

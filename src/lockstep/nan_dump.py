@@ -22,26 +22,27 @@ def dump_on_nonfinite(
     """Wrap an iteration. If it produces non-finite values, dump the inputs and name the dump in the error."""
     try:
         yield
-    except NonFiniteError as bad:
+    except NonFiniteError as error:
         directory = path / NONFINITE_DUMP / str(clock.samples)
         agent = snapshot_shared(algorithm, task) if runtime.is_main else {}
-        raise NonFiniteError(f"{bad}\n{_dump(directory, str(bad), agent, bad.tensors, runtime)}", bad.tensors) from None
+        note = _dump(directory, str(error), agent, error.tensors, runtime)
+        raise NonFiniteError(f"{error}\n{note}", error.tensors) from None
 
 
-def _dump(directory: Path, message: str, agent: StateDict, evidence: StateDict, runtime: Runtime) -> str:
+def _dump(directory: Path, message: str, agent: StateDict, inputs: StateDict, runtime: Runtime) -> str:
     """Write the dump of every process and wait for all, because a launcher kills the rest once one has exited."""
-    mine = directory / form.lane_file(runtime.lanes.local)
+    inputs_path = directory / form.lane_file(runtime.lanes.local)
 
     def write() -> None:
-        form.write_tensors(mine, {name: x.detach().to("cpu", copy=True) for name, x in evidence.items()})
+        form.write_tensors(inputs_path, {name: x.detach().to("cpu", copy=True) for name, x in inputs.items()})
         if runtime.is_main:
             form.write_tensors(directory / form.SHARED, agent)
-            form.replace_text(directory / REPORT, _report(directory, message, mine))
+            form.replace_text(directory / REPORT, _report(directory, message, inputs_path))
 
-    refused = [runtime.run_on_main(lambda: _attempt(lambda: _make(directory)))]
-    if refused == [""]:
-        refused = runtime.all_gather_json(_attempt(write))
-    reasons = [f"process {process}: {reason}" for process, reason in enumerate(refused) if reason]
+    failures = [runtime.run_on_main(lambda: _attempt(lambda: _recreate(directory)))]
+    if failures == [""]:
+        failures = runtime.all_gather_json(_attempt(write))
+    reasons = [f"process {process}: {reason}" for process, reason in enumerate(failures) if reason]
     if reasons:
         return f"The inputs could not be dumped to {directory} ({'; '.join(reasons)})."
     return f"The inputs are dumped to {directory}. Its {REPORT} says how to read them."
@@ -56,12 +57,12 @@ def _attempt(work: Callable[[], None]) -> str:
     return ""
 
 
-def _make(directory: Path) -> None:
+def _recreate(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)  # left by an earlier attempt, perhaps with other processes
     directory.mkdir(parents=True)
 
 
-def _report(directory: Path, message: str, example: Path) -> str:
+def _report(directory: Path, message: str, inputs_path: Path) -> str:
     return f"""{message}
 
 In this directory:
@@ -72,5 +73,5 @@ Lanes, environments and steps count from 0. To read the files:
 
     from safetensors.torch import load_file
     agent = load_file({str(directory / form.SHARED)!r})
-    numbers = load_file({str(example)!r})
+    numbers = load_file({str(inputs_path)!r})
 """

@@ -100,8 +100,8 @@ class Policy(Protocol):
 
     def act(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         """Return actions for a batch of observations, and the next recurrent state."""
-        action, _, after = self.forward(obs, memory)
-        return action, after
+        action, _, next_memory = self.forward(obs, memory)
+        return action, next_memory
 
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Return actions, the network outputs they were computed from, and the next recurrent state."""

@@ -10,25 +10,21 @@ from pathlib import Path
 from lockstep.config import ConfigError, Recipe
 
 RECIPES = {
-    "snake-ppo": ("lockstep.recipes.snake_ppo", "PPO on Snake (presets tiny, small, base, large)"),
-    "gym-ppo": ("lockstep.recipes.gym_ppo", "PPO on any Gymnasium environment (default CartPole-v1)"),
-    "gym-ppo-lstm": (
-        "lockstep.recipes.gym_ppo_lstm",
-        "PPO with an LSTM on any Gymnasium environment (see --task.mask-velocity)",
-    ),
-    "gym-ddpg": ("lockstep.recipes.gym_ddpg", "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)"),
-    "team-ddpg": ("lockstep.recipes.team_ddpg", "DDPG on team snakes, three against three (presets central, scripts)"),
-    "dmc-tdmpc2": (
-        "lockstep.recipes.dmc_tdmpc2",
-        "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",
-    ),
-    "trading-lstm": ("lockstep.recipes.trading_lstm", "PPO with an LSTM on trading: price files or a simulated market"),
-    "cricket-gnn": (
-        "lockstep.recipes.cricket_gnn",
-        "Graph network on cricket, ball by ball (presets win, tabular)",
-    ),
+    "snake-ppo": "PPO on Snake (presets tiny, small, base, large)",
+    "gym-ppo": "PPO on any Gymnasium environment (default CartPole-v1)",
+    "gym-ppo-lstm": "PPO with an LSTM on any Gymnasium environment (see --task.mask-velocity)",
+    "gym-ddpg": "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)",
+    "team-ddpg": "DDPG on team snakes, three against three (presets central, scripts)",
+    "dmc-tdmpc2": "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",
+    "trading-lstm": "PPO with an LSTM on trading: price files or a simulated market",
+    "cricket-gnn": "Graph network on cricket, ball by ball (presets win, tabular)",
 }
-"""Module and help line by recipe name. The help page must not import torch."""
+"""Help line by recipe name. The help page must not import torch."""
+
+
+def recipe_module(name: str) -> str:
+    """Return the module of a recipe of this package."""
+    return f"lockstep.recipes.{name.replace('-', '_')}"
 
 
 def find_recipe(name: str) -> type[Recipe]:
@@ -36,10 +32,10 @@ def find_recipe(name: str) -> type[Recipe]:
     if name.endswith(".py"):
         return _from_file(Path(name))
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else f"Use one of {', '.join(RECIPES)}, or a .py file."
+        matches = difflib.get_close_matches(name, RECIPES, n=1)
+        hint = f"Did you mean '{matches[0]}'?" if matches else f"Use one of {', '.join(RECIPES)}, or a .py file."
         raise ConfigError(f"there is no recipe '{name}'.", hint)
-    return _only_recipe(importlib.import_module(RECIPES[name][0]).__dict__, name)
+    return _only_recipe(importlib.import_module(recipe_module(name)).__dict__, name)
 
 
 def _from_file(path: Path) -> type[Recipe]:
@@ -59,16 +55,12 @@ def _from_file(path: Path) -> type[Recipe]:
     return recipe
 
 
-def _only_recipe(names: dict[str, object], where: str) -> type[Recipe]:
-    here = names["__name__"]
-    found = [
-        value
-        for value in names.values()
-        if isinstance(value, type) and issubclass(value, Recipe) and value.__module__ == here
-    ]
-    if len(found) != 1 or not dataclasses.is_dataclass(found[0]):
+def _only_recipe(namespace: dict[str, object], source: str) -> type[Recipe]:
+    classes = [value for value in namespace.values() if isinstance(value, type)]
+    recipes = [cls for cls in classes if issubclass(cls, Recipe) and cls.__module__ == namespace["__name__"]]
+    if len(recipes) != 1 or not dataclasses.is_dataclass(recipes[0]):
         raise ConfigError(
-            f"{where} defines {len(found)} recipes; it needs exactly one.",
+            f"{source} defines {len(recipes)} recipes; it needs exactly one.",
             "Write one frozen dataclass that inherits lockstep.config.Recipe and has the fields task, algo and run.",
         )
-    return found[0]
+    return recipes[0]

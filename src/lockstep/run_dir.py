@@ -49,22 +49,22 @@ class TrainResult:
 class RunDir:
     """Files of a run: config, log, status and checkpoints."""
 
-    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: ProcessLog, presence: str) -> None:
+    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: ProcessLog, heartbeat_id: str) -> None:
         self.path, self.log, self.runtime = path, log, runtime
-        self._recipe, self._heartbeats = recipe, presence
+        self._recipe, self._heartbeat_id = recipe, heartbeat_id
         self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime)
 
     @classmethod
     @contextmanager
     def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
         """Create a run directory, or open the one to resume. All processes get the same directory."""
-        name, lanes, presence = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
+        name, lanes, heartbeat_id = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
         path = Path(name)
-        _refuse_unshared(path / HEARTBEATS / presence, runtime)
+        _refuse_unshared(path / HEARTBEATS / heartbeat_id, runtime)
         runtime.lanes = Lanes(lanes, partition_lanes(lanes, runtime.size)[runtime.rank], recipe.run.seed)
-        runtime.watchdog.set_status_dir(path / HEARTBEATS / presence)
+        runtime.watchdog.set_status_dir(path / HEARTBEATS / heartbeat_id)
         log = open_log(path, recipe, runtime)
-        run = cls(path, recipe, runtime, log, presence)
+        run = cls(path, recipe, runtime, log, heartbeat_id)
         try:
             yield run
         except BaseException as error:
@@ -85,20 +85,18 @@ class RunDir:
         self.checkpoints.restore(algorithm, task, clock, at, without_replay)
         if self.runtime.is_main:
             with _user_facing_errors(self.path):
-                _write_head(self.path, self._recipe, self.runtime)
+                _write_status_and_config(self.path, self._recipe, self.runtime)
                 for other in (self.path / HEARTBEATS).iterdir():
-                    if other.name != self._heartbeats:
+                    if other.name != self._heartbeat_id:
                         shutil.rmtree(other, ignore_errors=True)
         self.log.begin(clock, self.checkpoints.notes)
 
     def write_status(self, state: str, why: str = "") -> None:
         """Write the status file for users and schedulers. A superseded start does not overwrite it."""
         if self.runtime.is_main and (state == "superseded" or not self.checkpoints.fence.superseded()):
-            path = self.path / (
-                STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
-            )
+            name = STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
             with suppress(OSError):  # disk errors are reported when a checkpoint is saved
-                replace_text(path, _status(state, self.runtime, why))
+                replace_text(self.path / name, _status(state, self.runtime, why))
 
     def write_log(self, clock: TrainState) -> None:
         """Log the metrics since the last entry, unless a newer start has taken over the run."""
@@ -130,12 +128,11 @@ class RunDir:
 
     def record_digests(self, clock: TrainState, algorithm: Algorithm, task: VecEnv) -> None:
         """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
-        runtime = self.checkpoints.runtime
-        state = snapshot_shared(algorithm, task) | snapshot_lanes(algorithm, task, runtime.lanes.local)
+        state = snapshot_shared(algorithm, task) | snapshot_lanes(algorithm, task, self.runtime.lanes.local)
         # Exclude the name, so that Lockstep versions with other tensor names can be compared.
-        mine = {name: digest_tensor("", tensor)[:16] for name, tensor in state.items()}
+        local_digests = {name: digest_tensor("", tensor)[:16] for name, tensor in state.items()}
         merged: dict[str, str] = {}
-        for digests in runtime.all_gather_json(mine):
+        for digests in self.runtime.all_gather_json(local_digests):
             merged |= digests
         self.log.digests(clock, merged)
 
@@ -147,20 +144,20 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     scheduler restarted the job, and the run resumes. A run to be resumed is not modified yet.
     """
     require_wandb(recipe.run)
-    began = _begun_by(recipe, runtime.job_id)
-    path, lanes = began or run_path(recipe), runtime.lanes.num_lanes
-    presence = uuid.uuid4().hex[:8]
+    existing = _run_of_job(recipe, runtime.job_id)
+    path, lanes = existing or run_path(recipe), runtime.lanes.num_lanes
+    heartbeat_id = uuid.uuid4().hex[:8]
     with _user_facing_errors(path):
-        if began is not None:
+        if existing is not None:
             if (path / CONFIG).exists():
                 lanes = read_config(path)[1]["run"].get("lanes") or lanes  # the number of lanes never changes
         elif resume:
             _refuse_links(path)
         else:
             path = create_run(recipe, _status("running", runtime))
-            _write_head(path, recipe, runtime)
-        (path / HEARTBEATS / presence).mkdir(parents=True)
-    return str(path), lanes, presence
+            _write_status_and_config(path, recipe, runtime)
+        (path / HEARTBEATS / heartbeat_id).mkdir(parents=True)
+    return str(path), lanes, heartbeat_id
 
 
 def create_run(recipe: Recipe, status: str) -> Path:
@@ -177,10 +174,10 @@ def create_run(recipe: Recipe, status: str) -> Path:
 
 def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
     """Create a directory for a run, or reuse an empty one with the requested name."""
-    wanted = run_path(recipe)
-    disk.make_all(wanted.parent)
+    preferred = run_path(recipe)
+    disk.make_all(preferred.parent)
     for number in itertools.count(1):
-        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        path = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
         try:
             disk.make_new(path)
             return path
@@ -202,7 +199,7 @@ def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT]]:
             path.rmdir()
 
 
-def _write_head(path: Path, recipe: Recipe, runtime: Runtime) -> None:
+def _write_status_and_config(path: Path, recipe: Recipe, runtime: Runtime) -> None:
     """Write the status and the config of the run."""
     run = replace(recipe.run, lanes=runtime.lanes.num_lanes, name=path.name)
     replace_text(path / STATUS, _status("running", runtime))
@@ -223,32 +220,32 @@ def _user_facing_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _begun_by(recipe: Recipe, job: str) -> Path | None:
+def _run_of_job(recipe: Recipe, job: str) -> Path | None:
     """Return the run that a job started, also if its name was generated, so that restarts of the job find it."""
     if not job:
         return None
     if recipe.run.name:
         return run_path(recipe) if read_status(run_path(recipe)).get("job") == job else None
-    there = Path(recipe.run.runs_dir)
-    return next((path.parent for path in there.glob(f"*/{STATUS}") if read_status(path.parent).get("job") == job), None)
+    paths = (path.parent for path in Path(recipe.run.runs_dir).glob(f"*/{STATUS}"))
+    return next((path for path in paths if read_status(path).get("job") == job), None)
 
 
-def _refuse_unshared(token: Path, runtime: Runtime) -> None:
+def _refuse_unshared(directory: Path, runtime: Runtime) -> None:
     """Raise ConfigError on all processes if one of them does not see the directory that rank 0 created."""
     if runtime.size == 1:
         return
-    for process, (sees, host) in enumerate(runtime.all_gather_json([_appears(token), socket.gethostname()])):
-        if not sees:
+    for process, (visible, host) in enumerate(runtime.all_gather_json([_is_visible(directory), socket.gethostname()])):
+        if not visible:
             raise ConfigError(
-                f"process {process} on host {host} does not see {token.parent.parent.absolute()}.",
+                f"process {process} on host {host} does not see {directory.parent.parent.absolute()}.",
                 "Set --run.runs-dir to a directory on storage shared by all hosts.",
             )
 
 
-def _appears(token: Path) -> bool:
+def _is_visible(path: Path) -> bool:
     """Return whether a path exists or becomes visible within 5 seconds."""
     for _ in range(50):
-        if token.exists():
+        if path.exists():
             return True
         time.sleep(0.1)
     return False
@@ -267,8 +264,8 @@ def require_unused(path: Path) -> None:
             f"{path} already contains a run.", f"Resume it: lockstep resume {path}\nOr choose another --run.name."
         )
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
-        what = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
-        raise ConfigError(f"{path} {what}, but a new run needs an empty directory.", "Choose another --run.name.")
+        problem = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
+        raise ConfigError(f"{path} {problem}, but a new run needs an empty directory.", "Choose another --run.name.")
 
 
 def _refuse_links(path: Path) -> None:
@@ -287,10 +284,10 @@ def _refuse_links(path: Path) -> None:
 
 def to_yaml(recipe: Recipe) -> str:
     """Return the resolved config as yaml for the run directory."""
-    head = {"format": FORMAT, "lockstep": __version__, "recipe": recipe.name}
+    header = {"format": FORMAT, "lockstep": __version__, "recipe": recipe.name}
     settings = as_dict(recipe)
     settings["run"].pop("allow_other_machine")  # a permission for one resume
-    return str(yaml.safe_dump(head | settings, sort_keys=False))
+    return str(yaml.safe_dump(header | settings, sort_keys=False))
 
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:

@@ -115,9 +115,9 @@ class RunEvents:
                 text = file.read(size - self._position)
         except OSError:
             return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return [line for text in whole.splitlines() if (line := parse_line(text)) is not None]
+        complete = text[: text.rfind(b"\n") + 1]
+        self._position += len(complete)
+        return [line for text in complete.splitlines() if (line := parse_line(text)) is not None]
 
 
 def _score(line: Mapping[str, Any]) -> float:

@@ -24,38 +24,38 @@ def has_float64(device: torch.device) -> bool:
     return device.type not in WITHOUT_FLOAT64
 
 
-def download(found: Sequence[Tensor]) -> list[Tensor]:
+def download(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors to the host, with one transfer per device.
 
     This synchronizes with the device: call it once per iteration, where the host needs the values.
     """
-    copies: list[Tensor] = list(found)
-    for device in {x.device for x in found if x.device.type != "cpu"}:
-        indices = [index for index, x in enumerate(found) if x.device == device]
-        flat = torch.cat([found[index].reshape(-1) for index in indices]).cpu()
-        pieces = flat.split([found[index].numel() for index in indices])
+    copies: list[Tensor] = list(tensors)
+    for device in {x.device for x in tensors if x.device.type != "cpu"}:
+        indices = [index for index, x in enumerate(tensors) if x.device == device]
+        flat = torch.cat([tensors[index].reshape(-1) for index in indices]).cpu()
+        pieces = flat.split([tensors[index].numel() for index in indices])
         for index, piece in zip(indices, pieces, strict=True):
-            copies[index] = piece.view(found[index].shape)
+            copies[index] = piece.view(tensors[index].shape)
     return copies
 
 
-def download_bytes(found: Sequence[Tensor]) -> list[Tensor]:
+def download_bytes(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors of any dtypes on one device to the host, with one transfer of bytes."""
-    flat = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in found]).cpu()
-    pieces = flat.split([x.nbytes for x in found])
+    flat = torch.cat([x.contiguous().view(-1).view(torch.uint8) for x in tensors]).cpu()
+    pieces = flat.split([x.nbytes for x in tensors])
     # Clone, because a piece may not be aligned for its dtype.
-    return [piece.clone().view(x.dtype).view(x.shape) for piece, x in zip(pieces, found, strict=True)]
+    return [piece.clone().view(x.dtype).view(x.shape) for piece, x in zip(pieces, tensors, strict=True)]
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a small host tensor to a device without blocking. Return it unchanged if it is already there."""
     if tensor.device == device:
         return tensor
-    tensor = _held_by(device, tensor)
+    tensor = _to_supported(device, tensor)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def _held_by(device: torch.device, tensor: Tensor) -> Tensor:
+def _to_supported(device: torch.device, tensor: Tensor) -> Tensor:
     """Convert float64 to float32 if the device does not support float64."""
     return tensor.float() if tensor.dtype == torch.float64 and not has_float64(device) else tensor
 
@@ -70,14 +70,14 @@ class Uploader:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._layout: list[tuple[torch.dtype, torch.Size]] = []
-        self._ends: list[tuple[int, int]] = []
+        self._ranges: list[tuple[int, int]] = []
         self._buffer = torch.empty(0, dtype=torch.uint8, device=device)
         self._views: list[Tensor] = []
 
     def __call__(self, tree: Any) -> Any:
         if self.device.type == "cpu":
             return tree
-        tree = tree_map(lambda x: _held_by(self.device, x), tree)
+        tree = tree_map(lambda x: _to_supported(self.device, x), tree)
         if self.device.type != "cuda":
             return tree_map(lambda x: x.to(self.device), tree)
         tensors = leaves(tree)
@@ -85,7 +85,7 @@ class Uploader:
         if layout != self._layout:
             self._lay_out(layout)
         # Allocate pinned memory per call: torch reuses it only after the copy has finished, so nothing blocks.
-        size = self._ends[-1][1] if self._ends else 0
+        size = self._ranges[-1][1] if self._ranges else 0
         pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
         torch._foreach_copy_(self._views_of(pinned), tensors)
         self._buffer[:size].copy_(pinned, non_blocking=True)
@@ -94,17 +94,17 @@ class Uploader:
 
     def _lay_out(self, layout: list[tuple[torch.dtype, torch.Size]]) -> None:
         """Assign an offset in the buffer to every tensor. Grow the buffer if it is too small."""
-        self._layout, self._ends, start = layout, [], 0
+        self._layout, self._ranges, start = layout, [], 0
         for dtype, shape in layout:
             stop = start + math.prod(shape) * dtype.itemsize
-            self._ends.append((start, stop))
+            self._ranges.append((start, stop))
             start = -(-stop // _ALIGNMENT) * _ALIGNMENT
         if start > len(self._buffer):
-            room = start + start // 4  # the next batch may be a little larger
-            self._buffer = torch.empty(room, dtype=torch.uint8, device=self.device)
+            capacity = start + start // 4  # the next batch may be a little larger
+            self._buffer = torch.empty(capacity, dtype=torch.uint8, device=self.device)
         self._views = self._views_of(self._buffer)
 
     def _views_of(self, buffer: Tensor) -> list[Tensor]:
         """Return the views of a buffer for the tensors of the layout."""
-        slots = zip(self._layout, self._ends, strict=True)
+        slots = zip(self._layout, self._ranges, strict=True)
         return [buffer[start:stop].view(dtype).view(shape) for (dtype, shape), (start, stop) in slots]

@@ -16,7 +16,7 @@ from helpers.multiprocess import together
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find
 from lockstep.cli import main
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.clock import TrainState
 from lockstep.distributed import DistributedOptimizer, Runtime
 from lockstep.inference import LoadedPolicy, build_algorithm, load_recipe
@@ -51,7 +51,7 @@ class Killed(Exception):
 
 def parse(*words):
     """Return the recipe of a command line with smoke settings."""
-    start, rest, _ = parse_start([*words, "--smoke"], "train", "")
+    start, rest, _ = parse_train([*words, "--smoke"])
     return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 

@@ -8,7 +8,7 @@ import pytest
 from test_commands import PAGES, ROOT, commands
 
 from lockstep.cli import COMMANDS, main
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 
 PLACES = {"RECIPE": "snake-ppo", "FILE.py": "examples/tiny_snake.py", "SIZE": "5"}
 """Placeholders on the pages, and values for them."""
@@ -63,7 +63,7 @@ def test_command_on_page_has_valid_verb_flags_and_settings(page, command, helps,
 
 
 def check_training(words):
-    start, rest, _ = parse_start(words, "train", "")
+    start, rest, _ = parse_train(words)
     resolve(parse_recipe(start, rest, "lockstep train", start.config), 1)
 
 

@@ -14,7 +14,7 @@ from run_helpers import SAMPLES, errors, run, trial
 from helpers.multiprocess import Outcome, outcomes
 from helpers.tiny_recipes import hash_of
 from lockstep.algorithms.ppo import PPO
-from lockstep.cli.prove import CHECKED, first_difference
+from lockstep.cli.prove import DEBUG_ENVIRONMENT, first_difference
 from lockstep.distributed.gradient_buffer import GradientBuffer
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
@@ -149,7 +149,7 @@ def planted(directory: str, name: str, fault: str, extra: dict, resume: bool) ->
 
 
 def run_planted(directory: Path, name: str, processes: int, fault: str, extra=None, resume=False) -> list[Outcome]:
-    return outcomes(planted, processes, str(directory), name, fault, extra or {}, resume, environment=CHECKED)
+    return outcomes(planted, processes, str(directory), name, fault, extra or {}, resume, environment=DEBUG_ENVIRONMENT)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from helpers.multiprocess import together
 from helpers.tiny_recipes import hash_of
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.clock import TrainState
 from lockstep.config import resolve_lanes
 from lockstep.distributed import Runtime
@@ -16,7 +16,7 @@ UPDATES = 20
 
 
 def parse(*words):
-    start, rest, _ = parse_start([*words, "--smoke"], "train", "")
+    start, rest, _ = parse_train([*words, "--smoke"])
     return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 

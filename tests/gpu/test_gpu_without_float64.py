@@ -5,7 +5,7 @@ import torch
 
 from helpers.multiprocess import together
 from lockstep import transfer
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.clock import TrainState
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate
@@ -28,7 +28,7 @@ def trained(name, reduction):
     with pytest.raises(TypeError, match="float64"):
         torch.zeros(1, dtype=torch.float64, device="cuda")
     words = [name, "--smoke", "run.device=cuda", f"run.reduction={reduction}", *REPLAY.get(name, [])]
-    start, rest, _ = parse_start(words, "train", "")
+    start, rest, _ = parse_train(words)
     recipe = resolve(parse_recipe(start, rest, "lockstep train"), 1)
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)

@@ -147,8 +147,8 @@ class Algorithm(Configurable):
     def lane_state(self, lane: int) -> LaneState:
         """Return the state of one lane: collectors, replay, episode statistics and registered rows."""
         parts = self._parts("lane_state")
-        own = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.lane_state(lane).items()}
-        return {**self._lane_rows(lane), **own}
+        part_states = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.lane_state(lane).items()}
+        return {**self._lane_rows(lane), **part_states}
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         """Load the state of one lane."""
@@ -157,8 +157,8 @@ class Algorithm(Configurable):
         rest = {key: x for key, x in state.items() if not key.startswith(prefixes)}
         load_into(self._lane_rows(lane), rest, f"lane {lane}")
         for name, part in parts.items():
-            own = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
-            part.load_lane_state(lane, own)
+            part_state = {key.removeprefix(f"{name}."): x for key, x in state.items() if key.startswith(f"{name}.")}
+            part.load_lane_state(lane, part_state)
 
     def _lane_rows(self, lane: int) -> StateDict:
         rows = self.lanes.lane_slice(lane, self.envs_per_lane)

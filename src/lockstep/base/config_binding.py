@@ -11,7 +11,7 @@ class Configurable:
 
     def __init_subclass__(cls) -> None:
         if "Config" not in vars(cls):
-            where = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
-            kind = type("Config", (cls.Config,), where | {"__doc__": "No settings."})
-            cls.Config = dataclass(frozen=True, kw_only=True)(kind)
+            attributes = {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Config"}
+            config_class = type("Config", (cls.Config,), attributes | {"__doc__": "No settings."})
+            cls.Config = dataclass(frozen=True, kw_only=True)(config_class)
         cls.Config.owner = cls

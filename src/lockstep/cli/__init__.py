@@ -8,9 +8,10 @@ import select
 import sys
 from collections.abc import Sequence
 
+from lockstep import __version__
 from lockstep.io.printable import make_errors_printable, print_line, write_text
 
-_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
 
 COMMANDS = {
     "train": "Train a recipe on one or more processes.",
@@ -38,16 +39,15 @@ SERVE = "--fork-server"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `lockstep COMMAND ...` and return the exit code."""
-    args = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:  # called as a program, not from Python
-        make_errors_printable()
-        try:
-            return _run(args, is_program=True)
-        except BrokenPipeError:
-            if not _stdout_is_closed():
-                raise
-            return 1
-    return _run(args, is_program=False)
+    if arguments is not None:  # called from Python, not as a program
+        return _run(list(arguments), is_program=False)
+    make_errors_printable()
+    try:
+        return _run(sys.argv[1:], is_program=True)
+    except BrokenPipeError:
+        if not _stdout_is_closed():
+            raise
+        return 1
 
 
 def _run(args: list[str], is_program: bool) -> int:
@@ -62,18 +62,15 @@ def _run(args: list[str], is_program: bool) -> int:
         _print_help()
         return 0
     if args[0] == "--version":
-        from lockstep import __version__
-
         print_line(f"lockstep {__version__}")
         return 0
     command = args[0]
     if command not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        return fail(
-            f"'{command}' is not a command.\n" + (f"Did you mean '{near[0]}'?" if near else "See lockstep --help.")
-        )
+        matches = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"Did you mean '{matches[0]}'?" if matches else "See lockstep --help."
+        return fail(f"'{command}' is not a command.\n{hint}")
     from lockstep.config import ConfigError
     from lockstep.launch.process_lifetime import die_with_launcher
 
@@ -89,7 +86,7 @@ def _run(args: list[str], is_program: bool) -> int:
     except ConfigError as error:
         return fail(str(error))
     except OSError as error:
-        if error.errno not in _NO_PATH:
+        if error.errno not in _INVALID_PATH_ERRNOS:
             raise
         return fail(f"{error.filename!r:.300} is not a valid path: {error.strerror}.\nUse another path.")
     except KeyboardInterrupt:

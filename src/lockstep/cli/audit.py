@@ -38,8 +38,8 @@ class Audit:
 
 
 def run(arguments: Sequence[str]) -> int:
-    own, script = part(arguments)
-    command = tyro.cli(Audit, args=own, prog="lockstep audit")
+    audit_args, script_args = split_arguments(arguments)
+    command = tyro.cli(Audit, args=audit_args, prog="lockstep audit")
 
     import json
     import os
@@ -60,32 +60,32 @@ def run(arguments: Sequence[str]) -> int:
         )
     if not command.module and not os.path.isfile(command.script):
         raise ConfigError(f"there is no script {command.script}.", "Use the path of a Python file, or -m MODULE.")
-    line = [*(["-m"] if command.module else []), command.script, *script]
+    args = [*(["-m"] if command.module else []), command.script, *script_args]
     with temporary_directory("audit") as directory:
         console = PrintableConsole(stderr=True)
         with console.status(f"running {command.script} on {command.procs} processes") as status:
-            records = run_script(line, directory, command.procs, command.steps, command.step_timeout, status.update)
+            records = run_script(args, directory, command.procs, command.steps, command.step_timeout, status.update)
     if not any(record["steps"] for record in records):
         raise ConfigError(_unauditable(command.script, records), "Check that it runs under torchrun, and try again.")
-    verdict = analyze(records)
-    wrong = sum(finding.kind not in command.ignore for finding in verdict.findings)
+    report = analyze(records)
+    count = sum(finding.kind not in command.ignore for finding in report.findings)
     if command.json:
-        print_line(json.dumps(asdict(verdict) | {"processes": command.procs}))
+        print_line(json.dumps(asdict(report) | {"processes": command.procs}))
     else:
-        _print(command, verdict, wrong)
-    return 1 if wrong else 0
+        _print(command, report, count)
+    return 1 if count else 0
 
 
-def part(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments into those of `audit`, including the script, and those of the script."""
     takes_value = {"--procs", "-n", "--steps", "--step-timeout", "--ignore"}
     index = 0
     while index < len(arguments) and arguments[index].startswith("-"):
         index += 2 if arguments[index] in takes_value else 1
-    own, script = list(arguments[: index + 1]), list(arguments[index + 1 :])
+    audit_args, script_args = list(arguments[: index + 1]), list(arguments[index + 1 :])
     if index < len(arguments):
-        own = [own[-1], *own[:-1]]  # the script first: after --ignore it would be parsed as a kind
-    return own, script
+        audit_args = [audit_args[-1], *audit_args[:-1]]  # the script first: after --ignore it would be parsed as a kind
+    return audit_args, script_args
 
 
 def _unauditable(script: str, records: list[dict[str, Any]]) -> str:
@@ -99,19 +99,19 @@ def _unauditable(script: str, records: list[dict[str, Any]]) -> str:
     )
 
 
-def _print(command: Audit, verdict: "AuditReport", wrong: int) -> None:
+def _print(command: Audit, report: "AuditReport", count: int) -> None:
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.tools.audit.analysis import KINDS
 
     console = PrintableConsole(soft_wrap=True)
-    console.print(f"{command.script} on {command.procs} processes, {verdict.steps} optimizer steps on every process\n")
-    found = {finding.kind for finding in verdict.findings}
-    for kind, right in KINDS.items():
+    console.print(f"{command.script} on {command.procs} processes, {report.steps} optimizer steps on every process\n")
+    found = {finding.kind for finding in report.findings}
+    for kind, statement in KINDS.items():
         if kind not in found:
-            console.print(f"  {'?    ' if kind in verdict.unseen else '[green]yes[/green]  '} {right}", markup=True)
-    for finding in verdict.findings:
-        allowed = finding.kind in command.ignore
-        console.print("  [yellow]allow[/yellow]" if allowed else "  [red]NO[/red]   ", end="", markup=True)
+            console.print(f"  {'?    ' if kind in report.unseen else '[green]yes[/green]  '} {statement}", markup=True)
+    for finding in report.findings:
+        ignored = finding.kind in command.ignore
+        console.print("  [yellow]allow[/yellow]" if ignored else "  [red]NO[/red]   ", end="", markup=True)
         since = f", from step {finding.step}" if finding.step else ""
         console.print(f" {finding.what}{since}")
         for name in finding.tensors[:8]:
@@ -121,9 +121,9 @@ def _print(command: Audit, verdict: "AuditReport", wrong: int) -> None:
         if finding.why:
             console.print(f"        why: {finding.why}.")
         console.print(f"        fix: {finding.fix}")
-    for note in verdict.notes:
+    for note in report.notes:
         console.print(f"  note  {note}")
-    if wrong:
-        console.print(f"\n[red]Not one model.[/red] {wrong} {'finding' if wrong == 1 else 'findings'}.", markup=True)
+    if count:
+        console.print(f"\n[red]Not one model.[/red] {count} {'finding' if count == 1 else 'findings'}.", markup=True)
     else:
         console.print("\n[green]One model[/green], as far as these steps show.", markup=True)

@@ -53,34 +53,30 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _present(report: "BacktestReport", out: Path) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from lockstep.apps.backtest.metrics import SUSPICIOUS, possible_leak
     from lockstep.apps.backtest.plots import draw, shown, write_page
     from lockstep.io.rich_console import PrintableConsole
 
-    a_year = report.bars.bars_per_year
-    measures = {name: curve.measures(a_year) for name, curve in report.curves.items()}
-    agent = measures["agent"]
+    bars_per_year = report.bars.bars_per_year
+    metrics = {name: curve.measures(bars_per_year) for name, curve in report.curves.items()}
+    agent = metrics["agent"]
     notes = [
         f"{len(report.time):,} bars in {agent.years:.1f} years out of sample, marked at each open, after all costs; "
-        f"annualized with {a_year:,.0f} bars a year.",
+        f"annualized with {bars_per_year:,.0f} bars a year.",
         *report.bars.notes,
     ]
-    warnings = []
-    if possible_leak(agent):
-        warnings.append(
-            f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
-        )
-    console, table = PrintableConsole(), Table(box=None)
-    columns = {name: shown(part) for name, part in measures.items()}
-    for heading in ("", *columns):
-        table.add_column(heading, justify="right" if heading else "left")
-    for word in columns["agent"]:
-        table.add_row(word, *(column[word] for column in columns.values()))
+    leak = f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
+    warnings = [leak] if possible_leak(agent) else []
+    console = PrintableConsole()
+    columns = {name: shown(values) for name, values in metrics.items()}
+    table = Table("", *(Column(name, justify="right") for name in columns), box=None)
+    for metric in columns["agent"]:
+        table.add_row(metric, *(column[metric] for column in columns.values()))
     console.print(table)
-    for sentence in [*warnings, *notes]:
-        console.print(sentence)
+    for message in [*warnings, *notes]:
+        console.print(message)
     plot = draw(report, out / "backtest.png")
     write_page(report, out / "backtest.html", plot, notes, warnings)
     console.print(f"Plot: {out / 'backtest.png'}, report: {out / 'backtest.html'}")

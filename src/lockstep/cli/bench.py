@@ -40,8 +40,15 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.cli.workers import started_processes
 
     recipe = resolve(parse_recipe(command, rest, f"lockstep bench {command.recipe}"), max(sizes))
-    if started_processes():
-        return _measure_here(recipe, command)
+    if started_processes():  # a worker: measure, and let rank 0 write the report
+        from lockstep.distributed import Runtime
+        from lockstep.tools.bench.measure import measure
+
+        with Runtime.start(recipe.run) as runtime:
+            report = measure(recipe, runtime, command.seconds)
+            if runtime.is_main and command.out is not None:
+                (command.out / "bench.json").write_text(json.dumps(report))
+        return 0
 
     from lockstep.launch.device import require_gpus
 
@@ -54,22 +61,10 @@ def run(arguments: Sequence[str]) -> int:
 def _sizes(command: Bench) -> list[int]:
     if command.scaling is None:
         return [command.procs]
-    sizes = [int(word) for word in command.scaling.split(",") if word.strip().isdigit()]
+    sizes = [int(text) for text in command.scaling.split(",") if text.strip().isdigit()]
     if not sizes or min(sizes) < 1 or len(sizes) != len(command.scaling.split(",")):
         raise ConfigError(f"--scaling is {command.scaling!r}.", "Use numbers of processes, such as --scaling 1,2,4.")
     return sizes
-
-
-def _measure_here(recipe: Recipe, command: Bench) -> int:
-    """Measure as one of the workers. Rank 0 writes the report."""
-    from lockstep.distributed import Runtime
-    from lockstep.tools.bench.measure import measure
-
-    with Runtime.start(recipe.run) as runtime:
-        report = measure(recipe, runtime, command.seconds)
-        if runtime.is_main and command.out is not None:
-            (command.out / "bench.json").write_text(json.dumps(report))
-    return 0
 
 
 def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) -> dict[str, Any]:
@@ -100,33 +95,32 @@ def _present(command: Bench, reports: list[dict[str, Any]]) -> None:
     for report in reports:
         report["verdict"] = verdict(report)
         report["speedup"] = report["steps_per_second"] / first["steps_per_second"]
-    whole = first | ({"scaling": reports} if len(reports) > 1 else {})
+    result = first | ({"scaling": reports} if len(reports) > 1 else {})
     if command.out is not None:
         command.out.mkdir(parents=True, exist_ok=True)
-        (command.out / "bench.json").write_text(json.dumps(whole, indent=1) + "\n")
+        (command.out / "bench.json").write_text(json.dumps(result, indent=1) + "\n")
         (command.out / "bench.svg").write_text(draw(reports))
     if command.json:
-        print_line(json.dumps(whole))
+        print_line(json.dumps(result))
     else:
         _print(command.recipe, reports)
 
 
 def _print(name: str, reports: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from lockstep.io.rich_console import PrintableConsole
 
     first = reports[0]
     console = PrintableConsole()
-    table = Table(title=f"{name}: {first['parameters']:,} parameters, {first['precision']}", title_justify="left")
-    table.add_column("processes")
-    for report in reports:
-        table.add_column(str(report["processes"]), justify="right")
+    title = f"{name}: {first['parameters']:,} parameters, {first['precision']}"
+    columns = [Column(str(report["processes"]), justify="right") for report in reports]
+    table = Table("processes", *columns, title=title, title_justify="left")
     table.add_row("threads each", *(str(report["threads"]) for report in reports))
     table.add_row("steps/s", *(f"{report['steps_per_second']:,.0f}" for report in reports))
     table.add_row("speed-up", *(f"{report['speedup']:.2f}x" for report in reports))
-    for part in first["split"]:
-        table.add_row(f"  {part}", *(f"{report['split'][part]:.1%}" for report in reports))
+    for phase in first["split"]:
+        table.add_row(f"  {phase}", *(f"{report['split'][phase]:.1%}" for report in reports))
     table.add_row("ratio to bare", *(f"{report['ratio_to_bare']:.3f}" for report in reports))
     console.print(table)
     if len(reports) > 1:

@@ -67,21 +67,22 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.io.rich_console import PrintableConsole
 
-    lines: list[CheckResult] = []
+    results: list[CheckResult] = []
     console = PrintableConsole(soft_wrap=True)
     with PrintableConsole(stderr=True).status("checking this machine") as status:
-        for line in _examine(command, status.update):
-            lines.append(line)
+        for result in _examine(command, status.update):
+            results.append(result)
             if not command.bug_report:
-                _print(console, line)
-    count = sum(line.level == "trouble" for line in lines)
+                _print(console, result)
+    count = sum(result.level == "trouble" for result in results)
     if command.bug_report:
         from lockstep.tools.doctor.bug_report import write_bug_report
 
-        write_text(sys.stdout, write_bug_report(lines, command.procs))
+        write_text(sys.stdout, write_bug_report(results, command.procs))
     elif count:
         console.print(
-            f"\n[red]{count} {'trouble' if count == 1 else 'troubles'}.[/red] Each has its fix above.", markup=True
+            f"\n[red]{count} {'trouble' if count == 1 else 'troubles'}.[/red] Each has its fix above.",
+            markup=True,
         )
     else:
         console.print(
@@ -116,7 +117,7 @@ def _test_gpus(command: Doctor) -> int:
     return int(bool(report.failed))
 
 
-def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckResult"]:
+def _examine(command: Doctor, set_status: Callable[[str], None]) -> Iterator["CheckResult"]:
     """Run all checks, quick ones first. Train the small agent only if no check found trouble."""
     import os
 
@@ -124,7 +125,7 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckRes
     from lockstep.launch.rendezvous import interfaces
     from lockstep.tools.doctor import disk, environment, machine, network, rendering
 
-    quick = (
+    checks = (
         machine.check_versions(),
         machine.check_devices(command.procs),
         machine.check_memory(command.procs),
@@ -133,23 +134,23 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckRes
         environment.check_variables(os.environ, interfaces(), command.procs),
         rendering.check_rendering(),
     )
-    sound = True
-    for lines in quick:
-        for line in lines:
-            sound = sound and line.level != "trouble"
-            yield line
-    if not sound:
+    passed = True
+    for results in checks:
+        for result in results:
+            passed = passed and result.level != "trouble"
+            yield result
+    if not passed:
         return
-    tell(f"training a small agent on {command.procs} processes")
+    set_status(f"training a small agent on {command.procs} processes")
     from lockstep.tools.doctor.smoke_test import check_distributed
 
     with temporary_directory("doctor") as directory:
         yield from check_distributed(["doctor", TRIAL, str(directory)], command.procs, directory)
 
 
-def _print(console: "PrintableConsole", line: "CheckResult") -> None:
-    color, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[line.level]
+def _print(console: "PrintableConsole", result: "CheckResult") -> None:
+    color, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[result.level]
     console.print(f"[{color}]{mark:7}[/{color}]  ", end="", markup=True)
-    console.print(f"{line.about:10}  {line.says}")
-    if line.fix:
-        console.print(f"{'':21}fix: {line.fix}")
+    console.print(f"{result.about:10}  {result.says}")
+    if result.fix:
+        console.print(f"{'':21}fix: {result.fix}")

@@ -68,14 +68,14 @@ def run(arguments: Sequence[str]) -> int:
     loaded = load(command.run, command.checkpoint, device)
     runtime = Runtime.single_process(dataclasses.replace(loaded.recipe.run, seed=command.seed), device)
     console = PrintableConsole()
-    task, played = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
-    if played and command.plots is not None:
+    task, is_env = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
+    if is_env and command.plots is not None:
         raise ConfigError(
             f"--plots draws predictions, but {command.run} plays episodes.", f"Use lockstep play {command.run}"
         )
-    work = f"{command.episodes} episodes" if played else f"the {command.split} split"
-    with console.status(f"{'playing' if played else 'predicting'} {work}") if not command.json else nullcontext():
-        if played:
+    scope = f"{command.episodes} episodes" if is_env else f"the {command.split} split"
+    with console.status(f"{'playing' if is_env else 'predicting'} {scope}") if not command.json else nullcontext():
+        if is_env:
             scores = evaluate(loaded.policy, task, runtime, command.episodes)
         else:  # predict once, for both metrics and plots
             data = task.build(runtime.lanes, runtime.device)
@@ -85,8 +85,8 @@ def run(arguments: Sequence[str]) -> int:
     if command.json:
         console.print(json.dumps(scores), soft_wrap=True)
     else:
-        console.print(f"{command.run}: {work}", soft_wrap=True)
-        console.print(_table(scores) if played else _table_of_parts(scores))
+        console.print(f"{command.run}: {scope}", soft_wrap=True)
+        console.print(_table(scores) if is_env else _table_of_subsets(scores))
     if command.plots is not None:
         for path in data.plot(command.split, predictions, command.plots):
             console.print(f"plot: {path}", soft_wrap=True)
@@ -95,29 +95,25 @@ def run(arguments: Sequence[str]) -> int:
 
 def _table(scores: dict[str, float]) -> "Table":
     """Return a table with one row per metric."""
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table()
-    table.add_column("measure")
-    table.add_column("value", justify="right")
+    table = Table("measure", Column("value", justify="right"))
     for name, value in sorted(scores.items()):
         table.add_row(name.replace("_", " "), f"{value:,.3f}")
     return table
 
 
-def _table_of_parts(scores: dict[str, float]) -> "Table":
-    """Return a table with a row for all data and one per part, and a column per metric."""
-    from rich.table import Table
+def _table_of_subsets(scores: dict[str, float]) -> "Table":
+    """Return a table with a row for all data and one per subset, and a column per metric."""
+    from rich.table import Column, Table
 
     from lockstep.ops.prediction_metrics import overall_metrics
 
-    measures = list(overall_metrics(scores))
-    parts = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
-    table = Table(title=f"{scores['examples']:,.0f} examples", title_justify="left")
-    table.add_column("")
-    for name in measures:
-        table.add_column(name.replace("_", " "), justify="right")
-    for part in ("", *parts):
-        values = [scores.get(f"{name}/{part}" if part else name) for name in measures]
-        table.add_row(part or "all", *("-" if value is None else f"{value:,.4f}" for value in values))
+    metrics = list(overall_metrics(scores))
+    subsets = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
+    columns = [Column(name.replace("_", " "), justify="right") for name in metrics]
+    table = Table("", *columns, title=f"{scores['examples']:,.0f} examples", title_justify="left")
+    for subset in ("", *subsets):
+        values = [scores.get(f"{name}/{subset}" if subset else name) for name in metrics]
+        table.add_row(subset or "all", *("-" if value is None else f"{value:,.4f}" for value in values))
     return table

@@ -1,9 +1,9 @@
 """`lockstep export RUN --to FORMAT`: export a policy and verify the written file."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
@@ -31,55 +31,45 @@ class Export:
 def run(arguments: Sequence[str]) -> int:
     command = tyro.cli(Export, args=list(arguments), prog="lockstep export")
 
+    from lockstep.io.rich_console import PrintableConsole
+
+    console = PrintableConsole(soft_wrap=True)
     if command.to == "jidi":
-        return _write_submission(command)
+        from lockstep.apps.jidi.submission import write_submission
+        from lockstep.inference import load
+
+        directory = command.out or Path("submission")
+        write_submission(load(command.run, command.checkpoint), directory)
+        console.print(f"{directory}: submit this directory. It only needs numpy.")
+        return 0
 
     import os
     import warnings
 
     from lockstep.config import ConfigError
     from lockstep.inference import load_algorithm, load_recipe
-    from lockstep.io.rich_console import PrintableConsole
-    from lockstep.tools.export.formats import COUNT
+    from lockstep.tools.export import formats, sb3
 
-    console = PrintableConsole(soft_wrap=True)
+    writers = {
+        "safetensors": formats.write_safetensors,
+        "onnx": formats.write_onnx,
+        "pt2": formats.write_pt2,
+        "sb3": sb3.write_sb3,
+    }
     recipe = load_recipe(command.run)
     path = command.out or command.run / f"{command.run.resolve().name}{SUFFIXES[command.to]}"
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent}.", f"mkdir -p {path.parent}")
     partial = path.with_name(f".{path.name}.partial{SUFFIXES[command.to]}")
-    write = _writer(command.to)
     try:
         with console.status(f"writing and verifying {path}"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of export libraries do not concern the user
             algorithm = load_algorithm(command.run, recipe, command.checkpoint)
-            difference = write(partial, algorithm, recipe)
+            difference = writers[command.to](partial, algorithm, recipe)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
     result = "bit-identical" if difference == 0.0 else f"maximum difference {difference:.1g}"
     console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
-    console.print(f"  compared with the policy on {COUNT} random observations: {result}")
+    console.print(f"  compared with the policy on {formats.COUNT} random observations: {result}")
     return 0
-
-
-def _write_submission(command: Export) -> int:
-    from lockstep.apps.jidi.submission import write_submission
-    from lockstep.inference import load
-    from lockstep.io.rich_console import PrintableConsole
-
-    out = command.out or Path("submission")
-    write_submission(load(command.run, command.checkpoint), out)
-    PrintableConsole(soft_wrap=True).print(f"{out}: submit this directory. It only needs numpy.")
-    return 0
-
-
-def _writer(to: str) -> Callable[..., Any]:
-    """Return the writer of a format. It returns the maximum difference between outputs of the file and the policy."""
-    if to == "sb3":
-        from lockstep.tools.export.sb3 import write_sb3
-
-        return write_sb3
-    from lockstep.tools.export import formats
-
-    return {"safetensors": formats.write_safetensors, "onnx": formats.write_onnx, "pt2": formats.write_pt2}[to]

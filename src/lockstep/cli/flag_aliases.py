@@ -66,59 +66,59 @@ def normalize_args(
     arguments: Sequence[str], aliases: Mapping[str, str], episode_length: int | None = None
 ) -> ParsedArgs:
     """Replace aliases in a command line. Aliases of the recipe take precedence over the common ones."""
-    known: dict[str, str] = {**ALIASES, **aliases}
-    words, at, distributed = ParsedArgs(), "", False
+    targets: dict[str, str] = {**ALIASES, **aliases}
+    parsed, checkpoint, distributed = ParsedArgs(), "", False
     rest = list(arguments)
     while rest:
-        word = rest.pop(0)
-        flag = word.startswith("--") and len(word) > 2
-        if not flag and "=" not in word:
-            words.flags.append(word)
+        arg = rest.pop(0)
+        is_flag = arg.startswith("--") and len(arg) > 2
+        if not is_flag and "=" not in arg:
+            parsed.flags.append(arg)
             continue
-        name, has_value, value = word.removeprefix("--").partition("=")
+        name, has_value, value = arg.removeprefix("--").partition("=")
         name = name.replace("_", "-")
-        if name in (*DROPPED, "distributed") and not has_value and rest and _is_switch(rest[0]):
+        if name in (*DROPPED, "distributed") and not has_value and rest and _is_boolean(rest[0]):
             value = rest.pop(0)  # any other argument is not a value of this flag
         if name == "distributed":
             distributed = value.lower() not in ("false", "0")
         elif name in DROPPED:
-            words.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
+            parsed.notes.append(f"--{name} is not needed: {DROPPED[name]}.")
         elif name == "compile":  # a boolean in other tools; off, on or graphs here
             if not has_value:
                 value = rest.pop(0) if rest and not rest[0].startswith("-") else "true"
-            words.flags += ["--run.compile", {"true": "on", "false": "off"}.get(value.lower(), value)]
+            parsed.flags += ["--run.compile", {"true": "on", "false": "off"}.get(value.lower(), value)]
         elif name in EPISODES:
             count = value if has_value else (rest.pop(0) if rest else "")
-            samples = _episodes_as_samples(name, count, episode_length, words.notes.append)
+            samples = _episodes_as_samples(name, count, episode_length, parsed.notes.append)
             if EPISODES[name] == "init-from":
-                at = f"@{samples}"
+                checkpoint = f"@{samples}"
             else:
-                _set(words, flag, EPISODES[name], samples)
-        elif flag:
-            words.flags += [f"--{known.get(name, name)}", *([value] if has_value else [])]
+                _set(parsed, is_flag, EPISODES[name], samples)
+        elif is_flag:
+            parsed.flags += [f"--{targets.get(name, name)}", *([value] if has_value else [])]
         else:
-            _set(words, flag, known.get(name, name), value)
-    if at and "--init-from" in words.flags[:-1]:  # run and episode are two flags in other tools
-        words.flags[words.flags.index("--init-from") + 1] += at
-    if distributed and not {"--procs", "-n"}.intersection(words.flags):
-        words.flags += ["--procs", "auto"]
-        words.notes.append("--distributed means --procs auto: one process for each GPU.")
-    return words
+            _set(parsed, is_flag, targets.get(name, name), value)
+    if checkpoint and "--init-from" in parsed.flags[:-1]:  # run and episode are two flags in other tools
+        parsed.flags[parsed.flags.index("--init-from") + 1] += checkpoint
+    if distributed and not {"--procs", "-n"}.intersection(parsed.flags):
+        parsed.flags += ["--procs", "auto"]
+        parsed.notes.append("--distributed means --procs auto: one process for each GPU.")
+    return parsed
 
 
-def _is_switch(word: str) -> bool:
+def _is_boolean(arg: str) -> bool:
     """Return whether an argument is a value of a boolean flag."""
-    return word.isdigit() or word.lower() in ("true", "false")
+    return arg.isdigit() or arg.lower() in ("true", "false")
 
 
-def _set(words: ParsedArgs, flag: bool, name: str, value: str) -> None:
-    if flag or "." not in name:
-        words.flags += [f"--{name}", value]
+def _set(parsed: ParsedArgs, is_flag: bool, name: str, value: str) -> None:
+    if is_flag or "." not in name:
+        parsed.flags += [f"--{name}", value]
     else:
-        words.settings[name] = value
+        parsed.settings[name] = value
 
 
-def _episodes_as_samples(name: str, count: str, length: int | None, say: Callable[[str], None]) -> str:
+def _episodes_as_samples(name: str, count: str, length: int | None, add_note: Callable[[str], None]) -> str:
     if length is None:
         raise ConfigError(
             f"--{name} counts episodes, but episodes of this recipe have no fixed length.", "Use --run.total-samples."
@@ -126,5 +126,5 @@ def _episodes_as_samples(name: str, count: str, length: int | None, say: Callabl
     if not count.isdigit():
         raise ConfigError(f"--{name} is {count!r}, which is not a whole number.", "Use a number of episodes.")
     samples = int(count) * length
-    say(f"--{name} {count} is read as {samples:,} global samples: an episode has at most {length} steps.")
+    add_note(f"--{name} {count} is read as {samples:,} global samples: an episode has at most {length} steps.")
     return str(samples)

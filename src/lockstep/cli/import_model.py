@@ -37,9 +37,9 @@ def run(arguments: Sequence[str]) -> int:
     if not command.file.is_file():
         raise ConfigError(f"there is no file {command.file}.", "Use a .zip of SB3, a .safetensors or a .pt file.")
     with bounded(command.file), console.status(f"reading {command.file}"):
-        weights, settings, known = read_weights(command.file)
+        weights, settings, stored_recipe = read_weights(command.file)
         refuse_code(settings, rest, command.file)
-        name = command.recipe or known
+        name = command.recipe or stored_recipe
         if not name:
             raise ConfigError(
                 f"{command.file} does not name its recipe.", "Add --recipe, for example --recipe gym-ppo."

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from lockstep.cli.options import LAUNCHER_FLAGS, parse_recipe, parse_start, resolve
+from lockstep.cli.options import LAUNCHER_FLAGS, parse_recipe, parse_train, resolve
 from lockstep.config import ConfigError
 from lockstep.io.printable import write_text
 
@@ -79,17 +79,17 @@ def _check(command: JobFile, args: list[str]) -> None:
         name = arg.lstrip("-").partition("=")[0].replace("_", "-")
         if (arg.startswith("-") or "=" in arg) and name in reserved:
             raise ConfigError(f"{arg} is set by the job file.", "Remove it. Use --nodes, --gpus and --name instead.")
-    start, rest, _ = parse_start(args[1:], "train", "")
-    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config)
+    options, rest, _ = parse_train(args[1:])
+    recipe = parse_recipe(options, rest, f"lockstep train {options.recipe}", options.config)
     resolve(recipe, command.nodes * command.gpus)
 
 
 def render(command: JobFile, args: Sequence[str], about: str = "") -> str:
     """Return the template with its `@NAMES@` replaced."""
     submit = {"slurm": "sbatch FILE", "k8s": "kubectl create -f FILE", "sky": "sky jobs launch FILE"}[command.to]
-    line = f"lockstep jobfile {command.to} ... -- train {shlex.join(args)} > FILE"
+    command_line = f"lockstep jobfile {command.to} ... -- train {shlex.join(args)} > FILE"
     values = {
-        "ABOUT": about or f"#   {line}\n#   {submit}",
+        "ABOUT": about or f"#   {command_line}\n#   {submit}",
         "NAME": command.name,
         "NODES": str(command.nodes),
         "GPUS": str(command.gpus),
@@ -98,7 +98,7 @@ def render(command: JobFile, args: Sequence[str], about: str = "") -> str:
         "IMAGE": command.image,
         "INSTALL": shlex.quote(command.install),
         "STORAGE": command.storage,
-        "WORDS": shlex.join(args),
+        "ARGS": shlex.join(args),
     }
     text = resources.files("lockstep.cli").joinpath("jobs", FILES[command.to]).read_text()
     return re.sub("@([A-Z]+)@", lambda match: values[match[1]], text)

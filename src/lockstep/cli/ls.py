@@ -9,15 +9,15 @@ import tyro
 
 from lockstep.io.printable import print_line, printable
 
-SHOWN = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
+LISTED_METRICS = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
 """Metrics that are listed."""
 HEADINGS = ("run", "recipe", "state", "steps", "of", "steps/s", "return", "eval")
-WORDS = HEADINGS[:3]
-MANY = 200
+TEXT_HEADINGS = HEADINGS[:3]
+MAX_TABLE_ROWS = 200
 """More runs than this are listed as plain text, because rich tables are slow."""
 _FORMAT = re.compile(r"^format: (\d{1,9})$", re.ASCII | re.MULTILINE)
 _RECIPE = re.compile(r"^recipe: ([\w./-]{1,200})$", re.ASCII | re.MULTILINE)
-_BUDGET = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", re.ASCII | re.MULTILINE)
+_TOTAL_SAMPLES = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ def run(arguments: Sequence[str]) -> int:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
     rows = [(printable(path.name, newlines=False), *_cells(path)) for path in paths]
-    if len(rows) > MANY:
+    if len(rows) > MAX_TABLE_ROWS:
         print_line("\n".join(_aligned([HEADINGS, *rows])))
         return 0
     table = Table()
     for heading in HEADINGS:
         # Fold long cells instead of truncating them, so that run names can be copied.
-        table.add_column(heading, justify="left" if heading in WORDS else "right", overflow="fold")
+        table.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -57,11 +57,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows as plain columns. A rich table takes about 1 ms per row."""
-    whole = [(*row, *[""] * (len(HEADINGS) - len(row))) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
-    sides = ["<" if heading in WORDS else ">" for heading in HEADINGS]
-    form = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    return [form.format(*row).rstrip() for row in whole]
+    padded = [(*row, *[""] * (len(HEADINGS) - len(row))) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
+    alignments = ["<" if heading in TEXT_HEADINGS else ">" for heading in HEADINGS]
+    template = "  ".join(f"{{:{alignment}{width}}}" for alignment, width in zip(alignments, widths, strict=True))
+    return [template.format(*row).rstrip() for row in padded]
 
 
 def _cells(path: Path) -> tuple[str, ...]:
@@ -71,17 +71,17 @@ def _cells(path: Path) -> tuple[str, ...]:
     from lockstep.io.jsonl import METRICS, newest_values, read_status
 
     try:
-        recipe, budget = _read_config(path)
+        recipe, total_samples = _read_config(path)
     except UnknownFormat as error:
         return (f"format {error.version} of another Lockstep version",)
     except ConfigError:
         return ("config.yaml cannot be read",)
-    values = newest_values(path / METRICS, SHOWN)
+    values = newest_values(path / METRICS, LISTED_METRICS)
     return (
-        _short(Path(recipe).stem if isinstance(recipe, str) else recipe),
-        _short(read_status(path).get("state", "-")),
+        _truncated(Path(recipe).stem if isinstance(recipe, str) else recipe),
+        _truncated(read_status(path).get("state", "-")),
         _number(values.get("samples", 0), ",.0f"),
-        _number(budget, ",.0f"),
+        _number(total_samples, ",.0f"),
         _number(values.get("time/global_fps"), ",.0f"),
         _number(values.get("rollout/ep_return_mean"), ".2f"),
         _number(values.get("eval/return_mean"), ".2f"),
@@ -102,22 +102,22 @@ def _read_config(path: Path) -> tuple[object, object]:
         text = read_text(path / CONFIG, YAML_BYTES)
     except (OSError, UnreadableFileError):
         text = ""
-    version, recipe, budget = _FORMAT.search(text), _RECIPE.search(text), _BUDGET.search(text)
-    if version and int(version[1]) == FORMAT and recipe and budget:
-        return recipe[1], int(budget[1])
+    version, recipe, total_samples = _FORMAT.search(text), _RECIPE.search(text), _TOTAL_SAMPLES.search(text)
+    if version and int(version[1]) == FORMAT and recipe and total_samples:
+        return recipe[1], int(total_samples[1])
     config = config_without_version(read_yaml(path / CONFIG), path / CONFIG)
     run = config.get("run")
     return config.get("recipe"), run.get("total_samples") if isinstance(run, dict) else None
 
 
-def _number(value: object, form: str) -> str:
+def _number(value: object, format_spec: str) -> str:
     """Format a number. Return "-" for other types and for integers that overflow a float."""
     try:
-        return format(float(value), form) if isinstance(value, int | float) else "-"
+        return format(float(value), format_spec) if isinstance(value, int | float) else "-"
     except OverflowError:
         return "-"
 
 
-def _short(value: object) -> str:
+def _truncated(value: object) -> str:
     """Return the first characters of an untrusted value, on one line."""
     return printable(value[:60], newlines=False) if isinstance(value, str) else "?"

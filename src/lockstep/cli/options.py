@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
+from lockstep.cli import COMMANDS
 from lockstep.cli.flag_aliases import normalize_args
 from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes
 
@@ -35,7 +36,7 @@ class LaunchOptions:
     rdzv_id: str | None = None
     """Job ID, the same on every host. A job that finds a run it started earlier resumes it."""
 
-    def fleet(self, procs: int) -> "LaunchConfig":
+    def launch_config(self, procs: int) -> "LaunchConfig":
         """Return these options as a launcher config."""
         from lockstep.launch.rendezvous import LaunchConfig, parse_nodes
 
@@ -95,9 +96,9 @@ def parse_recipe(
     """
     from lockstep.registry import find_recipe
 
-    kind = find_recipe(options.recipe)
-    parsed = normalize_args(rest, kind.aliases, kind.episode_length)
-    recipe = reference = apply_overrides(with_preset(kind(), options.preset, options.smoke), imported or {})
+    recipe_class = find_recipe(options.recipe)
+    parsed = normalize_args(rest, recipe_class.aliases, recipe_class.episode_length)
+    recipe = reference = apply_overrides(with_preset(recipe_class(), options.preset, options.smoke), imported or {})
     if config is not None:
         recipe = apply_overrides(recipe, read_yaml(config))
     recipe = apply_overrides(recipe, parsed.settings)
@@ -108,8 +109,9 @@ def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:
     """Apply a preset, and then the smoke setting, to a recipe."""
     if preset is not None:
         if preset not in recipe.presets:
-            known = ", ".join(recipe.presets) or "none"
-            raise ConfigError(f"{recipe.name or type(recipe).__name__} has no preset '{preset}'.", f"It has: {known}.")
+            available = ", ".join(recipe.presets) or "none"
+            name = recipe.name or type(recipe).__name__
+            raise ConfigError(f"{name} has no preset '{preset}'.", f"It has: {available}.")
         recipe = apply_overrides(recipe, recipe.presets[preset])
     if smoke:
         recipe = apply_overrides(recipe, {"run.record_video": False, **recipe.smoke_overrides})
@@ -123,10 +125,10 @@ def with_reference(recipe: Recipe, reference: Recipe) -> Recipe:
     return recipe
 
 
-def parse_command(kind: type[Command], arguments: Sequence[str], verb: str) -> tuple[Command, list[str]]:
+def parse_command(command_class: type[Command], arguments: Sequence[str], name: str) -> tuple[Command, list[str]]:
     """Parse the flags of a command. Return it and the remaining arguments, which are for the recipe."""
     parsed = normalize_args(arguments, {})
-    command, rest = tyro.cli(kind, args=parsed.flags, prog=f"lockstep {verb}", return_unknown_args=True)
+    command, rest = tyro.cli(command_class, args=parsed.flags, prog=f"lockstep {name}", return_unknown_args=True)
     return command, rest + [f"{key}={value}" for key, value in parsed.settings.items()]
 
 
@@ -153,36 +155,36 @@ def resolve(recipe: Recipe, processes: int) -> Recipe:
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
 
 
-def parse_start(arguments: Sequence[str], verb: str, description: str) -> tuple[TrainOptions, list[str], list[str]]:
-    """Parse the flags of a command that starts a recipe. Return options, remaining arguments and notes to print."""
+def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list[str]]:
+    """Parse the arguments of `lockstep train`. Return options, remaining arguments and notes to print."""
     from lockstep.registry import RECIPES, find_recipe
 
     arguments, name = _recipe_first(arguments, RECIPES)
-    wants_help = any(word in ("-h", "--help") for word in arguments)
+    wants_help = any(arg in ("-h", "--help") for arg in arguments)
     if wants_help and name is not None and (name in RECIPES or name.endswith(".py")):
         recipe = find_recipe(name)
-        tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep {verb} {name}")
-    kind = find_recipe(name) if name is not None and not wants_help else Recipe
-    parsed = normalize_args(arguments, kind.aliases, kind.episode_length)
-    listing = "\n".join(f"  {recipe:12} {line}" for recipe, (_, line) in RECIPES.items())
-    about = f"{description}\n\nRecipes:\n{listing}\n\nlockstep {verb} RECIPE --help lists its settings."
-    start, rest = tyro.cli(
-        TrainOptions, args=parsed.flags, prog=f"lockstep {verb}", description=about, return_unknown_args=True
+        tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep train {name}")
+    recipe_class = find_recipe(name) if name is not None and not wants_help else Recipe
+    parsed = normalize_args(arguments, recipe_class.aliases, recipe_class.episode_length)
+    listing = "\n".join(f"  {recipe:12} {line}" for recipe, line in RECIPES.items())
+    description = f"{COMMANDS['train']}\n\nRecipes:\n{listing}\n\nlockstep train RECIPE --help lists its settings."
+    options, rest = tyro.cli(
+        TrainOptions, args=parsed.flags, prog="lockstep train", description=description, return_unknown_args=True
     )
-    return start, rest + [f"{key}={value}" for key, value in parsed.settings.items()], parsed.notes
+    return options, rest + [f"{key}={value}" for key, value in parsed.settings.items()], parsed.notes
 
 
 def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[list[str], str | None]:
     """Move the recipe name to the front of the arguments. Return them and the name. Flags may precede the name."""
-    bare = [index for index, word in enumerate(arguments) if not word.startswith("-") and "=" not in word]
+    positional = [index for index, arg in enumerate(arguments) if not arg.startswith("-") and "=" not in arg]
     # An argument after a flag may be its value. Prefer known recipe names and arguments that do not follow a flag.
-    named = [index for index in bare if arguments[index] in known or arguments[index].endswith(".py")]
-    free = [index for index in bare if index == 0 or not arguments[index - 1].startswith("-")]
-    guesses = [*(index for index in named if index in free), *named, *free, *bare]
-    if not guesses:
+    named = [index for index in positional if arguments[index] in known or arguments[index].endswith(".py")]
+    not_after_flag = [index for index in positional if index == 0 or not arguments[index - 1].startswith("-")]
+    candidates = [*(index for index in named if index in not_after_flag), *named, *not_after_flag, *positional]
+    if not candidates:
         return list(arguments), None
-    name = arguments[guesses[0]]
-    return [name, *arguments[: guesses[0]], *arguments[guesses[0] + 1 :]], name
+    name = arguments[candidates[0]]
+    return [name, *arguments[: candidates[0]], *arguments[candidates[0] + 1 :]], name
 
 
 def resolve_procs(options: LaunchOptions) -> int:

@@ -72,9 +72,9 @@ def run(arguments: Sequence[str]) -> int:
             f"{command.recipe} collects no rollouts, so its scaling cannot be predicted.",
             f"Measure it: lockstep bench {command.recipe} --scaling 1,2",
         )
-    known = None if command.measured is None else _read_shares(command.measured, recipe.name)
+    measured = None if command.measured is None else _read_shares(command.measured, recipe.name)
     network = _network(command, rest)
-    shares = known or _measure_shares(command, recipe)
+    shares = measured or _measure_shares(command, recipe)
     cores = threads_per_process(1) if command.network == "here" else None
     budget = recipe.run.total_samples
     fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
@@ -91,9 +91,9 @@ def _read_shares(path: Path, recipe: str) -> "CostProfile":
     from lockstep.tools.bench.scaling_model import shares_from
 
     try:
-        found = read_json(path)
-        shares = found["shares"]
-        if "steps" not in found:
+        record = read_json(path)
+        shares = record["shares"]
+        if "steps" not in record:
             return shares_from(shares)
         if recipe in shares:
             return shares_from(shares[recipe])
@@ -154,11 +154,11 @@ def _read_network(path: Path) -> "NetworkModel":
     from lockstep.tools.bench.network_model import NetworkModel, fit_link
 
     try:
-        found = read_json(path)
-        timed = found.get("network") or found
-        link = fit_link([int(size) for size in timed["seconds"]], list(timed["seconds"].values()), timed["processes"])
-        contention = float(timed.get("contention", 1.0))
-        jitter = tuple(float(part) for part in timed.get("jitter", ()))
+        record = read_json(path)
+        times = record.get("network") or record
+        link = fit_link([int(size) for size in times["seconds"]], list(times["seconds"].values()), times["processes"])
+        contention = float(times.get("contention", 1.0))
+        jitter = tuple(float(factor) for factor in times.get("jitter", ()))
         if not all(map(math.isfinite, (link.latency, link.bandwidth, contention, *jitter))):
             raise ValueError("its times are not finite")
     except (OSError, UnreadableFileError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
@@ -171,13 +171,7 @@ def _read_network(path: Path) -> "NetworkModel":
 
 def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
     from lockstep.distributed import Runtime
-    from lockstep.tools.bench.measure import (
-        REDUCTIONS,
-        IterationTimer,
-        contention_and_jitter,
-        time_contention,
-        time_reductions,
-    )
+    from lockstep.tools.bench import measure
 
     if sizes and min(sizes) < 4:
         raise ConfigError("--sizes must be at least 4, the bytes of one float32.", "Use for example --sizes 64 65536.")
@@ -186,12 +180,12 @@ def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
             raise ConfigError(
                 "--time-network needs at least 2 processes.", "Start them: torchrun --nproc-per-node=2 ..."
             )
-        timed = time_reductions(runtime, sizes=sizes or REDUCTIONS)
-        crowding = time_contention(IterationTimer(recipe, runtime), times=24)
+        seconds = measure.time_reductions(runtime, sizes=sizes or measure.REDUCTIONS)
+        iteration_times = measure.time_contention(measure.IterationTimer(recipe, runtime), times=24)
         if runtime.is_main:
-            contention, jitter = contention_and_jitter(crowding)
-            found = {"processes": runtime.size, "seconds": timed, "contention": contention, "jitter": jitter}
-            path.write_text(json.dumps(found))
+            contention, jitter = measure.contention_and_jitter(iteration_times)
+            record = {"processes": runtime.size, "seconds": seconds, "contention": contention, "jitter": jitter}
+            path.write_text(json.dumps(record))
     return 0
 
 

@@ -65,20 +65,20 @@ def run(arguments: Sequence[str]) -> int:
 
         write_replay(policy, command.replay, command.seed)
         return 0
-    show = command.episodes, command.seed, command.max_steps
+    limits = command.episodes, command.seed, command.max_steps
     if command.gif is not None:
         limit = None if command.max_mb is None else 1e6 * command.max_mb
-        _print_written(command.gif, write_gif(play_episodes(policy, *show), command.gif, command.fps, limit))
+        _print_written(command.gif, write_gif(play_episodes(policy, *limits), command.gif, command.fps, limit))
     if command.mp4 is not None:
-        _print_written(command.mp4, write_mp4(play_episodes(policy, *show), command.mp4, command.fps))
+        _print_written(command.mp4, write_mp4(play_episodes(policy, *limits), command.mp4, command.fps))
     if command.gif is None and command.mp4 is None:
-        (show_in_window if command.window else show_in_terminal)(play_episodes(policy, *show), command.fps)
+        (show_in_window if command.window else show_in_terminal)(play_episodes(policy, *limits), command.fps)
     return 0
 
 
 def _print_written(path: Path, written: "VideoInfo") -> None:
     from lockstep.io.rich_console import PrintableConsole
 
-    thinned = f", one for every {written.every} steps" if written.every > 1 else ""
-    line = f"{written.frames} frames{thinned}, {written.size / 1e6:.2f} MB: {path}"
+    interval = f", one for every {written.every} steps" if written.every > 1 else ""
+    line = f"{written.frames} frames{interval}, {written.size / 1e6:.2f} MB: {path}"
     PrintableConsole(soft_wrap=True).print(line)

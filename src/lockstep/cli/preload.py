@@ -26,11 +26,11 @@ _MODULES = (
     "torch.utils.tensorboard",
 )
 """Modules that every worker imports. The launcher needs most of them as well."""
-_PROCESSES = ("procs", "n", "num-gpus", "world-size", "gpus", "nnodes", "distributed")
+_PROCESS_FLAGS = ("procs", "n", "num-gpus", "world-size", "gpus", "nnodes", "distributed")
 """Flags of `train` and `resume` that ask for processes."""
 
 
-def preload(words: Sequence[str]) -> list[str] | None:
+def preload(args: Sequence[str]) -> list[str] | None:
     """Fork a server early if a command is likely to start workers.
 
     This runs before files of the user are imported, so that each worker imports them itself.
@@ -38,13 +38,13 @@ def preload(words: Sequence[str]) -> list[str] | None:
     Returns:
         None, or the arguments of a worker if this process is now one.
     """
-    if started_by_a_launcher() or not asks_for_workers(words) or os.environ.get("LOCKSTEP_START") == "spawn":
+    if started_by_a_launcher() or not asks_for_workers(args) or os.environ.get("LOCKSTEP_START") == "spawn":
         return None
     with _quiet_imports():
         import_torch_with_status()
         from lockstep.launch.fork_server import fork_here
 
-        return fork_here(lambda: import_modules(words))
+        return fork_here(lambda: import_modules(args))
 
 
 def serve(descriptor: int) -> list[str]:
@@ -57,9 +57,9 @@ def serve(descriptor: int) -> list[str]:
         return fork_server.serve(channel, lambda: import_modules(()))
 
 
-def import_modules(words: Sequence[str]) -> None:
+def import_modules(args: Sequence[str]) -> None:
     """Import the modules that workers of a command need, without starting a thread."""
-    for module in (*_MODULES, *_recipes(words)):
+    for module in (*_MODULES, *_recipe_modules(args)):
         importlib.import_module(module)
     from lockstep.ops.cpu_kernels import start_numba
 
@@ -70,50 +70,50 @@ def import_modules(words: Sequence[str]) -> None:
 def _quiet_imports() -> Iterator[None]:
     """Set variables that libraries read once, at import. Without them, OpenBLAS starts threads at import."""
     settings = {"OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    before = {name: os.environ.get(name) for name in settings}
+    previous = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
-    process = os.getpid()
+    pid = os.getpid()
     yield
-    if os.getpid() != process:
+    if os.getpid() != pid:
         return  # a forked worker, which has its own environment
-    for name, value in before.items():
+    for name, value in previous.items():
         if value is None:
             del os.environ[name]
         else:
             os.environ[name] = value
 
 
-def asks_for_workers(words: Sequence[str]) -> bool:
+def asks_for_workers(args: Sequence[str]) -> bool:
     """Return whether a command line is likely to start workers. A wrong guess only costs time."""
-    if any(word in ("-h", "--help") for word in words):
+    if any(arg in ("-h", "--help") for arg in args):
         return False
-    if words[0] in ("prove", "bench"):
+    if args[0] in ("prove", "bench"):
         return True
-    if words[0] == "doctor":
-        return not {"--gpu", "--gpu-step", "--trial"} & set(words)
-    if words[0] not in ("train", "resume"):
+    if args[0] == "doctor":
+        return not {"--gpu", "--gpu-step", "--trial"} & set(args)
+    if args[0] not in ("train", "resume"):
         return False
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        name, has_value, value = word.lstrip("-").replace("_", "-").partition("=")
-        if name in _PROCESSES and (word.startswith("-") or has_value) and (value if has_value else following) != "1":
+    for arg, next_arg in zip(args, [*args[1:], ""], strict=True):
+        name, has_value, value = arg.lstrip("-").replace("_", "-").partition("=")
+        if name in _PROCESS_FLAGS and (arg.startswith("-") or has_value) and (value if has_value else next_arg) != "1":
             return True
     return False
 
 
-def _recipes(words: Sequence[str]) -> list[str]:
+def _recipe_modules(args: Sequence[str]) -> list[str]:
     """Return the lockstep modules that the recipes in a command line need."""
-    from lockstep.registry import RECIPES
+    from lockstep.registry import RECIPES, recipe_module
 
     modules = []
-    for word in [*words, *(["gym-ppo"] if words[:1] == ["doctor"] else [])]:
-        if word in RECIPES:
-            modules.append(RECIPES[word][0])
-        elif word.endswith(".py"):
-            modules += _imports_of(Path(word))
-        elif words[:1] == ["resume"]:
+    for arg in [*args, *(["gym-ppo"] if args[:1] == ["doctor"] else [])]:
+        if arg in RECIPES:
+            modules.append(recipe_module(arg))
+        elif arg.endswith(".py"):
+            modules += _imports_of(Path(arg))
+        elif args[:1] == ["resume"]:
             with suppress(ConfigError):  # not a run directory, or the command reports it
-                recipe = read_yaml(Path(word) / CONFIG).get("recipe")
-                modules += [module for name, (module, _) in RECIPES.items() if name == recipe]
+                recipe = read_yaml(Path(arg) / CONFIG).get("recipe")
+                modules += [recipe_module(name) for name in RECIPES if name == recipe]
     return modules
 
 

@@ -18,7 +18,7 @@ from lockstep.io.temporary_directory import temporary_directory
 if TYPE_CHECKING:
     from lockstep.io.rich_console import PrintableConsole
 
-CHECKED = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+DEBUG_ENVIRONMENT = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
 """Make torch compare every collective across processes, so that mismatched collectives are reported."""
 
 
@@ -72,30 +72,30 @@ class Verification:
     resolved: Any = None
     """The recipe with all flags applied."""
 
-    def undisturbed(self, processes: int) -> None:
+    def train_uninterrupted(self, processes: int) -> None:
         """Train without faults."""
-        path, began = self.directory / f"procs-{processes}", time.perf_counter()
-        with self.console.status(f"training on {_processes(processes)}"):
+        path, start = self.directory / f"procs-{processes}", time.perf_counter()
+        with self.console.status(f"training on {_count_processes(processes)}"):
             problem = self._train(path, processes)
-        self._finish(str(processes), "", path, began, problem)
+        self._finish(str(processes), "", path, start, problem)
 
-    def killed(self, processes: int, resumed_on: int, phase: str) -> None:
+    def train_killed(self, processes: int, resumed_on: int, phase: str) -> None:
         """Kill a process of a run with SIGKILL in a phase, then resume on another number of processes."""
         from lockstep.distributed.fault_injection import SWITCH, VARIABLE
         from lockstep.rng import RandomStream
 
         victim = RandomStream(self.seed, f"prove.victim.{phase}").draw_seed(0) % processes
         count = self._kill_count(processes, phase)
-        path, began = self.directory / f"killed-{phase}", time.perf_counter()
-        where = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
-        event = f"process {victim} killed {where}"
-        with self.console.status(f"training on {_processes(processes)}, {event}"):
+        path, start = self.directory / f"killed-{phase}", time.perf_counter()
+        moment = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
+        event = f"process {victim} killed {moment}"
+        with self.console.status(f"training on {_count_processes(processes)}, {event}"):
             cause = self._train(path, processes, {SWITCH: "1", VARIABLE: f"{victim}:{phase}:{count}"})
         problem = "" if cause and "SIGKILL" in cause else f"the process was not killed: {cause or 'the run finished'}"
         if not problem:
-            with self.console.status(f"resuming on {_processes(resumed_on)}"):
+            with self.console.status(f"resuming on {_count_processes(resumed_on)}"):
                 problem = self._launch(["resume", str(path)], resumed_on)
-        self._finish(f"{processes} → {resumed_on}", event, path, began, problem)
+        self._finish(f"{processes} → {resumed_on}", event, path, start, problem)
 
     def _train(self, path: Path, processes: int, environment: dict[str, str] | None = None) -> str:
         recipe = apply_overrides(self.resolved, {"run.runs_dir": str(path.parent), "run.name": path.name})
@@ -108,7 +108,7 @@ class Verification:
     def _launch(self, arguments: list[str], processes: int, environment: dict[str, str] | None = None) -> str:
         from lockstep.launch.launcher import launch_captured
 
-        return launch_captured(arguments, processes, CHECKED | (environment or {}))
+        return launch_captured(arguments, processes, DEBUG_ENVIRONMENT | (environment or {}))
 
     def _kill_count(self, processes: int, phase: str) -> int:
         """Return which save or reduction to kill at: the second save, or a reduction of the middle iteration."""
@@ -124,17 +124,17 @@ class Verification:
         first, last = (lines[i]["passed"][phase] for i in (middle - 1, middle))
         return first + 1 + RandomStream(self.seed, "prove.moment").draw_seed(0) % max(1, last - first)
 
-    def _finish(self, processes: str, event: str, path: Path, began: float, problem: str) -> None:
+    def _finish(self, processes: str, event: str, path: Path, start: float, problem: str) -> None:
         from lockstep.checkpoint.format import hash_checkpoint, read_manifest
         from lockstep.checkpoint.lineage import find
         from lockstep.io.jsonl import CHECKPOINTS
 
-        value, machine = "", {}
+        digest, machine = "", {}
         if not problem:
             name, _ = find(path / CHECKPOINTS)
-            value = hash_checkpoint(path / CHECKPOINTS / str(name))
+            digest = hash_checkpoint(path / CHECKPOINTS / str(name))
             machine = read_manifest(path / CHECKPOINTS / str(name))["machine"]
-        self.rows.append(RunRecord(processes, event, value, time.perf_counter() - began, path, problem, machine))
+        self.rows.append(RunRecord(processes, event, digest, time.perf_counter() - start, path, problem, machine))
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -162,12 +162,13 @@ def run(arguments: Sequence[str]) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         proof = Verification(command.recipe, flags, directory, command.seed, console, resolved=resolved)
         for processes in command.procs:
-            proof.undisturbed(processes)
+            proof.train_uninterrupted(processes)
         if command.kill:
             for index, phase in enumerate(("reduce", "save")):
-                many = sorted(command.procs)[-1 - index % len(command.procs)]
-                other = next((n for n in (*command.procs[index:], *command.procs, many + 1) if n != many), many)
-                proof.killed(many, min(other, recipe.run.lanes or other), phase)
+                started_on = sorted(command.procs)[-1 - index % len(command.procs)]
+                others = (*command.procs[index:], *command.procs, started_on + 1)
+                resumed_on = next(number for number in others if number != started_on)
+                proof.train_killed(started_on, min(resumed_on, recipe.run.lanes or resumed_on), phase)
         code = _verdict(proof.rows, console, command.recipe)
         if command.json is not None:
             command.json.write_text(json.dumps(record(proof), indent=1) + "\n", encoding="utf-8")
@@ -180,7 +181,7 @@ def record(proof: Verification) -> dict[str, Any]:
 
     from lockstep.checkpoint.machine import describe_machine
 
-    shown = ("processes", "event", "hash", "seconds", "problem")
+    columns = ("processes", "event", "hash", "seconds", "problem")
     return {
         "recipe": Path(proof.recipe).stem,
         "settings": proof.flags,
@@ -189,7 +190,7 @@ def record(proof: Verification) -> dict[str, Any]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "rows": [{name: getattr(row, name) for name in shown} for row in proof.rows],
+        "rows": [{name: getattr(row, name) for name in columns} for row in proof.rows],
         "verdict": "one agent" if _one_agent(proof.rows) else "not one agent",
     }
 
@@ -206,17 +207,17 @@ def _verdict(rows: list[RunRecord], console: "PrintableConsole", recipe: str) ->
 
     table = Table("processes", "event", "SHA-256 of the run", title=f"{recipe}: one agent?", title_justify="left")
     table.add_column("time", justify="right")
-    wanted = next((row.hash for row in rows if row.hash), "")
+    expected = next((row.hash for row in rows if row.hash), "")
     for row in rows:
-        same = bool(row.hash) and row.hash == wanted
-        shown = Text(row.hash[:32] if row.hash else "failed", style="green" if same else "red")
-        table.add_row(row.processes, row.event or "-", shown, f"{row.seconds:.0f} s")
+        same = bool(row.hash) and row.hash == expected
+        cell = Text(row.hash[:32] if row.hash else "failed", style="green" if same else "red")
+        table.add_row(row.processes, row.event or "-", cell, f"{row.seconds:.0f} s")
     console.print(table)
     for row in rows:
         if row.problem:
             console.print(f"{row.processes} processes: {row.problem}")
     if _one_agent(rows):
-        console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {wanted}", soft_wrap=True, markup=True)
+        console.print(f"[green]One agent.[/green] {len(rows)} runs, one hash: {expected}", soft_wrap=True, markup=True)
         return 0
     for row in rows[1:]:
         if row.hash and rows[0].hash and row.hash != rows[0].hash:
@@ -229,18 +230,18 @@ def first_difference(one: Path, other: Path) -> str:
     """Describe the first iteration and tensors in which two runs differ."""
     from lockstep.io.jsonl import DIGESTS, read_jsonl
 
-    theirs = {line["iteration"]: line["digests"] for line in read_jsonl(other / DIGESTS)}
+    other_digests = {line["iteration"]: line["digests"] for line in read_jsonl(other / DIGESTS)}
     for line in read_jsonl(one / DIGESTS):
-        digests = theirs.get(line["iteration"], {})
+        digests = other_digests.get(line["iteration"], {})
         names = [name for name, digest in line["digests"].items() if digests.get(name) != digest]
         if names:
             # List lanes first: rollouts precede updates, so a difference there is the earlier one.
             lanes = [name for name in names if name.startswith("lane-")]
-            few = lanes[:3] + [name for name in names if name not in lanes][:3]
-            shown = ", ".join(few) + (f" and {len(names) - len(few)} more" if len(names) > len(few) else "")
-            return f"{other.name} differs from {one.name} first at iteration {line['iteration']}: {shown}"
+            listed = lanes[:3] + [name for name in names if name not in lanes][:3]
+            text = ", ".join(listed) + (f" and {len(names) - len(listed)} more" if len(names) > len(listed) else "")
+            return f"{other.name} differs from {one.name} first at iteration {line['iteration']}: {text}"
     return f"{other.name} differs from {one.name} only in its clock or evaluations; all tensors are equal"
 
 
-def _processes(count: int) -> str:
+def _count_processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"

@@ -48,11 +48,9 @@ class Resume(LaunchOptions):
 
 
 def run(arguments: Sequence[str]) -> int:
-    parsed = normalize_args(
-        arguments,
-        dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples"),
-    )
-    flags, settings = _split(parsed.flags)
+    aliases = dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples")
+    parsed = normalize_args(arguments, aliases)
+    flags, settings = _split_settings(parsed.flags)
     command = tyro.cli(Resume, args=flags, prog="lockstep resume")
     procs = resolve_procs(command)
     settings |= parsed.settings
@@ -65,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
             )
     import_torch_with_status()
 
-    from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
+    from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.inference import load_recipe
     from lockstep.launch.device import require_gpus
     from lockstep.training_loop import train
@@ -74,18 +72,18 @@ def run(arguments: Sequence[str]) -> int:
     if command.total_samples is not None:
         recipe = apply_overrides(recipe, {"run.total_samples": command.total_samples})
     recipe = resolve(recipe, procs)
-    say_notes(parsed.notes)
-    fleet = command.fleet(procs)
+    print_notes(parsed.notes)
+    launch_config = command.launch_config(procs)
     if not started_processes():
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     options: Any = {"resume": True, "at": command.checkpoint, "without_replay": command.without_replay}
-    if started_processes() or (procs == 1 and fleet.nodes[1] == 1):
+    if started_processes() or (procs == 1 and launch_config.nodes[1] == 1):
         return run_training_worker(lambda: train(recipe, **options))
     with temporary_directory("resume") as directory:
-        return launch_and_report(write_spec(directory / "spec.json", recipe, **options), fleet)
+        return launch_and_report(write_spec(directory / "spec.json", recipe, **options), launch_config)
 
 
-def _split(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _split_settings(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Split arguments into flags of this command and settings of the run, such as `--run.device cpu`."""
     flags: list[str] = []
     settings: dict[str, str] = {}

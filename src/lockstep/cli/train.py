@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resolve, resolve_procs
+from lockstep.cli.options import LaunchOptions, parse_recipe, parse_train, resolve, resolve_procs
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, apply_overrides
@@ -26,45 +26,45 @@ def run(arguments: Sequence[str]) -> int:
         return run_spec(Path(arguments[1]))
     if arguments[:1] == [PROBE]:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
-    start, rest, notes = parse_start(arguments, "train", "Train a recipe on one or more processes.")
-    if start.resume is not None:
+    options, rest, notes = parse_train(arguments)
+    if options.resume is not None:
         from lockstep.cli.resume import run as resume
 
-        given = {field.name: getattr(start, field.name) for field in fields(LaunchOptions)}
-        changed = {name: value for name, value in given.items() if value != getattr(LaunchOptions(), name)}
-        flags = [word for name, value in changed.items() for word in (f"--{name}", str(value))]
-        return resume([start.resume, *flags, *rest])
+        launch_options = {field.name: getattr(options, field.name) for field in fields(LaunchOptions)}
+        changed = {name: value for name, value in launch_options.items() if value != getattr(LaunchOptions(), name)}
+        flags = [arg for name, value in changed.items() for arg in (f"--{name}", str(value))]
+        return resume([options.resume, *flags, *rest])
     import_torch_with_status()
 
-    from lockstep.cli.workers import launch_and_report, run_training_worker, say_notes, started_processes
+    from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.launch.device import require_gpus
     from lockstep.run_dir import reserved
     from lockstep.training_loop import train
 
     started = started_processes()
-    procs = started if started and start.procs == "auto" else resolve_procs(start)
+    procs = started if started and options.procs == "auto" else resolve_procs(options)
     if started and procs not in (1, started):
         raise ConfigError(f"--procs is {procs}, but torchrun started {started} processes.", "Remove --procs.")
-    recipe = parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config)
+    recipe = parse_recipe(options, rest, f"lockstep train {options.recipe}", options.config)
     resolved = resolve(recipe, started or procs)
-    say_notes(notes)
+    print_notes(notes)
     if not started:
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
-    if start.autoscale:
+    if options.autoscale:
         recipe = apply_overrides(recipe, _autoscaled(arguments, started, procs))
         resolved = resolve(recipe, started or procs)
-    fleet = start.fleet(procs)
+    launch_config = options.launch_config(procs)
     # A job with an ID resumes the run that it started: a scheduler requeues it with an identical command.
-    alone = fleet.nodes[1] == 1 and fleet.job is None
-    if started or (procs == 1 and alone):
-        return run_training_worker(lambda: train(resolved, init_from=start.init_from))
+    standalone = launch_config.nodes[1] == 1 and launch_config.job is None
+    if started or (procs == 1 and standalone):
+        return run_training_worker(lambda: train(resolved, init_from=options.init_from))
     with temporary_directory("train") as directory:
         spec = directory / "spec.json"
-        if not alone:
+        if not standalone:
             # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
-            return launch_and_report(write_spec(spec, recipe, init_from=start.init_from), fleet)
-        with reserved(resolved) as (_, named):  # before workers start, so that a name in use fails early
-            return launch_and_report(write_spec(spec, named, init_from=start.init_from), fleet)
+            return launch_and_report(write_spec(spec, recipe, init_from=options.init_from), launch_config)
+        with reserved(resolved) as (_, named_recipe):  # before workers start, so that a name in use fails early
+            return launch_and_report(write_spec(spec, named_recipe, init_from=options.init_from), launch_config)
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:
@@ -91,14 +91,14 @@ def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str,
     for reason in choice["reasons"]:
         console.print(f"  {reason}")
     settings: dict[str, Any] = choice["settings"]
-    words = " ".join(f"{name}={value}" for name, value in settings.items())
-    console.print(f"  to use these settings without probing: {words}", soft_wrap=True)
+    args = " ".join(f"{name}={value}" for name, value in settings.items())
+    console.print(f"  to use these settings without probing: {args}", soft_wrap=True)
     return settings
 
 
-def run_probe(words: Sequence[str], progress: Callable[[str], None]) -> int:
-    """Run `lockstep train WORDS` in a separate process, call `progress` for every output line, return the exit code."""
-    command = [sys.executable, "-P", "-m", "lockstep", "train", *words]
+def run_probe(args: Sequence[str], progress: Callable[[str], None]) -> int:
+    """Run `lockstep train ARGS` in a separate process, call `progress` for every output line, return the exit code."""
+    command = [sys.executable, "-P", "-m", "lockstep", "train", *args]
     environment = os.environ | {ENV_PARENT_PID: str(os.getpid())}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         for line in process.stdout or ():
@@ -112,8 +112,8 @@ def _probe(out: Path, procs: int, arguments: Sequence[str]) -> int:
     from lockstep.launch.world import WorldInfo
     from lockstep.tools.bench.autoscale import autoscale
 
-    start, rest, _ = parse_start(arguments, "train", "")
-    recipe = resolve(parse_recipe(start, rest, f"lockstep train {start.recipe}", start.config), procs)
+    options, rest, _ = parse_train(arguments)
+    recipe = resolve(parse_recipe(options, rest, f"lockstep train {options.recipe}", options.config), procs)
     configure_torch(recipe.run, WorldInfo(local_size=procs))
     choice = autoscale(recipe, procs, print_line)
     out.write_text(json.dumps({"settings": choice.settings, "reasons": choice.reasons}))

@@ -28,17 +28,17 @@ def started_processes() -> int:
     return world.size if world.launched else 0
 
 
-def say(message: str) -> None:
+def print_on_main(message: str) -> None:
     """Print a message on rank 0."""
     if WorldInfo.from_environment().rank == 0:
         with suppress(OSError):  # stdout may be a file on a full disk
             print_line(message)
 
 
-def say_notes(notes: Sequence[str]) -> None:
+def print_notes(notes: Sequence[str]) -> None:
     """Print notes about a command line, unless our launcher has already printed them."""
     for note in notes if ENV_LAUNCH_DIR not in os.environ else ():
-        say(note)
+        print_on_main(note)
 
 
 def run_training_worker(work: Callable[[], TrainResult]) -> int:
@@ -51,8 +51,8 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
         result = work()
     except SupersededError as error:
         return _finish("superseded", 1, str(error))
-    except Exception as raised:
-        user_error = to_user_error(raised, WorldInfo.from_environment())
+    except Exception as error:
+        user_error = to_user_error(error, WorldInfo.from_environment())
         record_failure(user_error)
         if isinstance(user_error, ConfigError | NonFiniteError):
             return 2 if ENV_LAUNCH_DIR in os.environ else fail(str(user_error))
@@ -60,7 +60,7 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
             return 1
         raise
     for line in _final_message(result):
-        say(line)
+        print_on_main(line)
     return _finish("preempted", EXIT_PREEMPTED) if result.preempted else 0
 
 
@@ -68,34 +68,34 @@ def _final_message(result: TrainResult) -> list[str]:
     """Return lines that say how the run ended and which commands to use next."""
     clock, path = result.clock, result.path
     best = "" if clock.best is None else f", best evaluation {clock.best:,.4g}"
-    ended = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
-    head = f"{ended} in {format_duration(result.seconds)}{best}: {path}"
+    progress = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
+    head = f"{progress} in {format_duration(result.seconds)}{best}: {path}"
     watch, report = f"  watch    lockstep play {path}", f"  report   lockstep report {path}"
     if result.preempted:
         return [head, f"  resume   lockstep resume {path}", watch, report]
     return [head, watch, report, f"  export   lockstep export {path} --to safetensors"]
 
 
-def _finish(kind: str, code: int, message: str = "") -> int:
+def _finish(outcome: str, code: int, message: str = "") -> int:
     """Record how the run ended for our launcher, and return the exit code.
 
     A launcher restarts processes with a nonzero code, so launched processes return 0. Others return `code`.
     """
-    world, shared = WorldInfo.from_environment(), launch_directory()
-    if shared is not None and world.local_rank == 0:
-        (shared / OUTCOME).write_text(f"{kind}\n{message}")
-    elif message and shared is None:
+    world, directory = WorldInfo.from_environment(), launch_directory()
+    if directory is not None and world.local_rank == 0:
+        (directory / OUTCOME).write_text(f"{outcome}\n{message}")
+    elif message and directory is None:
         warn(message)
     return 0 if world.launched else code
 
 
-def launch_and_report(arguments: Sequence[str], fleet: "LaunchConfig") -> int:
+def launch_and_report(arguments: Sequence[str], config: "LaunchConfig") -> int:
     """Start processes. If they fail, print which failed first and why."""
     from lockstep.launch.launcher import launch
 
     if sys.stderr.isatty():  # the processes print nothing until torch is imported
-        warn(f"Starting {fleet.processes} {'process' if fleet.processes == 1 else 'processes'}...")
-    outcome = launch(arguments, fleet)
+        warn(f"Starting {config.processes} {'process' if config.processes == 1 else 'processes'}...")
+    outcome = launch(arguments, config)
     if outcome.cause:
         warn(outcome.cause)
     return outcome.code

@@ -41,7 +41,7 @@ _COLORS = {
     "reduce": "magenta",
     "other": "bright_black",
 }
-_DOING = {"evaluate": " · evaluating", "copy": " · saving"}
+_PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving"}
 """Phases shown in the live panel, because they pause training for long."""
 
 
@@ -54,7 +54,7 @@ class Snapshot:
     split: dict[str, float]
     checked: int
     """The last update at which replicas were compared."""
-    work: UtilizationReport = field(default_factory=UtilizationReport)
+    usage: UtilizationReport = field(default_factory=UtilizationReport)
 
 
 class PlainConsole:
@@ -76,18 +76,17 @@ class PlainConsole:
         eta = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
         steps = f"{clock.samples:>12,} of {clock.total_samples:,} steps"
         line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
-        results = format_results({name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()})
-        results += format_losses(snapshot.metrics)
+        results = format_results(snapshot.metrics) + format_losses(snapshot.metrics)
         sync = format_replica_check(self.processes, snapshot.checked)
-        more = {"": ", ".join(results), "load ": format_utilization(snapshot.work.utilization)}
-        more |= {"one agent: ": sync, "slow: ": snapshot.work.slow}
+        more = {"": ", ".join(results), "load ": format_utilization(snapshot.usage.utilization)}
+        more |= {"one agent: ": sync, "slow: ": snapshot.usage.slow}
         self._print(line + "".join(f"  {name}{text}" for name, text in more.items() if text))
 
     def evaluation(self, clock: TrainState) -> None:
         self._print(f"{clock.samples:>12,} {format_evaluation(clock)}")
 
-    def message(self, sentence: str) -> None:
-        self._print(sentence)
+    def message(self, text: str) -> None:
+        self._print(text)
 
     def stop(self) -> None: ...
 
@@ -118,14 +117,14 @@ class LiveConsole:
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
-        self.loads = snapshot.work.utilization or self.loads  # log entries may be more frequent than heartbeats
+        self.loads = snapshot.usage.utilization or self.loads  # log entries may be more frequent than heartbeats
         if RETURN in snapshot.metrics:
             self.returns.append(snapshot.metrics[RETURN])
 
     def evaluation(self, clock: TrainState) -> None: ...
 
-    def message(self, sentence: str) -> None:
-        self.console.print(sentence)
+    def message(self, text: str) -> None:
+        self.console.print(text)
 
     def stop(self) -> None:
         self.phase = str
@@ -149,26 +148,25 @@ class LiveConsole:
         rows["steps"] = Group(
             Text(f"{clock.samples:,} of {clock.total_samples:,} (global) · {clock.progress:.0%}"), bar
         )
-        spent = format_duration(time.monotonic() - self._since)
+        elapsed = format_duration(time.monotonic() - self._since)
         if snapshot is None:
-            rows["now"] = Text(f"first iteration, running for {spent}", style="italic")
+            rows["now"] = Text(f"first iteration, running for {elapsed}", style="italic")
             return rows
         rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
-        left = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
-        rows["clock"] = Text(f"{spent} so far · {left} to go{_DOING.get(self.phase(), '')}")
+        remaining = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        rows["clock"] = Text(f"{elapsed} so far · {remaining} to go{_PHASE_LABELS.get(self.phase(), '')}")
         if self.returns:
             rows["return"] = Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}")
         if LOSS in snapshot.metrics:
             rows["loss"] = Text(f"{snapshot.metrics[LOSS]:.4f}")
-        means = {name.removeprefix("rollout/ep_"): value for name, value in snapshot.metrics.items()}
-        rows["episodes"] = Text(", ".join(format_results(means)))
+        rows["episodes"] = Text(", ".join(format_results(snapshot.metrics)))
         rows["losses"] = Text(", ".join(format_losses(snapshot.metrics)))
         rows["eval"] = Text(format_evaluation(clock).removeprefix("evaluation: ") if clock.evaluation else "")
         rows["time"] = _split_bar(snapshot.split)
         rows["load"] = Text(format_utilization(self.loads))
-        rows |= {name: Text(text) for name, text in format_resources(snapshot.work.resources).items()}
+        rows |= {name: Text(text) for name, text in format_resources(snapshot.usage.resources).items()}
         rows["one agent"] = Text(format_replica_check(self.processes, snapshot.checked), style="green")
-        rows["slow"] = Text(snapshot.work.slow, style="yellow")
+        rows["slow"] = Text(snapshot.usage.slow, style="yellow")
         return {name: content for name, content in rows.items() if not isinstance(content, Text) or content.plain}
 
 
@@ -181,7 +179,7 @@ def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
     return Group(bar, legend)
 
 
-def open_screen(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
+def open_console(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
     processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
     heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
     if sys.stdout.isatty():

@@ -15,9 +15,9 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def sparkline(values: list[float]) -> str:
     """Render values as a row of bars, with a gap for each non-finite value."""
-    known = [value / 2 for value in values if math.isfinite(value)]  # halved so that differences cannot overflow
-    low = min(known, default=0.0)
-    span = max(known, default=0.0) - low or 1.0
+    finite = [value / 2 for value in values if math.isfinite(value)]  # halved so that differences cannot overflow
+    low = min(finite, default=0.0)
+    span = max(finite, default=0.0) - low or 1.0
     return "".join(
         _BARS[round((value / 2 - low) / span * (len(_BARS) - 1))] if math.isfinite(value) else " " for value in values
     )
@@ -33,8 +33,9 @@ def format_duration(seconds: float) -> str:
 
 def format_results(means: Mapping[str, float]) -> list[str]:
     """Format the per-episode metrics of a task from means by name. Wins are shown as a fraction of trades."""
-    found = {name.removesuffix("_mean"): value for name, value in means.items() if name.endswith("_mean")}
-    counts = {name: value for name, value in found.items() if "/" not in name and name not in ("return", "length")}
+    means = {name.removeprefix("rollout/ep_"): value for name, value in means.items() if name.endswith("_mean")}
+    by_name = {name.removesuffix("_mean"): value for name, value in means.items()}
+    counts = {name: value for name, value in by_name.items() if "/" not in name and name not in ("return", "length")}
     parts = [f"{name} {value:.2f}" for name, value in counts.items() if name != "wins" or "trades" not in counts]
     if counts.get("trades", 0.0) > 0.0 and "wins" in counts:
         # Both means are over the same episodes, so this is the pooled rate and not a mean of rates.
@@ -52,9 +53,9 @@ def format_evaluation(clock: "TrainState") -> str:
     """Format the last evaluation."""
     result = clock.evaluation
     if "score" in result:  # predictions: show the overall metrics, not those of subsets
-        measures = [f"{name} {value:.4g}" for name, value in overall_metrics(result).items()]
+        metrics = [f"{name} {value:.4g}" for name, value in overall_metrics(result).items()]
         best = _format_best(clock, "best score {:.4g}")
-        return ", ".join([f"evaluation: {measures[0]}", *measures[1:], f"{result['examples']:,.0f} examples", best])
+        return ", ".join([f"evaluation: {metrics[0]}", *metrics[1:], f"{result['examples']:,.0f} examples", best])
     returns = f"evaluation: return {result['return_mean']:.2f} ± {result['return_std']:.2f}"
     best = _format_best(clock, "best {:.2f}")
     return ", ".join([returns, *format_results(result), f"{result['episodes']:.0f} episodes", best])
@@ -81,19 +82,19 @@ def format_utilization(loads: Mapping[int, float]) -> str:
     return f"{bars}  median {median(loads.values()):.0%}, least {loads[least]:.0%} (process {least})"
 
 
-def format_resources(use: Mapping[str, float]) -> dict[str, str]:
+def format_resources(resources: Mapping[str, float]) -> dict[str, str]:
     """Format resource usage by kind: CPU and memory summed over all processes, GPUs one by one."""
     text = {}
-    cores = [value for name, value in use.items() if name.endswith("_cpu_percent")]
-    memory = [value for name, value in use.items() if name.startswith("process") and name.endswith("_memory_gb")]
+    cores = [value for name, value in resources.items() if name.endswith("_cpu_percent")]
+    memory = [value for name, value in resources.items() if name.startswith("process") and name.endswith("_memory_gb")]
     if cores:
         text["cpu"] = f"{sum(cores) / 100:.1f} cores · {sum(memory):.1f} GB"
-    gpus = [name.removesuffix("_memory_allocated_gb") for name in use if name.endswith("_memory_allocated_gb")]
+    gpus = [name.removesuffix("_memory_allocated_gb") for name in resources if name.endswith("_memory_allocated_gb")]
     if gpus:
-        busy = {gpu: use.get(f"{gpu}_util_percent") for gpu in gpus}
+        utilization = {gpu: resources.get(f"{gpu}_util_percent") for gpu in gpus}
         text["gpu"] = " · ".join(
-            f"{gpu.removeprefix('gpu')}: {'' if busy[gpu] is None else f'{busy[gpu]:.0f}% '}"
-            f"{use[f'{gpu}_memory_allocated_gb']:.1f} GB"
+            f"{gpu.removeprefix('gpu')}: {'' if utilization[gpu] is None else f'{utilization[gpu]:.0f}% '}"
+            f"{resources[f'{gpu}_memory_allocated_gb']:.1f} GB"
             for gpu in gpus
         )
     return text

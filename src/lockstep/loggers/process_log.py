@@ -35,19 +35,19 @@ class ProcessLog:
             f" lanes {lanes.start} to {lanes.stop - 1} of {runtime.lanes.num_lanes}, from {clock.samples:,} samples;"
             f" lockstep {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
         )
-        for sentence in notes:
-            self.message(sentence)
-        self.spend()
+        for text in notes:
+            self.message(text)
+        self.take_times()
 
     def on_iteration_end(self, clock: TrainState, updates: int) -> None:
         while self.runtime.pending_messages:
             self.message(self.runtime.pending_messages.pop(0))
 
     def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
-        seconds, shares = self.spend()
-        self.tell(clock, seconds, shares)
+        seconds, shares = self.take_times()
+        self.record_progress(clock, seconds, shares)
 
-    def tell(self, clock: TrainState, seconds: float, shares: dict[str, float]) -> None:
+    def record_progress(self, clock: TrainState, seconds: float, shares: dict[str, float]) -> None:
         """Log the progress of this process and its time split since the last call."""
         split = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
         self.record(f"{clock.samples:,} samples, iteration {clock.iteration:,}; of {seconds:.1f} s: {split}")
@@ -56,16 +56,16 @@ class ProcessLog:
 
     def digests(self, clock: TrainState, digests: dict[str, str]) -> None: ...
 
-    def message(self, sentence: str) -> None:
+    def message(self, text: str) -> None:
         """Tell the user something."""
-        self.record(sentence)
+        self.record(text)
 
-    def record(self, sentence: str) -> None:
+    def record(self, text: str) -> None:
         """Append a line with a timestamp to the log file of this process."""
         with suppress(OSError):
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a") as file:
-                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(sentence)}\n")
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {printable(text)}\n")
 
     def failed(self, error: BaseException) -> None:
         self.record("".join(traceback.format_exception(error)).rstrip())
@@ -75,7 +75,7 @@ class ProcessLog:
     def close(self) -> None:
         self.record("log closed")
 
-    def spend(self) -> tuple[float, dict[str, float]]:
+    def take_times(self) -> tuple[float, dict[str, float]]:
         """Return the seconds since the last call, and the fraction of them spent in each phase."""
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now

@@ -12,7 +12,7 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.distributed import Runtime
 from lockstep.distributed.resource_usage import MAX_REPORTED_PROCESSES
 from lockstep.io.jsonl import DIGESTS, METRICS, append_jsonl, truncate_after
-from lockstep.loggers.console import Snapshot, open_screen
+from lockstep.loggers.console import Snapshot, open_console
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.video import VideoRecorder
 from lockstep.loggers.wandb_logger import WandbLog
@@ -29,12 +29,12 @@ class RunLogger(ProcessLog):
 
     def __init__(self, run: Path, recipe: Recipe, runtime: Runtime, wandb: WandbLog | None = None) -> None:
         super().__init__(run, runtime)
-        self.screen = open_screen(run, recipe, runtime)
-        self._board: SummaryWriter | None = None
+        self.console = open_console(run, recipe, runtime)
+        self._tensorboard: SummaryWriter | None = None
         self._wandb = wandb
         self._checked, self._check_every = 0, recipe.run.replica_check_every
         self._samples = 0
-        self.film = VideoRecorder(run, recipe.run.record_video, self.message, lambda: self._board)
+        self.video = VideoRecorder(run, recipe.run.record_video, self.message, lambda: self._tensorboard)
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
         """Open the outputs; remove entries that a killed run wrote after the checkpoint it resumes from."""
@@ -44,72 +44,71 @@ class RunLogger(ProcessLog):
             for name in (METRICS, DIGESTS):
                 truncate_after(self.run / name, clock.samples)
             # TensorBoard drops everything from this step on when it reads the new file.
-            self._board = SummaryWriter(str(self.run / "tensorboard"), purge_step=clock.samples + 1)
+            self._tensorboard = SummaryWriter(str(self.run / "tensorboard"), purge_step=clock.samples + 1)
         except OSError as error:
             raise ConfigError(f"{self.run} cannot be written: {error}.", "Free disk space, then resume.") from None
         self._samples = clock.samples
-        self.screen.start(clock)
+        self.console.start(clock)
         super().begin(clock, [*notes, *(self._wandb.notes if self._wandb else ())])
 
     def on_iteration_end(self, clock: TrainState, updates: int) -> None:
         """Check the video recorder and write pending messages."""
         self._checked = updates - updates % self._check_every
-        self.film.poll()
+        self.video.poll()
         super().on_iteration_end(clock, updates)
 
     def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
         """Write pooled metrics, with the speed and the time split since the last entry."""
-        elapsed, shares = self.spend()
+        elapsed, shares = self.take_times()
         speed, self._samples = (clock.samples - self._samples) / elapsed, clock.samples
         split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
         times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
-        work = self.runtime.watchdog.utilization_report()
-        use = work.resources | {
-            f"process{p}_load_percent": 100 * load for p, load in work.utilization.items() if p < MAX_REPORTED_PROCESSES
-        }
+        usage = self.runtime.watchdog.utilization_report()
+        loads = {process: load for process, load in usage.utilization.items() if process < MAX_REPORTED_PROCESSES}
+        system = usage.resources | {f"process{process}_load_percent": 100 * load for process, load in loads.items()}
         checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # for `lockstep report`
-        self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in use.items()})
-        self.tell(clock, elapsed, shares)
-        self.screen.show(clock, Snapshot(metrics, speed, split, self._checked, work))
+        self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in system.items()})
+        self.record_progress(clock, elapsed, shares)
+        self.console.show(clock, Snapshot(metrics, speed, split, self._checked, usage))
 
     def evaluation(self, clock: TrainState) -> None:
         self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})
-        self.screen.evaluation(clock)
-        self.film.evaluation(clock)
+        self.console.evaluation(clock)
+        self.video.evaluation(clock)
 
     def digests(self, clock: TrainState, digests: dict[str, str]) -> None:
         self._append(DIGESTS, clock, {"digests": digests, "passed": self.runtime.status.phase_counts})
 
-    def message(self, sentence: str) -> None:
-        self.screen.message(sentence)
-        super().message(sentence)
+    def message(self, text: str) -> None:
+        self.console.message(text)
+        super().message(text)
 
     def finish(self) -> None:
         """Wait briefly for the last video. Called if the run is complete, not after a stop request."""
-        self.film.finish(lambda: self.runtime.status.stop_requested)
+        self.video.finish(lambda: self.runtime.status.stop_requested)
 
     def close(self) -> None:
-        self.film.close()
-        self.screen.stop()
+        self.video.close()
+        self.console.stop()
         super().close()
         if self._wandb is not None:
             self._wandb.close()
-        if self._board is not None:
+        if self._tensorboard is not None:
             with contextlib.suppress(OSError):  # the disk may be full, which was reported before
-                self._board.close()
+                self._tensorboard.close()
 
     def _put(self, clock: TrainState, values: dict[str, float]) -> None:
         self._append(METRICS, clock, values)
         if self._wandb is not None:
             self._wandb.put(clock.samples, values)
-        if self._board is None:
+        if self._tensorboard is None:
             return
         try:
             for name, value in values.items():
-                self._board.add_scalar(name, value, clock.samples)
+                self._tensorboard.add_scalar(name, value, clock.samples)
         except OSError as error:  # its writer thread has ended
-            self._board = None
+            self._tensorboard = None
             self.message(f"Writing the TensorBoard file failed: {error}. Metrics are still written to {METRICS}.")
 
     def _append(self, name: str, clock: TrainState, values: dict[str, Any]) -> None:
@@ -122,9 +121,9 @@ class RunLogger(ProcessLog):
 
 def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> ProcessLog:
     """Open the log of the run on the main process, or a process log on the others."""
-    opened: list[WandbLog] = []
+    wandb_logs: list[WandbLog] = []
     if recipe.run.wandb:  # may be slow: the other processes wait at the store, not in a collective
-        runtime.run_on_main(lambda: opened.append(WandbLog(path, recipe)))
+        runtime.run_on_main(lambda: wandb_logs.append(WandbLog(path, recipe)))
     if not runtime.is_main:
         return ProcessLog(path, runtime)
-    return RunLogger(path, recipe, runtime, *opened)
+    return RunLogger(path, recipe, runtime, *wandb_logs)

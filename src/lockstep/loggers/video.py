@@ -16,61 +16,61 @@ from lockstep.clock import TrainState
 from lockstep.io.jsonl import CHECKPOINTS, VIDEO
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
-MEGABYTES, STEPS = 2.0, 600
+MAX_MB, MAX_STEPS = 2.0, 600
 """Limits of a video: it is also written to the TensorBoard file, and its process shares a core with training."""
-SHARE = 0.1
+MAX_TIME_FRACTION = 0.1
 """Maximum fraction of time spent recording. At the start of a run, nearly every evaluation is the best so far."""
-LOOK, LAST = 0.2, 20.0
+POLL_INTERVAL, FINAL_TIMEOUT = 0.2, 20.0
 """Seconds between polls, and how long the end of a run waits for the last video."""
 
 
 class VideoRecorder:
     """Records the newest best policy, one video at a time. A failure is reported and does not end the run."""
 
-    def __init__(self, run: Path, on: bool, tell: Callable[[str], None], board: Callable[[], Any]) -> None:
-        self.run, self._on, self._tell, self._board = run, on, tell, board
+    def __init__(self, run: Path, enabled: bool, report: Callable[[str], None], tensorboard: Callable[[], Any]) -> None:
+        self.run, self._enabled, self._report, self._tensorboard = run, enabled, report, tensorboard
         self._partial = run / ".best.partial.gif"
-        self._wanted: int | None = None
+        self._pending: int | None = None
         """Samples of the newest best policy that has not been recorded yet."""
-        self._filming = 0
+        self._recording = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
-        self._begun = self._rests_until = self._looked = 0.0
+        self._started = self._next_start = self._last_poll = 0.0
 
     def evaluation(self, clock: TrainState) -> None:
         """Request a video of the new best policy once it is saved. It replaces a pending request."""
-        if self._on and clock.evals_since_best == 0:
-            self._wanted = clock.samples
+        if self._enabled and clock.evals_since_best == 0:
+            self._pending = clock.samples
 
     def poll(self) -> None:
         """Publish a finished video, and start the next one when its checkpoint is published. Does not block."""
-        if (self._process is None and self._wanted is None) or time.monotonic() < self._looked + LOOK:
+        if (self._process is None and self._pending is None) or time.monotonic() < self._last_poll + POLL_INTERVAL:
             return
-        self._looked = now = time.monotonic()
+        self._last_poll = now = time.monotonic()
         if self._process is not None and self._process.poll() is not None:
-            self._rests_until = self._begun + (now - self._begun) / SHARE
+            self._next_start = self._started + (now - self._started) / MAX_TIME_FRACTION
             self._publish(self._process.returncode)
-        if self._process is None and self._wanted is not None and now >= self._rests_until and self._published():
-            self._begin(self._wanted)
+        if self._process is None and self._pending is not None and now >= self._next_start and self._published():
+            self._start(self._pending)
 
-    def finish(self, hurried: Callable[[], bool]) -> None:
-        """At the end of a run, wait up to `LAST` seconds for the last video, or until `hurried` returns True."""
-        if self._wanted is not None and self._published():
+    def finish(self, stop_requested: Callable[[], bool]) -> None:
+        """At the end of a run, wait for the last video: at most FINAL_TIMEOUT seconds, or until a stop is requested."""
+        if self._pending is not None and self._published():
             self._stop()  # the policy being recorded is no longer the best
-        end = time.monotonic() + LAST
-        self._looked = self._rests_until = 0.0
+        end = time.monotonic() + FINAL_TIMEOUT
+        self._last_poll = self._next_start = 0.0
         self.poll()
         if self._process is not None:
-            self._tell(f"Recording the best policy to {self.run / VIDEO}, for {LAST:.0f} s at most.")
-        while self._process is not None and time.monotonic() < end and not hurried():
+            self._report(f"Recording the best policy to {self.run / VIDEO}, for {FINAL_TIMEOUT:.0f} s at most.")
+        while self._process is not None and time.monotonic() < end and not stop_requested():
             time.sleep(0.1)
             self.poll()
         if self._process is not None:
-            self._tell(f"The video was not ready in time. To record it, run: lockstep play {self.run} --gif {VIDEO}")
+            self._report(f"The video was not ready in time. To record it, run: lockstep play {self.run} --gif {VIDEO}")
 
     def close(self) -> None:
         """Stop recording and remove the partial file."""
-        self._wanted = None
+        self._pending = None
         self._stop()
         with suppress(OSError):
             self._partial.unlink(missing_ok=True)
@@ -78,11 +78,11 @@ class VideoRecorder:
     def _published(self) -> bool:
         with suppress(OSError):
             best = best_checkpoint(self.run / CHECKPOINTS)
-            return best is not None and best.samples == self._wanted
+            return best is not None and best.samples == self._pending
         return False
 
-    def _begin(self, samples: int) -> None:
-        self._wanted, self._filming, self._begun = None, samples, time.monotonic()
+    def _start(self, samples: int) -> None:
+        self._pending, self._recording, self._started = None, samples, time.monotonic()
         # LOCKSTEP_ variables are meant for this process only. PYTHONPATH makes the same modules importable.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
         environment |= {"PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)}
@@ -101,7 +101,7 @@ class VideoRecorder:
         except ProcessLookupError:
             pass  # the process has already ended; the next poll handles that
         except OSError as error:
-            self._give_up(str(error))
+            self._disable(str(error))
 
     def _publish(self, code: int) -> None:
         """Publish a finished video, or report why there is none."""
@@ -112,19 +112,19 @@ class VideoRecorder:
         if code == 0:
             try:
                 self._partial.replace(self.run / VIDEO)
-                _put_on_board(self._board(), self._filming, (self.run / VIDEO).read_bytes())
+                _log_to_tensorboard(self._tensorboard(), self._recording, (self.run / VIDEO).read_bytes())
             except OSError as error:
-                self._give_up(str(error))
-        elif self._wanted is None:  # otherwise a better policy may have replaced its checkpoint
-            ended = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
-            _, ours, message = output.rpartition("lockstep: ")  # skip what libraries wrote before our message
-            self._give_up(" ".join(message.splitlines()) if ours else (output.splitlines() or [ended])[-1])
+                self._disable(str(error))
+        elif self._pending is None:  # otherwise a better policy may have replaced its checkpoint
+            status = f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"
+            _, prefix, message = output.rpartition("lockstep: ")  # skip what libraries wrote before our message
+            self._disable(" ".join(message.splitlines()) if prefix else (output.splitlines() or [status])[-1])
 
-    def _give_up(self, why: str) -> None:
+    def _disable(self, reason: str) -> None:
         self._stop()
-        self._on, self._wanted = False, None
-        self._tell(
-            f"No video of the best policy: {why.rstrip('.')}. Training continues without videos (run.record_video)."
+        self._enabled, self._pending = False, None
+        self._report(
+            f"No video of the best policy: {reason.rstrip('.')}. Training continues without videos (run.record_video)."
         )
 
     def _stop(self) -> None:
@@ -139,14 +139,14 @@ class VideoRecorder:
 def command(run: Path, samples: int, file: Path) -> list[str]:
     """Command line that records the policy of a checkpoint."""
     play = ["play", str(run), "--checkpoint", str(samples), "--gif", str(file)]
-    return [sys.executable, "-P", "-m", "lockstep", *play, "--max-mb", str(MEGABYTES), "--max-steps", str(STEPS)]
+    return [sys.executable, "-P", "-m", "lockstep", *play, "--max-mb", str(MAX_MB), "--max-steps", str(MAX_STEPS)]
 
 
-def _put_on_board(board: Any, samples: int, gif: bytes) -> None:
+def _log_to_tensorboard(writer: Any, samples: int, gif: bytes) -> None:
     """Write an animated GIF to TensorBoard's images without re-encoding it."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    if board is not None:
+    if writer is not None:
         width, height = struct.unpack_from("<HH", gif, 6)
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=gif)
-        board.file_writer.add_summary(Summary(value=[Summary.Value(tag="best", image=image)]), samples)
+        writer.file_writer.add_summary(Summary(value=[Summary.Value(tag="best", image=image)]), samples)

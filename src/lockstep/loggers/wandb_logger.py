@@ -32,18 +32,18 @@ class WandbLog:
         self.notes: list[str] = []
         """Messages for the user."""
         self._run: Any = None
-        mode, why = os.environ.get("WANDB_MODE", recipe.run.wandb_mode), ""
+        mode, reason = os.environ.get("WANDB_MODE", recipe.run.wandb_mode), ""
         for attempt in dict.fromkeys((mode, "offline")):
             try:
-                self._run = _begin(path, recipe, attempt)
+                self._run = _start(path, recipe, attempt)
                 break
             except Exception as error:  # no W&B error may end training
-                why = why or (str(error).splitlines() or [type(error).__name__])[0]
+                reason = reason or (str(error).splitlines() or [type(error).__name__])[0]
         if self._run is None:
-            self.notes.append(f"W&B cannot be used ({why}).")
+            self.notes.append(f"W&B cannot be used ({reason}).")
         elif self._run.offline and mode != "disabled":
-            written = f"W&B cannot be used ({why}), so this run is written" if why else "W&B: written"
-            self.notes.append(f"{written} to {Path(self._run.dir).parent}; `wandb sync` sends it.")
+            prefix = f"W&B cannot be used ({reason}), so this run is written" if reason else "W&B: written"
+            self.notes.append(f"{prefix} to {Path(self._run.dir).parent}; `wandb sync` sends it.")
         elif self._run.url:
             self.notes.append(f"W&B: {self._run.url}")
 
@@ -56,35 +56,35 @@ class WandbLog:
             self._run.finish()
 
 
-def _begin(path: Path, recipe: Recipe, mode: Any) -> Any:
+def _start(path: Path, recipe: Recipe, mode: Any) -> Any:
     """Start the W&B run, online or in local files, without prompting for a key."""
     # Without network, W&B's error reporting would delay the end of a run by ten seconds.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     wandb.teardown()  # a failed attempt still holds the run's id
-    settings = recipe.run
-    seconds = settings.wandb_timeout
-    bounds = wandb.Settings(init_timeout=seconds, finish_timeout=seconds, silent=True, console="off")
-    wandb.setup(settings=bounds)
+    config = recipe.run
+    timeout = config.wandb_timeout
+    wandb_settings = wandb.Settings(init_timeout=timeout, finish_timeout=timeout, silent=True, console="off")
+    wandb.setup(settings=wandb_settings)
     if mode == "online" and not wandb.login(prompt=False, verify=False):
         raise PermissionError("not logged in: run `wandb login` or set WANDB_API_KEY")
     run = wandb.init(
-        project=settings.wandb_project,
-        entity=settings.wandb_entity or None,
+        project=config.wandb_project,
+        entity=config.wandb_entity or None,
         name=path.name,
-        id=_id_of(path),
+        id=_run_id(path),
         dir=path,
         mode=mode,
         resume="allow" if mode == "online" else None,
         config=as_dict(recipe),
-        settings=bounds,
+        settings=wandb_settings,
     )
     run.define_metric("*", step_metric="samples")
     return run
 
 
-def _id_of(path: Path) -> str:
+def _run_id(path: Path) -> str:
     """Return the W&B id of this run. It is stored in the run directory, so that a resumed run keeps it."""
     file_path = path / _ID
     file_path.parent.mkdir(exist_ok=True)

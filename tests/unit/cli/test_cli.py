@@ -14,7 +14,7 @@ from helpers.tiny_recipes import ITERATION, tiny
 from lockstep import __version__
 from lockstep.cli import COMMANDS, main
 from lockstep.cli import train as train_verb
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.cli.worker_spec import write_spec
 from lockstep.launch.launcher import LaunchResult
 from lockstep.recipes.snake_ppo import SnakePPO
@@ -282,7 +282,7 @@ def test_worker_trains_recipe_resolved_by_launcher(name, launched, monkeypatch, 
     trained = []
     monkeypatch.setattr("lockstep.training_loop.train", lambda recipe, **options: trained.append((recipe, options)))
     monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: work() or 0)
-    start, rest, _ = parse_start([name, "--smoke", "run.seed=3", f"run.runs_dir={tmp_path}"], "train", "")
+    start, rest, _ = parse_train([name, "--smoke", "run.seed=3", f"run.runs_dir={tmp_path}"])
     recipe = resolve(parse_recipe(start, rest, ""), 1)
     assert main(write_spec(tmp_path / "spec.json", recipe, init_from="other@5")) == 0
     assert trained == [(recipe, {"init_from": "other@5"})]

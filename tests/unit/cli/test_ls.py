@@ -111,7 +111,7 @@ def test_ls_of_many_runs_shows_same_content_as_table(tmp_path, monkeypatch, caps
     monkeypatch.setenv("COLUMNS", "200")
     main(["ls", str(tmp_path)])
     framed = capsys.readouterr().out
-    monkeypatch.setattr(ls, "MANY", 2)
+    monkeypatch.setattr(ls, "MAX_TABLE_ROWS", 2)
     main(["ls", str(tmp_path)])
     plain = capsys.readouterr().out
     assert plain.split() == [word for word in framed.split() if word.strip("┏━┳┓┃┡╇┩│└─┴┘")]

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lockstep.cli.options import LaunchOptions, parse_recipe, parse_start, resolve, resolve_procs
+from lockstep.cli.options import LaunchOptions, parse_recipe, parse_train, resolve, resolve_procs
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.nn.actor_critic import ActorCritic
@@ -15,13 +15,13 @@ from lockstep.registry import RECIPES, find_recipe
 
 def ask(*words):
     """Return the recipe that `lockstep train WORDS` trains."""
-    start, rest, _ = parse_start(words, "train", "Train.")
+    start, rest, _ = parse_train(words)
     recipe = parse_recipe(start, rest, "lockstep train", start.config)
     return resolve(recipe, 1 if start.procs == "auto" else start.procs)
 
 
 def start_of(*words):
-    return parse_start(words, "train", "Train.")[0]
+    return parse_train(words)[0]
 
 
 def refused(*words):
@@ -193,7 +193,7 @@ def test_misspelled_yaml_key_error_suggests_closest_name(tmp_path):
 
 
 def test_unneeded_flag_message_is_returned_once():
-    start, rest, notes = parse_start(["snake-ppo", "--master-port", "29500", "--smoke"], "train", "Train.")
+    start, rest, notes = parse_train(["snake-ppo", "--master-port", "29500", "--smoke"])
     assert notes == ["--master-port is not needed: a free port is chosen automatically on one machine."]
     assert start.smoke
     assert rest == []

@@ -11,7 +11,7 @@ from lockstep.config import RunConfig
 from lockstep.distributed import Runtime
 from lockstep.distributed.heartbeat import UtilizationReport
 from lockstep.io.rich_console import PrintableConsole
-from lockstep.loggers.console import RETURN, LiveConsole, PlainConsole, Snapshot, open_screen
+from lockstep.loggers.console import RETURN, LiveConsole, PlainConsole, Snapshot, open_console
 from lockstep.loggers.formatting import (
     format_duration,
     format_evaluation,
@@ -194,9 +194,9 @@ def test_plain_console_shows_task_counts_and_win_rate():
 
 
 @pytest.mark.parametrize(("terminal", "kind"), [(True, LiveConsole), (False, PlainConsole)])
-def test_open_screen_is_live_on_terminal_and_plain_otherwise(monkeypatch, tmp_path, terminal, kind):
+def test_open_console_is_live_on_terminal_and_plain_otherwise(monkeypatch, tmp_path, terminal, kind):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    screen = open_screen(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.single_process(RunConfig()))
+    screen = open_console(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.single_process(RunConfig()))
     assert type(screen) is kind
     assert screen.heading.startswith("snake-ppo · 1 process · cpu · fast")
     assert str(tmp_path / "a") == (screen.path if terminal else screen.heading.rpartition(" · ")[2])

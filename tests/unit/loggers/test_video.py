@@ -31,10 +31,10 @@ class Watched:
         self.path, self.checkpoints, self.notes, self.shown = path, path / "checkpoints", [], []
         self.checkpoints.mkdir()
         claim(self.checkpoints, None)
-        monkeypatch.setattr(films, "LOOK", 0.0)
-        monkeypatch.setattr(films, "SHARE", 1.0)
+        monkeypatch.setattr(films, "POLL_INTERVAL", 0.0)
+        monkeypatch.setattr(films, "MAX_TIME_FRACTION", 1.0)
         monkeypatch.setattr(films, "command", self.command)
-        monkeypatch.setattr(films, "_put_on_board", lambda _, samples, gif: self.shown.append((samples, gif[6])))
+        monkeypatch.setattr(films, "_log_to_tensorboard", lambda _, samples, gif: self.shown.append((samples, gif[6])))
         self.script, self.begun = script, []
         self.film = VideoRecorder(path, True, self.notes.append, lambda: None)
 
@@ -75,7 +75,7 @@ def children():
 
 
 def test_new_best_policy_writes_gif_and_tensorboard_image(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(films, "LAST", SECONDS)  # the machine may be busy
+    monkeypatch.setattr(films, "FINAL_TIMEOUT", SECONDS)  # the machine may be busy
     settings = {"total_samples": 2 * ITERATION, "eval_every": 2 * ITERATION, "eval_episodes": 8, "reduction": "exact"}
     result = train(tiny(tmp_path, record_video=True, **settings))
     assert "Recording the best policy" in capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_one_recording_at_a_time_and_newest_best_is_next(watched, tmp_path):
 
 def test_recording_time_is_limited_but_last_best_is_recorded(watched, monkeypatch):
     run = watched()
-    monkeypatch.setattr(films, "SHARE", 1e-6)
+    monkeypatch.setattr(films, "MAX_TIME_FRACTION", 1e-6)
     run.evaluate(8)
     run.look_until(lambda: run.shown)
     run.evaluate(16)
@@ -197,7 +197,7 @@ def test_finish_waits_for_video_of_last_best(watched):
 
 @pytest.mark.parametrize("hurried", [False, True])
 def test_finish_waits_at_most_the_given_time(watched, monkeypatch, hurried):
-    monkeypatch.setattr(films, "LAST", SECONDS if hurried else 0.2)
+    monkeypatch.setattr(films, "FINAL_TIMEOUT", SECONDS if hurried else 0.2)
     run = watched("import time; time.sleep(600)")
     run.evaluate(8)
     began = time.monotonic()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError
 from lockstep.distributed import Runtime
@@ -16,7 +16,7 @@ TASK = {"dmc-tdmpc2": ["--task.tasks", "cartpole-balance"]}
 
 
 def parse(*words):
-    start, rest, _ = parse_start([*words, "--smoke"], "train", "")
+    start, rest, _ = parse_train([*words, "--smoke"])
     return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 

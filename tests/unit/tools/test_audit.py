@@ -3,7 +3,7 @@
 import pytest
 
 from lockstep.cli import main
-from lockstep.cli.audit import part
+from lockstep.cli.audit import split_arguments
 from lockstep.tools.audit.analysis import analyze
 
 
@@ -235,7 +235,7 @@ def test_audit_script_without_optimizer_step_exits_with_error(monkeypatch, capsy
 
 
 def test_part_leaves_words_after_script_to_the_script():
-    own, script = part(["-n", "3", "--steps", "2", "-m", "train", "--steps", "9", "-n"])
+    own, script = split_arguments(["-n", "3", "--steps", "2", "-m", "train", "--steps", "9", "-n"])
     assert own == ["train", "-n", "3", "--steps", "2", "-m"]
     assert script == ["--steps", "9", "-n"]
 

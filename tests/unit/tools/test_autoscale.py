@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.tiny_recipes import tiny
 from lockstep.cli import main, workers
-from lockstep.cli.options import parse_recipe, parse_start, resolve
+from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.clock import TrainState
 from lockstep.config import apply_overrides
 from lockstep.distributed import Runtime
@@ -273,7 +273,7 @@ def test_ppo_learning_rate_matches_hand_calculation(recipe, progress, settings, 
 
 def ask(*words):
     """Return the recipe that `lockstep train WORDS` would train."""
-    start, rest, _ = parse_start(words, "train", "Train.")
+    start, rest, _ = parse_train(words)
     return resolve(parse_recipe(start, rest, "lockstep train"), 1)
 
 
@@ -308,8 +308,8 @@ def test_lr_scaling_defaults_to_none():
 
 @pytest.mark.parametrize("flag", ["--autoscale", "--max-utilization"])
 def test_autoscale_flag_has_two_names(flag):
-    assert parse_start(["snake-ppo", flag], "train", "Train.")[0].autoscale
-    assert not parse_start(["snake-ppo"], "train", "Train.")[0].autoscale
+    assert parse_train(["snake-ppo", flag])[0].autoscale
+    assert not parse_train(["snake-ppo"])[0].autoscale
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
