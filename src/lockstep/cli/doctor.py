@@ -54,9 +54,9 @@ def run(arguments: Sequence[str]) -> int:
             return 1
         return 0
     if arguments[:1] == [STEP]:
-        from lockstep.tools.doctor.gpu.worker import work
+        from lockstep.tools.doctor.gpu.worker import run_step
 
-        return work(arguments[1:])
+        return run_step(arguments[1:])
     command = tyro.cli(Doctor, args=list(arguments), prog="lockstep doctor")
     if command.procs < 1:
         raise ConfigError(f"--procs is {command.procs}.", "Use at least 1.")
@@ -150,6 +150,6 @@ def _examine(command: Doctor, tell: Callable[[str], None]) -> Iterator["CheckRes
 def _print(console: "PrintableConsole", line: "CheckResult") -> None:
     color, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[line.level]
     console.print(f"[{color}]{mark:7}[/{color}]  ", end="", markup=True)
-    console.print(f"{line.about:10}  {line.says}")
+    console.print(f"{line.subject:10}  {line.message}")
     if line.fix:
         console.print(f"{'':21}fix: {line.fix}")

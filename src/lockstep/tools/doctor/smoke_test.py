@@ -21,7 +21,7 @@ from lockstep.tools.bench.measure import time_reductions
 from lockstep.tools.doctor.finding import CheckResult, failure, ok
 from lockstep.training_loop import iterate
 
-TIMES = "reductions.json"
+TIMES_FILE = "reductions.json"
 TOGETHER, ALONE = "together", "alone"
 _ITERATIONS = 2
 _SMALL = {
@@ -30,10 +30,10 @@ _SMALL = {
 }
 
 
-def check_distributed(words: Sequence[str], processes: int, directory: Path) -> Iterator[CheckResult]:
-    """Start `lockstep WORDS`, which calls `worker_main`, on several processes, and check the files they wrote."""
+def check_distributed(args: Sequence[str], processes: int, directory: Path) -> Iterator[CheckResult]:
+    """Start `lockstep ARGS`, which calls `worker_main`, on several processes, and check the files they wrote."""
     count = "1 process" if processes == 1 else f"{processes} processes"
-    cause = launch_captured(words, processes)
+    cause = launch_captured(args, processes)
     if cause:
         yield failure(
             "one agent",
@@ -42,7 +42,7 @@ def check_distributed(words: Sequence[str], processes: int, directory: Path) -> 
         )
         return
     if processes > 1:
-        yield ok("reduction", _describe(json.loads((directory / TIMES).read_text())))
+        yield ok("reduction", _describe(json.loads((directory / TIMES_FILE).read_text())))
     hashes = [hash_of_run(directory / name) for name in (TOGETHER, ALONE)]
     if hashes[0] != hashes[1]:
         yield failure(
@@ -74,7 +74,7 @@ def worker_main(directory: Path) -> None:
     with Runtime.start(recipe.run) as runtime:
         times = time_reductions(runtime, times=5)
         if runtime.is_main:
-            (directory / TIMES).write_text(json.dumps(times))
+            (directory / TIMES_FILE).write_text(json.dumps(times))
         _train(apply_overrides(recipe, {"run.name": TOGETHER}), runtime)
         lanes = dataclasses.replace(recipe.run, lanes=runtime.lanes.num_lanes)
         runtime.run_on_main(

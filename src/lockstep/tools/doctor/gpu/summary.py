@@ -55,8 +55,8 @@ def _gradients(steps: Steps) -> Iterator[str]:
 
 def _replicas(steps: Steps) -> Iterator[str]:
     found = found_by(steps, "replicas")["replicas"]
-    where = f"{found['processes']} processes over {found['backend']}"
-    yield f"replicas: equal on {where} up to update {found['updates']}, compared {found['checks']} times"
+    processes = f"{found['processes']} processes over {found['backend']}"
+    yield f"replicas: equal on {processes} up to update {found['updates']}, compared {found['checks']} times"
 
 
 def _hashes(steps: Steps) -> Iterator[str]:
@@ -70,7 +70,7 @@ def _hashes(steps: Steps) -> Iterator[str]:
 def _precisions(steps: Steps) -> Iterator[str]:
     found = found_by(steps, "precision")
     distances = {name: row["difference_from_fp32"] for name, row in found.items() if name != "fp32"}
-    rows = [f"{name} overflowed" if far is None else f"{name} {far:.1e}" for name, far in distances.items()]
+    rows = [f"{name} overflowed" if value is None else f"{name} {value:.1e}" for name, value in distances.items()]
     yield f"precision: distance of the first gradient from fp32: {', '.join(rows)}"
 
 
