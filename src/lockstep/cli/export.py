@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.config import ConfigError
     from lockstep.inference import load_algorithm, load_recipe
     from lockstep.io.rich_console import PrintableConsole
-    from lockstep.tools.export.formats import COUNT
+    from lockstep.tools.export.formats import BATCH_SIZE
 
     console = PrintableConsole(soft_wrap=True)
     recipe = load_recipe(command.run)
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         partial.unlink(missing_ok=True)
     result = "bit-identical" if difference == 0.0 else f"maximum difference {difference:.1g}"
     console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
-    console.print(f"  compared with the policy on {COUNT} random observations: {result}")
+    console.print(f"  compared with the policy on {BATCH_SIZE} random observations: {result}")
     return 0
 
 

@@ -42,12 +42,12 @@ class NetworkModel:
     def describe(self) -> str:
         """Describe every assumption of the model."""
 
-        def figures(link: Link) -> str:
+        def describe_link(link: Link) -> str:
             return f"{link.latency * 1e6:.3g} us, {link.bandwidth / 1e9:.3g} GB/s per process"
 
-        links = f"inside {figures(self.inside)}; across {figures(self.across)}"
+        links = f"inside {describe_link(self.inside)}; across {describe_link(self.across)}"
         if self.inside == self.across:
-            return f"{self.name}: every link {figures(self.inside)}, as measured"
+            return f"{self.name}: every link {describe_link(self.inside)}, as measured"
         return (
             f"{self.name}: {self.per_machine} processes per machine; {links}; "
             f"{self.launch * 1e6:.3g} us to start a collective"
@@ -102,16 +102,16 @@ def all_reduce(size: float, processes: int, network: NetworkModel) -> tuple[floa
     if processes == 1:
         return 0.0, "nothing"
     if processes <= network.per_machine:
-        ways = {"ring": ring(size, processes, network.inside), "tree": tree(size, processes, network.inside)}
+        seconds = {"ring": ring(size, processes, network.inside), "tree": tree(size, processes, network.inside)}
     else:
         machines = math.ceil(processes / network.per_machine)
-        ways = {
+        seconds = {
             "ring": ring(size, processes, network.across),
             "tree": tree(size, processes, network.across),
             "hierarchical": hierarchical(size, machines, network.per_machine, network.inside, network.across),
         }
-    way = min(ways, key=lambda name: ways[name])
-    return network.launch + ways[way], way
+    fastest = min(seconds, key=lambda name: seconds[name])
+    return network.launch + seconds[fastest], fastest
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float], processes: int) -> Link:
