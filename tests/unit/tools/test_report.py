@@ -30,7 +30,7 @@ from lockstep.tools.report.series import (
     format_tick,
     format_ticks,
     log_ticks,
-    padded_range,
+    pad_range,
     robust_range,
     round_ticks,
 )
@@ -123,7 +123,7 @@ def test_round_ticks_are_round_numbers(low, high, count, ticks):
 
 @given(st.floats(-1e50, 1e50), st.floats(1e-9, 1e50), st.integers(2, 6))
 def test_format_ticks_are_distinct(low, room, count):
-    low, high = padded_range(low, low + room)
+    low, high = pad_range(low, low + room)
     words = format_ticks(round_ticks(low, high, count))
     assert len(set(words)) == len(words)
 
@@ -151,11 +151,11 @@ def test_robust_range_limits_the_effect_of_outliers():
     assert robust_range([5.0, 7.0, 1e9]) == (5, 1e9)  # too few values
 
 
-def test_padded_range_centers_flat_line_and_includes_zero_if_near():
-    assert padded_range(5, 5) == (4.5, 5.5)
-    assert padded_range(0, 0) == (-1, 1)
-    assert padded_range(10, 100)[0] == 0
-    assert padded_range(90, 100) == (89.5, 100.5)
+def test_pad_range_centers_flat_line_and_includes_zero_if_near():
+    assert pad_range(5, 5) == (4.5, 5.5)
+    assert pad_range(0, 0) == (-1, 1)
+    assert pad_range(10, 100)[0] == 0
+    assert pad_range(90, 100) == (89.5, 100.5)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,7 @@ from markupsafe import Markup
 from lockstep.tools.report.metrics_log import MetricsLog, Series
 from lockstep.tools.report.reference_curves import ReferencePoint, scores_by_step
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import (
-    Point,
-    band,
-    downsample,
-    downsample_ranges,
-    format_number,
-    needs_log_axis,
-    robust_range,
-)
+from lockstep.tools.report.series import Point, band, downsample, format_number, robust_range, use_log
 from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, line_and_band_values, line_values
 
 COLORS = 6
@@ -65,16 +57,14 @@ class Reference:
 def name_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[ChartGroup]:
     """Label groups by recipe, by the one or two settings that differ, or by the name of their first run."""
     firsts = [runs[0] for runs in groups]
-    differing = [name for name in differences(firsts) if name != "run.seed"]
+    keys = [name for name in differences(firsts) if name != "run.seed"]
     chart_groups = []
     for number, runs in enumerate(groups):
         label = runs[0].label
         if len({run.recipe for run in firsts}) == len(firsts) > 1:
             label = runs[0].recipe
-        elif 0 < len(differing) <= 2:
-            label = ", ".join(
-                f"{name.split('.')[-1]} {str(runs[0].settings.get(name, '-'))[:40]}" for name in differing
-            )
+        elif 0 < len(keys) <= 2:
+            label = ", ".join(f"{name.split('.')[-1]} {str(runs[0].settings.get(name, '-'))[:40]}" for name in keys)
         elif len(runs) > 1:
             label = runs[0].recipe
         chart_groups.append(ChartGroup(label, runs, f"c{number % COLORS}", number >= COLORS))
@@ -86,12 +76,11 @@ def main_charts(groups: Sequence[ChartGroup], reference: Reference | None) -> li
     names = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.log.series))
     eval_metric = next(iter(evaluation_names(names)), None)
     train_metric = next((n for n in ("rollout/ep_return_mean", "train/example_loss", "train/loss") if n in names), None)
-    charts = (
-        [chart(groups, eval_metric, WIDE, reference if eval_metric == RETURN else None, allow_zero=True)]
-        if eval_metric
-        else []
-    )
-    charts += [chart(groups, train_metric, WIDE, allow_zero=True)] if train_metric else []
+    charts = [
+        chart(groups, name, WIDE, reference if name == RETURN else None, allow_zero=True)
+        for name in (eval_metric, train_metric)
+        if name
+    ]
     return [drawn for drawn in charts if drawn]
 
 
@@ -120,30 +109,27 @@ def chart(
     groups: Sequence[ChartGroup], name: str, frame: Frame, reference: Reference | None = None, allow_zero: bool = False
 ) -> Chart | None:
     """Chart of one metric of all runs. None if all values are zero, unless `allow_zero` is set."""
-    found = [(group, [run.log.series[name] for run in group.runs if name in run.log.series]) for group in groups]
-    found = [(group, [series for series in all_series if len(series.x)]) for group, all_series in found]
-    columns = [series.y for _, all_series in found for series in all_series]
+    found = [(group, [run.log.series.get(name, Series()) for run in group.runs]) for group in groups]
+    drawn = [(group, [series for series in all_series if series.x]) for group, all_series in found]
+    columns = [series.y for _, all_series in drawn for series in all_series]
     if not columns or not (allow_zero or any(any(column) for column in columns)):
         return None
     lines = len(columns)
     limit = POINTS if lines <= 4 else POINTS_OF_MANY
-    curves = [
-        _make_curve(group, all_series, name, limit, show_band=lines <= 3) for group, all_series in found if all_series
-    ]
+    curves = [_make_curve(group, shown, name, limit, show_band=lines <= 3) for group, shown in drawn if shown]
     notes = []
     if reference is not None:
         until = max((curve.points[-1].x for curve in curves if curve.points), default=0.0)
         curves = [_reference_curve(reference, until), *curves]
         notes.append(f"Gray: {reference.name}, the reference, from its lowest to its highest seed.")
-    skipped = sum(run.log.series[name].skipped for group in groups for run in group.runs if name in run.log.series)
+    skipped = sum(series.skipped for _, all_series in found for series in all_series)
     if skipped:
         notes.append(f"{skipped:,} value{'s' if skipped > 1 else ''} not drawn (NaN, infinite or too large).")
-    limits, log = None, "loss" in name and needs_log_axis(line_values(curves))
+    limits, log = None, "loss" in name and use_log(line_values(curves))
     if name.startswith("train/") and not log and (values := line_and_band_values(curves)):
         limits = robust_range(values)
-        cut_off = [
-            format_number(end) for end, limit in zip((min(values), max(values)), limits, strict=True) if end != limit
-        ]
+        extremes = (min(values), max(values))
+        cut_off = [format_number(end) for end, limit in zip(extremes, limits, strict=True) if end != limit]
         notes += [f"The axis is cut: values reach {' and '.join(cut_off)}."] if cut_off else []
     title = title_of(name)
     end = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
@@ -175,7 +161,7 @@ def _reference_curve(reference: Reference, until: float) -> Curve:
     steps = scores_by_step(reference.points, until * reference.per_sample)
     points = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
     xs, ys, lows, highs = zip(*points, strict=True)
-    return Curve(reference.name, downsample_ranges(xs, ys, lows, highs, POINTS), "muted")
+    return Curve(reference.name, downsample(xs, ys, POINTS, (lows, highs)), "muted")
 
 
 def title_of(name: str) -> str:

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 from lockstep.tools.report.html import Table
+from lockstep.tools.report.metrics_log import Series
 from lockstep.tools.report.run_data import ReportedRun
 from lockstep.tools.report.series import format_number
 
@@ -23,27 +25,23 @@ def checks(runs: Sequence[ReportedRun]) -> Table:
 
 
 def _check_columns(run: ReportedRun) -> tuple[object, ...]:
-    check_every, digest_counts = run.settings.get("run.replica_check_every"), run.digests
+    check_every, (times, tensors) = run.settings.get("run.replica_check_every"), run.digests
     reduction = run.settings.get("run.reduction", "-")
     descriptions = {"exact": "exact: the same bits on any number of processes", "fast": "fast: in floating point"}
-    series = run.log.series.get("sync/update")
+    updates = run.log.series.get("sync/update", Series()).y
     if "ReplicaMismatchError" in str(run.status.get("why", "")):
         comparison = "replicas differed, and the run stopped"
-    elif series is not None and len(series.y) and not series.y[-1]:
+    elif updates and not updates[-1]:
         comparison = f"at the start; the run ended before the next check, {check_every} updates later"
-    elif series is not None and len(series.y):
-        comparison = (
-            f"every {check_every} updates; in sync at update {format_number(series.y[-1])}, the last in the log"
-        )
+    elif updates:
+        comparison = f"every {check_every} updates; in sync at update {format_number(updates[-1])}, the last in the log"
     elif run.processes == 1:
         comparison = "one process: nothing to compare"
     else:
         comparison = f"every {check_every} updates; not in the log"
-    digests = (
-        f"{format_number(digest_counts[0])} times, of {format_number(digest_counts[1])} tensors"
-        if digest_counts[0]
-        else "not enabled (run.log_tensor_digests)"
-    )
+    digests = "not enabled (run.log_tensor_digests)"
+    if times:
+        digests = f"{format_number(times)} times, of {format_number(tensors)} tensors"
     return descriptions.get(str(reduction), str(reduction)), comparison, digests
 
 
@@ -51,15 +49,12 @@ def starts(runs: Sequence[ReportedRun]) -> tuple[str, Table] | None:
     """Table with one row for each start of each run, and a summary if it is to be collapsed."""
     rows = []
     for run in runs:
-        for number, start in enumerate(run.starts):
-            next_start = run.starts[number + 1] if number + 1 < len(run.starts) else None
+        for number, (start, next_start) in enumerate(zip_longest(run.starts, run.starts[1:]), 1):
             reached = float(next_start.samples) if next_start else run.log.samples
-            event = "new run" if number == 0 and not start.samples else f"resumed at {format_number(start.samples)}"
+            event = "new run" if number == 1 and not start.samples else f"resumed at {format_number(start.samples)}"
             result = "resumed by the next start" if next_start else run.state
             processes = start.processes or (run.processes if next_start is None else None) or "-"
-            rows.append(
-                (run.label, number + 1, _date(start.timestamp), processes, event, format_number(reached), result)
-            )
+            rows.append((run.label, number, _date(start.timestamp), processes, event, format_number(reached), result))
     if not rows:
         return None
     summary = f"{len(rows)} starts, one of each run" if len(rows) == len(runs) > 1 else ""

@@ -73,14 +73,8 @@ def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_samp
     axes = figure.subplots()
     if reference is not None:
         _draw_reference(axes, read_reference(reference), reference.stem, evaluations[-1].step)
-    axes.plot(
-        [p.step for p in evaluations],
-        [p.score for p in evaluations],
-        color="#1f6fb4",
-        marker="o",
-        markersize=4,
-        label=run.name,
-    )
+    steps, scores, _ = zip(*evaluations, strict=True)
+    axes.plot(steps, scores, color="#1f6fb4", marker="o", markersize=4, label=run.name)
     axes.set_xlabel("steps")
     axes.set_ylabel("return")
     axes.grid(alpha=0.3)
@@ -90,9 +84,8 @@ def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_samp
 
 def _draw_reference(axes: Any, points: list[ReferencePoint], name: str, until: float) -> None:
     """Plot the reference up to the end of the run and one point beyond, so that a longer one does not dwarf the run."""
-    steps = scores_by_step(points, until)
-    xs, scores = [step for step, _ in steps], [values for _, values in steps]
+    steps, scores = zip(*scores_by_step(points, until), strict=True)
     low, high = [min(values) for values in scores], [max(values) for values in scores]
-    axes.fill_between(xs, low, high, color="#8a8f98", alpha=0.25, linewidth=0)
+    axes.fill_between(steps, low, high, color="#8a8f98", alpha=0.25, linewidth=0)
     means = [sum(values) / len(values) for values in scores]
-    axes.plot(xs, means, color="#8a8f98", label=f"{name}, reference")
+    axes.plot(steps, means, color="#8a8f98", label=f"{name}, reference")

@@ -100,9 +100,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
         starts=_read_starts(path / CHECKPOINTS),
         digests=_count_digests(path / DIGESTS),
         gif=_read_optional(path / FILM, f"The video of {label}", read_gif, notes),
-        bench=_read_optional(
-            path / BENCH, f"The benchmark of {label}", lambda path: read_json(path, FILE_BYTES), notes
-        ),
+        bench=_read_optional(path / BENCH, f"The benchmark of {label}", lambda f: read_json(f, FILE_BYTES), notes),
         notes=notes,
     )
 

@@ -94,11 +94,8 @@ def _mean_and_range(group: ChartGroup, which: str) -> tuple[str, str, str]:
     values = [value for _, value in found if not math.isnan(value)]
     if not values:
         return "evaluation", "-", ""
-    return (
-        found[0][0],
-        format_number(sum(values) / len(values)),
-        f"({format_number(min(values))} to {format_number(max(values))})",
-    )
+    mean = format_number(sum(values) / len(values))
+    return found[0][0], mean, f"({format_number(min(values))} to {format_number(max(values))})"
 
 
 def runs_table(groups: Sequence[ChartGroup]) -> Table:
@@ -170,10 +167,8 @@ def _metrics_table(columns: Sequence[tuple[str, list[dict[str, float]]]]) -> Tab
     names = dict.fromkeys(name for _, evaluations in columns for evaluation in evaluations for name in evaluation)
     names.pop("samples")
     ordered = sorted(names, key=lambda name: (not name.startswith("return"), name.partition("/")[2] != ""))
-    rows = [("at samples", *(_format_values(evaluations, "samples") for _, evaluations in columns))]
-    rows += [
-        (_metric_label(name), *(_format_values(evaluations, name) for _, evaluations in columns)) for name in ordered
-    ]
+    rows = [("at samples", *(_format_values(column, "samples") for _, column in columns))]
+    rows += [(_metric_label(name), *(_format_values(column, name) for _, column in columns)) for name in ordered]
     return Table(("metric", *(head for head, _ in columns)), rows, "figures")
 
 

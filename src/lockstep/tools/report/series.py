@@ -18,15 +18,14 @@ class Point(NamedTuple):
     high: float
 
 
-def downsample(xs: Sequence[float], ys: Sequence[float], limit: int) -> list[Point]:
-    """Reduce a curve to at most `limit` points: means of neighbors, with their range, so that no spike is lost."""
-    return downsample_ranges(xs, ys, ys, ys, limit)
-
-
-def downsample_ranges(
-    xs: Sequence[float], ys: Sequence[float], lows: Sequence[float], highs: Sequence[float], limit: int
+def downsample(
+    xs: Sequence[float], ys: Sequence[float], limit: int, ranges: tuple[Sequence[float], Sequence[float]] | None = None
 ) -> list[Point]:
-    """Reduce a curve whose points have a range to at most `limit` points."""
+    """Reduce a curve to at most `limit` points: means of neighbors, with their range, so that no spike is lost.
+
+    `ranges` are the low and high ends of points that already have a range.
+    """
+    lows, highs = ranges or (ys, ys)
     size = max(1, math.ceil(len(xs) / limit))
     parts = [slice(start, start + size) for start in range(0, len(xs), size)]
     return [Point(fmean(xs[part]), fmean(ys[part]), min(lows[part]), max(highs[part])) for part in parts]
@@ -45,7 +44,7 @@ def band(curves: Sequence[Sequence[Point]], limit: int) -> list[Point]:
     return [Point(x, fmean(values), min(values), max(values)) for x, values in zip(xs, columns, strict=True)]
 
 
-def padded_range(low: float, high: float) -> tuple[float, float]:
+def pad_range(low: float, high: float) -> tuple[float, float]:
     """Widen a range, so that no line lies on an edge. A low end that is not negative and near zero becomes zero."""
     size = max(abs(low), abs(high))
     if high - low <= max(1e-9 * size, 1e-90):  # center a flat line
@@ -80,7 +79,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [10.0**n for n in range(first, last + every, every)]
 
 
-def needs_log_axis(values: Sequence[float]) -> bool:
+def use_log(values: Sequence[float]) -> bool:
     """Return whether positive values differ by a factor that needs a logarithmic axis."""
     return bool(values) and min(values) > 1e-12 and max(values) / min(values) >= 300
 

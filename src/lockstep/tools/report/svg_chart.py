@@ -8,15 +8,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from lockstep.tools.report.html import render
-from lockstep.tools.report.series import (
-    Point,
-    format_number,
-    format_ticks,
-    log_ticks,
-    needs_log_axis,
-    padded_range,
-    round_ticks,
-)
+from lockstep.tools.report.series import Point, format_number, format_ticks, log_ticks, pad_range, round_ticks, use_log
 
 STRIPS = 32
 """Largest number of vertical strips of a chart that show a tooltip."""
@@ -84,12 +76,12 @@ def draw(
     if not shown:
         return Markup("")
     values = line_and_band_values(curves)
-    log = log and needs_log_axis(line_values(curves))
+    log = log and use_log(line_values(curves))
     if log:  # limits from the lines only: a band may extend below zero
         ys = log_ticks(min(line_values(curves)), max(values))
         low, high = math.log10(ys[0]), math.log10(ys[-1])
     else:
-        low, high = padded_range(*(limits or (min(values), max(values))))
+        low, high = pad_range(*(limits or (min(values), max(values))))
         ys = round_ticks(low, high, frame.ticks)
     y_labels = format_ticks(ys)
     frame = replace(frame, left=max(frame.left, round(11 + frame.letter * max(map(len, y_labels)))))
@@ -165,8 +157,7 @@ def _strips(
 
 
 def _tooltip(curve: Curve, point: Point) -> str:
-    label = f"{curve.label}: " if curve.label else ""
-    value_range = (
-        f" ({format_number(point.low)} to {format_number(point.high)})" if curve.band and point.high > point.low else ""
-    )
-    return f"{label}{format_number(point.y)}{value_range}"
+    text = f"{curve.label}: {format_number(point.y)}" if curve.label else format_number(point.y)
+    if curve.band and point.high > point.low:
+        text += f" ({format_number(point.low)} to {format_number(point.high)})"
+    return text
