@@ -98,9 +98,9 @@ def _diverged(records: Sequence[StepRecord]) -> bool:
 
 def _only_slow(records: Sequence[StepRecord]) -> bool:
     """Return whether all interrupted processes had called the same collectives, so that none waits for another."""
-    if any(record["how"] != "stood" or not record["collectives"] for record in records):
-        return False
-    return not _first_mismatch(records)
+    return all(record["how"] == "stood" and record["collectives"] for record in records) and not _first_mismatch(
+        records
+    )
 
 
 def _describe_end(record: StepRecord) -> str:

@@ -47,15 +47,11 @@ def run(
 def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
     """Return the environment of a process, as torchrun on one host sets it."""
     return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(processes)),
         "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(processes),
+        "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": f"audit-{os.getpid()}",

@@ -36,7 +36,6 @@ def autoscale(recipe: Recipe, processes: int, report: Callable[[str], None] = la
     """Choose settings that use this machine well, for a run on `processes` processes."""
     if (reason := refusal(recipe)) is not None:
         return AutoscaleResult({}, [reason])
-    fields = {field.name for field in dataclasses.fields(recipe.algo)}
     envs, minibatches = recipe.task.num_envs, recipe.algo.samples_per_iteration(recipe.task) // recipe.algo.batch_size
 
     def acting(count: int) -> tuple[float, float]:
@@ -70,7 +69,7 @@ def autoscale(recipe: Recipe, processes: int, report: Callable[[str], None] = la
     if processes > 1:
         reasons.append(f"measured on one process, and multiplied by {processes}")
     growth = settings["algo.batch_size"] / recipe.algo.batch_size
-    if growth > 1 and "lr_scaling" in fields and recipe.algo.lr_scaling == "none":
+    if growth > 1 and getattr(recipe.algo, "lr_scaling", None) == "none":
         settings["algo.lr_scaling"] = "sqrt"
         reasons.append(f"learning rate times {growth**0.5:.3g}: the square root of the batch's growth, after a warm-up")
     return AutoscaleResult(settings, reasons)

@@ -61,6 +61,11 @@ class CostProfile:
     jitter: list[float] = field(default_factory=list)
     """Times of repeated equal work, divided by their mean. Processes wait for the slowest of them."""
 
+    def seconds(self, envs: float, batch: float, samples: float) -> float:
+        """Return the time of an iteration of one process with these local sizes."""
+        steps = self.horizon * self.rollout_step.at(envs)
+        return steps + self.updates * self.update.at(batch) + self.rest.at(samples)
+
 
 def shares_from(values: Any) -> CostProfile:
     """Restore a measurement that `asdict` wrote. The values are untrusted; invalid ones raise ValueError."""
@@ -208,11 +213,10 @@ def predict(
         return Prediction(processes, batch, impossible=f"{what} cannot be split over {processes:,} processes")
     samples = shares.samples * times
     share = 1 / processes
-    update, steps = shares.update.at(batch * share), shares.horizon * shares.rollout_step.at(envs * share)
     slowdown = max(1.0, processes / cores) if cores is not None else 1.0
     if cores is not None and cores > 1:  # contention grows linearly with the number of busy cores
         slowdown *= 1.0 + (network.contention - 1.0) * (min(processes, cores) - 1) / (cores - 1)
-    compute = slowdown * (steps + shares.updates * update + shares.rest.at(samples * share))
+    compute = slowdown * shares.seconds(envs * share, batch * share, samples * share)
     # Time of all reductions of an iteration, by name
     reduce_seconds = {name: 0.0 for name, _, _ in shares.sent}
     algorithm, last_bucket = "", 0.0
@@ -223,18 +227,14 @@ def predict(
             algorithm, last_bucket = fastest, seconds
     gradient = reduce_seconds.pop("gradient", 0.0)
     # Backward hides the reduction of gradient buckets, except the last bucket and time beyond the overlap.
-    hidden = OVERLAP * shares.updates * update * slowdown
+    hidden = OVERLAP * shares.updates * shares.update.at(batch * share) * slowdown
     waiting = sum(reduce_seconds.values()) + max(last_bucket * shares.updates, gradient - hidden)
     # Wait for the slowest process. With fewer cores than processes, others compute during that wait.
     # The jitter is that of a fully busy machine if it was measured, otherwise that of a single process.
     concurrent = processes if cores is None else min(processes, cores)
     waiting += compute * (slowest_of(concurrent, network.jitter or shares.jitter) - 1.0)
     speed = samples / (compute + waiting)
-    single_speed = shares.samples / (
-        shares.horizon * shares.rollout_step.at(shares.num_envs)
-        + shares.updates * shares.update.at(shares.batch_size)
-        + shares.rest.at(shares.samples)
-    )
+    single_speed = shares.samples / shares.seconds(shares.num_envs, shares.batch_size, shares.samples)
     memory = shares.state_bytes + shares.rollout_bytes * envs * share + shares.activation_bytes * batch * share
     return Prediction(
         processes=processes,
@@ -257,9 +257,7 @@ def scaling_limit(shares: CostProfile, rows: list[Prediction], cores: int | None
             text = f"Scaling at this batch size ends between {before.processes:,} and {row.processes:,} processes"
             if cores is not None and row.processes > cores:
                 return f"{text}: {row.processes:,} processes share {cores} cores."
-            fixed = (
-                shares.updates * shares.update.fixed + shares.horizon * shares.rollout_step.fixed + shares.rest.fixed
-            )
+            fixed = shares.seconds(0, 0, 0)
             if fixed > row.waiting:
                 limit = f"the fixed time of updates and steps ({fixed * 1e3:.3g} ms per iteration)"
             else:

@@ -29,8 +29,7 @@ INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 def check_variables(environment: Mapping[str, str], interfaces: Iterable[str], processes: int) -> Iterator[CheckResult]:
     """Check the variables in `environment`. `interfaces` are the names of this machine's network interfaces."""
     results = [
-        *_without_effect(environment),
-        *_slow(environment),
+        *_useless_or_slow(environment),
         *_left_over(environment),
         *_interfaces(environment, list(interfaces)),
         *_threads(environment, processes),
@@ -38,13 +37,10 @@ def check_variables(environment: Mapping[str, str], interfaces: Iterable[str], p
     yield from results or [ok("variables", "none without effect, none that slows or breaks training")]
 
 
-def _without_effect(environment: Mapping[str, str]) -> Iterator[CheckResult]:
+def _useless_or_slow(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     for name, instead in WITHOUT_EFFECT.items():
         if name in environment:
             yield warning("variables", f"{name} is set, but no library reads it", f"unset {name}; use {instead}.")
-
-
-def _slow(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     for name, why in SLOW.items():
         if environment.get(name, "") not in _OFF_VALUES:
             yield warning("variables", f"{name}={environment[name]}: {why}", f"unset {name}, unless you are debugging.")

@@ -6,7 +6,6 @@ import platform
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,27 +112,21 @@ def check_memory(processes: int, shared: Path = Path("/dev/shm")) -> Iterator[Ch
         )
     else:
         yield ok("memory", message)
-    if shared.is_dir():
-        size = shutil.disk_usage(shared).total
-        if size <= _DEFAULT_SHM_BYTES:
-            yield warning(
-                "memory",
-                f"{shared} has {size / 2**20:.0f} MiB, which may be too little for NCCL and data loaders",
-                "Start the container with --shm-size 8g (docker) or --ipc=host.",
-            )
+    if shared.is_dir() and (size := shutil.disk_usage(shared).total) <= _DEFAULT_SHM_BYTES:
+        yield warning(
+            "memory",
+            f"{shared} has {size / 2**20:.0f} MiB, which may be too little for NCCL and data loaders",
+            "Start the container with --shm-size 8g (docker) or --ipc=host.",
+        )
     cores = threads_per_process(1)
     if processes > cores:
         yield warning("cores", f"{processes} processes share {cores} cores", f"Use at most --procs {cores} on the CPU.")
     else:
-        yield ok(
-            "cores",
-            f"{cores} cores, {_count(threads_per_process(processes), 'thread')} for each of "
-            f"{_count(processes, 'process')}",
-        )
-    if sys.platform != "win32":
-        max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if max_files < _MIN_OPEN_FILES:
-            yield failure("cores", f"the limit of open files is only {max_files}", f"ulimit -n {64 * _MIN_OPEN_FILES}")
+        threads = _count(threads_per_process(processes), "thread")
+        yield ok("cores", f"{cores} cores, {threads} for each of {_count(processes, 'process')}")
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if max_files < _MIN_OPEN_FILES:
+        yield failure("cores", f"the limit of open files is only {max_files}", f"ulimit -n {64 * _MIN_OPEN_FILES}")
 
 
 def _count(number: int, noun: str) -> str:

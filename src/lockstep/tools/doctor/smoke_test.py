@@ -77,21 +77,17 @@ def worker_main(directory: Path) -> None:
             (directory / TIMES_FILE).write_text(json.dumps(times))
         _train(apply_overrides(recipe, {"run.name": TOGETHER}), runtime)
         lanes = dataclasses.replace(recipe.run, lanes=runtime.lanes.num_lanes)
-        runtime.run_on_main(
-            lambda: _train(
-                apply_overrides(recipe, {"run.name": ALONE}), Runtime.single_process(lanes, str(runtime.device))
-            )
-        )
+        alone = apply_overrides(recipe, {"run.name": ALONE})
+        runtime.run_on_main(lambda: _train(alone, Runtime.single_process(lanes, str(runtime.device))))
 
 
 def _train(recipe: Recipe, runtime: Runtime) -> Any:
     """Run the training loop without evaluation and logging."""
-    recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes})
+    samples = _ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
+    recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes, "run.total_samples": samples})
     task: Any = recipe.task.build(runtime.lanes, runtime.device)
     with closing(task):
         algorithm = recipe.algo.build(task, runtime)
-        samples = _ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
-        recipe = apply_overrides(recipe, {"run.total_samples": samples})
         clock = TrainState(total_samples=samples)
         with RunDir.open(recipe, runtime, False) as run:
             run.checkpoints.restore(algorithm, task, clock, None)

@@ -58,13 +58,12 @@ def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
 
 def _sb3_forward(algorithm: PPO, parameters: dict[str, Tensor]) -> Decide:
     """Reproduce what SB3 computes from the parameters of a file: features, policy head, most likely action."""
-    arguments = _policy_arguments(algorithm)
     if _is_plain(algorithm):
         encoder: nn.Module = type(algorithm.net.encoder)(algorithm.task.observation_space, algorithm.config.encoder)
-        prefix = "mlp_extractor.policy_net."
-        state = {f"layers.{name}": x for name, x in _with_prefix(parameters, prefix).items()}
+        state = {f"layers.{name}": x for name, x in _with_prefix(parameters, "mlp_extractor.policy_net.").items()}
     else:
-        encoder = Features(algorithm.task.observation_space, **arguments["features_extractor_kwargs"])
+        arguments = _policy_arguments(algorithm)["features_extractor_kwargs"]
+        encoder = Features(algorithm.task.observation_space, **arguments)
         state = _with_prefix(parameters, "pi_features_extractor.")
     encoder.load_state_dict(state)
     weight, bias, log_std = (parameters.get(name) for name in ("action_net.weight", "action_net.bias", "log_std"))

@@ -184,10 +184,9 @@ def explain_lines(groups: Sequence[ChartGroup]) -> str:
     if any(len(group.runs) > 1 for group in groups):
         return "Lines are means over seeds, bands show the range over seeds, thin lines are single seeds."
     notes = []
-    if len(groups) <= 3 and any("return_std" in group.runs[0].log.last for group in groups):
+    logs = [group.runs[0].log for group in groups] if len(groups) <= 3 else []
+    if any("return_std" in log.last for log in logs):
         notes.append("The band of an evaluation is one standard deviation of its episodes to either side.")
-    if len(groups) <= 3 and any(
-        len(series.x) > POINTS for group in groups for series in group.runs[0].log.series.values()
-    ):
+    if any(len(series.x) > POINTS for log in logs for series in log.series.values()):
         notes.append("Points of long curves are means of neighboring values, with a band from lowest to highest.")
     return " ".join(notes)

@@ -55,9 +55,8 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float | N
         )
         code: int | None = None
         try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit)
         finally:
             if process.poll() is None:
                 kill_tree(process.pid)

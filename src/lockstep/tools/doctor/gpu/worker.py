@@ -48,8 +48,6 @@ class ResultRecord:
         except Skip as reason:
             self.add(name, {"skipped": str(reason)})
         except Exception as error:
-            if not isinstance(error, Failure):
-                traceback.print_exc()
             self.failures.append(f"{name}: {describe(error)}")
 
     def write(self, result: str, reason: str) -> None:
@@ -69,8 +67,6 @@ def run_step(args: Sequence[str]) -> int:
     except Skip as reason:
         record.write("skipped", str(reason))
     except Exception as error:
-        if not isinstance(error, Failure):
-            traceback.print_exc()
         record.write("failed", "; ".join([*record.failures, describe(error)]))
     else:
         record.write("failed" if record.failures else "passed", "; ".join(record.failures))
@@ -78,9 +74,12 @@ def run_step(args: Sequence[str]) -> int:
 
 
 def describe(error: Exception) -> str:
-    """Return an exception as one line of text."""
+    """Return an exception as one line of text. Print the traceback of an unexpected one."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, Failure) else f"{type(error).__name__}: {text}"[:500]
+    if isinstance(error, Failure):
+        return text
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {text}"[:500]
 
 
 def lockstep(*args: Any, **variables: str) -> CommandResult:
