@@ -210,8 +210,8 @@ def _averages_parameters(rows: StepRows) -> bool:
 
 def _parameters(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
     parameter_names = [{name for step in record["steps"] for name in step["before"]} for record in records]
-    if len(rows) > 0 and len(set(map(frozenset, parameter_names))) > 1:
-        extra = sorted(set.union(*parameter_names) - set.intersection(*parameter_names))
+    extra = sorted(set.union(*parameter_names) - set.intersection(*parameter_names))
+    if rows and extra:
         yield Finding(
             "parameters",
             f"the optimizers of different processes hold different parameters: {len(extra)} are not held by all",

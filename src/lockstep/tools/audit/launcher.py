@@ -29,7 +29,7 @@ def run(
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    workers = [_start(args, directory, _variables(rank, processes, port), steps) for rank in range(processes)]
+    workers = [_start(args, directory, rank, processes, port, steps) for rank in range(processes)]
     try:
         _wait(workers, directory, step_timeout, report)
         (directory / STOP).touch()
@@ -44,9 +44,11 @@ def run(
     return [_read(directory, rank, process.returncode) for rank, process in enumerate(workers)]
 
 
-def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
-    """Return the environment of a process, as torchrun on one host sets it."""
-    return {
+def _start(
+    args: Sequence[str], directory: Path, rank: int, processes: int, port: int, steps: int
+) -> subprocess.Popen[bytes]:
+    """Start a process with the environment that torchrun sets on one host."""
+    environment = os.environ | {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(processes)),
         "GROUP_RANK": "0",
@@ -58,19 +60,14 @@ def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-
-
-def _start(args: Sequence[str], directory: Path, variables: dict[str, str], steps: int) -> subprocess.Popen[bytes]:
-    settings = {
         "TORCH_FR_BUFFER_SIZE": "20000",  # large enough for every collective of an audit
         "TORCHDYNAMO_DISABLE": "1",  # compiled code bypasses Module.__call__, and compiling takes long
         "PYTHONUNBUFFERED": "1",
     }
-    with (directory / f"output-{variables['RANK']}.txt").open("wb") as output:
+    with (directory / f"output-{rank}.txt").open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "lockstep.tools.audit.worker", str(directory), str(steps), *args],
-            env=os.environ | variables | settings,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

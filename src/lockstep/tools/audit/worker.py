@@ -24,13 +24,10 @@ def main(args: Sequence[str]) -> int:
     recorder.install()
     try:
         _run(script_args)
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            recorder.end("failed", error=f"SystemExit: {error.code}", stack=_lines(error))
-            raise
     except BaseException as error:
-        recorder.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
-        raise
+        if not isinstance(error, SystemExit) or error.code not in (None, 0):
+            recorder.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
+            raise
     recorder.end("ended")
     return 0
 

@@ -101,15 +101,11 @@ def all_reduce(size: float, processes: int, network: NetworkModel) -> tuple[floa
     """Return the seconds of one all-reduce of `size` bytes, and the fastest algorithm."""
     if processes == 1:
         return 0.0, "nothing"
-    if processes <= network.per_machine:
-        seconds = {"ring": ring(size, processes, network.inside), "tree": tree(size, processes, network.inside)}
-    else:
-        machines = math.ceil(processes / network.per_machine)
-        seconds = {
-            "ring": ring(size, processes, network.across),
-            "tree": tree(size, processes, network.across),
-            "hierarchical": hierarchical(size, machines, network.per_machine, network.inside, network.across),
-        }
+    machines = math.ceil(processes / network.per_machine)
+    link = network.inside if machines == 1 else network.across
+    seconds = {"ring": ring(size, processes, link), "tree": tree(size, processes, link)}
+    if machines > 1:
+        seconds["hierarchical"] = hierarchical(size, machines, network.per_machine, network.inside, network.across)
     fastest = min(seconds, key=lambda name: seconds[name])
     return network.launch + seconds[fastest], fastest
 

@@ -126,7 +126,7 @@ def measure_shares(
         report(f"preparing the share of one of {count} processes")
         meters[count] = IterationTimer(recipe, alone(recipe.run, partition_lanes(lanes, count)[0]))
         meters[count].runtime.bytes_reduced.clear()
-    times: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    measured: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     for number in range(rounds):
         # Alternate between sizes, so that a machine that slows down affects all of them.
         report(f"measuring shares, round {number + 1} of {rounds}")
@@ -135,16 +135,13 @@ def measure_shares(
             total = meter.seconds(meter.iterate)[1]
             phases = meter.runtime.timer.take()
             collect, learn = phases["env"] + phases["act"], phases["learn"]
-            times[count].append({"collect": collect, "learn": learn, "rest": total - collect - learn})
+            measured[count].append({"collect": collect, "learn": learn, "rest": total - collect - learn})
         after_round()
-    points = [
-        (count, {name: statistics.median(row[name] for row in rows) for name in rows[0]})
-        for count, rows in times.items()
-    ]
     sizes = _measure_sizes(meters[1], rounds)
 
     def fit(whole: int, name: str, times: int) -> LinearCost:
-        return _fit([whole / count for count, _ in points], [seconds[name] / times for _, seconds in points])
+        seconds = [statistics.median(row[name] for row in rows) / times for rows in measured.values()]
+        return _fit([whole / count for count in counts], seconds)
 
     return CostProfile(
         rollout_step=fit(sizes["num_envs"], "collect", sizes["horizon"]),

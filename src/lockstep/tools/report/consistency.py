@@ -74,7 +74,7 @@ def proof(record: Any) -> dict[str, object] | None:
     except (AttributeError, LookupError, TypeError):
         return None
     hashes = [str(row.get("hash") or "")[:64] for row in rows]
-    one_agent = bool(hashes) and all(hashes) and len(set(hashes)) == 1
+    one_agent = all(hashes) and len(set(hashes)) == 1
     verdict = f"One agent: {len(rows)} runs, one hash." if one_agent else "Not one agent."
     cells = [
         (row.get("processes"), row.get("event") or "-", value[:32] or "failed", row.get("problem") or "")

@@ -145,8 +145,8 @@ def _strips(
     count = min(STRIPS, len(longest))
     chosen = sorted({round(n * (len(longest) - 1) / max(1, count - 1)) for n in range(count)})
     centers = [x_scale(longest[n].x) for n in chosen]
-    edges = [float(frame.left), *((a + b) / 2 for a, b in pairwise(centers))]
-    edges.append(float(frame.width - frame.right))
+    middles = ((a + b) / 2 for a, b in pairwise(centers))
+    edges = [float(frame.left), *middles, float(frame.width - frame.right)]
     strips = []
     for index, center, (left, right) in zip(chosen, centers, pairwise(edges), strict=True):
         x = longest[index].x

@@ -23,9 +23,7 @@ def summarize(steps: Steps) -> list[str]:
         with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
             lines += list(write(steps))
     for result in ("failed", "skipped"):
-        for step in steps:
-            if step["result"] == result:
-                lines.append(f"{result}: {step['name']}: {step['reason']}"[:300])
+        lines += [f"{result}: {step['name']}: {step['reason']}"[:300] for step in steps if step["result"] == result]
     return lines
 
 
@@ -83,11 +81,8 @@ def _syncs(steps: Steps) -> Iterator[str]:
 def _modes(steps: Steps) -> Iterator[str]:
     for step in steps:
         if step["name"].startswith("bench "):
-            rows = [
-                f"{name} {row['updates_per_second']:,.0f}"
-                for name, row in step["found"].items()
-                if row.get("updates_per_second")
-            ]
+            rates = {name: row.get("updates_per_second") for name, row in step["found"].items()}
+            rows = [f"{name} {rate:,.0f}" for name, rate in rates.items() if rate]
             if rows:
                 yield f"updates/s with {step['name'].removeprefix('bench ')}: {', '.join(rows)}"
 
