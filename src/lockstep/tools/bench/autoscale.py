@@ -14,7 +14,7 @@ import torch
 
 from lockstep.config import Recipe, apply_overrides
 from lockstep.pytree import leaves
-from lockstep.tools.bench.measure import IterationTimer, alone, saved_bytes
+from lockstep.tools.bench.measure import IterationTimer, saved_bytes, single_process_runtime
 
 MAX_COST_RATIO = 0.9
 """Doubling continues while it reduces the time per sample to less than this fraction."""
@@ -102,7 +102,7 @@ def _double(start: int, cost: Callable[[int], tuple[float, float]], processes: i
 def _meter(recipe: Recipe, envs: int, horizon: int) -> IterationTimer:
     """Build a timer for one process with `envs` environments and one update per iteration."""
     small = {"task.num_envs": envs, "algo.rollout_steps": horizon, "algo.batch_size": envs * horizon, "algo.epochs": 1}
-    return IterationTimer(apply_overrides(recipe, small), alone(recipe.run))
+    return IterationTimer(apply_overrides(recipe, small), single_process_runtime(recipe.run))
 
 
 def _seconds(meter: IterationTimer, phases: tuple[str, ...]) -> float:

@@ -30,7 +30,7 @@ BATCH_DIVISOR = 4
 """Updates are also timed on a batch smaller by this factor, to separate fixed time from time per sample."""
 
 
-def alone(run: RunConfig, hosting: range | None = None) -> Runtime:
+def single_process_runtime(run: RunConfig, hosting: range | None = None) -> Runtime:
     """Return the runtime of a single process on the device that a run would use on this machine."""
     return Runtime.single_process(run, str(choose_device(run.device, WorldInfo())), hosting)
 
@@ -155,10 +155,10 @@ def time_contention(meter: IterationTimer, times: int = 8) -> list[tuple[float, 
 def contention_and_jitter(pairs: list[tuple[float, float]]) -> tuple[float, list[float]]:
     """Return the slowdown of work next to other processes, as a ratio of means, and its jitter."""
     alone, contended = zip(*pairs, strict=True)
-    return max(1.0, statistics.fmean(contended) / statistics.fmean(alone)), parts_of_mean(contended)
+    return max(1.0, statistics.fmean(contended) / statistics.fmean(alone)), relative_to_mean(contended)
 
 
-def parts_of_mean(seconds: Sequence[float]) -> list[float]:
+def relative_to_mean(seconds: Sequence[float]) -> list[float]:
     """Return times of equal work divided by their mean, sorted."""
     mean = statistics.fmean(seconds)
     return sorted(time / mean for time in seconds)

@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.config import Recipe
 from lockstep.lanes import partition_lanes
 from lockstep.pytree import leaves
-from lockstep.tools.bench.measure import IterationTimer, alone, parts_of_mean, saved_bytes
+from lockstep.tools.bench.measure import IterationTimer, relative_to_mean, saved_bytes, single_process_runtime
 from lockstep.tools.bench.network_model import NetworkModel, all_reduce
 
 OVERLAP = 0.5
@@ -124,7 +124,7 @@ def measure_shares(
     meters = {}
     for count in counts:
         report(f"preparing the share of one of {count} processes")
-        meters[count] = IterationTimer(recipe, alone(recipe.run, partition_lanes(lanes, count)[0]))
+        meters[count] = IterationTimer(recipe, single_process_runtime(recipe.run, partition_lanes(lanes, count)[0]))
         meters[count].runtime.bytes_reduced.clear()
     measured: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     for number in range(rounds):
@@ -139,9 +139,9 @@ def measure_shares(
         after_round()
     sizes = _measure_sizes(meters[1], rounds)
 
-    def fit(whole: int, name: str, times: int) -> LinearCost:
+    def fit(total: int, name: str, times: int) -> LinearCost:
         seconds = [statistics.median(row[name] for row in rows) / times for rows in measured.values()]
-        return _fit([whole / count for count in counts], seconds)
+        return _fit([total / count for count in counts], seconds)
 
     return CostProfile(
         rollout_step=fit(sizes["num_envs"], "collect", sizes["horizon"]),
@@ -176,7 +176,7 @@ def _measure_sizes(meter: IterationTimer, rounds: int) -> dict[str, Any]:
         "state_bytes": shared + 4 * meter.parameters,
         "rollout_bytes": sum(tensor.nbytes for tensor in leaves(algorithm.sample_buffers())) / envs,
         "activation_bytes": saved_bytes(learning.run) / learning.samples,
-        "jitter": parts_of_mean([meter.seconds(learning.run)[1] for _ in range(40)]),
+        "jitter": relative_to_mean([meter.seconds(learning.run)[1] for _ in range(40)]),
     }
 
 
