@@ -15,19 +15,10 @@ SHOWN_VARIABLES = re.compile(
 
 def write_bug_report(results: Sequence[CheckResult], processes: int) -> str:
     """Return the check results and environment variables as a Markdown block."""
-    variables = [f"{name}={value}" for name, value in shown_variables().items()]
-    text = "\n".join(
-        [
-            "```",
-            f"lockstep doctor --procs {processes}",
-            *(f"{result.level:8} {result.subject:10} {result.message}" for result in results),
-            "",
-            *(variables or ["no variables set"]),
-            "```",
-            "",
-        ]
-    )
-    return without_names(text)
+    lines = [f"{result.level:8} {result.subject:10} {result.message}" for result in results]
+    variables = [f"{name}={value}" for name, value in shown_variables().items()] or ["no variables set"]
+    text = ["```", f"lockstep doctor --procs {processes}", *lines, "", *variables, "```", ""]
+    return without_names("\n".join(text))
 
 
 def shown_variables() -> dict[str, str]:

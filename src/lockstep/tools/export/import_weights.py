@@ -87,9 +87,8 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
         with RunDir.open(recipe, runtime, False) as run:
             run.checkpoints.restore(algorithm, task, clock)  # there is no checkpoint; this claims the run directory
             run.finish(algorithm, task, clock, preempted=True)
-    compare(
-        exportable_policy(algorithm), exportable_policy(load_algorithm(run.path, recipe)).forward, recipe, tolerance=0.0
-    )
+    loaded = exportable_policy(load_algorithm(run.path, recipe))
+    compare(exportable_policy(algorithm), loaded.forward, recipe, tolerance=0.0)
     return Path(run.path)
 
 
