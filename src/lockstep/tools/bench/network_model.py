@@ -23,6 +23,9 @@ class Link:
     bandwidth: float
     """Bytes per second in each direction."""
 
+    def __str__(self) -> str:
+        return f"{self.latency * 1e6:.3g} us, {self.bandwidth / 1e9:.3g} GB/s per process"
+
 
 @dataclass(frozen=True)
 class NetworkModel:
@@ -41,17 +44,10 @@ class NetworkModel:
 
     def describe(self) -> str:
         """Describe every assumption of the model."""
-
-        def describe_link(link: Link) -> str:
-            return f"{link.latency * 1e6:.3g} us, {link.bandwidth / 1e9:.3g} GB/s per process"
-
-        links = f"inside {describe_link(self.inside)}; across {describe_link(self.across)}"
         if self.inside == self.across:
-            return f"{self.name}: every link {describe_link(self.inside)}, as measured"
-        return (
-            f"{self.name}: {self.per_machine} processes per machine; {links}; "
-            f"{self.launch * 1e6:.3g} us to start a collective"
-        )
+            return f"{self.name}: every link {self.inside}, as measured"
+        links = f"{self.per_machine} processes per machine; inside {self.inside}; across {self.across}"
+        return f"{self.name}: {links}; {self.launch * 1e6:.3g} us to start a collective"
 
 
 def _gigabits(rate: float, shared_by: int) -> float:

@@ -100,12 +100,10 @@ def first_line(error: BaseException) -> str:
 
 def entries(file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the entries of a zip by name. Raises ValueError for encrypted entries and unknown compression."""
-    found = {}
     for info in file.infolist():
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"its entry {info.filename[:100]!r} is encrypted or has an unknown compression")
-        found[info.filename] = info
-    return found
+    return {info.filename: info for info in file.infolist()}
 
 
 def open_zip(file: IO[bytes]) -> zipfile.ZipFile:

@@ -33,11 +33,11 @@ def tiles(run: ReportedRun) -> list[Tile]:
     """Key figures of one run."""
     log, best, last = run.log, headline(run.log.best), headline(run.log.last)
     budget = run.settings.get("run.total_samples")
-    has_budget = isinstance(budget, int) and 0 < budget < 10**15
+    total = f"of {format_number(budget)}" if isinstance(budget, int) and 0 < budget < 10**15 else ""
     starts = len(run.starts)
     return [
         ("state", run.state, str(run.status.get("why") or "")[:120]),
-        ("samples", format_number(log.samples), f"of {format_number(float(budget))}" if has_budget else ""),  # type: ignore[arg-type]
+        ("samples", format_number(log.samples), total),
         (f"best {best[0]}".rstrip(), best[1], f"at {format_number(log.best['samples'])}" if best[0] else ""),
         (f"last {last[0]}".rstrip(), *last[1:]),
         ("speed", _speed(run), "samples per second"),

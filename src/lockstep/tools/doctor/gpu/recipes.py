@@ -53,12 +53,10 @@ def needs_installed() -> Iterator[None]:
     """Raise Skip if a package is not installed."""
     try:
         yield
-    except ImportError as error:
-        raise Skip(f"not installed: {error}") from None
-    except ConfigError as error:
-        if "pip install" in str(error):
-            raise Skip(f"not installed: {' '.join(str(error).split())}") from None
-        raise
+    except (ImportError, ConfigError) as error:
+        if isinstance(error, ConfigError) and "pip install" not in str(error):
+            raise
+        raise Skip(f"not installed: {' '.join(str(error).split())}") from None
 
 
 def smoke_recipe(name: str) -> Recipe:
