@@ -45,7 +45,7 @@ def work():
             for _ in range(ROUNDS):
                 all_together()
             return
-        shares = measure_shares(chosen, ROUNDS, between=all_together)
+        shares = measure_shares(chosen, ROUNDS, after_round=all_together)
         slower, jitter = contention_and_jitter(crowding)
         network = NetworkModel("here", 2**20, link, link, launch=0.0, contention=slower, jitter=tuple(jitter))
         said = predict(shares, runtime.size, network, 1, cores=threads_per_process(1))

@@ -160,7 +160,7 @@ def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
     contexts.mkdir()
     (tmp_path / "quick.py").write_text(
         "import lockstep.recipes.snake_ppo as base, lockstep.tools.bench.autoscale as scaling\n"
-        "scaling.MOST = 1\n"
+        "scaling.MAX_FACTOR = 1\n"
         "class Quick(base.SnakePPO): ...\n"
     )
     words = [

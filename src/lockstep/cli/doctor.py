@@ -54,9 +54,9 @@ def run(arguments: Sequence[str]) -> int:
             return 1
         return 0
     if arguments[:1] == [STEP]:
-        from lockstep.tools.doctor.gpu.worker import work
+        from lockstep.tools.doctor.gpu.worker import run_step
 
-        return work(arguments[1:])
+        return run_step(arguments[1:])
     command = tyro.cli(Doctor, args=list(arguments), prog="lockstep doctor")
     if command.procs < 1:
         raise ConfigError(f"--procs is {command.procs}.", "Use at least 1.")
@@ -151,6 +151,6 @@ def _examine(command: Doctor, set_status: Callable[[str], None]) -> Iterator["Ch
 def _print(console: "PrintableConsole", result: "CheckResult") -> None:
     color, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[result.level]
     console.print(f"[{color}]{mark:7}[/{color}]  ", end="", markup=True)
-    console.print(f"{result.about:10}  {result.says}")
+    console.print(f"{result.subject:10}  {result.message}")
     if result.fix:
         console.print(f"{'':21}fix: {result.fix}")

@@ -71,5 +71,5 @@ def run(arguments: Sequence[str]) -> int:
         partial.unlink(missing_ok=True)
     result = "bit-identical" if difference == 0.0 else f"maximum difference {difference:.1g}"
     console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
-    console.print(f"  compared with the policy on {formats.COUNT} random observations: {result}")
+    console.print(f"  compared with the policy on {formats.BATCH_SIZE} random observations: {result}")
     return 0

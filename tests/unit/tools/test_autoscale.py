@@ -23,7 +23,7 @@ from lockstep.protocols import BenchmarkOp
 from lockstep.recipes.snake_ppo import SnakePPO
 from lockstep.registry import RECIPES, find_recipe
 from lockstep.tools.bench import autoscale as scaling
-from lockstep.tools.bench.autoscale import MOST, AutoscaleResult, autoscale
+from lockstep.tools.bench.autoscale import MAX_FACTOR, AutoscaleResult, autoscale
 
 UNLIMITED = 2.0**60
 ALWAYS_PAYS = {}
@@ -107,12 +107,12 @@ def test_autoscale_keeps_settings_when_doubling_costs_more(recipe):
 
 def test_autoscale_stops_at_the_largest_probed_multiple(recipe):
     found = choose(recipe, ALWAYS_PAYS, ALWAYS_PAYS)
-    assert found.settings["task.num_envs"] == MOST * 16
+    assert found.settings["task.num_envs"] == MAX_FACTOR * 16
     assert (
         found.reasons[0]
-        == f"{MOST * 16:,} environments: {MOST} times the recipe's own number, the largest that is probed"
+        == f"{MAX_FACTOR * 16:,} environments: {MAX_FACTOR} times the recipe's own number, the largest that is probed"
     )
-    assert found.settings["algo.batch_size"] == MOST * MOST * 16  # a batch covers all environments
+    assert found.settings["algo.batch_size"] == MAX_FACTOR * MAX_FACTOR * 16  # a batch covers all environments
 
 
 def test_autoscale_stops_before_memory_is_full(recipe):
@@ -322,7 +322,7 @@ def _one_thread(monkeypatch):
 
 @pytest.mark.usefixtures("_one_thread")
 def test_train_autoscale_stores_chosen_settings_in_run_config(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(scaling, "MOST", 2)
+    monkeypatch.setattr(scaling, "MAX_FACTOR", 2)
     monkeypatch.setattr("lockstep.cli.train.run_probe", probe_here)
     words = [
         "--smoke",

@@ -17,7 +17,7 @@ HERE = ["lo", "eth0"]
 
 def bad(lines):
     """Results that are not ok, as (level, text)."""
-    return [(line.level, f"{line.says} {line.fix}") for line in lines if line.level != "well"]
+    return [(line.level, f"{line.message} {line.fix}") for line in lines if line.level != "well"]
 
 
 def only(lines):

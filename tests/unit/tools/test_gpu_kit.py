@@ -26,7 +26,7 @@ from lockstep.tools.doctor.gpu import (
     scaling,
     worker,
 )
-from lockstep.tools.doctor.gpu.process import KEPT
+from lockstep.tools.doctor.gpu.process import OUTPUT_BYTES
 from lockstep.tools.doctor.gpu.runner import Kit
 from lockstep.tools.doctor.gpu.steps import KitStep, steps_for
 from lockstep.tools.doctor.redaction import scrub, without_names
@@ -98,7 +98,7 @@ def test_kit_native_crash_records_python_stack(kit):
 def test_kit_huge_output_keeps_only_the_end(kit):
     output = run(kit, ("flood", FLOODS, 20))["steps"][0]["output"]
     assert output[-1].endswith("the end")
-    assert sum(map(len, output)) <= KEPT
+    assert sum(map(len, output)) <= OUTPUT_BYTES
 
 
 def test_kit_step_over_time_limit_is_killed_with_its_children(kit, tmp_path, monkeypatch):
@@ -143,7 +143,7 @@ def test_kit_steps_without_time_left_are_skipped(tmp_path):
 
 
 def test_kit_step_stopped_by_total_time_limit_is_skipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "_SHORTEST", 0.5)
+    monkeypatch.setattr(runner, "_MIN_STEP_SECONDS", 0.5)
     kit = Kit(tmp_path / "report.json", True, tmp_path, lambda _: None, minutes=2 / 60)
     report = run(kit, ("long", "import time; time.sleep(600)", 60), ("next", PASSES, 60))
     assert [step["result"] for step in report["steps"]] == ["skipped", "skipped"]
@@ -212,7 +212,7 @@ def test_steps_for_every_step_has_a_function(gpus, quick):
     steps = steps_for(gpus, quick)
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
-        module, function = step.words[5].split(":")
+        module, function = step.args[5].split(":")
         assert callable(getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function))
 
 
@@ -226,7 +226,7 @@ def test_worker_records_skips_failures_and_exceptions(tmp_path, monkeypatch, cap
             worker.KIT, json.dumps({"result": str(tmp_path / "a"), "gpus": 1, "quick": True, "scratch": str(tmp_path)})
         )
         monkeypatch.setattr(machine, "machine", function)
-        worker.work(["machine:machine"])
+        worker.run_step(["machine:machine"])
         written = json.loads((tmp_path / "a").read_text())
         return written["result"], written["reason"]
 
@@ -277,16 +277,16 @@ def test_needs_installed_skips_recipe_with_missing_package(error, kind):
     ],
 )
 def test_machine_support_follows_torch_arch_list(capability, architectures, support):
-    assert machine.support(*capability, architectures) == support
+    assert machine.architecture_support(*capability, architectures) == support
 
 
-def test_driver_facts_contain_no_device_identifiers(tmp_path, monkeypatch):
+def test_driver_info_contains_no_device_identifiers(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     row = "0, NVIDIA H100, 570.10, 81559 MiB, Default, Enabled, Enabled, Disabled, 5, 16, 700.00 W, 1980 MHz"
     tool.write_text(f"#!/bin/sh\ncase $1 in topo) printf '\\033[4mGPU0\\033[0m X\\n';; *) echo '{row}';; esac\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    facts = machine.driver_facts()
+    facts = machine.driver_info()
     assert (facts[0]["driver_version"], facts[0]["clocks.max.sm"]) == ("570.10", "1980 MHz")
     assert not any("uuid" in name or "serial" in name for name in facts[0])
 
@@ -335,14 +335,14 @@ def test_bench_mode_failure_is_skipped_when_compiled(tmp_path, monkeypatch, mode
     monkeypatch.setattr(benchmarks, "timed", unsupported)
     kit = {"result": str(tmp_path / "a"), "gpus": 1, "quick": True, "scratch": str(tmp_path)}
     monkeypatch.setenv(worker.KIT, json.dumps(kit))
-    worker.work(["benchmarks:mode", mode])
+    worker.run_step(["benchmarks:mode", mode])
     written = json.loads((tmp_path / "a").read_text())
     assert written["result"] == result
     assert "Triton has no backend here" in written["reason"]
 
 
-def test_doubling_ends_at_all_gpus():
-    assert [proofs.doubling(gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+def test_process_counts_end_at_all_gpus():
+    assert [proofs.process_counts(gpus) for gpus in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 def test_bandwidth_covers_64_bytes_to_256_mebibytes():

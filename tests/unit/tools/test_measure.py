@@ -21,7 +21,7 @@ from lockstep.tools.bench.measure import (
     time_reductions,
     verdict,
 )
-from lockstep.tools.bench.plots import COLOURS, draw
+from lockstep.tools.bench.plots import COLORS, draw
 
 PARTS = ["env", "inference", "learning", "reduction", "rest"]
 
@@ -351,7 +351,7 @@ def test_draw_has_one_colored_bar_per_part_and_bare_below(report):
     for rows in (bars_of(plot_of(report)), bars_of(plot_of(sketch(1, 0.2)))):
         assert [name for name, *_ in rows[0]] == PARTS
         assert [name for name, *_ in rows[1]] == ["bare"]
-        assert all(color == COLOURS[name] for row in rows for name, _, _, color in row)
+        assert all(color == COLORS[name] for row in rows for name, _, _, color in row)
 
 
 def test_draw_bars_are_adjacent_and_widths_sum_to_total():
@@ -379,7 +379,7 @@ def test_draw_labels_and_escapes_recipe_name():
     texts = list(plot_of(sketch(1, 0.4, recipe="mine & <yours>"), sketch(2, 0.1)).itertext())
     assert "mine & <yours>: one iteration" in texts
     assert {"1 process", "2 processes", "400 ms", "100 ms", "200 ms", "bare engine"} <= set(texts)
-    assert set(COLOURS) <= set(texts)  # the legend
+    assert set(COLORS) <= set(texts)  # the legend
 
 
 # -------------------------------------------------------------------------------------------------------- small shares

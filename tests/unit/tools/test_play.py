@@ -101,7 +101,7 @@ def test_write_gif_contains_every_frame(tmp_path):
 
 
 def test_write_gif_subsamples_long_episodes_evenly(tmp_path, monkeypatch):
-    monkeypatch.setattr(video_files, "FRAMES", 8)
+    monkeypatch.setattr(video_files, "MAX_FRAMES", 8)
     written = write_gif((Shade(number / 10) for number in range(100)), tmp_path / "a.gif", fps=10.0)
     assert (written.frames, written.every) == (7, 16)
     assert len(decoded(tmp_path / "a.gif")) == 7

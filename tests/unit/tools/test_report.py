@@ -25,14 +25,14 @@ from lockstep.tools.report.run_data import differences, group, read_run, read_ru
 from lockstep.tools.report.series import (
     Point,
     band,
-    decades,
     downsample,
-    figure,
+    format_number,
+    format_tick,
+    format_ticks,
+    log_ticks,
+    pad_range,
+    robust_range,
     round_ticks,
-    short,
-    tick_words,
-    trimmed,
-    widened,
 )
 from lockstep.tools.report.svg_chart import SMALL, Curve, draw
 
@@ -122,37 +122,40 @@ def test_round_ticks_are_round_numbers(low, high, count, ticks):
 
 
 @given(st.floats(-1e50, 1e50), st.floats(1e-9, 1e50), st.integers(2, 6))
-def test_tick_words_are_distinct(low, room, count):
-    low, high = widened(low, low + room)
-    words = tick_words(round_ticks(low, high, count))
+def test_format_ticks_are_distinct(low, room, count):
+    low, high = pad_range(low, low + room)
+    words = format_ticks(round_ticks(low, high, count))
     assert len(set(words)) == len(words)
 
 
-def test_tick_words_have_the_necessary_digits():
-    assert tick_words([0, 100, 200]) == ["0", "100", "200"]
-    assert tick_words([12.25, 12.5, 12.75]) == ["12.25", "12.5", "12.75"]
-    assert tick_words([1.09855, 1.0986, 1.09865]) == ["1.09855", "1.0986", "1.09865"]
-    assert tick_words([-0.0002, -0.0001, 0]) == ["-2e-4", "-1e-4", "0"]
-    assert tick_words([20_000, 40_000]) == ["20k", "40k"]
+def test_format_ticks_have_the_necessary_digits():
+    assert format_ticks([0, 100, 200]) == ["0", "100", "200"]
+    assert format_ticks([12.25, 12.5, 12.75]) == ["12.25", "12.5", "12.75"]
+    assert format_ticks([1.09855, 1.0986, 1.09865]) == ["1.09855", "1.0986", "1.09865"]
+    assert format_ticks([-0.0002, -0.0001, 0]) == ["-2e-4", "-1e-4", "0"]
+    assert format_ticks([20_000, 40_000]) == ["20k", "40k"]
 
 
-def test_decades_gives_powers_of_ten():
-    assert decades(0.02, 30) == pytest.approx([0.01, 0.1, 1, 10, 100])
-    assert decades(0.002, 30) == pytest.approx([0.001, 0.1, 10, 1000])  # few enough to be readable
+def test_log_ticks_gives_powers_of_ten():
+    assert log_ticks(0.02, 30) == pytest.approx([0.01, 0.1, 1, 10, 100])
+    assert log_ticks(0.002, 30) == pytest.approx([0.001, 0.1, 10, 1000])  # few enough to be readable
 
 
-def test_trimmed_limits_the_effect_of_outliers():
+def test_robust_range_limits_the_effect_of_outliers():
     values = [float(n) for n in range(100)]
-    assert trimmed(values) == (0, 99)
-    assert trimmed([*values, -1e6]) == (-92, 99)  # 3 outermost of 101 values; 2 - 94, the width of the rest
-    assert trimmed([5.0, 7.0, 1e9]) == (5, 1e9)  # too few values
+    assert robust_range(values) == (0, 99)
+    assert robust_range([*values, -1e6]) == (
+        -92,
+        99,
+    )  # 3 outermost of 101 values; 2 - 94, the width of the rest
+    assert robust_range([5.0, 7.0, 1e9]) == (5, 1e9)  # too few values
 
 
-def test_widened_centers_flat_line_and_includes_zero_if_near():
-    assert widened(5, 5) == (4.5, 5.5)
-    assert widened(0, 0) == (-1, 1)
-    assert widened(10, 100)[0] == 0
-    assert widened(90, 100) == (89.5, 100.5)
+def test_pad_range_centers_flat_line_and_includes_zero_if_near():
+    assert pad_range(5, 5) == (4.5, 5.5)
+    assert pad_range(0, 0) == (-1, 1)
+    assert pad_range(10, 100)[0] == 0
+    assert pad_range(90, 100) == (89.5, 100.5)
 
 
 @pytest.mark.parametrize(
@@ -170,8 +173,8 @@ def test_widened_centers_flat_line_and_includes_zero_if_near():
     ],
 )
 def test_short_and_figure_format_numbers_for_reading(value, axis, shown):
-    assert axis is None or short(value) == axis
-    assert figure(value) == shown
+    assert axis is None or format_tick(value) == axis
+    assert format_number(value) == shown
 
 
 wild = st.floats(-1e100, 1e100)
@@ -181,7 +184,7 @@ wild = st.floats(-1e100, 1e100)
 def test_draw_any_values_gives_finite_coordinates(places, log):
     places.sort()
     marks = downsample([x for x, _ in places], [y for _, y in places], 10)
-    svg = draw([Curve("a", marks, "c0"), Curve("b", marks[:1], "c1", behind=[marks])], "words", SMALL, log=log)
+    svg = draw([Curve("a", marks, "c0"), Curve("b", marks[:1], "c1", thin_lines=[marks])], "words", SMALL, log=log)
     assert not re.search(r"\b(nan|inf)", re.sub(r"<title>.*?</title>", "", svg, flags=re.S))
     for number in re.findall(r" (?:x|y|cx|cy|x1|x2|y1|y2|width)='([^']*)'", svg):
         assert -100 <= float(number) <= 600
@@ -222,7 +225,7 @@ def test_read_log_skips_and_counts_invalid_lines_and_values(tmp_path):
         file.write('[1]\n"x"\n{"samples": "4", "train/loss": 5}\n{"samples": -4, "train/loss": 5}\n')
         file.write('{"samples": 5, "train/loss": ' + "9" * 400 + "}\n{" + '"samples": 6, "train/lo')
     series = read_log(run / "metrics.jsonl").series["train/loss"]
-    assert (list(series.x), list(series.y), series.left_out) == ([1], [1], 3)
+    assert (list(series.x), list(series.y), series.skipped) == ([1], [1], 3)
     assert "3 values not drawn" in page_of(run)
 
 
@@ -258,7 +261,7 @@ def test_read_run_lists_starts_of_the_lineage(tmp_path):
         {"parent": "000000001000-g0001", "processes": 3, "began": 1.7e9 + 3600},
     )
     run = read_run(write_run(tmp_path / "run", claims=claims), "run")
-    assert [(start.processes, start.begin) for start in run.starts] == [(2, 0), (3, 1000)]
+    assert [(start.processes, start.samples) for start in run.starts] == [(2, 0), (3, 1000)]
     _, table = consistency.starts([run])
     assert "2023-11-14 22:13" in table.rows[0]
     assert "resumed at 1,000" in table.rows[1]
@@ -266,7 +269,7 @@ def test_read_run_lists_starts_of_the_lineage(tmp_path):
 
 def test_read_run_with_cyclic_claims_terminates(tmp_path):
     claims = ({"parent": "000000000900-g0002"}, {"parent": "000000000900-g0001"}, {"parent": "9-g3"})
-    assert [start.begin for start in read_run(write_run(tmp_path / "run", claims=claims), "run").starts] == [9]
+    assert [start.samples for start in read_run(write_run(tmp_path / "run", claims=claims), "run").starts] == [9]
 
 
 @pytest.mark.parametrize(

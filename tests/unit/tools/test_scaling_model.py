@@ -323,7 +323,7 @@ def said():
 
 @pytest.fixture(scope="module")
 def measured(recipe, said):
-    return measure_shares(recipe, rounds=2, say=said.append)
+    return measure_shares(recipe, rounds=2, report=said.append)
 
 
 def test_measure_shares_fits_are_positive(measured):

@@ -56,27 +56,27 @@ def analyze(records: Sequence[StepRecord]) -> AuditReport:
     return AuditReport(found, [*_endings(records), *_notes(rows)], len(rows), unseen)
 
 
-RowDigests = Sequence[Sequence[StepRecord]]
+StepRows = Sequence[Sequence[StepRecord]]
 
 
 # -- control flow and collectives --------------------------------------------------------------------------------------
 
 
-def _collectives(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
+def _collectives(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
     """Find processes that took different numbers of steps, are at different lines, or called other collectives."""
     mismatch = _first_mismatch(records)
-    if _went_apart(records):
+    if _diverged(records):
         fewest = min(len(record["steps"]) for record in records)
-        left = [r for r in records if r["how"] == "ended" and len(r["steps"]) == fewest]
+        exited = [r for r in records if r["how"] == "ended" and len(r["steps"]) == fewest]
         yield Finding(
             "collectives",
-            f"{_names(left)} left the training loop, but the other processes did not"
-            if left
+            f"{_process_names(exited)} left the training loop, but the other processes did not"
+            if exited
             else "some processes never reach the collective in which the others wait",
             "All-reduce the condition of every branch around a collective (early stop, time limit, NaN, best score),"
             " then branch on the result, so that all processes take the same branch.",
             step=fewest + 1,
-            why="; ".join([*map(_where, records), *([mismatch] if mismatch else [])]),
+            why="; ".join([*map(_describe_end, records), *([mismatch] if mismatch else [])]),
         )
     elif mismatch:
         yield Finding(
@@ -86,7 +86,7 @@ def _collectives(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Fi
         )
 
 
-def _went_apart(records: Sequence[StepRecord]) -> bool:
+def _diverged(records: Sequence[StepRecord]) -> bool:
     """Return whether processes ended in different ways, after different numbers of steps, or at different lines.
 
     Different lines count only if one process may be waiting for another.
@@ -98,38 +98,38 @@ def _went_apart(records: Sequence[StepRecord]) -> bool:
 
 def _only_slow(records: Sequence[StepRecord]) -> bool:
     """Return whether all interrupted processes had called the same collectives, so that none waits for another."""
-    if any(record["how"] != "stood" or not record["collectives"] for record in records):
-        return False
-    return not _first_mismatch(records)
+    return all(record["how"] == "stood" and record["collectives"] for record in records) and not _first_mismatch(
+        records
+    )
 
 
-def _where(record: StepRecord) -> str:
+def _describe_end(record: StepRecord) -> str:
     """Describe where a process was when the audit ended."""
     line = record["stack"][-1] if record["stack"] else ""
-    at = f" at {line}" if line else ""
-    after = f"after step {len(record['steps'])}"
+    location = f" at {line}" if line else ""
+    progress = f"after step {len(record['steps'])}"
+    message = record["error"].splitlines()[0] if record["error"] else "no message"
     endings = {
         "reached": f"took all {len(record['steps'])} steps",
-        "ended": f"finished its script {after}",
-        "stood": f"is blocked or busy {after}{at}",
-        "failed": f"failed {after}{at} ({record['error'].splitlines()[0] if record['error'] else 'no message'})",
-        "gone": f"exited {after}{at} ({record['error']})",
+        "ended": f"finished its script {progress}",
+        "stood": f"is blocked or busy {progress}{location}",
+        "failed": f"failed {progress}{location} ({message})",
+        "gone": f"exited {progress}{location} ({record['error']})",
     }
     return f"process {record['process']} {endings[record['how']]}"
 
 
 def _endings(records: Sequence[StepRecord]) -> Iterator[str]:
     """Yield why an audit ended early in the same way on all processes. This is a note, not a finding."""
-    if _went_apart(records) or records[0]["how"] == "reached":
+    if _diverged(records) or records[0]["how"] == "reached":
         return
-    few = f"Only {len(records[0]['steps'])} steps were recorded: "
+    prefix = f"Only {len(records[0]['steps'])} steps were recorded: "
     if _only_slow(records):
-        where = "; ".join(map(_where, records))
-        yield (
-            few + f"{where}. All called the same collectives, so no process waits for another. Increase --step-timeout."
-        )
+        endings = "; ".join(map(_describe_end, records))
+        why = "All called the same collectives, so no process waits for another."
+        yield f"{prefix}{endings}. {why} Increase --step-timeout."
     else:
-        yield few + f"{_where(records[0])}, like all other processes."
+        yield f"{prefix}{_describe_end(records[0])}, like all other processes."
 
 
 def _first_mismatch(records: Sequence[StepRecord]) -> str:
@@ -158,7 +158,7 @@ def _by_group(collectives: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def _gradients(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
+def _gradients(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
     names, step = _differing(rows, "gradients")
     if not names or _averages_parameters(rows):
         return
@@ -173,7 +173,7 @@ def _gradients(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Find
     )
 
 
-def _why_unreduced(records: Sequence[StepRecord], rows: RowDigests, step: int) -> tuple[str, str]:
+def _why_unreduced(records: Sequence[StepRecord], rows: StepRows, step: int) -> tuple[str, str]:
     """Return the likely cause of differing gradients and its fix."""
     wrappers = [wrapper for row in rows for wrapper in row[0]["wrappers"]]
     calls = Counter[str]()
@@ -203,15 +203,15 @@ def _why_unreduced(records: Sequence[StepRecord], rows: RowDigests, step: int) -
     )
 
 
-def _averages_parameters(rows: RowDigests) -> bool:
+def _averages_parameters(rows: StepRows) -> bool:
     """Return whether the script averages parameters: they differ after a step and are equal before the next one."""
     return bool(_differing(rows[:-1], "after")[0]) and not _differing(rows, "before")[0]
 
 
-def _parameters(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
-    held = [{name for step in record["steps"] for name in step["before"]} for record in records]
-    if len(rows) > 0 and len(set(map(frozenset, held))) > 1:
-        extra = sorted(set.union(*held) - set.intersection(*held))
+def _parameters(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
+    parameter_names = [{name for step in record["steps"] for name in step["before"]} for record in records]
+    extra = sorted(set.union(*parameter_names) - set.intersection(*parameter_names))
+    if rows and extra:
         yield Finding(
             "parameters",
             f"the optimizers of different processes hold different parameters: {len(extra)} are not held by all",
@@ -242,7 +242,7 @@ def _parameters(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Fin
         )
 
 
-def _state(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
+def _state(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
     names, step = _differing(rows, "state")
     if names:
         yield Finding(
@@ -254,7 +254,7 @@ def _state(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]
         )
 
 
-def _buffers(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
+def _buffers(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
     names, step = _differing(rows, "buffers")
     names = [name for name in names if not _resynced(name, rows)]
     if names:
@@ -268,7 +268,7 @@ def _buffers(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Findin
         )
 
 
-def _resynced(name: str, rows: RowDigests) -> bool:
+def _resynced(name: str, rows: StepRows) -> bool:
     """Return whether a DDP wrapper that is called broadcasts this buffer from the main process at each forward."""
     roots = {
         wrapper["name"] for row in rows for wrapper in row[0]["wrappers"] if wrapper["buffers"] and wrapper["calls"]
@@ -276,11 +276,11 @@ def _resynced(name: str, rows: RowDigests) -> bool:
     return any(name.startswith(f"{root}.") for root in roots)
 
 
-def _count(rows: RowDigests, part: str) -> int:
+def _count(rows: StepRows, part: str) -> int:
     return len({name for row in rows for name in row[0][part]})
 
 
-def _differing(rows: RowDigests, part: str) -> tuple[list[str], int]:
+def _differing(rows: StepRows, part: str) -> tuple[list[str], int]:
     """Return the tensors of a part that differ between processes at some step, and the first such step."""
     first: dict[str, int] = {}
     for number, row in enumerate(rows, 1):
@@ -294,7 +294,7 @@ def _differing(rows: RowDigests, part: str) -> tuple[list[str], int]:
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
-def _data(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
+def _data(records: Sequence[StepRecord], rows: StepRows) -> Iterator[Finding]:
     gradients = [[step["local"] for step in row] for row in rows if any(any(s["local"].values()) for s in row)]
     inputs = [[step["inputs"] for step in row] for row in rows if any(step["inputs"] for step in row)]
     same_gradients = bool(gradients) and all(_all_equal(row) for row in gradients)
@@ -302,13 +302,13 @@ def _data(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
     if not same_gradients and not same_inputs:
         return
     seeds = _same_seeds(rows)
-    evidence = [
+    observations = [
         "the modules were called with the same inputs" if same_inputs else "",
         "backward computed bit-identical gradients" if same_gradients else "",
     ]
     yield Finding(
         "data",
-        f"the same data on every process: {' and '.join(filter(None, evidence))} at every step",
+        f"the same data on every process: {' and '.join(filter(None, observations))} at every step",
         "Give each process its own part: use a DistributedSampler (and set_epoch), or add the rank to the seeds of"
         " environments and generators. Now N processes do the work of one.",
         step=1,
@@ -318,7 +318,7 @@ def _data(records: Sequence[StepRecord], rows: RowDigests) -> Iterator[Finding]:
     )
 
 
-def _same_seeds(rows: RowDigests) -> list[str]:
+def _same_seeds(rows: StepRows) -> list[str]:
     """Return libraries whose global generator the script uses and that has the same state on every process."""
     libraries = rows[0][0]["random"] if rows else {}
     return [
@@ -333,7 +333,7 @@ def _all_equal(values: Sequence[Any]) -> bool:
     return all(value == values[0] for value in values)
 
 
-def _notes(rows: RowDigests) -> Iterator[str]:
+def _notes(rows: StepRows) -> Iterator[str]:
     seeds = _same_seeds(rows)
     if seeds:
         yield (
@@ -345,17 +345,17 @@ def _notes(rows: RowDigests) -> Iterator[str]:
     resynced = [name for name in _differing(rows, "buffers")[0] if _resynced(name, rows)]
     if resynced:
         yield (
-            f"Buffers ({_list(resynced)}) differ between forwards; DDP broadcasts them from rank 0 at the next forward."
+            f"Buffers ({_join(resynced)}) differ between forwards; DDP broadcasts them from rank 0 at the next forward."
         )
     sharded = sorted({name for row in rows for step in row for name in step["sharded"]})
     if sharded:
-        yield f"Not checked, because they are sharded over the processes: {_list(sharded)}."
+        yield f"Not checked, because they are sharded over the processes: {_join(sharded)}."
 
 
-def _names(records: Sequence[StepRecord]) -> str:
+def _process_names(records: Sequence[StepRecord]) -> str:
     numbers = ", ".join(str(record["process"]) for record in records)
     return f"process {numbers}" if len(records) == 1 else f"processes {numbers}"
 
 
-def _list(names: Sequence[str], shown: int = 4) -> str:
+def _join(names: Sequence[str], shown: int = 4) -> str:
     return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")

@@ -16,65 +16,58 @@ from lockstep.launch.failures import crash_stack
 from lockstep.launch.process_lifetime import CRASH_FILE
 from lockstep.tools.audit.recorder import END, STEPS, STOP
 
-_LEAVING = 5.0
+_EXIT_SECONDS = 5.0
 """Seconds in which processes record their stacks when the audit is over."""
-_FIRST = 10
+_FIRST_STEP_FACTOR = 10
 """Factor by which the first step may take longer, because scripts load data and models before it."""
 
 
 def run(
-    words: Sequence[str], directory: Path, processes: int, steps: int, patience: float, tell: Callable[[str], None]
+    args: Sequence[str], directory: Path, processes: int, steps: int, step_timeout: float, report: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Run a script on several processes for some optimizer steps. Return the record of each process."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    started = [_start(words, directory, _variables(rank, processes, port), steps) for rank in range(processes)]
+    workers = [_start(args, directory, rank, processes, port, steps) for rank in range(processes)]
     try:
-        _wait(started, directory, patience, tell)
+        _wait(workers, directory, step_timeout, report)
         (directory / STOP).touch()
-        deadline = time.monotonic() + _LEAVING
-        while time.monotonic() < deadline and any(process.poll() is None for process in started):
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while time.monotonic() < deadline and any(process.poll() is None for process in workers):
             time.sleep(0.05)
     finally:
-        for process in started:
+        for process in workers:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return [_read(directory, rank, process.returncode) for rank, process in enumerate(started)]
+    return [_read(directory, rank, process.returncode) for rank, process in enumerate(workers)]
 
 
-def _variables(rank: int, processes: int, port: int) -> dict[str, str]:
-    """Return the environment of a process, as torchrun on one host sets it."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+def _start(
+    args: Sequence[str], directory: Path, rank: int, processes: int, port: int, steps: int
+) -> subprocess.Popen[bytes]:
+    """Start a process with the environment that torchrun sets on one host."""
+    environment = os.environ | {
+        **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(processes)),
         "GROUP_RANK": "0",
-        "ROLE_RANK": str(rank),
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
         "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(processes),
+        "ROLE_NAME": "default",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": f"audit-{os.getpid()}",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-    }
-
-
-def _start(words: Sequence[str], directory: Path, variables: dict[str, str], steps: int) -> subprocess.Popen[bytes]:
-    settings = {
         "TORCH_FR_BUFFER_SIZE": "20000",  # large enough for every collective of an audit
         "TORCHDYNAMO_DISABLE": "1",  # compiled code bypasses Module.__call__, and compiling takes long
         "PYTHONUNBUFFERED": "1",
     }
-    with (directory / f"output-{variables['RANK']}.txt").open("wb") as output:
+    with (directory / f"output-{rank}.txt").open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "lockstep.tools.audit.worker", str(directory), str(steps), *words],
-            env=os.environ | variables | settings,
+            [sys.executable, "-P", "-m", "lockstep.tools.audit.worker", str(directory), str(steps), *args],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -83,18 +76,18 @@ def _start(words: Sequence[str], directory: Path, variables: dict[str, str], ste
 
 
 def _wait(
-    started: Sequence[subprocess.Popen[bytes]], directory: Path, patience: float, tell: Callable[[str], None]
+    workers: Sequence[subprocess.Popen[bytes]], directory: Path, step_timeout: float, report: Callable[[str], None]
 ) -> None:
     """Wait until every process has written its end record or exited, or until no process progresses."""
-    seen, since = -1, time.monotonic()
+    total, last_progress = -1, time.monotonic()
     while True:
-        taken = [_count_lines(directory / STEPS.format(rank)) for rank in range(len(started))]
-        if sum(taken) != seen:
-            seen, since = sum(taken), time.monotonic()
-            tell(f"optimizer steps by process: {', '.join(map(str, taken))}")
-        if all((directory / END.format(rank)).exists() or p.poll() is not None for rank, p in enumerate(started)):
+        steps = [_count_lines(directory / STEPS.format(rank)) for rank in range(len(workers))]
+        if sum(steps) != total:
+            total, last_progress = sum(steps), time.monotonic()
+            report(f"optimizer steps by process: {', '.join(map(str, steps))}")
+        if all((directory / END.format(rank)).exists() or p.poll() is not None for rank, p in enumerate(workers)):
             return
-        if time.monotonic() - since > patience * (1 if seen else _FIRST):
+        if time.monotonic() - last_progress > step_timeout * (1 if total else _FIRST_STEP_FACTOR):
             return
         time.sleep(0.1)
 

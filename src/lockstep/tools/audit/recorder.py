@@ -41,13 +41,13 @@ class StepRecorder:
     def __init__(self, directory: Path, rank: int, steps: int) -> None:
         self._directory, self._rank, self._limit = directory, rank, steps
         self._file = (directory / STEPS.format(rank)).open("w", buffering=1)
-        self._roots = ModuleNames()
+        self._modules = ModuleNames()
         self._optimizers: dict[int, int] = {}
-        self._hooked: set[int] = set()
+        self._hooked_parameters: set[int] = set()
         self._step: dict[str, Any] = {}
         self._steps = self._depth = 0
         self._inputs: list[int] = []
-        self._local: dict[str, int] = {}
+        self._local_gradients: dict[str, int] = {}
         """By parameter: hash of all its gradients from backward since the last step, before any reduction."""
         self._wrapped_calls: Counter[int] = Counter()
         self._ending = threading.Lock()
@@ -58,59 +58,59 @@ class StepRecorder:
         register_optimizer_step_post_hook(self._after_step)
         call = nn.Module.__call__
 
-        def watched(module: nn.Module, *arguments: Any, **named: Any) -> Any:
+        def recorded_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if threading.current_thread() is not threading.main_thread():
-                return call(module, *arguments, **named)
-            self._note_call(module, arguments, named)
+                return call(module, *args, **kwargs)
+            self._record_call(module, args, kwargs)
             self._depth += 1
             try:
-                return call(module, *arguments, **named)
+                return call(module, *args, **kwargs)
             finally:
                 self._depth -= 1
 
-        nn.Module.__call__ = watched  # type: ignore[method-assign]
+        nn.Module.__call__ = recorded_call  # type: ignore[method-assign]
         threading.Thread(target=self._await_stop, name="audit", daemon=True).start()
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
-    def _note_call(self, module: nn.Module, arguments: Any, named: Any) -> None:
+    def _record_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if isinstance(module, DistributedDataParallel):
             self._wrapped_calls[id(module)] += 1
         if self._depth == 0 and torch.is_grad_enabled():  # training inputs only: acting runs without gradients
-            tensors = [leaf for leaf in tree_leaves((arguments, named)) if isinstance(leaf, Tensor)]
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             self._inputs += [_fingerprint(tensor) or 0 for tensor in tensors]
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self._roots.look(sys._getframe(1))
+        self._modules.find_roots(sys._getframe(1))
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
-        parameters = name_parameters(optimizer, number, self._roots)
+        parameters = name_parameters(optimizer, number, self._modules)
         self._step = {
             "optimizer": number,
             "time": time.time_ns(),
             "gradients": {name: _fingerprint(tensor.grad) for name, tensor in parameters.items()},
-            "local": {name: self._local.pop(name) for name in parameters if name in self._local},
+            "local": {name: self._local_gradients.pop(name) for name in parameters if name in self._local_gradients},
             "before": _fingerprints(parameters),
             "inputs": self._inputs,
             "random": random_states(),
             "wrappers": [
                 {"name": name, "calls": self._wrapped_calls[id(wrapper)], "buffers": wrapper.will_sync_module_buffers()}
-                for name, wrapper in self._roots.wrappers()
+                for name, wrapper in self._modules.wrappers()
             ],
             "sharded": [name for name, tensor in parameters.items() if _is_sharded(tensor)],
         }
         self._inputs = []
         self._wrapped_calls.clear()
         for name, tensor in parameters.items():
-            if id(tensor) not in self._hooked and tensor.requires_grad:
-                self._hooked.add(id(tensor))
-                tensor.register_hook(partial(self._note_gradient, name))
+            if id(tensor) not in self._hooked_parameters and tensor.requires_grad:
+                self._hooked_parameters.add(id(tensor))
+                tensor.register_hook(partial(self._record_gradient, name))
 
-    def _note_gradient(self, name: str, gradient: Tensor) -> None:
-        mixed = self._local.get(name, 0) * 0x100000001B3 + (_fingerprint(gradient) or 0)
-        self._local[name] = mixed % 2**64
+    def _record_gradient(self, name: str, gradient: Tensor) -> None:
+        combined = self._local_gradients.get(name, 0) * 0x100000001B3 + (_fingerprint(gradient) or 0)
+        self._local_gradients[name] = combined % 2**64
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        parameters = name_parameters(optimizer, self._step["optimizer"], self._roots)
+        parameters = name_parameters(optimizer, self._step["optimizer"], self._modules)
         state = {
             f"{name}.{key}": value
             for name, tensor in parameters.items()
@@ -120,7 +120,7 @@ class StepRecorder:
         self._step |= {
             "after": _fingerprints(parameters),
             "state": _fingerprints(state),
-            "buffers": _fingerprints(self._roots.buffers()),
+            "buffers": _fingerprints(self._modules.buffers()),
         }
         self._file.write(json.dumps(self._step) + "\n")
         self._steps += 1
@@ -172,10 +172,10 @@ def collectives() -> list[dict[str, Any]]:
 
 def random_states() -> dict[str, str]:
     """Return hashes of the global random generator states that a script may use."""
-    kind, keys, position, *_ = np.random.get_state()
+    algorithm, keys, position, *_ = np.random.get_state()
     states = {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": f"{kind} {position}".encode() + np.asarray(keys).tobytes(),
+        "numpy": f"{algorithm} {position}".encode() + np.asarray(keys).tobytes(),
         "random": repr(random.getstate()).encode(),
     }
     return {name: hashlib.sha256(state).hexdigest()[:16] for name, state in states.items()}
@@ -191,8 +191,8 @@ def _fingerprint(tensor: Tensor | None) -> int | None:
         return None
     tensor = tensor.detach()
     if tensor.is_sparse:
-        whole = tensor.coalesce()
-        return hash((_fingerprint(whole.indices()), _fingerprint(whole.values())))
+        coalesced = tensor.coalesce()
+        return hash((_fingerprint(coalesced.indices()), _fingerprint(coalesced.values())))
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     with torch.no_grad():

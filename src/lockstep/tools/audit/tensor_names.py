@@ -16,9 +16,9 @@ class ModuleNames:
         # Keep references, so that the id of a module is not reused. An audit is short.
         self._known: dict[int, tuple[str, nn.Module]] = {}
 
-    def look(self, frame: FrameType | None) -> None:
+    def find_roots(self, frame: FrameType | None) -> None:
         """Find new root modules. Their names are variables of the frame or of its callers."""
-        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        modules = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), nn.Module)]
         inner = {id(child) for module in modules for child in module._modules.values()}
         roots = [module for module in modules if id(module) not in inner and id(module) not in self._known]
         if not roots:
@@ -26,10 +26,10 @@ class ModuleNames:
         variables = _variables(frame)
         taken = {name for name, _ in self._known.values()}
         for root in roots:
-            called = variables.get(id(root)) or variables.get(id(unwrap(root))) or type(unwrap(root)).__name__
-            name, number = called, 2
+            base_name = variables.get(id(root)) or variables.get(id(unwrap(root))) or type(unwrap(root)).__name__
+            name, number = base_name, 2
             while name in taken:
-                name, number = f"{called}#{number}", number + 1
+                name, number = f"{base_name}#{number}", number + 1
             taken.add(name)
             self._known[id(root)] = name, root
 
@@ -60,13 +60,13 @@ def unwrap(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
-def name_parameters(optimizer: torch.optim.Optimizer, number: int, roots: ModuleNames) -> dict[str, Tensor]:
+def name_parameters(optimizer: torch.optim.Optimizer, number: int, modules: ModuleNames) -> dict[str, Tensor]:
     """Return the parameters of an optimizer by name. Parameters of no module are named by their index."""
-    known = {id(tensor): name for name, tensor in roots.parameters().items()}
+    known = {id(tensor): name for name, tensor in modules.parameters().items()}
     named: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
-        given = group.get("param_names") or [None] * len(group["params"])
-        for tensor, name in zip(group["params"], given, strict=True):
+        param_names = group.get("param_names") or [None] * len(group["params"])
+        for tensor, name in zip(group["params"], param_names, strict=True):
             named[known.get(id(tensor)) or name or f"optimizer{number}.parameter{len(named)}"] = tensor
     return named
 
@@ -77,11 +77,11 @@ def _variables(frame: FrameType | None) -> dict[int, str]:
     while frame is not None:
         for name, value in frame.f_locals.items():
             names.setdefault(id(value), name)
-            inside = getattr(value, "__dict__", None)
-            if name == "__builtins__" or not isinstance(inside, dict) or issubclass(type(value), nn.Module | type(gc)):
+            fields = getattr(value, "__dict__", None)
+            if name == "__builtins__" or not isinstance(fields, dict) or issubclass(type(value), nn.Module | type(gc)):
                 continue
-            for part, held in list(inside.items()):
-                if issubclass(type(held), nn.Module):
-                    names.setdefault(id(held), part if name == "self" else f"{name}.{part}")
+            for field_name, field in list(fields.items()):
+                if issubclass(type(field), nn.Module):
+                    names.setdefault(id(field), field_name if name == "self" else f"{name}.{field_name}")
         frame = frame.f_back
     return names

@@ -14,35 +14,32 @@ from lockstep.launch.world import WorldInfo
 from lockstep.tools.audit.recorder import StepRecorder
 
 
-def main(words: Sequence[str]) -> int:
+def main(args: Sequence[str]) -> int:
     """Run the script as Python would run it, with a recorder of its optimizer steps installed."""
     die_with_parent()
-    directory, steps, *rest = words
+    directory, steps, *script_args = args
     rank = WorldInfo.from_environment().rank
     faulthandler.enable((Path(directory) / CRASH_FILE.format(rank)).open("w"))
     recorder = StepRecorder(Path(directory), rank, int(steps))
     recorder.install()
     try:
-        _run(rest)
-    except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            recorder.end("failed", error=f"SystemExit: {leaving.code}", stack=_lines(leaving))
-            raise
+        _run(script_args)
     except BaseException as error:
-        recorder.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
-        raise
+        if not isinstance(error, SystemExit) or error.code not in (None, 0):
+            recorder.end("failed", error=f"{type(error).__name__}: {error}", stack=_lines(error))
+            raise
     recorder.end("ended")
     return 0
 
 
-def _run(words: Sequence[str]) -> None:
-    if words[0] == "-m":
-        sys.argv = list(words[1:])
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+def _run(args: Sequence[str]) -> None:
+    if args[0] == "-m":
+        sys.argv = list(args[1:])
+        runpy.run_module(args[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = list(words)
-        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
-        runpy.run_path(words[0], run_name="__main__")
+        sys.argv = list(args)
+        sys.path[0] = os.path.dirname(os.path.abspath(args[0]))
+        runpy.run_path(args[0], run_name="__main__")
 
 
 def _lines(error: BaseException) -> list[str]:

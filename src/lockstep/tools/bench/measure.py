@@ -30,7 +30,7 @@ BATCH_DIVISOR = 4
 """Updates are also timed on a batch smaller by this factor, to separate fixed time from time per sample."""
 
 
-def alone(run: RunConfig, hosting: range | None = None) -> Runtime:
+def single_process_runtime(run: RunConfig, hosting: range | None = None) -> Runtime:
     """Return the runtime of a single process on the device that a run would use on this machine."""
     return Runtime.single_process(run, str(choose_device(run.device, WorldInfo())), hosting)
 
@@ -64,8 +64,8 @@ class IterationTimer:
             work()
         self._finish()
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        alone = self.runtime.size == 1 and torch.get_num_threads() == 1 and self.runtime.device.type == "cpu"
-        return (cpu if alone else wall), wall
+        use_cpu_time = self.runtime.size == 1 and torch.get_num_threads() == 1 and self.runtime.device.type == "cpu"
+        return (cpu if use_cpu_time else wall), wall
 
     def ops(self, fewer: int = 1) -> list[BenchmarkOp]:
         """Return the bare operations of the algorithm."""
@@ -92,31 +92,31 @@ class IterationTimer:
 def measure(recipe: Recipe, runtime: Runtime, seconds: float = 10.0, rounds: int = 5) -> dict[str, Any]:
     """Time iterations and their bare work alternately, for at least `rounds` rounds and about `seconds` seconds."""
     meter = IterationTimer(recipe, runtime)
-    works = [*meter.ops(), *meter.ops(BATCH_DIVISOR)]
-    (learning,) = (work for work in works if work.kind == "learning" and work.batch_divisor == 1)
-    for work in works:
-        work.run()
+    ops = [*meter.ops(), *meter.ops(BATCH_DIVISOR)]
+    (learning,) = (op for op in ops if op.kind == "learning" and op.batch_divisor == 1)
+    for op in ops:
+        op.run()
     meter.seconds_in_half(learning.run)
-    halved: list[float] = []
-    ours: list[tuple[float, float]] = []
-    bare: list[list[float]] = [[] for _ in works]
+    bf16_seconds: list[float] = []
+    iterations: list[tuple[float, float]] = []
+    op_seconds: list[list[float]] = [[] for _ in ops]
     phases: dict[str, float] = {}
-    began, more = time.perf_counter(), True
+    start, more = time.perf_counter(), True
     while more:
         runtime.timer.take()
-        ours.append(meter.seconds(meter.iterate))
+        iterations.append(meter.seconds(meter.iterate))
         for name, spent in runtime.timer.take().items():
             phases[name] = phases.get(name, 0.0) + spent
-        for times, work in zip(bare, works, strict=True):
-            times.append(meter.seconds(work.run, work.calls_per_iteration)[0])
+        for times, op in zip(op_seconds, ops, strict=True):
+            times.append(meter.seconds(op.run, op.calls_per_iteration)[0])
         if runtime.autocast_dtype is None:
-            halved.append(meter.seconds_in_half(learning.run))
-        unfinished = len(ours) < rounds or time.perf_counter() - began < seconds
+            bf16_seconds.append(meter.seconds_in_half(learning.run))
+        unfinished = len(iterations) < rounds or time.perf_counter() - start < seconds
         more = runtime.all_reduce_any(more=unfinished)["more"]
-    pairs = list(zip(works, (statistics.median(times) for times in bare), strict=True))
-    report = _report(meter, recipe, ours, phases, pairs)
-    plain = next(seconds for work, seconds in pairs if work is learning) / learning.calls_per_iteration
-    return report | {"bf16_gain": plain / statistics.median(halved) if halved else 1.0}
+    pairs = list(zip(ops, (statistics.median(times) for times in op_seconds), strict=True))
+    report = _report(meter, recipe, iterations, phases, pairs)
+    plain = next(seconds for op, seconds in pairs if op is learning) / learning.calls_per_iteration
+    return report | {"bf16_gain": plain / statistics.median(bf16_seconds) if bf16_seconds else 1.0}
 
 
 REDUCTIONS = (2**6, 2**16, 2**20, 2**22)
@@ -128,37 +128,37 @@ def time_reductions(runtime: Runtime, times: int = 20, sizes: Sequence[int] = RE
     seconds: dict[str, float] = {}
     for size in sizes:
         tensor = torch.zeros(size // 4, device=runtime.device)
-        took = []
+        durations = []
         for _ in range(times):
-            began = time.perf_counter()
+            start = time.perf_counter()
             runtime.all_reduce_sum(tensor)
             if runtime.device.type == "cuda":
                 torch.cuda.synchronize()
-            took.append(time.perf_counter() - began)
-        seconds[str(tensor.nbytes)] = statistics.median(took)
+            durations.append(time.perf_counter() - start)
+        seconds[str(tensor.nbytes)] = statistics.median(durations)
     return seconds
 
 
 def time_contention(meter: IterationTimer, times: int = 8) -> list[tuple[float, float]]:
     """Time an update's bare work on the main process, alternately alone and with all processes computing."""
-    (work,) = (work for work in meter.ops() if work.kind == "learning")
-    work.run()  # warm up the caches
-    took: dict[bool, list[float]] = {True: [], False: []}
+    (op,) = (op for op in meter.ops() if op.kind == "learning")
+    op.run()  # warm up the caches
+    durations: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * times):
         alone = number % 2 == 0
         meter.runtime.all_reduce_any(ready=True)  # barrier: all processes start together
         if meter.runtime.is_main or not alone:
-            took[alone].append(meter.seconds(work.run)[1])
-    return list(zip(took[True], took[False], strict=False))
+            durations[alone].append(meter.seconds(op.run)[1])
+    return list(zip(durations[True], durations[False], strict=False))
 
 
-def contention_and_jitter(crowding: list[tuple[float, float]]) -> tuple[float, list[float]]:
+def contention_and_jitter(pairs: list[tuple[float, float]]) -> tuple[float, list[float]]:
     """Return the slowdown of work next to other processes, as a ratio of means, and its jitter."""
-    alone, crowded = zip(*crowding, strict=True)
-    return max(1.0, statistics.fmean(crowded) / statistics.fmean(alone)), parts_of_mean(crowded)
+    alone, contended = zip(*pairs, strict=True)
+    return max(1.0, statistics.fmean(contended) / statistics.fmean(alone)), relative_to_mean(contended)
 
 
-def parts_of_mean(seconds: Sequence[float]) -> list[float]:
+def relative_to_mean(seconds: Sequence[float]) -> list[float]:
     """Return times of equal work divided by their mean, sorted."""
     mean = statistics.fmean(seconds)
     return sorted(time / mean for time in seconds)
@@ -183,19 +183,19 @@ def saved_bytes(work: Callable[[], object]) -> int:
 def _report(
     meter: IterationTimer,
     recipe: Recipe,
-    ours: list[tuple[float, float]],
+    iterations: list[tuple[float, float]],
     phases: dict[str, float],
-    works: list[tuple[BenchmarkOp, float]],
+    ops: list[tuple[BenchmarkOp, float]],
 ) -> dict[str, Any]:
     runtime, samples = meter.runtime, meter.algorithm.samples
-    iteration = statistics.median(counted for counted, _ in ours)
-    wall = statistics.median(wall for _, wall in ours)
-    total = sum(wall for _, wall in ours)
+    iteration = statistics.median(seconds for seconds, _ in iterations)
+    wall = statistics.median(wall for _, wall in iterations)
+    total = sum(wall for _, wall in iterations)
     parts = DATA_PARTS if "load" in phases else PARTS
     split = {part: phases.get(name, 0.0) / total for name, part in parts.items()}
     split["rest"] = max(0.0, 1.0 - sum(split.values()))
-    bare = {work.kind: seconds for work, seconds in works if work.batch_divisor == 1}
-    fixed, per_sample = _fixed_time(works)
+    bare = {op.kind: seconds for op, seconds in ops if op.batch_divisor == 1}
+    fixed, per_sample = _fixed_time(ops)
     return {
         "recipe": recipe.name,
         "lockstep": __version__,
@@ -206,7 +206,7 @@ def _report(
         "precision": recipe.run.precision,
         "parameters": meter.parameters,
         "samples_per_iteration": samples,
-        "rounds": len(ours),
+        "rounds": len(iterations),
         "steps_per_second": samples / wall,
         "ratio_to_bare": sum(bare.values()) / iteration,
         "split": split,
@@ -216,12 +216,12 @@ def _report(
     }
 
 
-def _fixed_time(works: list[tuple[BenchmarkOp, float]]) -> tuple[float, float]:
+def _fixed_time(ops: list[tuple[BenchmarkOp, float]]) -> tuple[float, float]:
     """Return the fixed time of a bare update and its time per local sample, from two batch sizes."""
-    full, fewer = ((work, s / work.calls_per_iteration) for work, s in works if work.kind == "learning")
-    if full[0].samples == fewer[0].samples:  # the share is too small to be divided
+    full, smaller = ((op, s / op.calls_per_iteration) for op, s in ops if op.kind == "learning")
+    if full[0].samples == smaller[0].samples:  # the share is too small to be divided
         return full[1], 0.0
-    per_sample = max(0.0, (full[1] - fewer[1]) / (full[0].samples - fewer[0].samples))
+    per_sample = max(0.0, (full[1] - smaller[1]) / (full[0].samples - smaller[0].samples))
     return max(0.0, full[1] - per_sample * full[0].samples), per_sample
 
 
@@ -242,13 +242,13 @@ def _bound(report: dict[str, Any]) -> str:
             f"overhead-bound: {split['rest']:.0%} of the time is neither environments nor networks; try larger batches."
         )
     if largest == "learning":
-        fixed, work = report["learning"]["fixed_seconds"], report["learning"]["seconds_per_sample"]
+        fixed, per_sample = report["learning"]["fixed_seconds"], report["learning"]["seconds_per_sample"]
         local = report["config"]["algo"].get("batch_size", 0) / report["processes"]
-        if fixed <= 0.01 * work * local:
+        if fixed <= 0.01 * per_sample * local:
             return (
                 f"learning-bound ({share}): more processes help, each with its share of the batch (now {local:,.0f})."
             )
-        until = round(report["processes"] * work * local / fixed)
+        until = round(report["processes"] * per_sample * local / fixed)
         if until <= report["processes"]:
             return (
                 f"learning-bound ({share}), and an update's fixed time ({fixed * 1e3:.2g} ms) is longer than its work"

@@ -23,6 +23,9 @@ class Link:
     bandwidth: float
     """Bytes per second in each direction."""
 
+    def __str__(self) -> str:
+        return f"{self.latency * 1e6:.3g} us, {self.bandwidth / 1e9:.3g} GB/s per process"
+
 
 @dataclass(frozen=True)
 class NetworkModel:
@@ -41,17 +44,10 @@ class NetworkModel:
 
     def describe(self) -> str:
         """Describe every assumption of the model."""
-
-        def figures(link: Link) -> str:
-            return f"{link.latency * 1e6:.3g} us, {link.bandwidth / 1e9:.3g} GB/s per process"
-
-        links = f"inside {figures(self.inside)}; across {figures(self.across)}"
         if self.inside == self.across:
-            return f"{self.name}: every link {figures(self.inside)}, as measured"
-        return (
-            f"{self.name}: {self.per_machine} processes per machine; {links}; "
-            f"{self.launch * 1e6:.3g} us to start a collective"
-        )
+            return f"{self.name}: every link {self.inside}, as measured"
+        links = f"{self.per_machine} processes per machine; inside {self.inside}; across {self.across}"
+        return f"{self.name}: {links}; {self.launch * 1e6:.3g} us to start a collective"
 
 
 def _gigabits(rate: float, shared_by: int) -> float:
@@ -101,17 +97,13 @@ def all_reduce(size: float, processes: int, network: NetworkModel) -> tuple[floa
     """Return the seconds of one all-reduce of `size` bytes, and the fastest algorithm."""
     if processes == 1:
         return 0.0, "nothing"
-    if processes <= network.per_machine:
-        ways = {"ring": ring(size, processes, network.inside), "tree": tree(size, processes, network.inside)}
-    else:
-        machines = math.ceil(processes / network.per_machine)
-        ways = {
-            "ring": ring(size, processes, network.across),
-            "tree": tree(size, processes, network.across),
-            "hierarchical": hierarchical(size, machines, network.per_machine, network.inside, network.across),
-        }
-    way = min(ways, key=lambda name: ways[name])
-    return network.launch + ways[way], way
+    machines = math.ceil(processes / network.per_machine)
+    link = network.inside if machines == 1 else network.across
+    seconds = {"ring": ring(size, processes, link), "tree": tree(size, processes, link)}
+    if machines > 1:
+        seconds["hierarchical"] = hierarchical(size, machines, network.per_machine, network.inside, network.across)
+    fastest = min(seconds, key=lambda name: seconds[name])
+    return network.launch + seconds[fastest], fastest
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float], processes: int) -> Link:

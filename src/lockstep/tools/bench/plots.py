@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from lockstep.tools.report.html import render
 
-COLOURS = {
+COLORS = {
     "env": "#3b82c4",
     "inference": "#38a3a5",
     "loading": "#c98b3b",
@@ -28,7 +28,7 @@ def draw(reports: list[dict[str, Any]]) -> Markup:
         seconds = {name: share * report["seconds"]["wall"] for name, share in report["split"].items()}
         rows.append((f"{count} process{'es' if count > 1 else ''}", _bars(seconds, scale)))
         rows.append(("bare engine", _bars({"bare": _bare(report)}, scale)))
-    legend = zip(accumulate((30 + 8 * len(name) for name in COLOURS), initial=_LEFT), COLOURS.items(), strict=False)
+    legend = zip(accumulate((30 + 8 * len(name) for name in COLORS), initial=_LEFT), COLORS.items(), strict=False)
     return render("bench.svg.j2", recipe=reports[0]["recipe"], width=_WIDTH, left=_LEFT, rows=rows, legend=list(legend))
 
 
@@ -38,8 +38,8 @@ def _bare(report: dict[str, Any]) -> float:
 
 def _bars(seconds: dict[str, float], scale: float) -> list[tuple[str, str, float, float, float]]:
     """Return name, color, left edge, width and milliseconds of each part of a bar."""
-    edges = accumulate((each * scale for each in seconds.values()), initial=float(_LEFT))
+    edges = accumulate((duration * scale for duration in seconds.values()), initial=float(_LEFT))
     return [
-        (name, COLOURS[name], x, each * scale, 1e3 * each)
-        for x, (name, each) in zip(edges, seconds.items(), strict=False)
+        (name, COLORS[name], x, duration * scale, 1e3 * duration)
+        for x, (name, duration) in zip(edges, seconds.items(), strict=False)
     ]

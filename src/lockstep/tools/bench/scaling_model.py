@@ -16,7 +16,7 @@ import numpy as np
 from lockstep.config import Recipe
 from lockstep.lanes import partition_lanes
 from lockstep.pytree import leaves
-from lockstep.tools.bench.measure import IterationTimer, alone, parts_of_mean, saved_bytes
+from lockstep.tools.bench.measure import IterationTimer, relative_to_mean, saved_bytes, single_process_runtime
 from lockstep.tools.bench.network_model import NetworkModel, all_reduce
 
 OVERLAP = 0.5
@@ -60,6 +60,11 @@ class CostProfile:
     """Memory that backward needs per sample of a batch."""
     jitter: list[float] = field(default_factory=list)
     """Times of repeated equal work, divided by their mean. Processes wait for the slowest of them."""
+
+    def seconds(self, envs: float, batch: float, samples: float) -> float:
+        """Return the time of an iteration of one process with these local sizes."""
+        steps = self.horizon * self.rollout_step.at(envs)
+        return steps + self.updates * self.update.at(batch) + self.rest.at(samples)
 
 
 def shares_from(values: Any) -> CostProfile:
@@ -107,45 +112,42 @@ class Prediction:
 def measure_shares(
     recipe: Recipe,
     rounds: int = 3,
-    say: Callable[[str], None] = lambda _: None,
-    between: Callable[[], None] = lambda: None,
+    report: Callable[[str], None] = lambda _: None,
+    after_round: Callable[[], None] = lambda: None,
 ) -> CostProfile:
     """Time the share of one process as if it were one of 1, 2, 4, ... processes, down to one lane.
 
-    `between` is called after each round, so that the caller can alternate with another measurement.
+    `after_round` is called after each round, so that the caller can alternate with another measurement.
     """
     lanes = recipe.run.lanes or 8
     counts = [2**power for power in range(int(math.log2(lanes)) + 1)]
     meters = {}
     for count in counts:
-        say(f"preparing the share of one of {count} processes")
-        meters[count] = IterationTimer(recipe, alone(recipe.run, partition_lanes(lanes, count)[0]))
+        report(f"preparing the share of one of {count} processes")
+        meters[count] = IterationTimer(recipe, single_process_runtime(recipe.run, partition_lanes(lanes, count)[0]))
         meters[count].runtime.bytes_reduced.clear()
-    times: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    measured: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
     for number in range(rounds):
         # Alternate between sizes, so that a machine that slows down affects all of them.
-        say(f"measuring shares, round {number + 1} of {rounds}")
+        report(f"measuring shares, round {number + 1} of {rounds}")
         for count, meter in meters.items():
             meter.runtime.timer.take()
             total = meter.seconds(meter.iterate)[1]
             phases = meter.runtime.timer.take()
             collect, learn = phases["env"] + phases["act"], phases["learn"]
-            times[count].append({"collect": collect, "learn": learn, "rest": total - collect - learn})
-        between()
-    points = [
-        (count, {name: statistics.median(row[name] for row in rows) for name in rows[0]})
-        for count, rows in times.items()
-    ]
-    facts = _facts(meters[1], rounds)
+            measured[count].append({"collect": collect, "learn": learn, "rest": total - collect - learn})
+        after_round()
+    sizes = _measure_sizes(meters[1], rounds)
 
-    def fit(whole: int, name: str, times: int) -> LinearCost:
-        return _fit([whole / count for count, _ in points], [seconds[name] / times for _, seconds in points])
+    def fit(total: int, name: str, times: int) -> LinearCost:
+        seconds = [statistics.median(row[name] for row in rows) / times for rows in measured.values()]
+        return _fit([total / count for count in counts], seconds)
 
     return CostProfile(
-        rollout_step=fit(facts["num_envs"], "collect", facts["horizon"]),
-        update=fit(facts["batch_size"], "learn", facts["updates"]),
-        rest=fit(facts["samples"], "rest", 1),
-        **facts,
+        rollout_step=fit(sizes["num_envs"], "collect", sizes["horizon"]),
+        update=fit(sizes["batch_size"], "learn", sizes["updates"]),
+        rest=fit(sizes["samples"], "rest", 1),
+        **sizes,
     )
 
 
@@ -153,28 +155,28 @@ def _fit(sizes: list[float], seconds: list[float]) -> LinearCost:
     """Fit a line with least relative error and without negative coefficients."""
     points, weights = np.array([sizes, seconds]), 1.0 / np.square(seconds)
     mean_x, mean_y = np.average(points, axis=1, weights=weights).tolist()
-    (spread, joint), _ = np.cov(points, aweights=weights, ddof=0).tolist()
-    slope = min(max(joint / spread, 0.0), mean_y / mean_x) if spread else mean_y / mean_x
+    (variance, covariance), _ = np.cov(points, aweights=weights, ddof=0).tolist()
+    slope = min(max(covariance / variance, 0.0), mean_y / mean_x) if variance else mean_y / mean_x
     return LinearCost(mean_y - slope * mean_x, slope)
 
 
-def _facts(meter: IterationTimer, rounds: int) -> dict[str, Any]:
+def _measure_sizes(meter: IterationTimer, rounds: int) -> dict[str, Any]:
     """Collect the sizes that the model needs from a process that hosts the whole run."""
     algorithm, envs = meter.algorithm, meter.task.num_envs
-    works = {work.kind: work for work in meter.ops()}
-    learning = works["learning"]
+    ops = {op.kind: op for op in meter.ops()}
+    learning = ops["learning"]
     shared = sum(tensor.nbytes for tensor in algorithm.shared_state().values())
     return {
         "num_envs": envs,
         "batch_size": learning.samples,
-        "horizon": works["env"].calls_per_iteration,
+        "horizon": ops["env"].calls_per_iteration,
         "updates": learning.calls_per_iteration,
         "samples": algorithm.samples,
         "sent": [(name, size, times / rounds) for (name, size), times in sorted(meter.runtime.bytes_reduced.items())],
         "state_bytes": shared + 4 * meter.parameters,
         "rollout_bytes": sum(tensor.nbytes for tensor in leaves(algorithm.sample_buffers())) / envs,
         "activation_bytes": saved_bytes(learning.run) / learning.samples,
-        "jitter": parts_of_mean([meter.seconds(learning.run)[1] for _ in range(40)]),
+        "jitter": relative_to_mean([meter.seconds(learning.run)[1] for _ in range(40)]),
     }
 
 
@@ -208,44 +210,39 @@ def predict(
         return Prediction(processes, batch, impossible=f"{what} cannot be split over {processes:,} processes")
     samples = shares.samples * times
     share = 1 / processes
-    update, steps = shares.update.at(batch * share), shares.horizon * shares.rollout_step.at(envs * share)
-    crowded = max(1.0, processes / cores) if cores is not None else 1.0
+    slowdown = max(1.0, processes / cores) if cores is not None else 1.0
     if cores is not None and cores > 1:  # contention grows linearly with the number of busy cores
-        crowded *= 1.0 + (network.contention - 1.0) * (min(processes, cores) - 1) / (cores - 1)
-    compute = crowded * (steps + shares.updates * update + shares.rest.at(samples * share))
+        slowdown *= 1.0 + (network.contention - 1.0) * (min(processes, cores) - 1) / (cores - 1)
+    compute = slowdown * shares.seconds(envs * share, batch * share, samples * share)
     # Time of all reductions of an iteration, by name
-    reducing = {name: 0.0 for name, _, _ in shares.sent}
-    way, last = "", 0.0
-    for name, size, often in shares.sent:
-        seconds, chosen = all_reduce(size, processes, network)
-        reducing[name] += often * seconds
+    reduce_seconds = {name: 0.0 for name, _, _ in shares.sent}
+    algorithm, last_bucket = "", 0.0
+    for name, size, count in shares.sent:
+        seconds, fastest = all_reduce(size, processes, network)
+        reduce_seconds[name] += count * seconds
         if name == "gradient":
-            way, last = chosen, seconds
-    gradient = reducing.pop("gradient", 0.0)
+            algorithm, last_bucket = fastest, seconds
+    gradient = reduce_seconds.pop("gradient", 0.0)
     # Backward hides the reduction of gradient buckets, except the last bucket and time beyond the overlap.
-    hidden = OVERLAP * shares.updates * update * crowded
-    waiting = sum(reducing.values()) + max(last * shares.updates, gradient - hidden)
+    hidden = OVERLAP * shares.updates * shares.update.at(batch * share) * slowdown
+    waiting = sum(reduce_seconds.values()) + max(last_bucket * shares.updates, gradient - hidden)
     # Wait for the slowest process. With fewer cores than processes, others compute during that wait.
     # The jitter is that of a fully busy machine if it was measured, otherwise that of a single process.
-    at_once = processes if cores is None else min(processes, cores)
-    waiting += compute * (slowest_of(at_once, network.jitter or shares.jitter) - 1.0)
+    concurrent = processes if cores is None else min(processes, cores)
+    waiting += compute * (slowest_of(concurrent, network.jitter or shares.jitter) - 1.0)
     speed = samples / (compute + waiting)
-    alone = shares.samples / (
-        shares.horizon * shares.rollout_step.at(shares.num_envs)
-        + shares.updates * shares.update.at(shares.batch_size)
-        + shares.rest.at(shares.samples)
-    )
+    single_speed = shares.samples / shares.seconds(shares.num_envs, shares.batch_size, shares.samples)
     memory = shares.state_bytes + shares.rollout_bytes * envs * share + shares.activation_bytes * batch * share
     return Prediction(
         processes=processes,
         batch=batch,
         steps_per_second=speed,
-        efficiency=speed / alone / processes,
+        efficiency=speed / single_speed / processes,
         hours=budget / speed / 3600,
         compute=compute,
         waiting=waiting if processes > 1 else 0.0,
         memory=memory,
-        way=way,
+        way=algorithm,
     )
 
 
@@ -254,23 +251,21 @@ def scaling_limit(shares: CostProfile, rows: list[Prediction], cores: int | None
     possible = [row for row in rows if not row.impossible]
     for before, row in itertools.pairwise(possible):
         if row.steps_per_second < before.steps_per_second * (row.processes / before.processes) ** 0.5:
-            where = f"Scaling at this batch size ends between {before.processes:,} and {row.processes:,} processes"
+            text = f"Scaling at this batch size ends between {before.processes:,} and {row.processes:,} processes"
             if cores is not None and row.processes > cores:
-                return f"{where}: {row.processes:,} processes share {cores} cores."
-            fixed = (
-                shares.updates * shares.update.fixed + shares.horizon * shares.rollout_step.fixed + shares.rest.fixed
-            )
+                return f"{text}: {row.processes:,} processes share {cores} cores."
+            fixed = shares.seconds(0, 0, 0)
             if fixed > row.waiting:
-                why = f"the fixed time of updates and steps ({fixed * 1e3:.3g} ms per iteration)"
+                limit = f"the fixed time of updates and steps ({fixed * 1e3:.3g} ms per iteration)"
             else:
-                why = f"waiting for the network ({row.waiting * 1e3:.3g} ms per iteration)"
-            return f"{where}. The limit is {why}. A larger batch moves it."
+                limit = f"waiting for the network ({row.waiting * 1e3:.3g} ms per iteration)"
+            return f"{text}. The limit is {limit}. A larger batch moves it."
     last = rows[-1]
     if not possible:
         return f"The run cannot be split: {last.impossible}."
     if last.impossible:
-        most = possible[-1].processes
-        return f"The run scales up to {most:,} processes and cannot be split further: {last.impossible}."
+        largest = possible[-1].processes
+        return f"The run scales up to {largest:,} processes and cannot be split further: {last.impossible}."
     return f"The run scales up to {last.processes:,} processes or more."
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
 
-_ROOM = 2 * 2**30
+_MIN_FREE_BYTES = 2 * 2**30
 
 
 def check_disk(directory: Path) -> Iterator[CheckResult]:
@@ -18,7 +18,7 @@ def check_disk(directory: Path) -> Iterator[CheckResult]:
         parent = parent.parent
     try:
         with tempfile.TemporaryDirectory(prefix=".lockstep-doctor-", dir=parent) as scratch:
-            yield from _exercise(Path(scratch), directory)
+            yield from _check_file_operations(Path(scratch), directory)
     except OSError as error:
         yield failure(
             "disk",
@@ -27,7 +27,7 @@ def check_disk(directory: Path) -> Iterator[CheckResult]:
         )
         return
     free = shutil.disk_usage(parent).free
-    if free < _ROOM:
+    if free < _MIN_FREE_BYTES:
         yield failure(
             "disk",
             f"only {free / 2**20:.0f} MiB are free for runs in {directory}",
@@ -37,7 +37,7 @@ def check_disk(directory: Path) -> Iterator[CheckResult]:
         yield ok("disk", f"{free / 2**30:.0f} GiB free for runs in {directory}")
 
 
-def _exercise(scratch: Path, directory: Path) -> Iterator[CheckResult]:
+def _check_file_operations(scratch: Path, directory: Path) -> Iterator[CheckResult]:
     """Test renames and hard links: checkpoints are renamed when complete, replay segments are linked."""
     (scratch / "new").mkdir()
     (scratch / "new" / "file").write_bytes(b"whole")

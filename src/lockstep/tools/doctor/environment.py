@@ -21,32 +21,28 @@ SLOW = {
     "NCCL_SHM_DISABLE": "processes on one host communicate over the network",
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "every allocation goes to the driver",
 }
-"""Variables that slow training down, unless their value is in `_OFF`, and why."""
-_OFF = ("", "0", "OFF", "off", "false")
+"""Variables that slow training down, unless their value is in `_OFF_VALUES`, and why."""
+_OFF_VALUES = ("", "0", "OFF", "off", "false")
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def check_variables(environment: Mapping[str, str], interfaces: Iterable[str], processes: int) -> Iterator[CheckResult]:
     """Check the variables in `environment`. `interfaces` are the names of this machine's network interfaces."""
-    lines = [
-        *_without_effect(environment),
-        *_slow(environment),
+    results = [
+        *_useless_or_slow(environment),
         *_left_over(environment),
         *_interfaces(environment, list(interfaces)),
         *_threads(environment, processes),
     ]
-    yield from lines or [ok("variables", "none without effect, none that slows or breaks training")]
+    yield from results or [ok("variables", "none without effect, none that slows or breaks training")]
 
 
-def _without_effect(environment: Mapping[str, str]) -> Iterator[CheckResult]:
+def _useless_or_slow(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     for name, instead in WITHOUT_EFFECT.items():
         if name in environment:
             yield warning("variables", f"{name} is set, but no library reads it", f"unset {name}; use {instead}.")
-
-
-def _slow(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     for name, why in SLOW.items():
-        if environment.get(name, "") not in _OFF:
+        if environment.get(name, "") not in _OFF_VALUES:
             yield warning("variables", f"{name}={environment[name]}: {why}", f"unset {name}, unless you are debugging.")
     if environment.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE":
         yield warning(
@@ -57,28 +53,28 @@ def _slow(environment: Mapping[str, str]) -> Iterator[CheckResult]:
 
 
 def _left_over(environment: Mapping[str, str]) -> Iterator[CheckResult]:
-    left = [name for name in LAUNCHER_VARIABLES if name in environment]
-    if left:
+    leftover = [name for name in LAUNCHER_VARIABLES if name in environment]
+    if leftover:
         yield failure(
             "variables",
-            f"{', '.join(left)} set outside a launcher: commands would wait for processes that are never started",
-            f"unset {' '.join(left)}",
+            f"{', '.join(leftover)} set outside a launcher: commands would wait for processes that are never started",
+            f"unset {' '.join(leftover)}",
         )
 
 
 def _interfaces(environment: Mapping[str, str], interfaces: list[str]) -> Iterator[CheckResult]:
     for name in INTERFACES:
-        wanted = environment.get(name, "")
+        value = environment.get(name, "")
         # NCCL accepts prefixes, `=name` for an exact name and `^name` to exclude a name.
-        excluded, names = wanted.startswith("^"), [part for part in wanted.lstrip("^=").split(",") if part]
+        excluded, names = value.startswith("^"), [part for part in value.lstrip("^=").split(",") if part]
         if excluded or not names:
             continue
-        exact = name.startswith("GLOO") or wanted.startswith("=")
-        found = [i for i in interfaces for part in names if (i == part if exact else i.startswith(part))]
-        if not found:
+        exact = name.startswith("GLOO") or value.startswith("=")
+        matches = [i for i in interfaces for part in names if (i == part if exact else i.startswith(part))]
+        if not matches:
             yield failure(
                 "variables",
-                f"{name}={wanted} matches no interface of this machine ({', '.join(interfaces)})",
+                f"{name}={value} matches no interface of this machine ({', '.join(interfaces)})",
                 f"unset {name} to choose the interface automatically, or set it to one of those.",
             )
 

@@ -8,20 +8,20 @@ from typing import Literal
 class CheckResult:
     """Result of one check. Every result with another level than "well" has a fix."""
 
-    about: str
-    says: str
+    subject: str
+    message: str
     level: Literal["well", "advice", "trouble"] = "well"
     """Advice: training works, but could work better. Trouble: training fails or gives wrong results."""
     fix: str = ""
 
 
-def ok(about: str, says: str) -> CheckResult:
-    return CheckResult(about, says)
+def ok(subject: str, message: str) -> CheckResult:
+    return CheckResult(subject, message)
 
 
-def warning(about: str, says: str, fix: str) -> CheckResult:
-    return CheckResult(about, says, "advice", fix)
+def warning(subject: str, message: str, fix: str) -> CheckResult:
+    return CheckResult(subject, message, "advice", fix)
 
 
-def failure(about: str, says: str, fix: str) -> CheckResult:
-    return CheckResult(about, says, "trouble", fix)
+def failure(subject: str, message: str, fix: str) -> CheckResult:
+    return CheckResult(subject, message, "trouble", fix)

@@ -6,7 +6,6 @@ import platform
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from lockstep.launch.device import gpu_sharing, threads_per_process
 from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
 
 GIB = 2**30
-_SHARED_MEMORY = 64 * 2**20
+_DEFAULT_SHM_BYTES = 64 * 2**20
 """Default size of /dev/shm in a container, in bytes."""
-_FILES = 1024
+_MIN_OPEN_FILES = 1024
 
 
 def check_versions() -> Iterator[CheckResult]:
@@ -49,26 +48,26 @@ def check_devices(processes: int) -> Iterator[CheckResult]:
         return
     visible = torch.cuda.device_count()
     for number in range(visible):
-        about = torch.cuda.get_device_properties(number)
-        yield ok("devices", f"cuda:{number} {about.name}, {about.total_memory / GIB:.0f} GiB")
+        properties = torch.cuda.get_device_properties(number)
+        yield ok("devices", f"cuda:{number} {properties.name}, {properties.total_memory / GIB:.0f} GiB")
     if sharing := gpu_sharing("cuda", processes):
         fix = f"Train with --procs {visible}, one process for each GPU."
         yield warning("devices", f"{sharing} This is enough for a check", fix)
-    others = nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
-    if others:
+    compute_apps = nvidia_smi("--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader")
+    if compute_apps:
         yield warning(
             "devices",
-            f"other processes use the GPUs: {'; '.join(others[:4])}",
+            f"other processes use the GPUs: {'; '.join(compute_apps[:4])}",
             "Choose free GPUs with --gpus, or end those processes.",
         )
     if visible > 1:
         pairs = [(a, b) for a in range(visible) for b in range(visible) if a != b]
-        apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-        said = f"{len(pairs) - len(apart)} of {len(pairs)} pairs of GPUs have peer access"
-        if apart:
-            yield warning("links", said, "Choose GPUs that are directly linked; `nvidia-smi topo -m` shows the links.")
+        unlinked = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
+        text = f"{len(pairs) - len(unlinked)} of {len(pairs)} pairs of GPUs have peer access"
+        if unlinked:
+            yield warning("links", text, "Choose GPUs that are directly linked; `nvidia-smi topo -m` shows the links.")
         else:
-            yield ok("links", said)
+            yield ok("links", text)
 
 
 def _without_cuda(cards: list[str], processes: int) -> Iterator[CheckResult]:
@@ -90,52 +89,46 @@ def _without_cuda(cards: list[str], processes: int) -> Iterator[CheckResult]:
         yield ok("devices", "no GPU: networks run on the CPU")
 
 
-def nvidia_smi(*words: str) -> list[str]:
+def nvidia_smi(*args: str) -> list[str]:
     """Return the lines that `nvidia-smi` prints; an empty list if it is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return []
     try:
-        ended = subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=10)
+        result = subprocess.run(["nvidia-smi", *args], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    return [line.strip() for line in ended.stdout.splitlines() if line.strip()] if ended.returncode == 0 else []
+    return [line.strip() for line in result.stdout.splitlines() if line.strip()] if result.returncode == 0 else []
 
 
 def check_memory(processes: int, shared: Path = Path("/dev/shm")) -> Iterator[CheckResult]:
     """Check free memory, shared memory, cores and the limit of open files."""
     memory = psutil.virtual_memory()
-    said = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    message = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
     if memory.available < processes * GIB // 2:
         yield failure(
             "memory",
-            f"{said}, but each of {processes} processes needs half a GiB for torch alone",
+            f"{message}, but each of {processes} processes needs half a GiB for torch alone",
             "End other programs, or use fewer --procs.",
         )
     else:
-        yield ok("memory", said)
-    if shared.is_dir():
-        room = shutil.disk_usage(shared).total
-        if room <= _SHARED_MEMORY:
-            yield warning(
-                "memory",
-                f"{shared} has {room / 2**20:.0f} MiB, which may be too little for NCCL and data loaders",
-                "Start the container with --shm-size 8g (docker) or --ipc=host.",
-            )
+        yield ok("memory", message)
+    if shared.is_dir() and (size := shutil.disk_usage(shared).total) <= _DEFAULT_SHM_BYTES:
+        yield warning(
+            "memory",
+            f"{shared} has {size / 2**20:.0f} MiB, which may be too little for NCCL and data loaders",
+            "Start the container with --shm-size 8g (docker) or --ipc=host.",
+        )
     cores = threads_per_process(1)
     if processes > cores:
         yield warning("cores", f"{processes} processes share {cores} cores", f"Use at most --procs {cores} on the CPU.")
     else:
-        yield ok(
-            "cores",
-            f"{cores} cores, {_count(threads_per_process(processes), 'thread')} for each of "
-            f"{_count(processes, 'process')}",
-        )
-    if sys.platform != "win32":
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if files < _FILES:
-            yield failure("cores", f"the limit of open files is only {files}", f"ulimit -n {64 * _FILES}")
+        threads = _count(threads_per_process(processes), "thread")
+        yield ok("cores", f"{cores} cores, {threads} for each of {_count(processes, 'process')}")
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if max_files < _MIN_OPEN_FILES:
+        yield failure("cores", f"the limit of open files is only {max_files}", f"ulimit -n {64 * _MIN_OPEN_FILES}")
 
 
-def _count(number: int, word: str) -> str:
-    ending = "es" if word.endswith("s") else "s"
-    return f"{number} {word}" if number == 1 else f"{number} {word}{ending}"
+def _count(number: int, noun: str) -> str:
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{ending}"

@@ -9,7 +9,7 @@ from lockstep.launch.rendezvous import interfaces
 from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
 
 _WANDB = ("api.wandb.ai", 443)
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 
 
 def check_network(environment: Mapping[str, str]) -> Iterator[CheckResult]:
@@ -40,13 +40,13 @@ def _ports(environment: Mapping[str, str]) -> Iterator[CheckResult]:
             "Bring the loopback interface up: ip link set lo up",
         )
         return
-    wanted = environment.get("MASTER_PORT", "")
-    if wanted.isdigit():
+    port = environment.get("MASTER_PORT", "")
+    if port.isdigit():
         with closing(socket.socket()) as probe:
-            if probe.connect_ex(("127.0.0.1", int(wanted))) == 0:
+            if probe.connect_ex(("127.0.0.1", int(port))) == 0:
                 yield failure(
                     "network",
-                    f"MASTER_PORT={wanted} is in use by another program",
+                    f"MASTER_PORT={port} is in use by another program",
                     "unset MASTER_PORT; `lockstep train --procs N` finds a free one. With torchrun: --standalone.",
                 )
                 return
@@ -62,7 +62,7 @@ def _wandb(environment: Mapping[str, str]) -> Iterator[CheckResult]:
         yield ok("wandb", f"{mode}, by WANDB_MODE")
         return
     try:
-        socket.create_connection(_WANDB, timeout=_PATIENCE).close()
+        socket.create_connection(_WANDB, timeout=_TIMEOUT).close()
     except OSError as error:
         yield warning(
             "wandb",

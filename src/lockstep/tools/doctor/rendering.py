@@ -48,14 +48,14 @@ def _gymnasium() -> Iterator[CheckResult]:
 
 
 def _mujoco() -> Iterator[CheckResult]:
-    chosen = os.environ.get("MUJOCO_GL", "")
-    if not chosen and "DISPLAY" not in os.environ:
+    backend = os.environ.get("MUJOCO_GL", "")
+    if not backend and "DISPLAY" not in os.environ:
         yield warning(
             "rendering",
             "MuJoCo is installed, but there is no display and MUJOCO_GL is not set",
             "export MUJOCO_GL=egl (or osmesa, without a GPU)",
         )
-    elif chosen not in ("", "egl", "osmesa", "glfw", "disabled"):
-        yield failure("rendering", f"MUJOCO_GL={chosen} is not a rendering backend", "export MUJOCO_GL=egl")
+    elif backend not in ("", "egl", "osmesa", "glfw", "disabled"):
+        yield failure("rendering", f"MUJOCO_GL={backend} is not a rendering backend", "export MUJOCO_GL=egl")
     else:
-        yield ok("rendering", f"MuJoCo renders with {chosen or 'the display'}")
+        yield ok("rendering", f"MuJoCo renders with {backend or 'the display'}")

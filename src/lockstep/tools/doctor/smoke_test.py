@@ -21,7 +21,7 @@ from lockstep.tools.bench.measure import time_reductions
 from lockstep.tools.doctor.finding import CheckResult, failure, ok
 from lockstep.training_loop import iterate
 
-TIMES = "reductions.json"
+TIMES_FILE = "reductions.json"
 TOGETHER, ALONE = "together", "alone"
 _ITERATIONS = 2
 _SMALL = {
@@ -30,10 +30,10 @@ _SMALL = {
 }
 
 
-def check_distributed(words: Sequence[str], processes: int, directory: Path) -> Iterator[CheckResult]:
-    """Start `lockstep WORDS`, which calls `worker_main`, on several processes, and check the files they wrote."""
+def check_distributed(args: Sequence[str], processes: int, directory: Path) -> Iterator[CheckResult]:
+    """Start `lockstep ARGS`, which calls `worker_main`, on several processes, and check the files they wrote."""
     count = "1 process" if processes == 1 else f"{processes} processes"
-    cause = launch_captured(words, processes)
+    cause = launch_captured(args, processes)
     if cause:
         yield failure(
             "one agent",
@@ -42,7 +42,7 @@ def check_distributed(words: Sequence[str], processes: int, directory: Path) -> 
         )
         return
     if processes > 1:
-        yield ok("reduction", _describe(json.loads((directory / TIMES).read_text())))
+        yield ok("reduction", _describe(json.loads((directory / TIMES_FILE).read_text())))
     hashes = [hash_of_run(directory / name) for name in (TOGETHER, ALONE)]
     if hashes[0] != hashes[1]:
         yield failure(
@@ -74,24 +74,20 @@ def worker_main(directory: Path) -> None:
     with Runtime.start(recipe.run) as runtime:
         times = time_reductions(runtime, times=5)
         if runtime.is_main:
-            (directory / TIMES).write_text(json.dumps(times))
+            (directory / TIMES_FILE).write_text(json.dumps(times))
         _train(apply_overrides(recipe, {"run.name": TOGETHER}), runtime)
         lanes = dataclasses.replace(recipe.run, lanes=runtime.lanes.num_lanes)
-        runtime.run_on_main(
-            lambda: _train(
-                apply_overrides(recipe, {"run.name": ALONE}), Runtime.single_process(lanes, str(runtime.device))
-            )
-        )
+        alone = apply_overrides(recipe, {"run.name": ALONE})
+        runtime.run_on_main(lambda: _train(alone, Runtime.single_process(lanes, str(runtime.device))))
 
 
 def _train(recipe: Recipe, runtime: Runtime) -> Any:
     """Run the training loop without evaluation and logging."""
-    recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes})
+    samples = _ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
+    recipe = apply_overrides(recipe, {"run.lanes": runtime.lanes.num_lanes, "run.total_samples": samples})
     task: Any = recipe.task.build(runtime.lanes, runtime.device)
     with closing(task):
         algorithm = recipe.algo.build(task, runtime)
-        samples = _ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
-        recipe = apply_overrides(recipe, {"run.total_samples": samples})
         clock = TrainState(total_samples=samples)
         with RunDir.open(recipe, runtime, False) as run:
             run.checkpoints.restore(algorithm, task, clock, None)

@@ -20,7 +20,7 @@ from lockstep.protocols import Policy, TaskConfig
 from lockstep.pytree import Tree, first_leaf, named_leaves, tree_map
 from lockstep.tools.export.load_state_dict import first_line
 
-_LARGE = 1e6
+_MAX_BOUND = 1e6
 """Bounds of an observation space beyond this count as unbounded."""
 
 
@@ -53,17 +53,17 @@ def exportable_policy(algorithm: Algorithm) -> Policy:
 def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     """Export a policy as a graph with a dynamic batch size that does not need Lockstep."""
     memory = policy.initial_state(len(first_leaf(obs)))
-    given = (obs, memory) if memory != {} else (obs,)
-    free = tuple(tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, part) for part in given)
+    args = (obs, memory) if memory != {} else (obs,)
+    dynamic_shapes = tuple(tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, part) for part in args)
     try:
-        program = torch.export.export(ExportablePolicy(policy), given, dynamic_shapes=free, strict=False)
+        program = torch.export.export(ExportablePolicy(policy), args, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:  # torch raises arbitrary errors for custom networks
         raise ConfigError(f"torch cannot export this network: {first_line(error)}", "Use --to safetensors.") from error
     # Remove source locations, which are private, and module names, which cannot be loaded if they contain a comma.
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
-            for remark in ("stack_trace", "nn_module_stack", "source_fn_stack"):
-                node.meta.pop(remark, None)
+            for key in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+                node.meta.pop(key, None)
     return program
 
 
@@ -89,20 +89,20 @@ def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree
     if np.issubdtype(space.dtype, np.integer):
         low, high = space.low.astype(np.int64), space.high.astype(np.int64)
         return torch.from_numpy(generator.integers(low, high, shape, endpoint=True).astype(space.dtype))
-    bounded = (np.abs(space.low) < _LARGE) & (np.abs(space.high) < _LARGE)
+    bounded = (np.abs(space.low) < _MAX_BOUND) & (np.abs(space.high) < _MAX_BOUND)
     low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 0.0)
-    drawn = np.where(bounded, generator.uniform(low, high, shape), generator.normal(size=shape))
-    return torch.from_numpy(drawn.astype(space.dtype))
+    values = np.where(bounded, generator.uniform(low, high, shape), generator.normal(size=shape))
+    return torch.from_numpy(values.astype(space.dtype))
 
 
 def largest_difference(one: Any, other: Any) -> float:
     """Return the largest absolute difference of two trees of tensors. Infinity if names or shapes differ."""
-    theirs = named_leaves(other)
+    other_leaves = named_leaves(other)
     worst = 0.0
     for name, tensor in named_leaves(one).items():
-        if name not in theirs or tensor.shape != theirs[name].shape:
+        if name not in other_leaves or tensor.shape != other_leaves[name].shape:
             return math.inf
-        distance = (tensor.double() - theirs[name].double()).abs()
+        distance = (tensor.double() - other_leaves[name].double()).abs()
         if not distance.isfinite().all():
             return math.inf
         worst = max(worst, float(distance.max()) if distance.numel() else 0.0)

@@ -27,7 +27,7 @@ from lockstep.tools.export.load_state_dict import first_line
 
 TOLERANCE = 1e-5
 """Largest difference of outputs that another library computes."""
-COUNT, STEPS = 64, 4
+BATCH_SIZE, STEPS = 64, 4
 """Batch size of the comparison, and number of steps for a recurrent policy."""
 
 Decide = Callable[[Tree, Tree], tuple[Any, Any, Any]]
@@ -39,14 +39,14 @@ def compare(policy: Policy, decide: Decide, recipe: Recipe, tolerance: float) ->
 
     Raises ConfigError if it exceeds `tolerance` or if actions differ.
     """
-    memory = policy.initial_state(COUNT)
+    memory = policy.initial_state(BATCH_SIZE)
     worst = 0.0
     for step in range(STEPS if memory != {} else 1):
-        obs = draw_observations(recipe, COUNT, seed=step)
+        obs = draw_observations(recipe, BATCH_SIZE, seed=step)
         action, outputs, after = policy.forward(obs, memory)
-        its_action, its_outputs, its_after = decide(obs, memory)
-        worst = max(worst, largest_difference({"o": outputs, "m": after}, {"o": its_outputs, "m": its_after}))
-        if worst > tolerance or _acts_otherwise(action, its_action, outputs, tolerance):
+        other_action, other_outputs, other_after = decide(obs, memory)
+        worst = max(worst, largest_difference({"o": outputs, "m": after}, {"o": other_outputs, "m": other_after}))
+        if worst > tolerance or _actions_differ(action, other_action, outputs, tolerance):
             raise ConfigError(
                 f"what was written does not act like the policy: outputs differ by {worst:.2g}.",
                 "Do not use it. Report this with the recipe and `lockstep doctor --bug-report`.",
@@ -55,7 +55,7 @@ def compare(policy: Policy, decide: Decide, recipe: Recipe, tolerance: float) ->
     return worst
 
 
-def _acts_otherwise(action: Tensor, other: Tensor, outputs: Tensor, tolerance: float) -> bool:
+def _actions_differ(action: Tensor, other: Tensor, outputs: Tensor, tolerance: float) -> bool:
     """Return whether actions differ by more than rounding. Discrete actions with nearly equal scores may differ."""
     if action.is_floating_point():
         scale = 1.0 + float(action.abs().max())
@@ -74,11 +74,11 @@ def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float
     from safetensors.torch import load_file, save_file
 
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in algorithm.model_state_dict().items()}
-    about = {"lockstep": __version__, "recipe": recipe.name, "config": json.dumps(as_dict(recipe))}
-    save_file(weights, str(path), metadata=about)
-    fresh = build_algorithm(recipe)
-    load_weights(fresh, load_file(str(path)))
-    return compare(exportable_policy(algorithm), exportable_policy(fresh).forward, recipe, tolerance=0.0)
+    metadata = {"lockstep": __version__, "recipe": recipe.name, "config": json.dumps(as_dict(recipe))}
+    save_file(weights, str(path), metadata=metadata)
+    reloaded = build_algorithm(recipe)
+    load_weights(reloaded, load_file(str(path)))
+    return compare(exportable_policy(algorithm), exportable_policy(reloaded).forward, recipe, tolerance=0.0)
 
 
 def load_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
@@ -131,13 +131,13 @@ def write_onnx(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
         program.save(str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     # Observations that the policy does not use are no inputs of the graph.
-    taken = {given.name for given in session.get_inputs()}
+    used_inputs = {node.name for node in session.get_inputs()}
 
     def decide(obs: Tree, memory: Tree) -> tuple[Any, Any, Any]:
-        given = named_leaves(obs, "obs") | named_leaves(memory, "memory")
-        found = session.run(outputs, {name: x.numpy() for name, x in given.items() if name in taken})
-        action, raw, *after = (torch.from_numpy(np.asarray(x)) for x in found)
-        rest = iter(after)
-        return action, raw, tree_map(lambda _: next(rest), memory)
+        values = named_leaves(obs, "obs") | named_leaves(memory, "memory")
+        results = session.run(outputs, {name: x.numpy() for name, x in values.items() if name in used_inputs})
+        action, raw, *after = (torch.from_numpy(np.asarray(x)) for x in results)
+        states = iter(after)
+        return action, raw, tree_map(lambda _: next(states), memory)
 
     return compare(policy, decide, recipe, TOLERANCE)

@@ -45,20 +45,20 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    weights, about = read_safetensors(path)
-    settings = parse_json(about.get("config", "{}"))
+    weights, metadata = read_safetensors(path)
+    settings = parse_json(metadata.get("config", "{}"))
     if not isinstance(settings, dict) or not shallow(settings):
         raise ValueError("its config is not a JSON object with settings")
     settings = {key: value for key, value in settings.items() if key in ("task", "algo")}
-    name = about.get("recipe", "")
+    name = metadata.get("recipe", "")
     return unwrapped(weights), settings, "" if name.endswith(".py") else name  # untrusted files may not name code
 
 
-def refuse_code(settings: Mapping[str, Any], words: Sequence[str], path: Path) -> None:
+def refuse_code(settings: Mapping[str, Any], args: Sequence[str], path: Path) -> None:
     """Refuse settings of a file that name a module to import. A flag given by the user may name it."""
     task = settings.get("task")
     name = task.get("id") if isinstance(task, dict) else None
-    if isinstance(name, str) and ":" in name and not any(word.lstrip("-").startswith("task.id") for word in words):
+    if isinstance(name, str) and ":" in name and not any(arg.lstrip("-").startswith("task.id") for arg in args):
         raise ConfigError(
             f"{path} is for the task {name[:100]!r}, which imports a module, but a file of weights may not run code.",
             f"If you trust that module, name it in a flag: --task.id {name[:100]}",
@@ -77,24 +77,23 @@ def unwrapped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Path:
     """Create a run of a recipe with these weights at 0 samples, load it again to compare, and return its path."""
     runtime = Runtime.single_process(recipe.run)
-    with _settings_of_the_file(path):
+    with _config_errors(path):
         task: Any = recipe.task.build(runtime.lanes, runtime.device)
     with closing(task):
-        with _settings_of_the_file(path):
+        with _config_errors(path):
             algorithm = recipe.algo.build(task, runtime)
         load_weights(algorithm, match_state_dict(weights, algorithm.model_state_dict(), path))
         clock = TrainState(total_samples=recipe.run.total_samples)
         with RunDir.open(recipe, runtime, False) as run:
             run.checkpoints.restore(algorithm, task, clock)  # there is no checkpoint; this claims the run directory
             run.finish(algorithm, task, clock, preempted=True)
-    compare(
-        exportable_policy(algorithm), exportable_policy(load_algorithm(run.path, recipe)).forward, recipe, tolerance=0.0
-    )
+    loaded = exportable_policy(load_algorithm(run.path, recipe))
+    compare(exportable_policy(algorithm), loaded.forward, recipe, tolerance=0.0)
     return Path(run.path)
 
 
 @contextmanager
-def _settings_of_the_file(path: Path) -> Iterator[None]:
+def _config_errors(path: Path) -> Iterator[None]:
     """Convert errors to ConfigError while a task and a network are built from untrusted settings of a file."""
     try:
         yield
@@ -109,24 +108,24 @@ def _settings_of_the_file(path: Path) -> Iterator[None]:
         ) from error
 
 
-def match_state_dict(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+def match_state_dict(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return weights under the agent's names. Raises ConfigError for missing, extra or differently shaped tensors."""
-    if not set(weights) & set(wanted):
+    if not set(weights) & set(expected):
         weights = {f"net.{name}": tensor for name, tensor in weights.items()}
-    missing, extra = sorted(set(wanted) - set(weights)), sorted(set(weights) - set(wanted))
-    other = [
-        f"{name} is {tuple(weights[name].shape)} and not {tuple(wanted[name].shape)}"
-        for name in wanted
-        if name in weights and weights[name].shape != wanted[name].shape
+    missing, extra = sorted(set(expected) - set(weights)), sorted(set(weights) - set(expected))
+    mismatched = [
+        f"{name} is {tuple(weights[name].shape)} and not {tuple(expected[name].shape)}"
+        for name in expected
+        if name in weights and weights[name].shape != expected[name].shape
     ]
-    if missing or extra or other:
+    if missing or extra or mismatched:
         parts = [
             f"it lacks {', '.join(missing[:3])}" if missing else "",
             f"it has {', '.join(name[:100] for name in extra[:3])}" if extra else "",
-            *other[:3],
+            *mismatched[:3],
         ]
         raise ConfigError(
             f"{path} does not fit the recipe's network: {'; '.join(filter(None, parts))}.",
             "Give the task and network of the weights as flags: --task.id, --algo.encoder.hidden-sizes, ...",
         )
-    return {name: weights[name].to(tensor.dtype) for name, tensor in wanted.items()}
+    return {name: weights[name].to(tensor.dtype) for name, tensor in expected.items()}

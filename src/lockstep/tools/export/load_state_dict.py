@@ -71,13 +71,13 @@ def checked(tensors: Mapping[Any, Any]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError("it is not a state dict")
-        shown = name[:100]
+        short_name = name[:100]
         if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_quantized or tensor.is_complex():
-            raise ValueError(f"{shown} is not a dense real CPU tensor")
+            raise ValueError(f"{short_name} is not a dense real CPU tensor")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():  # a stride of 0 repeats values
-            raise ValueError(f"{shown} claims to be larger than its data")
-    shared = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
-    if sum(tensor.nbytes for tensor in tensors.values()) > 4 * sum(shared.values()):
+            raise ValueError(f"{short_name} claims to be larger than its data")
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors.values()}
+    if sum(tensor.nbytes for tensor in tensors.values()) > 4 * sum(storages.values()):
         raise ValueError("its tensors share data, and together are much larger than the file")
     for name, tensor in tensors.items():
         values = tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
@@ -100,12 +100,10 @@ def first_line(error: BaseException) -> str:
 
 def entries(file: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
     """Return the entries of a zip by name. Raises ValueError for encrypted entries and unknown compression."""
-    found = {}
     for info in file.infolist():
         if info.flag_bits & 1 or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise ValueError(f"its entry {info.filename[:100]!r} is encrypted or has an unknown compression")
-        found[info.filename] = info
-    return found
+    return {info.filename: info for info in file.infolist()}
 
 
 def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
@@ -136,10 +134,10 @@ def _directory_bytes(file: IO[bytes]) -> int:
 
 def _refuse_bombs(file: IO[bytes]) -> None:
     """Refuse a torch file that expands beyond its size on disk. torch stores without compression."""
-    whole = file.seek(0, 2)
+    file_bytes = file.seek(0, 2)
     with open_zip(file) as archive:
         entries(archive)
-        if sum(info.file_size for info in archive.infolist()) > whole:
+        if sum(info.file_size for info in archive.infolist()) > file_bytes:
             raise ValueError("its entries are larger than the file")
         for info in archive.infolist():
             if info.filename.endswith(".pkl") and info.file_size > PICKLE_BYTES:

@@ -22,7 +22,7 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
     Readers check sizes before they read. This limit also covers costs that appear only when the network is built.
     """
     allowed = memory + 3 * path.stat().st_size
-    before = _limit_memory(allowed)
+    previous = _limit_memory(allowed)
     handler = signal.signal(signal.SIGPROF, _too_long)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -37,8 +37,8 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.signal(signal.SIGPROF, handler)
-        if before is not None:
-            resource.setrlimit(resource.RLIMIT_DATA, before)
+        if previous is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, previous)
 
 
 _FIX = "Check the settings in the file (num_envs, the size of the network), and override them with smaller flags."
@@ -60,8 +60,8 @@ def _limit_memory(allowed: int) -> tuple[int, int] | None:
         return None
     data = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = data + allowed
+    limit = data + allowed
     if soft != resource.RLIM_INFINITY:
-        wanted = min(wanted, soft)
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return soft, hard

@@ -53,65 +53,65 @@ def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
         file.writestr("policy.pth", _saved(parameters))
         file.writestr("policy.optimizer.pth", _saved(_fresh_optimizer(algorithm)))
         file.writestr("_stable_baselines3_version", _VERSION)
-    return compare(algorithm.policy(), _as_sb3_would(algorithm, read_sb3(path)[1]), recipe, tolerance=0.0)
+    return compare(algorithm.policy(), _sb3_forward(algorithm, read_sb3(path)[1]), recipe, tolerance=0.0)
 
 
-def _as_sb3_would(algorithm: PPO, parameters: dict[str, Tensor]) -> Decide:
+def _sb3_forward(algorithm: PPO, parameters: dict[str, Tensor]) -> Decide:
     """Reproduce what SB3 computes from the parameters of a file: features, policy head, most likely action."""
-    arguments = _policy_arguments(algorithm)
     if _is_plain(algorithm):
         encoder: nn.Module = type(algorithm.net.encoder)(algorithm.task.observation_space, algorithm.config.encoder)
-        prefix = "mlp_extractor.policy_net."
-        own = {f"layers.{name}": x for name, x in _under(parameters, prefix).items()}
+        state = {f"layers.{name}": x for name, x in _with_prefix(parameters, "mlp_extractor.policy_net.").items()}
     else:
-        encoder = Features(algorithm.task.observation_space, **arguments["features_extractor_kwargs"])
-        own = _under(parameters, "pi_features_extractor.")
-    encoder.load_state_dict(own)
-    weight, bias, spread = (parameters.get(name) for name in ("action_net.weight", "action_net.bias", "log_std"))
+        arguments = _policy_arguments(algorithm)["features_extractor_kwargs"]
+        encoder = Features(algorithm.task.observation_space, **arguments)
+        state = _with_prefix(parameters, "pi_features_extractor.")
+    encoder.load_state_dict(state)
+    weight, bias, log_std = (parameters.get(name) for name in ("action_net.weight", "action_net.bias", "log_std"))
     assert weight is not None
 
     @torch.no_grad()
     def decide(obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         outputs = nn.functional.linear(encoder(tree_map(lambda x: x.float(), obs)), weight, bias)
-        if spread is not None:
-            outputs = torch.cat([outputs, spread.expand_as(outputs)], dim=-1)
+        if log_std is not None:
+            outputs = torch.cat([outputs, log_std.expand_as(outputs)], dim=-1)
         return algorithm.actions.mode(outputs), outputs, memory
 
     return decide
 
 
-def _under(parameters: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _with_prefix(parameters: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in parameters.items() if name.startswith(prefix)}
 
 
 def _is_plain(algorithm: PPO) -> bool:
     """Return whether SB3 has the same network: separate MLPs for policy and value on unnormalized observations."""
     net = algorithm.net
-    own = net.critic_encoder is not None and isinstance(net.encoder, MLP) and net.encoder.scale == 1.0
-    return own and not algorithm.normalizer.moments
+    separate_mlps = net.critic_encoder is not None and isinstance(net.encoder, MLP) and net.encoder.scale == 1.0
+    return separate_mlps and not algorithm.normalizer.moments
 
 
 def _to_sb3(algorithm: PPO) -> dict[str, Tensor]:
     """Return Lockstep's weights under SB3's names."""
-    ours = {name: tensor.detach().cpu().clone() for name, tensor in algorithm.net.state_dict().items()}
-    theirs: dict[str, Tensor] = {}
-    for name, tensor in ours.items():
+    state = {name: tensor.detach().cpu().clone() for name, tensor in algorithm.net.state_dict().items()}
+    sb3_state: dict[str, Tensor] = {}
+    for name, tensor in state.items():
         part, _, rest = name.partition(".")
         for prefix in _prefixes(part, _is_plain(algorithm), algorithm.net.critic_encoder is None):
-            theirs[f"{prefix}.{rest.removeprefix('layers.') if 'mlp' in prefix else rest}" if rest else prefix] = tensor
+            suffix = rest.removeprefix("layers.") if "mlp" in prefix else rest
+            sb3_state[f"{prefix}.{suffix}" if suffix else prefix] = tensor
     if not _is_plain(algorithm):
         moments = list(algorithm.normalizer.frozen.values())
         for prefix in ("features_extractor", "pi_features_extractor", "vf_features_extractor"):
             for index, (mean, std) in enumerate(moments):
-                theirs |= {f"{prefix}.mean{index}": mean, f"{prefix}.std{index}": std}
-    return theirs
+                sb3_state |= {f"{prefix}.mean{index}": mean, f"{prefix}.std{index}": std}
+    return sb3_state
 
 
-def _prefixes(part: str, plain: bool, shared: bool) -> list[str]:
+def _prefixes(part: str, is_plain: bool, shared: bool) -> list[str]:
     """Return SB3's names of a part of the network. An encoder shared by policy and value has three names."""
     if part in _HEADS:
         return [_HEADS[part]]
-    if plain:
+    if is_plain:
         return ["mlp_extractor.policy_net" if part == "encoder" else "mlp_extractor.value_net"]
     if part == "critic_encoder":
         return ["vf_features_extractor.encoder"]
@@ -119,9 +119,9 @@ def _prefixes(part: str, plain: bool, shared: bool) -> list[str]:
     return [*prefixes, "vf_features_extractor.encoder"] if shared else prefixes
 
 
-def from_sb3(theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+def from_sb3(parameters: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Return the parameters of SB3's MlpPolicy under Lockstep's names."""
-    if not any(name.startswith("mlp_extractor.policy_net.") for name in theirs):
+    if not any(name.startswith("mlp_extractor.policy_net.") for name in parameters):
         raise ConfigError(
             f"the policy in {path} has a network that Lockstep does not have.",
             "Import an MlpPolicy. For a policy that Lockstep exported, import its safetensors file.",
@@ -134,9 +134,9 @@ def from_sb3(theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
         "log_std": "net.log_std",
     }
     return {
-        ours + name.removeprefix(prefix): tensor
-        for prefix, ours in prefixes.items()
-        for name, tensor in theirs.items()
+        new_prefix + name.removeprefix(prefix): tensor
+        for prefix, new_prefix in prefixes.items()
+        for name, tensor in parameters.items()
         if name.startswith(prefix)
     }
 
@@ -185,8 +185,8 @@ def settings_of(data: dict[str, Any], parameters: dict[str, Tensor]) -> dict[str
 
 def _data(algorithm: PPO) -> dict[str, Any]:
     config, task = algorithm.config, algorithm.task
-    several = isinstance(task.observation_space, spaces.Dict)
-    policy = "MultiInputActorCriticPolicy" if several else "ActorCriticPolicy"
+    is_dict = isinstance(task.observation_space, spaces.Dict)
+    policy = "MultiInputActorCriticPolicy" if is_dict else "ActorCriticPolicy"
     return {
         "policy_class": _serialized(PickleGlobal(_POLICIES, policy)),
         "policy_kwargs": _serialized(_policy_arguments(algorithm)),
@@ -230,9 +230,9 @@ def _serialized(value: Any) -> dict[str, str]:
 def _space(space: Space[Any]) -> PickleReduce:
     match space:
         case spaces.Box():
-            kind = PickleReduce(PickleGlobal("numpy", "dtype"), (np.dtype(space.dtype).name,))
+            dtype = PickleReduce(PickleGlobal("numpy", "dtype"), (np.dtype(space.dtype).name,))
             return PickleReduce(
-                PickleGlobal(_SPACES, "Box"), (_bound(space.low, kind), _bound(space.high, kind), space.shape, kind)
+                PickleGlobal(_SPACES, "Box"), (_bound(space.low, dtype), _bound(space.high, dtype), space.shape, dtype)
             )
         case spaces.Discrete():
             return PickleReduce(PickleGlobal(_SPACES, "Discrete"), (int(space.n), None, int(space.start)))
@@ -245,17 +245,17 @@ def _space(space: Space[Any]) -> PickleReduce:
     raise ConfigError(f"Stable-Baselines3 does not support the space {space}.", "Use --to onnx, or --to pt2.")
 
 
-def _bound(values: np.ndarray, kind: PickleReduce) -> Any:
+def _bound(values: np.ndarray, dtype: PickleReduce) -> Any:
     """Return one number if all values are equal, otherwise an array."""
     if (values == values.flat[0]).all():
         return values.flat[0].item()
-    return PickleReduce(PickleGlobal("numpy", "array"), (values.tolist(), kind))
+    return PickleReduce(PickleGlobal("numpy", "array"), (values.tolist(), dtype))
 
 
 def _fresh_optimizer(algorithm: PPO) -> dict[str, Any]:
     """Return the state of SB3's Adam before its first step."""
-    like = [torch.zeros(1, requires_grad=True) for _ in algorithm.net.parameters()]
-    return torch.optim.Adam(like, lr=algorithm.config.learning_rate, eps=1e-5).state_dict()
+    parameters = [torch.zeros(1, requires_grad=True) for _ in algorithm.net.parameters()]
+    return torch.optim.Adam(parameters, lr=algorithm.config.learning_rate, eps=1e-5).state_dict()
 
 
 def _saved(value: Any) -> bytes:

@@ -9,7 +9,7 @@ from rich.text import Text
 from lockstep.config import ConfigError
 from lockstep.io.rich_console import PrintableConsole
 from lockstep.protocols import Renderable
-from lockstep.tools.play.video_files import enlargement
+from lockstep.tools.play.video_files import scale_factor
 
 
 def show_in_terminal(scenes: Iterable[Renderable], fps: float) -> None:
@@ -42,8 +42,8 @@ def show_in_window(scenes: Iterable[Renderable], fps: float) -> None:
         for scene in scenes:
             frame = scene.render()
             height, width = frame.shape[:2]
-            times = enlargement(frame)
-            window = window or pygame.display.set_mode((times * width, times * height))
+            factor = scale_factor(frame)
+            window = window or pygame.display.set_mode((factor * width, factor * height))
             surface = pygame.surfarray.make_surface(frame.swapaxes(0, 1))
             window.blit(pygame.transform.scale(surface, window.get_size()), (0, 0))
             pygame.display.flip()

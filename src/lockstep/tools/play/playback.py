@@ -17,12 +17,12 @@ from lockstep.protocols import Renderable, TaskConfig
 
 def play_episodes(policy: LoadedPolicy, episodes: int, seed: int, max_steps: int) -> Iterator[Renderable]:
     """Yield the scenes of some episodes, or of some sequences of the test split."""
-    scenes = _played if isinstance(policy.recipe.task, TaskConfig) else _predicted
+    scenes = _env_scenes if isinstance(policy.recipe.task, TaskConfig) else _dataset_scenes
     return islice(scenes(policy, episodes, seed), max_steps)
 
 
 @dataclass
-class _Moment:
+class _EnvScene:
     """Scene of an environment before a step."""
 
     env: VecEnv
@@ -36,7 +36,7 @@ class _Moment:
         return self.env.render(0)
 
 
-def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
+def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
     """Play one environment, which resets itself when an episode ends."""
     config = replace(policy.recipe.task, num_envs=1)
     env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
@@ -44,20 +44,20 @@ def _played(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderab
         obs = env.reset()
         for _ in range(episodes):
             policy.reset()
-            now, ended = _Moment(env), False
-            while not ended:
-                yield now
+            scene, done = _EnvScene(env), False
+            while not done:
+                yield scene
                 step = env.step(torch.from_numpy(policy.act(obs)))
-                obs, ended = step.obs, bool(step.terminated[0] or step.truncated[0])
-                now.total, now.length = now.total + float(step.reward[0]), now.length + 1
+                obs, done = step.obs, bool(step.terminated[0] or step.truncated[0])
+                scene.total, scene.length = scene.total + float(step.reward[0]), scene.length + 1
 
 
-def _predicted(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
+def _dataset_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
     """Play sequences of the test split, starting at number `seed - 1`. The dataset puts the best examples first."""
     data: Dataset = policy.recipe.task.build(Lanes(1, range(1), seed), torch.device("cpu"))
     if not hasattr(data, "playback"):
-        what = f"{type(data).__name__} has nothing to watch: it has no method `playback`."
-        raise ConfigError(what, "Evaluate its predictions with lockstep eval, or add a method `playback`.")
+        message = f"{type(data).__name__} has nothing to watch: it has no method `playback`."
+        raise ConfigError(message, "Evaluate its predictions with lockstep eval, or add a method `playback`.")
     with closing(data):
         for number in range(seed - 1, seed - 1 + episodes):
             yield from data.playback("test", number, lambda rows: policy.act(data.read("test", rows)["inputs"]))

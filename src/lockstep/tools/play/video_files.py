@@ -15,12 +15,12 @@ from lockstep.config import ConfigError
 from lockstep.io.rich_console import PrintableConsole
 from lockstep.protocols import Renderable
 
-FRAMES = 300
+MAX_FRAMES = 300
 """Largest number of frames of a GIF. Of longer videos, every second frame is dropped until they fit."""
-FEWEST = 16
+MIN_FRAMES = 16
 """Smallest number of frames that a GIF keeps, even if it is larger than its limit."""
-COLOURS = 64
-SIZE = 640
+COLORS = 64
+MAX_SIZE = 640
 """Frames are enlarged by the largest integer factor that keeps them within this size in pixels."""
 
 
@@ -35,20 +35,20 @@ class VideoInfo(NamedTuple):
 
 
 def write_gif(scenes: Iterable[Renderable], path: Path, fps: float, limit: float | None = None) -> VideoInfo:
-    """Write scenes as an animated GIF of at most `limit` bytes (if possible) and FRAMES frames."""
+    """Write scenes as an animated GIF of at most `limit` bytes (if possible) and MAX_FRAMES frames."""
     frames: list[_Packed] = []
     every = 1
-    for number, scene in enumerate(_counted(scenes)):
+    for number, scene in enumerate(_with_progress(scenes)):
         if number % every:
             continue
         frames.append(_Packed.of(scene.render()))
-        if len(frames) > FRAMES:
+        if len(frames) > MAX_FRAMES:
             frames, every = frames[::2], 2 * every
     if not frames:
-        raise ConfigError(*_NOTHING)
+        raise ConfigError(*_NO_FRAMES)
     images = _in_one_palette(frames)
     encoded = _encode(images, fps)
-    while limit is not None and len(encoded) > limit and len(images) > FEWEST:
+    while limit is not None and len(encoded) > limit and len(images) > MIN_FRAMES:
         images, every = images[::2], 2 * every
         encoded = _encode(images, fps)
     _write(path, encoded)
@@ -72,20 +72,20 @@ class _Packed(NamedTuple):
 
 def _in_one_palette(frames: list[_Packed]) -> list[Image.Image]:
     """Quantize frames with one palette, so that they do not flicker and unchanged areas compress well."""
-    chosen = frames[:: max(1, len(frames) // 8)] + frames[-1:]  # also include colors that appear late
-    width, height = chosen[0].size
-    strip = Image.new("RGB", (width, height * len(chosen)))
-    for index, frame in enumerate(chosen):
+    samples = frames[:: max(1, len(frames) // 8)] + frames[-1:]  # also include colors that appear late
+    width, height = samples[0].size
+    strip = Image.new("RGB", (width, height * len(samples)))
+    for index, frame in enumerate(samples):
         strip.paste(frame.image(), (0, height * index))
-    palette = strip.quantize(colors=COLOURS, dither=Image.Dither.NONE)
+    palette = strip.quantize(colors=COLORS, dither=Image.Dither.NONE)
     return [frame.image().quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
 
 
 def _encode(images: list[Image.Image], fps: float) -> bytes:
     buffer = io.BytesIO()
-    pause = max(20, round(1000 / fps))  # viewers replace shorter durations by a default
+    duration = max(20, round(1000 / fps))  # viewers replace shorter durations by a default
     images[0].save(
-        buffer, "gif", save_all=True, append_images=images[1:], duration=pause, loop=0, optimize=True, disposal=1
+        buffer, "gif", save_all=True, append_images=images[1:], duration=duration, loop=0, optimize=True, disposal=1
     )
     return buffer.getvalue()
 
@@ -96,7 +96,7 @@ def write_mp4(scenes: Iterable[Renderable], path: Path, fps: float) -> VideoInfo
         import av
     except ImportError:
         raise ConfigError("an MP4 needs PyAV, which is not installed.", "pip install 'lockstep-rl[video]'") from None
-    frames = (_enlarged(scene.render()) for scene in _counted(scenes))
+    frames = (_upscale(scene.render()) for scene in _with_progress(scenes))
     buffer, stream, count = io.BytesIO(), None, 0
     with av.open(buffer, "w", format="mp4") as container:
         for frame in frames:
@@ -107,29 +107,29 @@ def write_mp4(scenes: Iterable[Renderable], path: Path, fps: float) -> VideoInfo
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
             count += 1
         if stream is None:
-            raise ConfigError(*_NOTHING)
+            raise ConfigError(*_NO_FRAMES)
         container.mux(stream.encode())
     _write(path, buffer.getvalue())
     return VideoInfo(count, 1, len(buffer.getvalue()))
 
 
-_NOTHING = "there is nothing to show.", "Play at least one episode of one step or more."
+_NO_FRAMES = "there is nothing to show.", "Play at least one episode of one step or more."
 
 
-def enlargement(frame: np.ndarray) -> int:
+def scale_factor(frame: np.ndarray) -> int:
     """Return the factor by which a frame is enlarged."""
-    return max(1, int(SIZE // max(frame.shape[:2])))
+    return max(1, int(MAX_SIZE // max(frame.shape[:2])))
 
 
-def _enlarged(frame: np.ndarray) -> np.ndarray:
+def _upscale(frame: np.ndarray) -> np.ndarray:
     """Enlarge a frame, and pad it to even height and width by repeating its last row or column."""
-    times = enlargement(frame)
-    frame = frame.repeat(times, axis=0).repeat(times, axis=1)
+    factor = scale_factor(frame)
+    frame = frame.repeat(factor, axis=0).repeat(factor, axis=1)
     height, width = frame.shape[:2]
     return np.ascontiguousarray(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
-def _counted(scenes: Iterable[Renderable]) -> Iterator[Renderable]:
+def _with_progress(scenes: Iterable[Renderable]) -> Iterator[Renderable]:
     """Yield scenes and show their number in a progress bar."""
     columns = "{task.description}", BarColumn(), TextColumn("{task.completed} frames"), TimeElapsedColumn()
     console = PrintableConsole(stderr=True)

@@ -9,21 +9,21 @@ from markupsafe import Markup
 from lockstep.tools.report.metrics_log import MetricsLog, Series
 from lockstep.tools.report.reference_curves import ReferencePoint, scores_by_step
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import Point, band, downsample, downsample_ranges, figure, trimmed, wants_decades
-from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, lines_of, values_of
+from lockstep.tools.report.series import Point, band, downsample, format_number, robust_range, use_log
+from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, line_and_band_values, line_values
 
-COLOURS = 6
+COLORS = 6
 """Number of curve colors. Further curves reuse them with dashed lines."""
 RETURN = "eval/return_mean"
-QUIET = {"eval/return_std", "eval/episodes", "eval/examples", "eval/score", "sync/update"}
+WITHOUT_CHART = {"eval/return_std", "eval/episodes", "eval/examples", "eval/score", "sync/update"}
 """Metrics without a chart of their own."""
-FIRST = ("loss", "value", "entropy", "kl", "explained_variance", "rate", "clip", "grad_norm")
+DISPLAY_ORDER = ("loss", "value", "entropy", "kl", "explained_variance", "rate", "clip", "grad_norm")
 """Parts of metric names that are shown first, in this order."""
-DOTS, FEW = 40, 8
+EVALUATION_DOTS, OTHER_DOTS = 40, 8
 """Largest number of points that are drawn as dots, on curves of evaluations and on other curves."""
-POINTS, FEWER_POINTS = 240, 100
+POINTS, POINTS_OF_MANY = 240, 100
 """Largest number of points per curve, in charts with few lines and in charts with many."""
-SHOWN = 6
+VISIBLE_CHARTS = 6
 """Small charts that are always visible. Further charts are collapsed."""
 
 
@@ -33,7 +33,7 @@ class ChartGroup:
 
     label: str
     runs: Sequence[ReportedRun]
-    colour: str
+    color: str
     dashed: bool
 
 
@@ -57,28 +57,31 @@ class Reference:
 def name_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[ChartGroup]:
     """Label groups by recipe, by the one or two settings that differ, or by the name of their first run."""
     firsts = [runs[0] for runs in groups]
-    apart = [name for name in differences(firsts) if name != "run.seed"]
-    named = []
+    keys = [name for name in differences(firsts) if name != "run.seed"]
+    chart_groups = []
     for number, runs in enumerate(groups):
         label = runs[0].label
         if len({run.recipe for run in firsts}) == len(firsts) > 1:
             label = runs[0].recipe
-        elif 0 < len(apart) <= 2:
-            label = ", ".join(f"{name.split('.')[-1]} {str(runs[0].settings.get(name, '-'))[:40]}" for name in apart)
+        elif 0 < len(keys) <= 2:
+            label = ", ".join(f"{name.split('.')[-1]} {str(runs[0].settings.get(name, '-'))[:40]}" for name in keys)
         elif len(runs) > 1:
             label = runs[0].recipe
-        named.append(ChartGroup(label, runs, f"c{number % COLOURS}", number >= COLOURS))
-    return named
+        chart_groups.append(ChartGroup(label, runs, f"c{number % COLORS}", number >= COLORS))
+    return chart_groups
 
 
 def main_charts(groups: Sequence[ChartGroup], reference: Reference | None) -> list[Chart]:
     """Charts of the evaluations and of the training return or loss, next to each other."""
     names = list(dict.fromkeys(name for group in groups for run in group.runs for name in run.log.series))
-    score = next(iter(evaluation_names(names)), None)
-    seen = next((n for n in ("rollout/ep_return_mean", "train/example_loss", "train/loss") if n in names), None)
-    charts = [chart(groups, score, WIDE, reference if score == RETURN else None, flat=True)] if score else []
-    charts += [chart(groups, seen, WIDE, flat=True)] if seen else []
-    return [each for each in charts if each]
+    eval_metric = next(iter(evaluation_names(names)), None)
+    train_metric = next((n for n in ("rollout/ep_return_mean", "train/example_loss", "train/loss") if n in names), None)
+    charts = [
+        chart(groups, name, WIDE, reference if name == RETURN else None, allow_zero=True)
+        for name in (eval_metric, train_metric)
+        if name
+    ]
+    return [drawn for drawn in charts if drawn]
 
 
 def small_charts(groups: Sequence[ChartGroup]) -> list[Chart]:
@@ -87,77 +90,78 @@ def small_charts(groups: Sequence[ChartGroup]) -> list[Chart]:
     shown_above = {"rollout/ep_return_mean", "train/example_loss", *list(evaluation_names(names))[:1]}
     if "train/example_loss" in names:
         shown_above.add("train/loss")  # example_loss plus regularization: nearly the same curve
-    learning = sorted((n for n in names if n.startswith("train/")), key=_asked_for)
+    learning = sorted((n for n in names if n.startswith("train/")), key=_display_order)
     others = [n for n in names if n.startswith("rollout/")] + evaluation_names(names)
-    return [each for n in learning + others if n not in shown_above and (each := chart(groups, n, SMALL))]
+    return [drawn for n in learning + others if n not in shown_above and (drawn := chart(groups, n, SMALL))]
 
 
 def evaluation_names(names: Sequence[str]) -> list[str]:
     """Return the evaluation metrics over all tasks: the return first, then in the order of the log."""
-    found = [name for name in names if name.startswith("eval/") and name.count("/") == 1 and name not in QUIET]
+    found = [name for name in names if name.startswith("eval/") and name.count("/") == 1 and name not in WITHOUT_CHART]
     return sorted(found, key=lambda name: name != RETURN)
 
 
-def _asked_for(name: str) -> int:
-    return next((number for number, word in enumerate(FIRST) if word in name), len(FIRST))
+def _display_order(name: str) -> int:
+    return next((number for number, part in enumerate(DISPLAY_ORDER) if part in name), len(DISPLAY_ORDER))
 
 
 def chart(
-    groups: Sequence[ChartGroup], name: str, frame: Frame, reference: Reference | None = None, flat: bool = False
+    groups: Sequence[ChartGroup], name: str, frame: Frame, reference: Reference | None = None, allow_zero: bool = False
 ) -> Chart | None:
-    """Chart of one metric of all runs. None if all values are zero, unless `flat` is set."""
-    found = [(group, [run.log.series[name] for run in group.runs if name in run.log.series]) for group in groups]
-    found = [(group, [series for series in each if len(series.x)]) for group, each in found]
-    columns = [series.y for _, each in found for series in each]
-    if not columns or not (flat or any(any(column) for column in columns)):
+    """Chart of one metric of all runs. None if all values are zero, unless `allow_zero` is set."""
+    found = [(group, [run.log.series.get(name, Series()) for run in group.runs]) for group in groups]
+    drawn = [(group, [series for series in all_series if series.x]) for group, all_series in found]
+    columns = [series.y for _, all_series in drawn for series in all_series]
+    if not columns or not (allow_zero or any(any(column) for column in columns)):
         return None
     lines = len(columns)
-    limit = POINTS if lines <= 4 else FEWER_POINTS
-    curves = [_curve_of(group, each, name, limit, alone=lines <= 3) for group, each in found if each]
+    limit = POINTS if lines <= 4 else POINTS_OF_MANY
+    curves = [_make_curve(group, shown, name, limit, show_band=lines <= 3) for group, shown in drawn if shown]
     notes = []
     if reference is not None:
-        until = max((curve.marks[-1].x for curve in curves if curve.marks), default=0.0)
-        curves = [_curve_of_reference(reference, until), *curves]
+        until = max((curve.points[-1].x for curve in curves if curve.points), default=0.0)
+        curves = [_reference_curve(reference, until), *curves]
         notes.append(f"Gray: {reference.name}, the reference, from its lowest to its highest seed.")
-    left_out = sum(run.log.series[name].left_out for group in groups for run in group.runs if name in run.log.series)
-    if left_out:
-        notes.append(f"{left_out:,} value{'s' if left_out > 1 else ''} not drawn (NaN, infinite or too large).")
-    limits, log = None, "loss" in name and wants_decades(lines_of(curves))
-    if name.startswith("train/") and not log and (values := values_of(curves)):
-        limits = trimmed(values)
-        beyond = [figure(end) for end, limit in zip((min(values), max(values)), limits, strict=True) if end != limit]
-        notes += [f"The axis is cut: values reach {' and '.join(beyond)}."] if beyond else []
+    skipped = sum(series.skipped for _, all_series in found for series in all_series)
+    if skipped:
+        notes.append(f"{skipped:,} value{'s' if skipped > 1 else ''} not drawn (NaN, infinite or too large).")
+    limits, log = None, "loss" in name and use_log(line_values(curves))
+    if name.startswith("train/") and not log and (values := line_and_band_values(curves)):
+        limits = robust_range(values)
+        extremes = (min(values), max(values))
+        cut_off = [format_number(end) for end, limit in zip(extremes, limits, strict=True) if end != limit]
+        notes += [f"The axis is cut: values reach {' and '.join(cut_off)}."] if cut_off else []
     title = title_of(name)
     end = max(run.log.samples for group in groups for run in group.runs)  # one axis for all charts of a page
     return Chart(title, " ".join(notes), draw(curves, title, frame, end, limits, log))
 
 
-def _curve_of(group: ChartGroup, each: Sequence[Series], name: str, limit: int, alone: bool) -> Curve:
+def _make_curve(group: ChartGroup, all_series: Sequence[Series], name: str, limit: int, show_band: bool) -> Curve:
     """Curve of one run with its range; for several runs, their mean and range in front of the single curves."""
-    thinned = [downsample(series.x, series.y, limit) for series in each]
-    several = len(each) > 1
-    marks = band(thinned, limit) if several else thinned[0]
+    downsampled = [downsample(series.x, series.y, limit) for series in all_series]
+    several = len(all_series) > 1
+    points = band(downsampled, limit) if several else downsampled[0]
     if name == RETURN and not several:
-        marks = _scattered(marks, group.runs[0].log)
-    dots = len(marks) <= (DOTS if name.startswith("eval/") else FEW)
-    behind = thinned if several else ()
-    return Curve(group.label, marks, group.colour, several or alone, behind, dots, group.dashed)
+        points = _with_std_range(points, group.runs[0].log)
+    dots = len(points) <= (EVALUATION_DOTS if name.startswith("eval/") else OTHER_DOTS)
+    thin_lines = downsampled if several else ()
+    return Curve(group.label, points, group.color, several or show_band, thin_lines, dots, group.dashed)
 
 
-def _scattered(marks: Sequence[Point], log: MetricsLog) -> list[Point]:
+def _with_std_range(points: Sequence[Point], log: MetricsLog) -> list[Point]:
     """Set the range of evaluations to one standard deviation of their episodes to either side, if it was logged."""
     found = log.series.get("eval/return_std", Series())
     deviation = dict(zip(found.x, found.y, strict=True))
-    known = [(mark, deviation.get(mark.x)) for mark in marks]
-    return [mark if d is None else Point(mark.x, mark.y, mark.y - d, mark.y + d) for mark, d in known]
+    pairs = [(point, deviation.get(point.x)) for point in points]
+    return [point if d is None else Point(point.x, point.y, point.y - d, point.y + d) for point, d in pairs]
 
 
-def _curve_of_reference(reference: Reference, until: float) -> Curve:
+def _reference_curve(reference: Reference, until: float) -> Curve:
     """Curve of the reference up to the end of the runs and one point beyond. A longer one would dwarf the runs."""
     steps = scores_by_step(reference.points, until * reference.per_sample)
-    marks = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
-    xs, ys, lows, highs = zip(*marks, strict=True)
-    return Curve(reference.name, downsample_ranges(xs, ys, lows, highs, POINTS), "muted")
+    points = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
+    xs, ys, lows, highs = zip(*points, strict=True)
+    return Curve(reference.name, downsample(xs, ys, POINTS, (lows, highs)), "muted")
 
 
 def title_of(name: str) -> str:
@@ -175,15 +179,14 @@ def title_of(name: str) -> str:
     return known.get(name, f"{before}{label}" if before else label[:1].upper() + label[1:])
 
 
-def spoken(groups: Sequence[ChartGroup]) -> str:
+def explain_lines(groups: Sequence[ChartGroup]) -> str:
     """Return sentences that explain the lines and bands of the charts."""
     if any(len(group.runs) > 1 for group in groups):
         return "Lines are means over seeds, bands show the range over seeds, thin lines are single seeds."
     notes = []
-    if len(groups) <= 3 and any("return_std" in group.runs[0].log.last for group in groups):
+    logs = [group.runs[0].log for group in groups] if len(groups) <= 3 else []
+    if any("return_std" in log.last for log in logs):
         notes.append("The band of an evaluation is one standard deviation of its episodes to either side.")
-    if len(groups) <= 3 and any(
-        len(series.x) > POINTS for group in groups for series in group.runs[0].log.series.values()
-    ):
+    if any(len(series.x) > POINTS for log in logs for series in log.series.values()):
         notes.append("Points of long curves are means of neighboring values, with a band from lowest to highest.")
     return " ".join(notes)

@@ -3,59 +3,58 @@
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from typing import Any
 
 from lockstep.tools.report.html import Table
+from lockstep.tools.report.metrics_log import Series
 from lockstep.tools.report.run_data import ReportedRun
-from lockstep.tools.report.series import figure
+from lockstep.tools.report.series import format_number
 
 
 def checks(runs: Sequence[ReportedRun]) -> Table:
     """Table of reduction mode, replica checks and digests. Runs with equal rows share one row."""
     found: dict[tuple[object, ...], list[str]] = {}
     for run in runs:
-        found.setdefault(_checked(run), []).append(run.label)
+        found.setdefault(_check_columns(run), []).append(run.label)
     rows = [
-        (f"all {len(each)} runs" if len(each) == len(runs) > 1 else ", ".join(each), *columns)
-        for columns, each in found.items()
+        (f"all {len(labels)} runs" if len(labels) == len(runs) > 1 else ", ".join(labels), *columns)
+        for columns, labels in found.items()
     ]
     return Table(("run", "gradient reduction", "replica checks", "digests"), rows, "words")
 
 
-def _checked(run: ReportedRun) -> tuple[object, ...]:
-    every, digested = run.settings.get("run.replica_check_every"), run.digests
+def _check_columns(run: ReportedRun) -> tuple[object, ...]:
+    check_every, (times, tensors) = run.settings.get("run.replica_check_every"), run.digests
     reduction = run.settings.get("run.reduction", "-")
-    sums = {"exact": "exact: the same bits on any number of processes", "fast": "fast: in floating point"}
-    series = run.log.series.get("sync/update")
+    descriptions = {"exact": "exact: the same bits on any number of processes", "fast": "fast: in floating point"}
+    updates = run.log.series.get("sync/update", Series()).y
     if "ReplicaMismatchError" in str(run.status.get("why", "")):
-        compared = "replicas differed, and the run stopped"
-    elif series is not None and len(series.y) and not series.y[-1]:
-        compared = f"at the start; the run ended before the next check, {every} updates later"
-    elif series is not None and len(series.y):
-        compared = f"every {every} updates; in sync at update {figure(series.y[-1])}, the last in the log"
+        comparison = "replicas differed, and the run stopped"
+    elif updates and not updates[-1]:
+        comparison = f"at the start; the run ended before the next check, {check_every} updates later"
+    elif updates:
+        comparison = f"every {check_every} updates; in sync at update {format_number(updates[-1])}, the last in the log"
     elif run.processes == 1:
-        compared = "one process: nothing to compare"
+        comparison = "one process: nothing to compare"
     else:
-        compared = f"every {every} updates; not in the log"
-    digests = (
-        f"{figure(digested[0])} times, of {figure(digested[1])} tensors"
-        if digested[0]
-        else "not enabled (run.log_tensor_digests)"
-    )
-    return sums.get(str(reduction), str(reduction)), compared, digests
+        comparison = f"every {check_every} updates; not in the log"
+    digests = "not enabled (run.log_tensor_digests)"
+    if times:
+        digests = f"{format_number(times)} times, of {format_number(tensors)} tensors"
+    return descriptions.get(str(reduction), str(reduction)), comparison, digests
 
 
 def starts(runs: Sequence[ReportedRun]) -> tuple[str, Table] | None:
     """Table with one row for each start of each run, and a summary if it is to be collapsed."""
     rows = []
     for run in runs:
-        for number, start in enumerate(run.starts):
-            later = run.starts[number + 1] if number + 1 < len(run.starts) else None
-            until = float(later.begin) if later else run.log.samples
-            event = "new run" if number == 0 and not start.begin else f"resumed at {figure(start.begin)}"
-            ended = "resumed by the next start" if later else run.state
-            processes = start.processes or (run.processes if later is None else None) or "-"
-            rows.append((run.label, number + 1, _date(start.began), processes, event, figure(until), ended))
+        for number, (start, next_start) in enumerate(zip_longest(run.starts, run.starts[1:]), 1):
+            reached = float(next_start.samples) if next_start else run.log.samples
+            event = "new run" if number == 1 and not start.samples else f"resumed at {format_number(start.samples)}"
+            result = "resumed by the next start" if next_start else run.state
+            processes = start.processes or (run.processes if next_start is None else None) or "-"
+            rows.append((run.label, number, _date(start.timestamp), processes, event, format_number(reached), result))
     if not rows:
         return None
     summary = f"{len(rows)} starts, one of each run" if len(rows) == len(runs) > 1 else ""
@@ -71,13 +70,13 @@ def proof(record: Any) -> dict[str, object] | None:
     """Check the record of `lockstep prove`; None if invalid. The verdict follows from the hashes, not from the file."""
     try:
         rows = [{str(key): value for key, value in row.items()} for row in record["rows"][:100]]
-        recipe, when = str(record["recipe"])[:100], str(record.get("date", ""))[:40]
+        recipe, date = str(record["recipe"])[:100], str(record.get("date", ""))[:40]
     except (AttributeError, LookupError, TypeError):
         return None
     hashes = [str(row.get("hash") or "")[:64] for row in rows]
-    one = bool(hashes) and all(hashes) and len(set(hashes)) == 1
-    verdict = f"One agent: {len(rows)} runs, one hash." if one else "Not one agent."
-    shown = [
+    one_agent = all(hashes) and len(set(hashes)) == 1
+    verdict = f"One agent: {len(rows)} runs, one hash." if one_agent else "Not one agent."
+    cells = [
         (row.get("processes"), row.get("event") or "-", value[:32] or "failed", row.get("problem") or "")
         for row, value in zip(rows, hashes, strict=True)
     ]
@@ -85,7 +84,7 @@ def proof(record: Any) -> dict[str, object] | None:
         f"{name} {record[name]}"[:60] for name in ("lockstep", "torch", "python", "cpu_capability") if record.get(name)
     )
     settings = record.get("settings")
-    arguments = " ".join(str(word)[:100] for word in settings[:50]) if isinstance(settings, list) else ""
-    table = Table(("processes", "event", "SHA-256 of the run", ""), shown, "words")
-    about = f"{recipe} · {when} · {versions}"
-    return {"one_agent": one, "verdict": verdict, "table": table, "about": about, "arguments": arguments}
+    arguments = " ".join(str(argument)[:100] for argument in settings[:50]) if isinstance(settings, list) else ""
+    table = Table(("processes", "event", "SHA-256 of the run", ""), cells, "words")
+    about = f"{recipe} · {date} · {versions}"
+    return {"one_agent": one_agent, "verdict": verdict, "table": table, "about": about, "arguments": arguments}

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-LONGEST = 300
+MAX_CHARACTERS = 300
 """Characters of an untrusted value that are shown."""
 
 
@@ -15,13 +15,13 @@ class Table(NamedTuple):
 
     heads: Sequence[object]
     rows: Sequence[Sequence[object]]
-    kind: str = ""
+    css_class: str = ""
     """Classes of the style sheet."""
-    colours: Sequence[str] = ()
+    colors: Sequence[str] = ()
     """CSS color variable of each row."""
 
 
-def text(value: object, limit: int = LONGEST) -> Markup:
+def text(value: object, limit: int = MAX_CHARACTERS) -> Markup:
     """Convert any value to escaped, printable text of limited length."""
     if isinstance(value, Markup):
         return value

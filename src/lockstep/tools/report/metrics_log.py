@@ -12,9 +12,9 @@ from lockstep.io.jsonl import iter_jsonl
 
 LOG_BYTES = 256 * 2**20
 """Bytes of a log that are read."""
-NAMES, LARGEST = 300, 1e100
+MAX_METRICS, MAX_ABS = 300, 1e100
 """Largest number of metrics that are kept, and largest absolute value that is drawn."""
-SPEED, UNDRAWN = "time/global_fps", ("system/", "time/")
+SPEED, NOT_DRAWN = "time/global_fps", ("system/", "time/")
 """Metric of the speed, and prefixes of metrics that are neither drawn nor kept, except the speed."""
 PHASES = {
     "env": "environments",
@@ -27,7 +27,7 @@ PHASES = {
     "copy": "copying for checkpoints",
 }
 """Phases of the time split and their labels. The rest of the time is `other`."""
-_SHARES = {name: f"time/{name}" for name in PHASES}
+_PHASE_KEYS = {name: f"time/{name}" for name in PHASES}
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Series:
 
     x: "array[float]" = field(default_factory=lambda: array("d"))
     y: "array[float]" = field(default_factory=lambda: array("d"))
-    left_out: int = 0
+    skipped: int = 0
     """Number of values that were skipped because they are non-finite or too large to draw."""
 
 
@@ -46,11 +46,11 @@ class MetricsLog:
 
     series: dict[str, Series] = field(default_factory=dict)
     samples: float = 0.0
-    timed: float = 0.0
+    timed_samples: float = 0.0
     """Samples up to which a speed was logged."""
     seconds: float = 0.0
     """Duration of the timed samples."""
-    split: dict[str, float] = field(default_factory=dict)
+    phase_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase."""
     last: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
@@ -59,14 +59,14 @@ class MetricsLog:
     @property
     def speed(self) -> float:
         """Samples per second over the whole log."""
-        return self.timed / self.seconds if self.seconds > 0 else math.nan
+        return self.timed_samples / self.seconds if self.seconds > 0 else math.nan
 
     @property
     def shares(self) -> dict[str, float]:
         """Fractions of the time by phase. They add up to one."""
         if not self.seconds > 0:
             return {}
-        shares = {name: self.split[name] / self.seconds for name in PHASES if self.split.get(name)}
+        shares = {name: self.phase_seconds[name] / self.seconds for name in PHASES if self.phase_seconds.get(name)}
         total = max(1.0, sum(shares.values()))
         shares = {name: share / total for name, share in shares.items()}
         return shares | {"other": max(0.0, 1.0 - sum(shares.values()))}
@@ -74,13 +74,9 @@ class MetricsLog:
 
 def number(value: object) -> float:
     """Return a finite number that can be drawn, or NaN for any other value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_ABS:
         return math.nan
-    try:
-        found = float(value)
-    except OverflowError:
-        return math.nan
-    return found if abs(found) <= LARGEST else math.nan
+    return float(value)
 
 
 def read_log(path: Path) -> MetricsLog:
@@ -90,10 +86,10 @@ def read_log(path: Path) -> MetricsLog:
     for line in iter_jsonl(path, LOG_BYTES):
         samples = number(line.get("samples"))
         if samples >= 0:
-            _note_time(log, line, samples)
-            _note_values(log, line, samples, evaluations)
+            _add_time(log, line, samples)
+            _add_values(log, line, samples, evaluations)
             if not evaluations.isdisjoint(line):
-                _note_evaluation(log, line, samples)
+                _add_evaluation(log, line, samples)
             log.samples = max(log.samples, samples)
     for series in log.series.values():
         _sort(series)
@@ -105,43 +101,43 @@ def score_of(evaluation: Mapping[str, float]) -> float:
     return evaluation.get("score", evaluation.get("return_mean", math.nan))
 
 
-def _note_values(log: MetricsLog, line: dict[str, Any], samples: float, evaluations: set[str]) -> None:
+def _add_values(log: MetricsLog, line: dict[str, Any], samples: float, evaluations: set[str]) -> None:
     """Add a line to the columns. This is the inner loop of a report: a log may have a million values."""
     known = log.series
     for name, value in line.items():
         series = known.get(name)
         if series is None:
-            if name.startswith(UNDRAWN) and name != SPEED:
+            if name.startswith(NOT_DRAWN) and name != SPEED:
                 continue
             if name.startswith("eval/"):
                 evaluations.add(name)
-            if len(known) >= NAMES or name in ("samples", "iteration") or len(name) > 100:
+            if len(known) >= MAX_METRICS or name in ("samples", "iteration") or len(name) > 100:
                 continue
             series = known[name] = Series()
-        shown = value if type(value) is float and -LARGEST <= value <= LARGEST else number(value)
-        if shown == shown:  # not NaN
+        drawable = value if type(value) is float and -MAX_ABS <= value <= MAX_ABS else number(value)
+        if drawable == drawable:  # not NaN
             series.x.append(samples)
-            series.y.append(shown)
+            series.y.append(drawable)
         else:
-            series.left_out += 1
+            series.skipped += 1
 
 
-def _note_time(log: MetricsLog, line: dict[str, Any], samples: float) -> None:
+def _add_time(log: MetricsLog, line: dict[str, Any], samples: float) -> None:
     """Add the time since the last line with a speed, and split it by phase."""
     speed = number(line.get(SPEED))
-    if not speed > 0 or samples <= log.timed:
+    if not speed > 0 or samples <= log.timed_samples:
         return
-    seconds, log.timed = (samples - log.timed) / speed, samples
+    seconds, log.timed_samples = (samples - log.timed_samples) / speed, samples
     log.seconds += seconds
-    for name, key in _SHARES.items():
+    for name, key in _PHASE_KEYS.items():
         share = line.get(key)
         if share is not None and 0 <= number(share) <= 1:
-            log.split[name] = log.split.get(name, 0.0) + share * seconds
+            log.phase_seconds[name] = log.phase_seconds.get(name, 0.0) + share * seconds
 
 
-def _note_evaluation(log: MetricsLog, line: dict[str, Any], samples: float) -> None:
+def _add_evaluation(log: MetricsLog, line: dict[str, Any], samples: float) -> None:
     found = [(name.removeprefix("eval/"), value) for name, value in line.items() if name.startswith("eval/")]
-    log.last = {"samples": samples} | {name[:100]: number(value) for name, value in found[:NAMES]}
+    log.last = {"samples": samples} | {name[:100]: number(value) for name, value in found[:MAX_METRICS]}
     if not log.best or score_of(log.last) > score_of(log.best) or math.isnan(score_of(log.best)):
         log.best = log.last
 

@@ -22,26 +22,26 @@ def write_page(
     groups = charts.name_groups(group(runs))
     small_charts = charts.small_charts(groups)
     time_bars, time_legend = sections.time_split(groups)
-    several = len(runs) > 1
+    several_runs = len(runs) > 1
     benches = [run.bench for run in runs if run.bench is not None][:4] if bench is None else [bench]
     return render(
         "page.html.j2",
         title=_title(runs, groups),
         lead=_lead(runs),
-        tiles=sections.seed_tiles(groups) if several else sections.tiles(runs[0]),
+        tiles=sections.seed_tiles(groups) if several_runs else sections.tiles(runs[0]),
         experiments=sections.experiments(groups),
         videos=sections.videos(runs, gif),
-        runs=sections.runs_table(groups) if several else None,
+        runs=sections.runs_table(groups) if several_runs else None,
         groups=groups,
         main_charts=charts.main_charts(groups, reference),
-        explanation=charts.spoken(groups),
-        small_charts=small_charts[: charts.SHOWN],
-        more_charts=small_charts[charts.SHOWN :],
+        explanation=charts.explain_lines(groups),
+        small_charts=small_charts[: charts.VISIBLE_CHARTS],
+        more_charts=small_charts[charts.VISIBLE_CHARTS :],
         evaluations=sections.evaluations(groups),
         speed_chart=charts.chart(groups, "time/global_fps", WIDE),
         time_bars=time_bars,
         time_legend=time_legend,
-        benches=[sections.bench(each) for each in benches],
+        benches=[sections.bench(record) for record in benches],
         checks=consistency.checks(runs),
         starts=consistency.starts(runs),
         proofs=[] if proof is None else [consistency.proof(proof)],
@@ -64,8 +64,8 @@ def _lead(runs: Sequence[ReportedRun]) -> str:
     """Return one line with recipes, tasks and, for a single run, the seed."""
     recipes = list(dict.fromkeys(run.recipe for run in runs))
     tasks = dict.fromkeys(task for run in runs for key in ("task.id", "task.tasks") if (task := _listed(run, key)))
-    alone = [f"seed {_listed(runs[0], 'run.seed')}"] if len(runs) == 1 else []
-    return " · ".join([", ".join(recipes[:5]), *list(tasks)[:3], *alone])
+    seed = [f"seed {_listed(runs[0], 'run.seed')}"] if len(runs) == 1 else []
+    return " · ".join([", ".join(recipes[:5]), *list(tasks)[:3], *seed])
 
 
 def _listed(run: ReportedRun, key: str) -> str:

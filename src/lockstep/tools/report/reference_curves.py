@@ -56,8 +56,8 @@ def scores_by_step(points: Sequence[ReferencePoint], until: float) -> list[tuple
     for point in points:
         scores.setdefault(point.step, []).append(point.score)
     steps = sorted(scores)
-    beyond = bisect_left(steps, until)
-    return [(step, scores[step]) for step in steps[: max(1, beyond + 1)]]
+    index = bisect_left(steps, until)
+    return [(step, scores[step]) for step in steps[: max(1, index + 1)]]
 
 
 def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_sample: float = 1.0) -> None:
@@ -66,16 +66,15 @@ def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_samp
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise ConfigError("plots need matplotlib.", "pip install matplotlib") from error
-    ours = evaluations_of(run, per_sample)
-    if not ours:
+    evaluations = evaluations_of(run, per_sample)
+    if not evaluations:
         raise ConfigError(f"{run} has no evaluations yet.", "Wait for the first, or set --run.eval-every.")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     if reference is not None:
-        _draw_reference(axes, read_reference(reference), reference.stem, ours[-1].step)
-    axes.plot(
-        [p.step for p in ours], [p.score for p in ours], color="#1f6fb4", marker="o", markersize=4, label=run.name
-    )
+        _draw_reference(axes, read_reference(reference), reference.stem, evaluations[-1].step)
+    steps, scores, _ = zip(*evaluations, strict=True)
+    axes.plot(steps, scores, color="#1f6fb4", marker="o", markersize=4, label=run.name)
     axes.set_xlabel("steps")
     axes.set_ylabel("return")
     axes.grid(alpha=0.3)
@@ -85,9 +84,8 @@ def draw_curve(run: Path, picture: Path, reference: Path | None = None, per_samp
 
 def _draw_reference(axes: Any, points: list[ReferencePoint], name: str, until: float) -> None:
     """Plot the reference up to the end of the run and one point beyond, so that a longer one does not dwarf the run."""
-    steps = scores_by_step(points, until)
-    shown, scores = [step for step, _ in steps], [each for _, each in steps]
-    low, high = [min(each) for each in scores], [max(each) for each in scores]
-    axes.fill_between(shown, low, high, color="#8a8f98", alpha=0.25, linewidth=0)
-    means = [sum(each) / len(each) for each in scores]
-    axes.plot(shown, means, color="#8a8f98", label=f"{name}, reference")
+    steps, scores = zip(*scores_by_step(points, until), strict=True)
+    low, high = [min(values) for values in scores], [max(values) for values in scores]
+    axes.fill_between(steps, low, high, color="#8a8f98", alpha=0.25, linewidth=0)
+    means = [sum(values) / len(values) for values in scores]
+    axes.plot(steps, means, color="#8a8f98", label=f"{name}, reference")

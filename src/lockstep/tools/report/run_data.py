@@ -16,9 +16,9 @@ from lockstep.tools.report.metrics_log import LOG_BYTES, MetricsLog, number, rea
 BENCH = "bench.json"
 GIF_BYTES, FILE_BYTES = 3_000_000, 2**20
 """Size limits in bytes. A larger GIF is skipped; a larger record of `prove` or `bench` is refused."""
-SETTINGS = 1000
+MAX_SETTINGS = 1000
 """Largest number of settings that are shown."""
-ELSEWHERE = ("run.name", "run.runs_dir", "run.wandb")
+LOCATION_SETTINGS = ("run.name", "run.runs_dir", "run.wandb")
 """Prefixes of settings that only say where a run is written. They are ignored when runs are compared."""
 
 
@@ -27,9 +27,9 @@ class RunStart:
     """One start of the run: its number of processes and the samples it resumed from."""
 
     processes: int | None
-    begin: int
+    samples: int
     """Samples that it resumed from."""
-    began: float
+    timestamp: float
     """Start time in seconds since 1970. NaN if unknown."""
 
 
@@ -64,10 +64,10 @@ class ReportedRun:
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Read runs, labeled by directory name, or by path if two directories have the same name."""
-    once = list({path.resolve(): path for path in paths}.values())
-    names = [path.resolve().name for path in once]
+    unique = list({path.resolve(): path for path in paths}.values())
+    names = [path.resolve().name for path in unique]
     return [
-        read_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(once, names, strict=True)
+        read_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(unique, names, strict=True)
     ]
 
 
@@ -94,13 +94,13 @@ def read_run(path: Path, label: str) -> ReportedRun:
         label=label,
         recipe=Path(_short(recipe)).stem,
         version=_short(version),
-        settings=dict(list(_flatten(values))[:SETTINGS]),
+        settings=dict(list(_flatten(values))[:MAX_SETTINGS]),
         status=read_status(path),
         log=log,
         starts=_read_starts(path / CHECKPOINTS),
         digests=_count_digests(path / DIGESTS),
-        gif=_read_own(path / VIDEO, f"The video of {label}", read_gif, notes),
-        bench=_read_own(path / BENCH, f"The benchmark of {label}", lambda path: read_json(path, FILE_BYTES), notes),
+        gif=_read_optional(path / VIDEO, f"The video of {label}", read_gif, notes),
+        bench=_read_optional(path / BENCH, f"The benchmark of {label}", lambda f: read_json(f, FILE_BYTES), notes),
         notes=notes,
     )
 
@@ -109,16 +109,16 @@ def group(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
     """Group runs that share a recipe and all settings except the seed."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
-        apart = ("run.seed", *ELSEWHERE)
-        settings = {name: value for name, value in run.settings.items() if not name.startswith(apart)}
+        ignored = ("run.seed", *LOCATION_SETTINGS)
+        settings = {name: value for name, value in run.settings.items() if not name.startswith(ignored)}
         groups.setdefault(f"{run.recipe} {settings!r}", []).append(run)
     return list(groups.values())
 
 
 def differences(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return names of settings that differ between runs, except those in `ELSEWHERE`."""
+    """Return names of settings that differ between runs, except those in `LOCATION_SETTINGS`."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
-    names = [name for name in names if not name.startswith(ELSEWHERE)]
+    names = [name for name in names if not name.startswith(LOCATION_SETTINGS)]
     return [name for name in names if len({repr(run.settings.get(name, "")) for run in runs}) > 1]
 
 
@@ -143,7 +143,7 @@ def read_gif(path: Path) -> bytes:
     return gif
 
 
-def _read_own(path: Path, what: str, read: Callable[[Path], Any], notes: list[str]) -> Any:
+def _read_optional(path: Path, what: str, read: Callable[[Path], Any], notes: list[str]) -> Any:
     """Read an optional file of a run. Add a note if it exists but cannot be shown."""
     if not os.path.lexists(path):
         return None
@@ -161,30 +161,30 @@ def _read_starts(directory: Path) -> list[RunStart]:
 
     Starts whose checkpoints were not resumed from are not included.
     """
-    line: list[RunStart] = []
+    starts: list[RunStart] = []
     names = os.listdir(directory) if directory.is_dir() else []
     published = [name.generation for name in map(CheckpointName.parse, names) if name]
     generation = max(published or generations(names), default=0)
     while generation:
-        claimed = _claim(directory, generation)
-        parent = CheckpointName.parse(str(claimed.get("parent"))[:100])
-        processes = claimed.get("processes")
-        known = processes if isinstance(processes, int) and 0 < processes < 10**6 else None
-        began = number(claimed.get("began"))
-        line.append(RunStart(known, parent.samples if parent else 0, began if 0 < began < 1e11 else math.nan))
+        claim = _claim(directory, generation)
+        parent = CheckpointName.parse(str(claim.get("parent"))[:100])
+        processes = claim.get("processes")
+        valid = processes if isinstance(processes, int) and 0 < processes < 10**6 else None
+        timestamp = number(claim.get("began"))
+        starts.append(RunStart(valid, parent.samples if parent else 0, timestamp if 0 < timestamp < 1e11 else math.nan))
         if parent is None or parent.generation >= generation:
             break
         generation = parent.generation
-    return line[::-1]
+    return starts[::-1]
 
 
 def _claim(directory: Path, generation: int) -> dict[str, Any]:
     path = generation_file(directory, generation)
     try:
-        claimed = {} if path.is_symlink() else read_json(path)
+        claim = {} if path.is_symlink() else read_json(path)
     except (OSError, UnreadableFileError):
         return {}
-    return claimed if isinstance(claimed, dict) else {}
+    return claim if isinstance(claim, dict) else {}
 
 
 def _count_digests(path: Path) -> tuple[int, int]:
@@ -196,17 +196,17 @@ def _count_digests(path: Path) -> tuple[int, int]:
     return count, tensors
 
 
-def _flatten(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield settings with their dotted names."""
     for key, value in values.items():
-        name = f"{before}{_short(key)}"
+        name = f"{prefix}{_short(key)}"
         if isinstance(value, dict) and value:
             yield from _flatten(value, f"{name}.")
         else:
-            yield name, _writable(value)
+            yield name, _formattable(value)
 
 
-def _writable(value: Any) -> Any:
+def _formattable(value: Any) -> Any:
     """Return the value, or a message if it has an integer of over 4,300 digits, which Python refuses to format."""
     try:
         repr(value)
@@ -217,4 +217,4 @@ def _writable(value: Any) -> Any:
 
 def _short(value: object) -> str:
     """Return the first 100 characters of an untrusted value."""
-    return str(_writable(value))[:100]
+    return str(_formattable(value))[:100]

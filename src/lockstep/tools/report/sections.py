@@ -13,7 +13,7 @@ from lockstep.tools.report.charts import ChartGroup
 from lockstep.tools.report.html import Table
 from lockstep.tools.report.metrics_log import PHASES, number
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import figure
+from lockstep.tools.report.series import format_number
 
 VIDEOS = 4
 """Largest number of videos on a page."""
@@ -33,12 +33,12 @@ def tiles(run: ReportedRun) -> list[Tile]:
     """Key figures of one run."""
     log, best, last = run.log, headline(run.log.best), headline(run.log.last)
     budget = run.settings.get("run.total_samples")
-    whole = isinstance(budget, int) and 0 < budget < 10**15
+    total = f"of {format_number(budget)}" if isinstance(budget, int) and 0 < budget < 10**15 else ""
     starts = len(run.starts)
     return [
         ("state", run.state, str(run.status.get("why") or "")[:120]),
-        ("samples", figure(log.samples), f"of {figure(float(budget))}" if whole else ""),  # type: ignore[arg-type]
-        (f"best {best[0]}".rstrip(), best[1], f"at {figure(log.best['samples'])}" if best[0] else ""),
+        ("samples", format_number(log.samples), total),
+        (f"best {best[0]}".rstrip(), best[1], f"at {format_number(log.best['samples'])}" if best[0] else ""),
         (f"last {last[0]}".rstrip(), *last[1:]),
         ("speed", _speed(run), "samples per second"),
         ("time", _time(log.seconds), "as logged"),
@@ -58,7 +58,7 @@ def _time(seconds: float) -> str:
 
 
 def _speed(run: ReportedRun) -> str:
-    return figure(round(run.log.speed)) if run.log.speed > 0 else "-"
+    return format_number(round(run.log.speed)) if run.log.speed > 0 else "-"
 
 
 def seed_tiles(groups: Sequence[ChartGroup]) -> list[Tile]:
@@ -66,12 +66,12 @@ def seed_tiles(groups: Sequence[ChartGroup]) -> list[Tile]:
     if len(groups) > 1:
         return []
     (group,) = groups
-    best, last = _together(group, "best"), _together(group, "last")
+    best, last = _mean_and_range(group, "best"), _mean_and_range(group, "last")
     return [
         ("seeds", len(group.runs), f"{sum(run.state == 'finished' for run in group.runs)} finished"),
         (f"best {best[0]}, mean", *best[1:]),
         (f"last {last[0]}, mean", *last[1:]),
-        ("samples", figure(max(run.log.samples for run in group.runs)), "each"),
+        ("samples", format_number(max(run.log.samples for run in group.runs)), "each"),
         ("time", _time(sum(run.log.seconds for run in group.runs)), "total"),
     ]
 
@@ -81,20 +81,21 @@ def experiments(groups: Sequence[ChartGroup]) -> Table | None:
     if len(groups) == 1 or all(len(group.runs) == 1 for group in groups):
         return None
     rows = [
-        (group.label, len(group.runs), *(" ".join(_together(group, which)[1:]) for which in ("best", "last")))
+        (group.label, len(group.runs), *(" ".join(_mean_and_range(group, which)[1:]) for which in ("best", "last")))
         for group in groups
     ]
     heads = ("experiment", "seeds", "best, mean and range", "last, mean and range")
-    return Table(heads, rows, "figures", [group.colour for group in groups])
+    return Table(heads, rows, "figures", [group.color for group in groups])
 
 
-def _together(group: ChartGroup, which: str) -> tuple[str, str, str]:
+def _mean_and_range(group: ChartGroup, which: str) -> tuple[str, str, str]:
     """Return name, mean and range of the main metric over several runs."""
-    found = [main for run in group.runs if (main := measure_of(getattr(run.log, which)))]
+    found = [main for run in group.runs if (main := main_metric(getattr(run.log, which)))]
     values = [value for _, value in found if not math.isnan(value)]
     if not values:
         return "evaluation", "-", ""
-    return found[0][0], figure(sum(values) / len(values)), f"({figure(min(values))} to {figure(max(values))})"
+    mean = format_number(sum(values) / len(values))
+    return found[0][0], mean, f"({format_number(min(values))} to {format_number(max(values))})"
 
 
 def runs_table(groups: Sequence[ChartGroup]) -> Table:
@@ -102,13 +103,13 @@ def runs_table(groups: Sequence[ChartGroup]) -> Table:
     rows = []
     for run in (run for group in groups for run in group.runs):
         identity = (run.label, run.state, run.recipe, run.settings.get("run.seed", "-"))
-        results = (figure(run.log.samples), headline(run.log.best)[1], headline(run.log.last)[1])
+        results = (format_number(run.log.samples), headline(run.log.best)[1], headline(run.log.last)[1])
         rows.append((*identity, *results, _speed(run), _time(run.log.seconds), run.processes or "-"))
     heads = ("run", "state", "recipe", "seed", "samples", "best", "last", "samples/s", "time", "processes")
-    return Table(heads, rows, "figures runs", [group.colour for group in groups for _ in group.runs])
+    return Table(heads, rows, "figures runs", [group.color for group in groups for _ in group.runs])
 
 
-def measure_of(evaluation: dict[str, float]) -> tuple[str, float] | None:
+def main_metric(evaluation: dict[str, float]) -> tuple[str, float] | None:
     """Return name and value of the main metric of an evaluation."""
     if "score" in evaluation:
         parts = {name: value for name, value in evaluation.items() if name != "samples"}
@@ -119,10 +120,10 @@ def measure_of(evaluation: dict[str, float]) -> tuple[str, float] | None:
 
 def headline(evaluation: dict[str, float]) -> tuple[str, str, str]:
     """Return name, formatted value and standard deviation over episodes of an evaluation's main metric."""
-    main, deviation = measure_of(evaluation), evaluation.get("return_std", math.nan)
+    main, deviation = main_metric(evaluation), evaluation.get("return_std", math.nan)
     if main is None:
         return "", "-", ""
-    return main[0], figure(main[1]), "" if math.isnan(deviation) else f"± {figure(deviation)}"
+    return main[0], format_number(main[1]), "" if math.isnan(deviation) else f"± {format_number(deviation)}"
 
 
 def videos(runs: Sequence[ReportedRun], chosen: bytes | None) -> list[tuple[str, Markup]]:
@@ -143,19 +144,19 @@ def evaluations(groups: Sequence[ChartGroup]) -> list[tuple[str, Table]]:
         log = runs[0].log
         return [("", _metrics_table([("last", [log.last]), ("best", [log.best])]))]
     few = len(runs) <= 4
-    tables = [("", _evaluations_of(groups, "best", each=few))]
-    tables += [] if few else [("Best evaluation of each run", _evaluations_of(groups, "best", together=False))]
-    return [*tables, ("Last evaluation of each run", _evaluations_of(groups, "last", together=few))]
+    tables = [("", _evaluations_of(groups, "best", per_run=few))]
+    tables += [] if few else [("Best evaluation of each run", _evaluations_of(groups, "best", mean=False))]
+    return [*tables, ("Last evaluation of each run", _evaluations_of(groups, "last", mean=few))]
 
 
-def _evaluations_of(groups: Sequence[ChartGroup], which: str, each: bool = True, together: bool = True) -> Table:
+def _evaluations_of(groups: Sequence[ChartGroup], which: str, per_run: bool = True, mean: bool = True) -> Table:
     """Table with one column for each run, and one for the mean of several seeds."""
     columns = []
     for group in groups:
         found = [run for run in group.runs if run.log.last]
-        if each or len(found) == 1:
+        if per_run or len(found) == 1:
             columns += [(run.label, [getattr(run.log, which)]) for run in found]
-        if together and len(found) > 1:
+        if mean and len(found) > 1:
             head = f"mean of {len(found)}" if len(groups) == 1 else f"{group.label}, mean of {len(found)}"
             columns.append((head, [getattr(run.log, which) for run in found]))
     return _metrics_table(columns)
@@ -163,26 +164,26 @@ def _evaluations_of(groups: Sequence[ChartGroup], which: str, each: bool = True,
 
 def _metrics_table(columns: Sequence[tuple[str, list[dict[str, float]]]]) -> Table:
     """Table of all metrics. A column has a head and one or several evaluations."""
-    names = dict.fromkeys(name for _, each in columns for evaluation in each for name in evaluation)
+    names = dict.fromkeys(name for _, evaluations in columns for evaluation in evaluations for name in evaluation)
     names.pop("samples")
     ordered = sorted(names, key=lambda name: (not name.startswith("return"), name.partition("/")[2] != ""))
-    rows = [("at samples", *(_pooled(each, "samples") for _, each in columns))]
-    rows += [(_measure(name), *(_pooled(each, name) for _, each in columns)) for name in ordered]
+    rows = [("at samples", *(_format_values(column, "samples") for _, column in columns))]
+    rows += [(_metric_label(name), *(_format_values(column, name) for _, column in columns)) for name in ordered]
     return Table(("metric", *(head for head, _ in columns)), rows, "figures")
 
 
-def _pooled(evaluations: Sequence[dict[str, float]], name: str) -> str:
+def _format_values(evaluations: Sequence[dict[str, float]], name: str) -> str:
     if len(evaluations) == 1:
-        return figure(evaluations[0][name]) if name in evaluations[0] else "-"
-    values = [each[name] for each in evaluations if name in each and not math.isnan(each[name])]
+        return format_number(evaluations[0][name]) if name in evaluations[0] else "-"
+    values = [evaluation[name] for evaluation in evaluations if name in evaluation and not math.isnan(evaluation[name])]
     if not values:
         return "-"
-    return f"{figure(sum(values) / len(values))} ({figure(min(values))} to {figure(max(values))})"
+    return f"{format_number(sum(values) / len(values))} ({format_number(min(values))} to {format_number(max(values))})"
 
 
-def _measure(name: str) -> str:
-    whole, _, part = name.removesuffix("_mean").partition("/")
-    label = whole.replace("_", " ")
+def _metric_label(name: str) -> str:
+    metric, _, part = name.removesuffix("_mean").partition("/")
+    label = metric.replace("_", " ")
     return f"{label}, {part}" if part else label
 
 
@@ -196,10 +197,10 @@ def time_split(groups: Sequence[ChartGroup]) -> tuple[list[tuple[str, list[Phase
     """
     runs = [run for group in groups for run in group.runs]
     bars = [(run.label, [run]) for run in runs] if len(runs) <= 4 else [(group.label, group.runs) for group in groups]
-    whole = _shares(runs)
-    names = [name for name in (*PHASES, "other") if whole.get(name, 0) >= 0.0005]
-    split = [(label, _phases(shares, names)) for label, each in bars if (shares := _shares(each))]
-    return split, _phases(whole, names)
+    all_shares = _shares(runs)
+    names = [name for name in (*PHASES, "other") if all_shares.get(name, 0) >= 0.0005]
+    split = [(label, _phases(shares, names)) for label, runs_of_bar in bars if (shares := _shares(runs_of_bar))]
+    return split, _phases(all_shares, names)
 
 
 def _shares(runs: Sequence[ReportedRun]) -> dict[str, float]:
@@ -218,23 +219,23 @@ def bench(measured: Any) -> dict[str, object] | None:
     from lockstep.tools.bench.plots import draw
 
     try:
-        reports = [_measured(report) for report in (measured.get("scaling") or [measured])[:20]]
+        reports = [_checked_report(report) for report in (measured.get("scaling") or [measured])[:20]]
         plot = draw(reports)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     keys = ("processes", "steps_per_second", "speedup", "ratio_to_bare")
-    rows = [[figure(report[key]) for key in keys] for report in reports]
+    rows = [[format_number(report[key]) for key in keys] for report in reports]
     shown = Table(("processes", "samples per second", "speedup", "ratio to bare"), rows, "figures")
     return {"plot": plot, "table": shown, "verdict": reports[-1]["verdict"]}
 
 
-def _measured(report: Any) -> dict[str, Any]:
+def _checked_report(report: Any) -> dict[str, Any]:
     """Return the parts of one benchmark that are shown. Raises ValueError if a number cannot be drawn."""
     split = {name: _positive(share) for name, share in report["split"].items()}
-    found = {key: _positive(report[key]) for key in ("steps_per_second", "speedup", "ratio_to_bare")}
+    numbers = {key: _positive(report[key]) for key in ("steps_per_second", "speedup", "ratio_to_bare")}
     wall = {"wall": _positive(report["seconds"]["wall"])}
     texts = {"recipe": str(report["recipe"])[:100], "verdict": str(report.get("verdict", ""))[:500]}
-    return texts | found | {"processes": int(_positive(report["processes"])), "seconds": wall, "split": split}
+    return texts | numbers | {"processes": int(_positive(report["processes"])), "seconds": wall, "split": split}
 
 
 def _positive(value: object) -> float:

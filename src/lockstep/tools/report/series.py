@@ -18,15 +18,14 @@ class Point(NamedTuple):
     high: float
 
 
-def downsample(xs: Sequence[float], ys: Sequence[float], limit: int) -> list[Point]:
-    """Reduce a curve to at most `limit` points: means of neighbors, with their range, so that no spike is lost."""
-    return downsample_ranges(xs, ys, ys, ys, limit)
-
-
-def downsample_ranges(
-    xs: Sequence[float], ys: Sequence[float], lows: Sequence[float], highs: Sequence[float], limit: int
+def downsample(
+    xs: Sequence[float], ys: Sequence[float], limit: int, ranges: tuple[Sequence[float], Sequence[float]] | None = None
 ) -> list[Point]:
-    """Reduce a curve whose points have a range to at most `limit` points."""
+    """Reduce a curve to at most `limit` points: means of neighbors, with their range, so that no spike is lost.
+
+    `ranges` are the low and high ends of points that already have a range.
+    """
+    lows, highs = ranges or (ys, ys)
     size = max(1, math.ceil(len(xs) / limit))
     parts = [slice(start, start + size) for start in range(0, len(xs), size)]
     return [Point(fmean(xs[part]), fmean(ys[part]), min(lows[part]), max(highs[part])) for part in parts]
@@ -37,15 +36,15 @@ def band(curves: Sequence[Sequence[Point]], limit: int) -> list[Point]:
     if not curves or not all(curves):
         return []
     first, last = max(curve[0].x for curve in curves), min(curve[-1].x for curve in curves)
-    xs = sorted({mark.x for curve in curves for mark in curve if first <= mark.x <= last})
+    xs = sorted({point.x for curve in curves for point in curve if first <= point.x <= last})
     if len(xs) > limit:
         xs = [xs[round(n * (len(xs) - 1) / (limit - 1))] for n in range(limit)]
-    lines = [np.interp(xs, [mark.x for mark in curve], [mark.y for mark in curve]).tolist() for curve in curves]
+    lines = [np.interp(xs, [point.x for point in curve], [point.y for point in curve]).tolist() for curve in curves]
     columns = zip(*lines, strict=True)
     return [Point(x, fmean(values), min(values), max(values)) for x, values in zip(xs, columns, strict=True)]
 
 
-def widened(low: float, high: float) -> tuple[float, float]:
+def pad_range(low: float, high: float) -> tuple[float, float]:
     """Widen a range, so that no line lies on an edge. A low end that is not negative and near zero becomes zero."""
     size = max(abs(low), abs(high))
     if high - low <= max(1e-9 * size, 1e-90):  # center a flat line
@@ -55,12 +54,12 @@ def widened(low: float, high: float) -> tuple[float, float]:
     return (0.0 if 0 <= low < 0.35 * high else low - margin), high + margin
 
 
-def trimmed(values: Sequence[float]) -> tuple[float, float]:
+def robust_range(values: Sequence[float]) -> tuple[float, float]:
     """Return the range of values, without outliers that would flatten all other values into a line."""
-    ordered, few = sorted(values), round(0.03 * len(values))
-    low, high = ordered[few], ordered[-1 - few]
+    ordered, trimmed = sorted(values), round(0.03 * len(values))
+    low, high = ordered[trimmed], ordered[-1 - trimmed]
     core = high - low
-    if few == 0 or core <= 0 or ordered[-1] - ordered[0] <= 5 * core:
+    if trimmed == 0 or core <= 0 or ordered[-1] - ordered[0] <= 5 * core:
         return ordered[0], ordered[-1]
     return max(ordered[0], low - core), min(ordered[-1], high + core)
 
@@ -73,27 +72,27 @@ def round_ticks(low: float, high: float, count: int) -> list[float]:
     return [n * step for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def decades(low: float, high: float) -> list[float]:
+def log_ticks(low: float, high: float) -> list[float]:
     """Return about five powers of ten that enclose two positive numbers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / 4))
     return [10.0**n for n in range(first, last + every, every)]
 
 
-def wants_decades(values: Sequence[float]) -> bool:
+def use_log(values: Sequence[float]) -> bool:
     """Return whether positive values differ by a factor that needs a logarithmic axis."""
     return bool(values) and min(values) > 1e-12 and max(values) / min(values) >= 300
 
 
-def tick_words(ticks: Sequence[float]) -> list[str]:
+def format_ticks(ticks: Sequence[float]) -> list[str]:
     """Format axis ticks with enough digits to distinguish neighbors."""
-    apart = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
-    enough = (n for n in range(4, 12) if all(abs(float(f"{tick:.{n}g}") - tick) <= 1e-3 * apart for tick in ticks))
-    digits = next(enough, 12 if apart else 4)
-    return [short(tick, digits) for tick in ticks]
+    spacing = min((abs(b - a) for a, b in pairwise(ticks)), default=0.0)
+    enough = (n for n in range(4, 12) if all(abs(float(f"{tick:.{n}g}") - tick) <= 1e-3 * spacing for tick in ticks))
+    digits = next(enough, 12 if spacing else 4)
+    return [format_tick(tick, digits) for tick in ticks]
 
 
-def short(value: float, digits: int = 4) -> str:
+def format_tick(value: float, digits: int = 4) -> str:
     """Format a number for an axis: 12k, 1.5M, 0.002, 2e-5."""
     if value == 0:
         return "0"
@@ -106,7 +105,7 @@ def short(value: float, digits: int = 4) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
-def figure(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number for a table: thousands separators and four significant digits."""
     if not math.isfinite(value):
         return "not a number" if math.isnan(value) else ("∞" if value > 0 else "-∞")

@@ -33,7 +33,7 @@ def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
     agent = Agent(recipe, GPU)
     agent.iterate(lambda: bool(agent.algorithm.updates > WARM_UPS))
     agent.iterate()  # compilation and CUDA graph capture end here
-    before, samples, iterations = int(agent.algorithm.updates), 0, []
+    updates_before, samples, iterations = int(agent.algorithm.updates), 0, []
     agent.runtime.timer.take()
     for _ in range(rounds):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -46,7 +46,7 @@ def timed(recipe: Recipe, rounds: int) -> dict[str, Any]:
     torch.cuda.synchronize()
     phases = agent.runtime.timer.take()  # CUDA events at every change of phase
     learning = phases.get("learn", 0.0) + phases.get("reduce", 0.0)
-    updates = int(agent.algorithm.updates) - before
+    updates = int(agent.algorithm.updates) - updates_before
     agent.close()
     return {
         "rounds": rounds,

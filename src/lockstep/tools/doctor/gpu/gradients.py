@@ -17,7 +17,7 @@ from lockstep.training_loop import iterate
 
 NEVER = 10**9
 """Updates between replica checks: never, because there is only one process."""
-FLOOR = 1e-3
+MIN_RELATIVE_NORM = 1e-3
 """Lower bound of a parameter's gradient norm, relative to the whole gradient: below it there is only rounding."""
 
 
@@ -31,9 +31,9 @@ class Agent:
         self.algorithm: Any = recipe.algo.build(self.task, self.runtime)
         self.clock = TrainState(total_samples=2**62)
 
-    def iterate(self, until: Callable[[], bool] | None = None, most: int = 1000) -> None:
+    def iterate(self, until: Callable[[], bool] | None = None, max_iterations: int = 1000) -> None:
         """Train one iteration, or iterations until a condition holds."""
-        for _ in range(most):
+        for _ in range(max_iterations):
             iterate(self.task, self.algorithm, self.clock, self.runtime, NEVER)
             if until is None or until():
                 return
@@ -56,22 +56,22 @@ def recording() -> Iterator[list[list[Tensor]]]:
 
     A gradient is recorded when it is summed over the batch, before clipping and before any parameter changes.
     """
-    finish = GradientBuffer.wait
-    seen: list[GradientBuffer] = []
+    wait = GradientBuffer.wait
+    recorded_buffers: list[GradientBuffer] = []
     first: list[list[Tensor]] = []
 
-    def recorded(self: GradientBuffer) -> None:
-        finish(self)
-        if not any(self is gradient for gradient in seen):
-            seen.append(self)
+    def record_first(self: GradientBuffer) -> None:
+        wait(self)
+        if not any(self is gradient for gradient in recorded_buffers):
+            recorded_buffers.append(self)
             sizes = [parameter.numel() for parameter in self.parameters]
             first.append(list(self.flat.detach().cpu().double().split(sizes)))
 
-    GradientBuffer.wait = recorded  # type: ignore[method-assign]
+    GradientBuffer.wait = record_first  # type: ignore[method-assign]
     try:
         yield first
     finally:
-        GradientBuffer.wait = finish  # type: ignore[method-assign]
+        GradientBuffer.wait = wait  # type: ignore[method-assign]
 
 
 def first_gradients(recipe: Recipe, device: str) -> list[list[Tensor]]:
@@ -82,15 +82,16 @@ def first_gradients(recipe: Recipe, device: str) -> list[list[Tensor]]:
     return first
 
 
-def difference(ours: list[Tensor], wanted: list[Tensor], normalize: bool = False) -> float:
+def difference(gradients: list[Tensor], expected: list[Tensor], normalize: bool = False) -> float:
     """Return the largest relative difference of a parameter's gradient.
 
     `normalize` scales the whole gradients to equal norm, so that only their directions are compared.
     """
-    whole, other = float(get_total_norm(wanted)), float(get_total_norm(ours))
-    if not whole:
-        return 0.0 if not other else float("inf")
-    scale = whole / other if normalize and other else 1.0
+    expected_norm, norm = float(get_total_norm(expected)), float(get_total_norm(gradients))
+    if not expected_norm:
+        return 0.0 if not norm else float("inf")
+    scale = expected_norm / norm if normalize and norm else 1.0
     return max(
-        float((a * scale - b).norm()) / max(float(b.norm()), FLOOR * whole) for a, b in zip(ours, wanted, strict=True)
+        float((a * scale - b).norm()) / max(float(b.norm()), MIN_RELATIVE_NORM * expected_norm)
+        for a, b in zip(gradients, expected, strict=True)
     )

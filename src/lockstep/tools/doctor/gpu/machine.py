@@ -29,14 +29,14 @@ def machine(record: ResultRecord) -> None:
     record.add("versions", versions())
     record.add("host", host())
     record.add("environment", shown_variables())
-    record.add("nvidia_smi", driver_facts())
+    record.add("nvidia_smi", driver_info())
     record.add("topology", [_ESCAPES.sub("", line) for line in nvidia_smi("topo", "-m")])
     if not torch.cuda.is_available():
         record.add("gpus", [])
         raise Failure(no_gpu())
     architectures = torch.cuda.get_arch_list()
     record.add("architectures", architectures)
-    gpus = [gpu_facts(index, architectures) for index in range(torch.cuda.device_count())]
+    gpus = [gpu_info(index, architectures) for index in range(torch.cuda.device_count())]
     record.add("gpus", gpus)
     record.add("peer_access", peer_access(len(gpus)))
     for index, gpu in enumerate(gpus):
@@ -51,9 +51,9 @@ def machine(record: ResultRecord) -> None:
 
 def no_gpu() -> str:
     """Explain why torch sees no GPU."""
-    trouble = [f"{line.says}. {line.fix}" for line in check_devices(1) if line.level == "trouble"]
+    failures = [f"{line.message}. {line.fix}" for line in check_devices(1) if line.level == "trouble"]
     built = "was built without CUDA" if torch.version.cuda is None else f"was built for CUDA {torch.version.cuda}"
-    return " ".join(trouble) or f"torch {torch.__version__} {built}, but nvidia-smi lists no GPU on this machine."
+    return " ".join(failures) or f"torch {torch.__version__} {built}, but nvidia-smi lists no GPU on this machine."
 
 
 def versions() -> dict[str, Any]:
@@ -64,10 +64,10 @@ def versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_git": torch.version.git_version,
         "cuda": torch.version.cuda,
-        "cudnn": ask(torch.backends.cudnn.version),
-        "nccl": ask(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
-        "triton": ask(lambda: importlib.metadata.version("triton")),
-        "numpy": ask(lambda: importlib.metadata.version("numpy")),
+        "cudnn": or_none(torch.backends.cudnn.version),
+        "nccl": or_none(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
+        "triton": or_none(lambda: importlib.metadata.version("triton")),
+        "numpy": or_none(lambda: importlib.metadata.version("numpy")),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 
@@ -77,43 +77,43 @@ def host() -> dict[str, Any]:
     memory = psutil.virtual_memory()
     return {
         "cpus": os.cpu_count(),
-        "usable_cpus": ask(lambda: len(os.sched_getaffinity(0))),
-        "processor": ask(_processor),
+        "usable_cpus": or_none(lambda: len(os.sched_getaffinity(0))),
+        "processor": or_none(_processor),
         "memory_bytes": memory.total,
         "free_memory_bytes": memory.available,
-        "shared_memory_bytes": ask(lambda: psutil.disk_usage("/dev/shm").total),
+        "shared_memory_bytes": or_none(lambda: psutil.disk_usage("/dev/shm").total),
     }
 
 
-def driver_facts() -> list[dict[str, str]]:
+def driver_info() -> list[dict[str, str]]:
     """Return facts about each GPU from nvidia-smi, without serial numbers and UUIDs. Empty without nvidia-smi."""
     lines = nvidia_smi(f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader")
     return [dict(zip(_SMI_FIELDS, map(str.strip, line.split(",")), strict=False)) for line in lines]
 
 
-def gpu_facts(index: int, architectures: list[str]) -> dict[str, Any]:
+def gpu_info(index: int, architectures: list[str]) -> dict[str, Any]:
     """Name, memory and architecture of one GPU."""
-    about = torch.cuda.get_device_properties(index)
+    properties = torch.cuda.get_device_properties(index)
     return {
-        "name": about.name,
-        "capability": f"{about.major}.{about.minor}",
-        "architecture": support(about.major, about.minor, architectures),
-        "memory_bytes": about.total_memory,
-        "free_memory_bytes": ask(lambda: torch.cuda.mem_get_info(index)[0]),
-        "multiprocessors": about.multi_processor_count,
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "architecture": architecture_support(properties.major, properties.minor, architectures),
+        "memory_bytes": properties.total_memory,
+        "free_memory_bytes": or_none(lambda: torch.cuda.mem_get_info(index)[0]),
+        "multiprocessors": properties.multi_processor_count,
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
     }
 
 
-def support(major: int, minor: int, architectures: list[str]) -> str:
+def architecture_support(major: int, minor: int, architectures: list[str]) -> str:
     """How this torch supports an architecture: compiled for it, for an older one of the family, or from PTX."""
     if any(re.fullmatch(rf"sm_{major}{minor}[af]?", name) for name in architectures):
         return "compiled"
     numbers = {name: int(found[2]) for name in architectures if (found := re.fullmatch(r"(sm|compute)_(\d+)", name))}
-    wanted = 10 * major + minor
-    if any(name.startswith("sm") and n // 10 == major and n <= wanted for name, n in numbers.items()):
+    capability = 10 * major + minor
+    if any(name.startswith("sm") and n // 10 == major and n <= capability for name, n in numbers.items()):
         return "compatible"
-    if any(name.startswith("compute") and n <= wanted for name, n in numbers.items()):
+    if any(name.startswith("compute") and n <= capability for name, n in numbers.items()):
         return "from PTX"
     return "not supported"
 
@@ -126,15 +126,15 @@ def peer_access(gpus: int) -> list[list[bool]]:
 def product_error(device: str, dtype: torch.dtype) -> float:
     """Relative difference between a matrix product on a GPU and in double precision on the CPU."""
     a = torch.linspace(-1.0, 1.0, 64 * INNER).view(64, INNER).sin()
-    wanted = a.double() @ a.double().T
+    expected = a.double() @ a.double().T
     on_gpu = a.to(device, dtype)
-    return float(((on_gpu @ on_gpu.T).cpu().double() - wanted).norm() / wanted.norm())
+    return float(((on_gpu @ on_gpu.T).cpu().double() - expected).norm() / expected.norm())
 
 
-def ask(question: Callable[[], Any]) -> Any:
+def or_none(function: Callable[[], Any]) -> Any:
     """Call a function that may fail on some machines. Return None if it raises."""
     try:
-        return question()
+        return function()
     except Exception:
         return None
 

@@ -39,13 +39,13 @@ def precision(record: ResultRecord) -> None:
             found |= {"updates": int(agent.algorithm.updates), "finite": agent.finite()}
             agent.close()
             reference = reference or first
-            whole = [torch.cat([part.flatten() for part in gradient]) for gradient in (first[0], reference[0])]
+            flat_gradients = [torch.cat([part.flatten() for part in gradient]) for gradient in (first[0], reference[0])]
             # fp16 gradients include the loss scale, so only directions are compared. The initial loss scale may
             # overflow a gradient; that update is skipped.
-            if found["dtype"] == "float16" and not whole[0].isfinite().all():
+            if found["dtype"] == "float16" and not flat_gradients[0].isfinite().all():
                 found["difference_from_fp32"], found["overflowed"] = None, True
             else:
-                found["difference_from_fp32"] = difference(whole[:1], whole[1:], normalize=True)
+                found["difference_from_fp32"] = difference(flat_gradients[:1], flat_gradients[1:], normalize=True)
             found["product_error"] = product_error(GPU, agent.runtime.autocast_dtype or torch.float32)
             record.add(name, found)
             check(name, found)

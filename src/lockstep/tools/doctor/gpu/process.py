@@ -13,12 +13,12 @@ import psutil
 
 from lockstep.launch.process_lifetime import die_with_parent
 
-KEPT = 8 * 2**10
+OUTPUT_BYTES = 8 * 2**10
 """Bytes of output that are kept: the last ones."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     """How a command ended."""
 
     code: int | None
@@ -37,12 +37,12 @@ class Ended:
         return f"exit code {self.code}" if self.code else ""
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], limit: float | None = None) -> Ended:
+def run(command: Sequence[str], environment: Mapping[str, str], limit: float | None = None) -> CommandResult:
     """Run a command that ends with this process; after `limit` seconds kill it with every process that it started.
 
     With a limit, the command gets a session of its own, so that an interrupt from the terminal does not reach it.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             list(command),
@@ -55,16 +55,15 @@ def run(command: Sequence[str], environment: Mapping[str, str], limit: float | N
         )
         code: int | None = None
         try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(limit)
         finally:
             if process.poll() is None:
                 kill_tree(process.pid)
                 process.wait()
-        seconds = time.monotonic() - began
-        output.seek(max(0, output.seek(0, os.SEEK_END) - KEPT))
-        return Ended(code, output.read(KEPT).decode(errors="replace").strip(), seconds)
+        seconds = time.monotonic() - start
+        output.seek(max(0, output.seek(0, os.SEEK_END) - OUTPUT_BYTES))
+        return CommandResult(code, output.read(OUTPUT_BYTES).decode(errors="replace").strip(), seconds)
 
 
 def kill_tree(pid: int) -> None:

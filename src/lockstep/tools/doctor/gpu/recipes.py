@@ -22,10 +22,10 @@ from lockstep.training_loop import train
 
 TOLERANCE = 1e-3
 """Largest relative difference of a gradient in fp32 between a GPU and the CPU that counts as rounding."""
-LEARNING = {"dmc-tdmpc2": {"task.tasks": ["cartpole-balance"]}}
+GRADIENT_SETTINGS = {"dmc-tdmpc2": {"task.tasks": ["cartpole-balance"]}}
 """Settings by recipe for the gradient comparison. The pendulum of the smoke settings has zero reward at first."""
 GPU = "cuda:0"
-COUNTED = 2
+SYNC_ITERATIONS = 2
 """Iterations in which host synchronizations are counted."""
 FULL_SECONDS = 20
 """Seconds for a first update at the recipe's default settings."""
@@ -35,10 +35,10 @@ def recipe(record: ResultRecord, name: str) -> None:
     """Run every part for one recipe. A recipe that needs a package which is not installed is skipped."""
     with needs_installed():
         smoke = smoke_recipe(name)
-        learning = apply_overrides(smoke, LEARNING.get(name, {}))
-        wanted = first_gradients(learning, "cpu")
+        gradient_recipe = apply_overrides(smoke, GRADIENT_SETTINGS.get(name, {}))
+        expected = first_gradients(gradient_recipe, "cpu")
     with record.part("gradients"):
-        compare_gradients(record, wanted, first_gradients(learning, GPU))
+        compare_gradients(record, expected, first_gradients(gradient_recipe, GPU))
     with record.part("smoke"):
         smoke_run(record, smoke)
     with record.part("host_syncs"):
@@ -53,34 +53,32 @@ def needs_installed() -> Iterator[None]:
     """Raise Skip if a package is not installed."""
     try:
         yield
-    except ImportError as error:
-        raise Skip(f"not installed: {error}") from None
-    except ConfigError as error:
-        if "pip install" in str(error):
-            raise Skip(f"not installed: {' '.join(str(error).split())}") from None
-        raise
+    except (ImportError, ConfigError) as error:
+        if isinstance(error, ConfigError) and "pip install" not in str(error):
+            raise
+        raise Skip(f"not installed: {' '.join(str(error).split())}") from None
 
 
 def smoke_recipe(name: str) -> Recipe:
     """A recipe at its smoke settings."""
-    kind = find_recipe(name)
-    return apply_overrides(kind(), kind.smoke_overrides)
+    recipe_class = find_recipe(name)
+    return apply_overrides(recipe_class(), recipe_class.smoke_overrides)
 
 
-def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: list[list[Tensor]]) -> None:
+def compare_gradients(record: ResultRecord, expected: list[list[Tensor]], found: list[list[Tensor]]) -> None:
     """Compare the first gradient of every optimizer between the GPU and the CPU."""
-    if len(found) != len(wanted):
-        raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(wanted)} on the CPU")
-    differences = [difference(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
-    norms = [float(get_total_norm(gradient)) for gradient in wanted]
-    compared = {
+    if len(found) != len(expected):
+        raise Failure(f"{len(found)} optimizers took a step on the GPU and {len(expected)} on the CPU")
+    differences = [difference(*pair) for pair in zip(found, expected, strict=True)]
+    norms = [float(get_total_norm(gradient)) for gradient in expected]
+    comparison = {
         "largest_relative_difference": max(differences),
         "tolerance": TOLERANCE,
         "by_optimizer": differences,
         "norms": norms,
-        "parameters": [sum(part.numel() for part in gradient) for gradient in wanted],
+        "parameters": [sum(part.numel() for part in gradient) for gradient in expected],
     }
-    record.add("gradients", compared)
+    record.add("gradients", comparison)
     if not all(norms):
         raise Failure("a gradient is zero, so the comparison is meaningless")
     if not max(differences) <= TOLERANCE:
@@ -90,9 +88,9 @@ def compare_gradients(record: ResultRecord, wanted: list[list[Tensor]], found: l
 def smoke_run(record: ResultRecord, recipe: Recipe) -> None:
     """Train at smoke settings to the end, with checkpoints and (unless quick) evaluations; record peak memory."""
     location = {"run.runs_dir": str(record.scratch), "run.name": f"smoke-{recipe.name}", "run.device": "cuda"}
-    short = {"run.eval_every": None, "run.total_samples": recipe.run.total_samples // 2} if record.quick else {}
+    shorter = {"run.eval_every": None, "run.total_samples": recipe.run.total_samples // 2} if record.quick else {}
     torch.cuda.reset_peak_memory_stats()
-    result = train(apply_overrides(recipe, location | short))
+    result = train(apply_overrides(recipe, location | shorter))
     record.add("smoke", {"samples": result.clock.samples, "seconds": result.seconds})
     record.add("memory", memory_peak())
 
@@ -127,13 +125,13 @@ def time_limit(seconds: float) -> Iterator[None]:
     def expire(*_: object) -> None:
         raise TimeoutError
 
-    before = signal.signal(signal.SIGALRM, expire)
+    previous = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous)
 
 
 def host_syncs(record: ResultRecord, recipe: Recipe) -> None:
@@ -141,15 +139,15 @@ def host_syncs(record: ResultRecord, recipe: Recipe) -> None:
     agent = Agent(recipe, GPU)
     agent.iterate(agent.learned)
     agent.iterate()
-    before = agent.algorithm.updates
+    updates_before = agent.algorithm.updates
     torch.cuda.synchronize()
     with sync_warnings() as lines:
-        for _ in range(COUNTED):
+        for _ in range(SYNC_ITERATIONS):
             agent.iterate()
-    counted = [{"line": line, "count": count} for line, count in lines.most_common()]
-    updates = int(agent.algorithm.updates - before)
+    counts = [{"line": line, "count": count} for line, count in lines.most_common()]
+    updates = int(agent.algorithm.updates - updates_before)
     agent.close()
-    found = {"iterations": COUNTED, "updates": updates, "total": lines.total(), "lines": counted}
+    found = {"iterations": SYNC_ITERATIONS, "updates": updates, "total": lines.total(), "lines": counts}
     record.add("host_syncs", found)
 
 

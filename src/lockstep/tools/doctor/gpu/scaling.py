@@ -4,12 +4,12 @@ from typing import Any
 
 from lockstep.io.safe_read import read_json
 from lockstep.launch.launcher import launch_captured
-from lockstep.tools.doctor.gpu.proofs import as_words, doubling
+from lockstep.tools.doctor.gpu.proofs import as_args, process_counts
 from lockstep.tools.doctor.gpu.worker import Failure, ResultRecord, Skip, expect, lockstep
 
 RECIPE, SHARES_RECIPES, QUICK_RECIPE = "snake-ppo", ("snake-ppo", "gym-ppo"), "gym-ppo"
 QUICK = {"algo.rollout_steps": 8, "algo.batch_size": 32, "algo.epochs": 1}
-KEPT = ("processes", "steps_per_second", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
+KEPT_KEYS = ("processes", "steps_per_second", "ratio_to_bare", "bf16_gain", "rounds", "split", "verdict")
 """Keys that are kept from a report of `lockstep bench`."""
 SIZES = tuple(4**power for power in range(3, 15))
 """Bytes of each all-reduce: 64 B, 256 B, ... 256 MB."""
@@ -21,14 +21,14 @@ def scaling(record: ResultRecord) -> None:
     name = QUICK_RECIPE if record.quick else RECIPE
     record.add("recipe", name)
     rows: list[dict[str, Any]] = []
-    for processes in sorted({1, record.gpus}) if record.quick else doubling(record.gpus):
+    for processes in sorted({1, record.gpus}) if record.quick else process_counts(record.gpus):
         directory = record.scratch / f"scaling-{processes}"
-        words = ["bench", name, "--procs", processes, "--out", directory]
-        words += ["run.device=cuda", f"run.lanes={record.lanes}"]
-        words += ["--smoke", "--seconds", "0", *as_words(QUICK)] if record.quick else ["--seconds", "4"]
-        expect(lockstep(*words), f"lockstep bench on {processes} GPUs")
+        args = ["bench", name, "--procs", processes, "--out", directory]
+        args += ["run.device=cuda", f"run.lanes={record.lanes}"]
+        args += ["--smoke", "--seconds", "0", *as_args(QUICK)] if record.quick else ["--seconds", "4"]
+        expect(lockstep(*args), f"lockstep bench on {processes} GPUs")
         bench = read_json(directory / "bench.json")
-        row = {key: bench[key] for key in KEPT if key in bench}
+        row = {key: bench[key] for key in KEPT_KEYS if key in bench}
         row["speedup"] = row["steps_per_second"] / (rows or [row])[0]["steps_per_second"]
         row["efficiency"] = row["speedup"] / processes
         rows.append(row)
@@ -41,9 +41,9 @@ def shares(record: ResultRecord) -> None:
     for name in (QUICK_RECIPE,) if record.quick else SHARES_RECIPES:
         with record.part(name):
             path = record.scratch / f"shares-{name}.json"
-            words = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
-            words += ["--smoke", "--rounds", "1", *as_words(QUICK)] if record.quick else []
-            expect(lockstep(*words), "lockstep plan")
+            args = ["plan", name, "--gpus", "1", "--save", path, "run.device=cuda"]
+            args += ["--smoke", "--rounds", "1", *as_args(QUICK)] if record.quick else []
+            expect(lockstep(*args), "lockstep plan")
             measured[name] = read_json(path)["shares"]
             record.add("shares", measured)
 
@@ -54,8 +54,8 @@ def bandwidth(record: ResultRecord) -> None:
         raise Skip("one GPU: there is nothing to reduce over")
     path = record.scratch / "network.json"
     sizes = QUICK_SIZES if record.quick else SIZES
-    words = ["plan", QUICK_RECIPE, "--smoke", "--time-network", str(path), "run.device=cuda"]
-    cause = launch_captured([*words, "--sizes", *map(str, sizes)], record.gpus)
+    args = ["plan", QUICK_RECIPE, "--smoke", "--time-network", str(path), "run.device=cuda"]
+    cause = launch_captured([*args, "--sizes", *map(str, sizes)], record.gpus)
     if cause:
         raise Failure(f"all-reduces on {record.gpus} GPUs: {' '.join(cause.split())[:500]}")
     network = read_json(path)
@@ -67,7 +67,7 @@ def bandwidths(seconds: dict[str, float], processes: int) -> list[dict[str, floa
     """Time and bandwidth by size. Bus bandwidth is what each link of a ring carries, as nccl-tests define it."""
     share = 2 * (processes - 1) / processes
     return [
-        {"bytes": int(size), "seconds": taken, "bytes_per_second": int(size) / taken}
-        | {"bus_bytes_per_second": share * int(size) / taken}
-        for size, taken in seconds.items()
+        {"bytes": int(size), "seconds": time, "bytes_per_second": int(size) / time}
+        | {"bus_bytes_per_second": share * int(size) / time}
+        for size, time in seconds.items()
     ]

@@ -16,7 +16,7 @@ class KitStep:
     """One subprocess of the kit."""
 
     name: str
-    words: tuple[str, ...]
+    args: tuple[str, ...]
     """Arguments of the Python interpreter."""
     limit: float
     """Seconds after which the process is killed."""
@@ -33,18 +33,18 @@ MACHINE = step("machine", "machine:machine", limit=90.0)
 def steps_for(gpus: int, quick: bool) -> list[KitStep]:
     """Return every step after `machine`. Each step itself checks whether it applies to this number of GPUs."""
     recipes = QUICK_RECIPES if quick else tuple(RECIPES)
-    more = 1.0 + gpus / 8  # more processes take longer to start
+    start_factor = 1.0 + gpus / 8  # more processes take longer to start
     return [
         *(step(f"recipe {name}", "recipes:recipe", name, limit=100.0) for name in recipes),
-        step("replicas", "proofs:replicas", limit=90.0 * more),
+        step("replicas", "proofs:replicas", limit=90.0 * start_factor),
         step("precision", "precision:precision", limit=90.0),
         step("exact", "proofs:exact", limit=90.0),
-        step("prove over NCCL", "proofs:prove_nccl", limit=150.0 * more),
+        step("prove over NCCL", "proofs:prove_nccl", limit=150.0 * start_factor),
         step("prove over gloo", "proofs:prove_gloo", limit=120.0),
         step("hang drill", "drills:hang", limit=120.0),
         step("kill drill", "drills:kill", limit=120.0),
-        step("bandwidth", "scaling:bandwidth", limit=90.0 * more),
-        step("scaling", "scaling:scaling", limit=120.0 * more),
+        step("bandwidth", "scaling:bandwidth", limit=90.0 * start_factor),
+        step("scaling", "scaling:scaling", limit=120.0 * start_factor),
         step("shares", "scaling:shares", limit=120.0),
         *(step(f"bench compile={mode}", "benchmarks:mode", mode, limit=limit) for mode, limit in MODES.items()),
     ]

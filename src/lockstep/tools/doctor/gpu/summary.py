@@ -23,9 +23,7 @@ def summarize(steps: Steps) -> list[str]:
         with contextlib.suppress(LookupError, TypeError, ValueError, ArithmeticError):
             lines += list(write(steps))
     for result in ("failed", "skipped"):
-        for step in steps:
-            if step["result"] == result:
-                lines.append(f"{result}: {step['name']}: {step['reason']}"[:300])
+        lines += [f"{result}: {step['name']}: {step['reason']}"[:300] for step in steps if step["result"] == result]
     return lines
 
 
@@ -55,8 +53,8 @@ def _gradients(steps: Steps) -> Iterator[str]:
 
 def _replicas(steps: Steps) -> Iterator[str]:
     found = found_by(steps, "replicas")["replicas"]
-    where = f"{found['processes']} processes over {found['backend']}"
-    yield f"replicas: equal on {where} up to update {found['updates']}, compared {found['checks']} times"
+    processes = f"{found['processes']} processes over {found['backend']}"
+    yield f"replicas: equal on {processes} up to update {found['updates']}, compared {found['checks']} times"
 
 
 def _hashes(steps: Steps) -> Iterator[str]:
@@ -70,7 +68,7 @@ def _hashes(steps: Steps) -> Iterator[str]:
 def _precisions(steps: Steps) -> Iterator[str]:
     found = found_by(steps, "precision")
     distances = {name: row["difference_from_fp32"] for name, row in found.items() if name != "fp32"}
-    rows = [f"{name} overflowed" if far is None else f"{name} {far:.1e}" for name, far in distances.items()]
+    rows = [f"{name} overflowed" if value is None else f"{name} {value:.1e}" for name, value in distances.items()]
     yield f"precision: distance of the first gradient from fp32: {', '.join(rows)}"
 
 
@@ -83,11 +81,8 @@ def _syncs(steps: Steps) -> Iterator[str]:
 def _modes(steps: Steps) -> Iterator[str]:
     for step in steps:
         if step["name"].startswith("bench "):
-            rows = [
-                f"{name} {row['updates_per_second']:,.0f}"
-                for name, row in step["found"].items()
-                if row.get("updates_per_second")
-            ]
+            rates = {name: row.get("updates_per_second") for name, row in step["found"].items()}
+            rows = [f"{name} {rate:,.0f}" for name, rate in rates.items() if rate]
             if rows:
                 yield f"updates/s with {step['name'].removeprefix('bench ')}: {', '.join(rows)}"
 

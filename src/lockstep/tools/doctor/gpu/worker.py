@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.io.printable import write_text
-from lockstep.tools.doctor.gpu.process import Ended, run
+from lockstep.tools.doctor.gpu.process import CommandResult, run
 
 KIT = "LOCKSTEP_GPU_KIT"
 """Environment variable of a step: a JSON object with the arguments of `ResultRecord`."""
@@ -48,8 +48,6 @@ class ResultRecord:
         except Skip as reason:
             self.add(name, {"skipped": str(reason)})
         except Exception as error:
-            if not isinstance(error, Failure):
-                traceback.print_exc()
             self.failures.append(f"{name}: {describe(error)}")
 
     def write(self, result: str, reason: str) -> None:
@@ -59,18 +57,16 @@ class ResultRecord:
         temporary.replace(self._path)
 
 
-def work(words: Sequence[str]) -> int:
-    """Run the step whose module and function are the first of `words`; the others are its arguments."""
-    target, *arguments = words
+def run_step(args: Sequence[str]) -> int:
+    """Run the step whose module and function are the first of `args`; the others are its arguments."""
+    target, *step_arguments = args
     record = ResultRecord(**json.loads(os.environ[KIT]))
     module, function = target.split(":")
     try:
-        getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function)(record, *arguments)
+        getattr(importlib.import_module(f"lockstep.tools.doctor.gpu.{module}"), function)(record, *step_arguments)
     except Skip as reason:
         record.write("skipped", str(reason))
     except Exception as error:
-        if not isinstance(error, Failure):
-            traceback.print_exc()
         record.write("failed", "; ".join([*record.failures, describe(error)]))
     else:
         record.write("failed" if record.failures else "passed", "; ".join(record.failures))
@@ -78,20 +74,23 @@ def work(words: Sequence[str]) -> int:
 
 
 def describe(error: Exception) -> str:
-    """Return an exception as one line of text."""
+    """Return an exception as one line of text. Print the traceback of an unexpected one."""
     text = " ".join(str(error).split())
-    return text if isinstance(error, Failure) else f"{type(error).__name__}: {text}"[:500]
+    if isinstance(error, Failure):
+        return text
+    traceback.print_exception(error)
+    return f"{type(error).__name__}: {text}"[:500]
 
 
-def lockstep(*words: Any, **settings: str) -> Ended:
-    """Run `lockstep WORDS` with some environment variables. Its output goes to the step's output."""
-    ended = run([sys.executable, "-P", "-m", "lockstep", *map(str, words)], os.environ | settings)
-    write_text(sys.stdout, f"$ lockstep {' '.join(map(str, words))}\n{ended.output}\n")
-    return ended
+def lockstep(*args: Any, **variables: str) -> CommandResult:
+    """Run `lockstep ARGS` with some environment variables. Its output goes to the step's output."""
+    result = run([sys.executable, "-P", "-m", "lockstep", *map(str, args)], os.environ | variables)
+    write_text(sys.stdout, f"$ lockstep {' '.join(map(str, args))}\n{result.output}\n")
+    return result
 
 
-def expect(ended: Ended, what: str) -> None:
+def expect(result: CommandResult, what: str) -> None:
     """Raise Failure, with the last line of output, unless a command ended with exit code 0."""
-    if ended.problem:
-        last_line = ended.output.rpartition("\n")[2].strip()[:300]
-        raise Failure(f"{what}: {ended.problem}: {last_line or 'no output'}")
+    if result.problem:
+        last_line = result.output.rpartition("\n")[2].strip()[:300]
+        raise Failure(f"{what}: {result.problem}: {last_line or 'no output'}")
