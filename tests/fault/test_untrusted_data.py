@@ -105,7 +105,7 @@ def test_read_bars_invalid_parquet_is_refused(tmp_path, content, sentence):
 
 
 def test_read_bars_parquet_with_too_many_rows_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(price_data, "ROWS", 1)
+    monkeypatch.setattr(price_data, "MAX_ROWS", 1)
     (tmp_path / "a.parquet").write_bytes(parquet())
     with pytest.raises(ConfigError, match="has 2 rows"):
         read_bars(str(tmp_path / "a.parquet"), {})

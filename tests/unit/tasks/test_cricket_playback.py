@@ -67,7 +67,7 @@ def test_playback_of_score_target_places_prediction_at_its_mark(chases):
 
 
 def test_braille_chart_draws_continuous_curve():
-    rising = braille_chart(np.arange(3.0), width=6, rows=2, whole=3, up=(0.0, 2.0))
+    rising = braille_chart(np.arange(3.0), width=6, rows=2, num_values=3, y_range=(0.0, 2.0))
     dots = np.array([[ord(mark) - 0x2800 for mark in line] for line in rising])
     assert (dots[:, :5].sum(axis=0) > 0).all()  # up to the column of the last value
     assert dots[1, 0]  # low at the start

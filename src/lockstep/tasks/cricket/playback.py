@@ -13,14 +13,14 @@ from lockstep.ops import prediction_metrics
 from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, MatchArchive, mark_of
 from lockstep.tasks.rendering.line_chart import (
     BLUE,
-    DIM,
+    FOREGROUND,
+    GRAY,
     GREEN,
-    INK,
     ORANGE,
     RED,
     Axes,
     Canvas,
-    Colour,
+    Color,
     add_axes,
     braille_chart,
 )
@@ -113,51 +113,51 @@ class ReplayFrame:
         return "\n".join([chase.title, add_axes(lines, labels), self.words(), *forecast])
 
     def render(self) -> np.ndarray:
-        chase, page = self.chase, Canvas(WIDTH, HEIGHT)
-        up = (0.0, 100.0) if chase.chances else (0.0, _most(chase))
-        axes = Axes(page, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), up)
-        page.write(16, 28, chase.title, 16)
-        page.write(16, 54, self.words(), 14, DIM)
+        chase, canvas = self.chase, Canvas(WIDTH, HEIGHT)
+        y_range = (0.0, 100.0) if chase.chances else (0.0, _most(chase))
+        axes = Axes(canvas, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), y_range)
+        canvas.write(16, 28, chase.title, 16)
+        canvas.write(16, 54, self.words(), 14, GRAY)
         starts = np.flatnonzero(np.diff(chase.over, prepend=-1))  # where overs begin
         for start in starts[chase.over[starts] % 5 == 0]:
             axes.tick(start, f"{chase.over[start]}")
         axes.tick(chase.width - 3, "overs")
         (self._draw_chances if chase.chances else self._draw_score)(axes)
-        return page.picture()
+        return canvas.to_array()
 
     def _draw_chances(self, axes: Axes) -> None:
         chase, line = self.chase, 100 * self.said()
         for level in (0, 50, 100):
-            axes.level(level, f"{level}%")
+            axes.gridline(level, f"{level}%")
         axes.curve(np.arange(len(line)), line, BLUE, 2.5)
         for ball in np.flatnonzero(chase.six[: self.now]):
-            axes.page.dot(*axes.place(int(ball), line[ball]), 3.5, ORANGE)
+            axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 3.5, ORANGE)
         for ball in self._fallen():
-            axes.page.dot(*axes.place(int(ball), line[ball]), 4.5, RED)
-        axes.page.dot(*axes.place(len(line) - 1, line[-1]), 5, INK)
-        _legend(axes.page, ("wicket", RED), ("six", ORANGE))
-        colour = GREEN if line[-1] >= 50 else RED
-        axes.page.write(WIDTH - 20, 44, self.forecast(), 34, colour, "rm")
+            axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 4.5, RED)
+        axes.canvas.dot(*axes.to_pixels(len(line) - 1, line[-1]), 5, FOREGROUND)
+        _legend(axes.canvas, ("wicket", RED), ("six", ORANGE))
+        color = GREEN if line[-1] >= 50 else RED
+        axes.canvas.write(WIDTH - 20, 44, self.forecast(), 34, color, "rm")
 
     def _draw_score(self, axes: Axes) -> None:
         chase, now = self.chase, self.now
-        for level in range(0, int(axes.up[1]) + 1, 50):
-            axes.level(level, f"{level}")
-        axes.page.dash(axes.place(0, chase.target), axes.place(chase.width, chase.target), DIM)
-        axes.page.write(axes.left + 4, axes.place(0, chase.target)[1] + 14, f"target {chase.target}", 12, DIM)
+        for level in range(0, int(axes.y_range[1]) + 1, 50):
+            axes.gridline(level, f"{level}")
+        axes.canvas.dash(axes.to_pixels(0, chase.target), axes.to_pixels(chase.width, chase.target), GRAY)
+        axes.canvas.write(axes.left + 4, axes.to_pixels(0, chase.target)[1] + 14, f"target {chase.target}", 12, GRAY)
         for ball in range(min(now + 1, len(chase.over))):
-            axes.page.dot(*axes.place(chase.mark[ball], chase.said[ball]), 2.5, ORANGE)
+            axes.canvas.dot(*axes.to_pixels(chase.mark[ball], chase.said[ball]), 2.5, ORANGE)
         axes.curve(np.arange(now + 1), chase.runs[: now + 1], BLUE, 2.5)
         for ball in self._fallen():
-            axes.page.dot(*axes.place(ball, chase.runs[ball]), 4.5, RED)
-        here = axes.place(now, chase.runs[now])
+            axes.canvas.dot(*axes.to_pixels(ball, chase.runs[ball]), 4.5, RED)
+        here = axes.to_pixels(now, chase.runs[now])
         if not self.ended:
-            there = axes.place(chase.mark[now], chase.said[now])
-            axes.page.dash(here, there, ORANGE, 1.5)
-            axes.page.dot(*there, 5, ORANGE)
-        axes.page.dot(*here, 5, INK)
-        _legend(axes.page, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
-        axes.page.write(WIDTH - 20, 50, self.forecast(), 26, INK if self.ended else ORANGE, "rm")
+            there = axes.to_pixels(chase.mark[now], chase.said[now])
+            axes.canvas.dash(here, there, ORANGE, 1.5)
+            axes.canvas.dot(*there, 5, ORANGE)
+        axes.canvas.dot(*here, 5, FOREGROUND)
+        _legend(axes.canvas, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
+        axes.canvas.write(WIDTH - 20, 50, self.forecast(), 26, FOREGROUND if self.ended else ORANGE, "rm")
 
     def _fallen(self) -> np.ndarray:
         """Return the deliveries so far that took a wicket."""
@@ -232,11 +232,11 @@ def _chase(
     )
 
 
-def _legend(page: Canvas, *names: tuple[str, Colour]) -> None:
+def _legend(canvas: Canvas, *names: tuple[str, Color]) -> None:
     """Draw the legend next to the title."""
-    for place, (name, colour) in enumerate(names):
-        page.dot(360 + 80 * place, 22, 4, colour)
-        page.write(370 + 80 * place, 22, name, 12, DIM, "lm")
+    for index, (name, color) in enumerate(names):
+        canvas.dot(360 + 80 * index, 22, 4, color)
+        canvas.write(370 + 80 * index, 22, name, 12, GRAY, "lm")
 
 
 def _most(chase: InningsReplay) -> float:

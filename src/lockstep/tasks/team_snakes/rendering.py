@@ -40,10 +40,10 @@ def as_frame(game: Game, side: int) -> np.ndarray:
     for snake, cells in enumerate(_snakes(game)):
         tail, neck, face = _SKINS[int(snake // TEAM != side)]
         for index in range(len(cells) - 1, -1, -1):
-            colour = neck + index / len(cells) * (tail - neck)
+            color = neck + index / len(cells) * (tail - neck)
             for toward in (index - 1, index + 1):
                 if 0 <= toward < len(cells):
-                    _paint_half(image, cells[index], cells[toward], colour)
+                    _paint_half(image, cells[index], cells[toward], color)
         if len(cells):
             blend(image, cells[0], rounded_square(10, 7), face)
             ahead = _STEPS[game["heading"][snake]]
@@ -58,12 +58,12 @@ def scores(game: Game, side: int) -> tuple[int, int]:
     return int(gained[side]), int(gained[1 - side])
 
 
-def _paint_half(image: np.ndarray, here: np.ndarray, there: np.ndarray, colour: np.ndarray) -> None:
+def _paint_half(image: np.ndarray, here: np.ndarray, there: np.ndarray, color: np.ndarray) -> None:
     """Draw the body from a cell half of the way to the next one, the short way around the torus."""
     size = np.array([HEIGHT, WIDTH])
     way = (there - here + size + size // 2) % size - size // 2
     for part in (0.0, 0.25, 0.5) if np.abs(way).sum() == 1 else (0.0,):
-        blend(image, here + part * way, rounded_square(9, 6), colour)
+        blend(image, here + part * way, rounded_square(9, 6), color)
 
 
 def _snakes(game: Game) -> list[np.ndarray]:
