@@ -275,10 +275,11 @@ class Trading(VecEnv):
                 f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
                 f"Give each of the {self.num_envs} accounts one from 0 to {2 * self._rules.position_levels}."
             )
-        *fields, results = self._buffers.copy_to_device().values()
+        out = {**self._buffers.copy_to_device()}
+        episode_info = dict(zip(RESULTS, out.pop("results"), strict=True))
         for env in self._recorded:
             self._record(env)
-        return Step(*fields, dict(zip(RESULTS, results, strict=True)), num_truncated > 0)
+        return Step(**out, episode_info=episode_info, any_truncated=num_truncated > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the market and the accounts alone, without tensors."""
