@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helpers.team_games import arrange, build, cell, place
 from lockstep.tasks.team_snakes.features import (
-    BEAN_PLACES,
+    BEAN_PLANE,
     BY_BEAN,
     BY_DIRECTION,
     BY_SNAKE,
@@ -178,13 +178,13 @@ def test_grid_shows_bodies_beans_heads_and_tails_around_head():
     assert marked(planes[OWN_BODY]) == {(0, 0), (0, -1), (0, -2)}
     assert marked(planes[TEAM_BODIES]) == {(-1, 2), (-1, 3), (-1, 4)}
     assert marked(planes[OTHER_BODIES]) == {(0, -6), (0, -7)}  # across the seam, and clipped by the window
-    assert marked(planes[BEAN_PLACES]) == {(1, 0), (2, -6)}
+    assert marked(planes[BEAN_PLANE]) == {(1, 0), (2, -6)}
     assert marked(planes[TEAM_HEADS]) == {(-1, 2)}
     assert marked(planes[OTHER_HEADS]) == {(0, -6)}
     assert marked(planes[TAILS]) == {(0, -2), (-1, 4)}
     whole = grid(games[0])
     assert whole[:3].sum() == games[0].length.sum()
-    assert whole[BEAN_PLACES].sum() == BEANS
+    assert whole[BEAN_PLANE].sum() == BEANS
     assert whole[TAILS].sum() == SNAKES
 
 

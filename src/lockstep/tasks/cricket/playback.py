@@ -26,7 +26,7 @@ from lockstep.tasks.rendering.line_chart import (
 )
 
 WIDTH, HEIGHT = 640, 360
-LINGER = 12
+END_FRAMES = 12
 """How often the last frame is repeated, so that it can be read."""
 
 
@@ -47,11 +47,11 @@ class InningsReplay:
     """[T] from zero."""
     six: np.ndarray
     """[T] bool."""
-    said: np.ndarray
+    predictions: np.ndarray
     """[T] predictions before each delivery: win probability, or score at the mark."""
     mark: np.ndarray
     """[T] the delivery at which the predicted score is reached."""
-    chances: bool
+    classify: bool
     """Whether predictions are win probabilities."""
     won: bool
 
@@ -73,12 +73,12 @@ class ReplayFrame:
     def ended(self) -> bool:
         return self.now == len(self.chase.over)
 
-    def said(self) -> np.ndarray:
+    def win_probabilities(self) -> np.ndarray:
         """Return the win probabilities so far; at the end, followed by the result."""
-        said = self.chase.said[: self.now + 1]
-        return np.append(said, float(self.chase.won)) if self.ended else said
+        predictions = self.chase.predictions[: self.now + 1]
+        return np.append(predictions, float(self.chase.won)) if self.ended else predictions
 
-    def words(self) -> str:
+    def score_line(self) -> str:
         """Return the score line."""
         chase, now = self.chase, self.now
         score = f"over {chase.legal[now] // 6}.{chase.legal[now] % 6}   {chase.runs[now]}/{chase.wickets[now]}"
@@ -92,47 +92,47 @@ class ReplayFrame:
         """Return the current prediction as text."""
         chase = self.chase
         if self.ended:
-            return ("won" if chase.won else "lost") if chase.chances else f"{chase.runs[-1]}"
-        if chase.chances:
-            return f"{chase.said[self.now]:.0%}"
-        return f"{chase.said[self.now]:.0f} after {mark_of(int(chase.over[self.now]))} overs"
+            return ("won" if chase.won else "lost") if chase.classify else f"{chase.runs[-1]}"
+        if chase.classify:
+            return f"{chase.predictions[self.now]:.0%}"
+        return f"{chase.predictions[self.now]:.0f} after {mark_of(int(chase.over[self.now]))} overs"
 
     def render_text(self) -> str:
         chase = self.chase
-        if chase.chances:
-            lines, labels = braille_chart(self.said(), 64, 8, chase.width, (0.0, 1.0)), ("100%", "0%")
+        if chase.classify:
+            lines, labels = braille_chart(self.win_probabilities(), 64, 8, chase.width, (0.0, 1.0)), ("100%", "0%")
         else:
             curve = np.full(chase.width, np.nan)
             curve[: self.now + 1] = chase.runs[: self.now + 1]
             if not self.ended:
-                curve[max(chase.mark[self.now], self.now + 2)] = chase.said[self.now]
-            lines = braille_chart(curve, 64, 8, chase.width, (0.0, _most(chase)))
-            labels = (f"{_most(chase):.0f}", "0")
-        kind = "chance to win" if chase.chances else "predicted"
+                curve[max(chase.mark[self.now], self.now + 2)] = chase.predictions[self.now]
+            lines = braille_chart(curve, 64, 8, chase.width, (0.0, _max_score(chase)))
+            labels = (f"{_max_score(chase):.0f}", "0")
+        kind = "chance to win" if chase.classify else "predicted"
         forecast = [] if self.ended else [f"{kind}: {self.forecast()}"]
-        return "\n".join([chase.title, add_axes(lines, labels), self.words(), *forecast])
+        return "\n".join([chase.title, add_axes(lines, labels), self.score_line(), *forecast])
 
     def render(self) -> np.ndarray:
         chase, canvas = self.chase, Canvas(WIDTH, HEIGHT)
-        y_range = (0.0, 100.0) if chase.chances else (0.0, _most(chase))
+        y_range = (0.0, 100.0) if chase.classify else (0.0, _max_score(chase))
         axes = Axes(canvas, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), y_range)
         canvas.write(16, 28, chase.title, 16)
-        canvas.write(16, 54, self.words(), 14, GRAY)
+        canvas.write(16, 54, self.score_line(), 14, GRAY)
         starts = np.flatnonzero(np.diff(chase.over, prepend=-1))  # where overs begin
         for start in starts[chase.over[starts] % 5 == 0]:
             axes.tick(start, f"{chase.over[start]}")
         axes.tick(chase.width - 3, "overs")
-        (self._draw_chances if chase.chances else self._draw_score)(axes)
+        (self._draw_win_probability if chase.classify else self._draw_score)(axes)
         return canvas.to_array()
 
-    def _draw_chances(self, axes: Axes) -> None:
-        chase, line = self.chase, 100 * self.said()
+    def _draw_win_probability(self, axes: Axes) -> None:
+        chase, line = self.chase, 100 * self.win_probabilities()
         for level in (0, 50, 100):
             axes.gridline(level, f"{level}%")
         axes.curve(np.arange(len(line)), line, BLUE, 2.5)
         for ball in np.flatnonzero(chase.six[: self.now]):
             axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 3.5, ORANGE)
-        for ball in self._fallen():
+        for ball in self._wicket_balls():
             axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 4.5, RED)
         axes.canvas.dot(*axes.to_pixels(len(line) - 1, line[-1]), 5, FOREGROUND)
         _legend(axes.canvas, ("wicket", RED), ("six", ORANGE))
@@ -146,25 +146,25 @@ class ReplayFrame:
         axes.canvas.dash(axes.to_pixels(0, chase.target), axes.to_pixels(chase.width, chase.target), GRAY)
         axes.canvas.write(axes.left + 4, axes.to_pixels(0, chase.target)[1] + 14, f"target {chase.target}", 12, GRAY)
         for ball in range(min(now + 1, len(chase.over))):
-            axes.canvas.dot(*axes.to_pixels(chase.mark[ball], chase.said[ball]), 2.5, ORANGE)
+            axes.canvas.dot(*axes.to_pixels(chase.mark[ball], chase.predictions[ball]), 2.5, ORANGE)
         axes.curve(np.arange(now + 1), chase.runs[: now + 1], BLUE, 2.5)
-        for ball in self._fallen():
+        for ball in self._wicket_balls():
             axes.canvas.dot(*axes.to_pixels(ball, chase.runs[ball]), 4.5, RED)
-        here = axes.to_pixels(now, chase.runs[now])
+        current = axes.to_pixels(now, chase.runs[now])
         if not self.ended:
-            there = axes.to_pixels(chase.mark[now], chase.said[now])
-            axes.canvas.dash(here, there, ORANGE, 1.5)
-            axes.canvas.dot(*there, 5, ORANGE)
-        axes.canvas.dot(*here, 5, FOREGROUND)
+            predicted = axes.to_pixels(chase.mark[now], chase.predictions[now])
+            axes.canvas.dash(current, predicted, ORANGE, 1.5)
+            axes.canvas.dot(*predicted, 5, ORANGE)
+        axes.canvas.dot(*current, 5, FOREGROUND)
         _legend(axes.canvas, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
         axes.canvas.write(WIDTH - 20, 50, self.forecast(), 26, FOREGROUND if self.ended else ORANGE, "rm")
 
-    def _fallen(self) -> np.ndarray:
+    def _wicket_balls(self) -> np.ndarray:
         """Return the deliveries so far that took a wicket."""
         return np.flatnonzero(np.diff(self.chase.wickets[: self.now + 1]))
 
 
-def scenes(
+def replay(
     archive: MatchArchive,
     matches: np.ndarray,
     examples: np.ndarray,
@@ -186,7 +186,7 @@ def scenes(
     chase = _chase(archive, examples, int(chases[number % len(chases)]), predict, classify)
     for now in range(len(chase.over)):
         yield ReplayFrame(chase, now)
-    for _ in range(LINGER):
+    for _ in range(END_FRAMES):
         yield ReplayFrame(chase, len(chase.over))
 
 
@@ -197,9 +197,9 @@ def closest_matches(archive: MatchArchive, matches: np.ndarray) -> np.ndarray:
     if not len(chases):
         raise ConfigError("no match of this split has a chase to watch.", "Use more matches.")
     last = archive.innings[chases, 0] + archive.innings[chases, 1] - 1
-    left, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
+    remaining, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
     # Closeness before the last ball: distance of the needed runs from 3, plus the unused balls.
-    return chases[np.argsort(np.abs(needed - 3) + left, kind="stable")]
+    return chases[np.argsort(np.abs(needed - 3) + remaining, kind="stable")]
 
 
 def _chase(
@@ -214,21 +214,21 @@ def _chase(
     balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
     state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
     ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
-    book = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
-    said = predict(rows)
+    score = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
+    predictions = predict(rows)
     marks = np.array([mark_of(over) for over in balls["over"]])
     match = archive.innings[innings, 2]
     date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
     return InningsReplay(
         title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
         target=target,
-        **book,
+        **score,
         over=balls["over"],
         six=balls["bat"] == 6,
-        said=prediction_metrics.sigmoid(said) if classify else book["runs"][:-1] + said,
+        predictions=prediction_metrics.sigmoid(predictions) if classify else score["runs"][:-1] + predictions,
         mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
-        chances=classify,
-        won=bool(book["runs"][-1] >= target),
+        classify=classify,
+        won=bool(score["runs"][-1] >= target),
     )
 
 
@@ -239,9 +239,9 @@ def _legend(canvas: Canvas, *names: tuple[str, Color]) -> None:
         canvas.write(370 + 80 * index, 22, name, 12, GRAY, "lm")
 
 
-def _most(chase: InningsReplay) -> float:
+def _max_score(chase: InningsReplay) -> float:
     """Return a round number above all scores in the chart."""
-    return float(np.ceil(max(chase.target, chase.runs.max(), chase.said.max()) * 1.05 / 10) * 10)
+    return float(np.ceil(max(chase.target, chase.runs.max(), chase.predictions.max()) * 1.05 / 10) * 10)
 
 
 def _ball(chase: InningsReplay, ball: int) -> str:

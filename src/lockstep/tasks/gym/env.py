@@ -236,7 +236,7 @@ class ActionLog:
         self._steps: deque[np.ndarray] = deque()
 
     def append(self, actions: np.ndarray, longest: int) -> None:
-        """Add one step, and drop steps older than the `longest` episode or the cap."""
+        """Add one step, and drop steps older than the `longest` episode or `max_steps`."""
         self._steps.append(actions.copy())  # an environment may scale its action in place
         while len(self._steps) > min(longest, self._max_steps):
             self._steps.popleft()
