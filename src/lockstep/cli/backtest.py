@@ -56,7 +56,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
     from rich.table import Table
 
     from lockstep.apps.backtest.metrics import SUSPICIOUS, possible_leak
-    from lockstep.apps.backtest.plots import draw, shown, write_page
+    from lockstep.apps.backtest.plots import draw, format_metrics, write_page
     from lockstep.io.rich_console import PrintableConsole
 
     a_year = report.bars.bars_per_year
@@ -73,7 +73,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
             f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
         )
     console, table = PrintableConsole(), Table(box=None)
-    columns = {name: shown(part) for name, part in measures.items()}
+    columns = {name: format_metrics(part) for name, part in measures.items()}
     for heading in ("", *columns):
         table.add_column(heading, justify="right" if heading else "left")
     for word in columns["agent"]:
