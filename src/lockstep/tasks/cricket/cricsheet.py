@@ -215,9 +215,11 @@ def _parse(name: str, text: bytes) -> tuple[int, int, list[_Innings]]:
         match = parse_json(text.decode())
         if not str(match["meta"]["data_version"]).startswith("1."):
             raise ValueError(f"its data_version is {match['meta']['data_version']!r}, but only 1.x is supported")
-        info = {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}
+        info, outcome = match["info"], match["info"].get("outcome", {})
         innings = [innings for innings in match.get("innings", []) if not innings.get("super_over")]
-        return *_date_and_result(info, innings), _parse_innings(info, innings)
+        decided = "winner" in outcome and "method" not in outcome and len(innings) >= 2
+        result = int(outcome["winner"] == innings[1]["team"]) if decided else -1
+        return int(str(info["dates"][0]).replace("-", "")), result, _parse_innings(info, innings)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"match {name} is not in Cricsheet's JSON form: {type(error).__name__}: {str(error)[:200]}.",
@@ -255,12 +257,6 @@ def _innings_with_targets(innings: list[dict[str, Any]]) -> list[tuple[dict[str,
     return list(zip(innings[:2], targets, strict=True))
 
 
-def _date_and_result(info: dict[str, Any], innings: list[dict[str, Any]]) -> tuple[int, int]:
-    date, outcome = int(info["dates"][0].replace("-", "")), info.get("outcome", {})
-    decided = "winner" in outcome and "method" not in outcome and len(innings) >= 2
-    return date, int(outcome["winner"] == innings[1]["team"]) if decided else -1
-
-
 def _number(names: dict[str, int], name: str) -> int:
     return names.setdefault(name, len(names))
 
@@ -285,8 +281,8 @@ class InningsBuilder:
     def add(self, over: int, ball: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the columns of a delivery and the features before it, then record it."""
         batter, partner, bowler = ball["batter"], ball["non_striker"], ball["bowler"]
-        slots = [_slot(self.batters, batter, BATTERS), _slot(self.batters, partner, BATTERS)]
-        slots.append(_slot(self.bowlers, bowler, BOWLERS))
+        slots = [min(_number(self.batters, name), BATTERS - 1) for name in (batter, partner)]
+        slots.append(min(_number(self.bowlers, bowler), BOWLERS - 1))
         appeared = [min(len(self.batters), BATTERS), min(len(self.bowlers), BOWLERS)]
         features = self._state(over, batter, partner, bowler)
         extras, bat, total = ball.get("extras", {}), ball["runs"]["batter"], ball["runs"]["total"]
@@ -344,7 +340,3 @@ _WINDOWS = (
     *(("dots_12", 2, 12), ("fours_12", 3, 12)),
 )
 """Features over recent deliveries: name, column of `past`, window."""
-
-
-def _slot(numbers: dict[str, int], name: str, slots: int) -> int:
-    return min(numbers.setdefault(name, len(numbers)), slots - 1)

@@ -183,7 +183,28 @@ def replay(
         classify: Whether predictions are logits of winning, not runs.
     """
     chases = closest_matches(archive, matches)
-    chase = _chase(archive, examples, int(chases[number % len(chases)]), predict, classify)
+    innings = int(chases[number % len(chases)])
+    rows = np.flatnonzero(archive.innings_of[examples] == innings)
+    deliveries = examples[rows]
+    balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
+    state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
+    ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
+    score = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
+    predictions = predict(rows)
+    marks = np.array([mark_of(over) for over in balls["over"]])
+    match = archive.innings[innings, 2]
+    date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
+    chase = InningsReplay(
+        title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
+        target=target,
+        **score,
+        over=balls["over"],
+        six=balls["bat"] == 6,
+        predictions=prediction_metrics.sigmoid(predictions) if classify else score["runs"][:-1] + predictions,
+        mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
+        classify=classify,
+        won=bool(score["runs"][-1] >= target),
+    )
     for now in range(len(chase.over)):
         yield ReplayFrame(chase, now)
     for _ in range(END_FRAMES):
@@ -200,36 +221,6 @@ def closest_matches(archive: MatchArchive, matches: np.ndarray) -> np.ndarray:
     remaining, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
     # Closeness before the last ball: distance of the needed runs from 3, plus the unused balls.
     return chases[np.argsort(np.abs(needed - 3) + remaining, kind="stable")]
-
-
-def _chase(
-    archive: MatchArchive,
-    examples: np.ndarray,
-    innings: int,
-    predict: Callable[[np.ndarray], np.ndarray],
-    classify: bool,
-) -> InningsReplay:
-    rows = np.flatnonzero(archive.innings_of[examples] == innings)
-    deliveries = examples[rows]
-    balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
-    state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
-    ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
-    score = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
-    predictions = predict(rows)
-    marks = np.array([mark_of(over) for over in balls["over"]])
-    match = archive.innings[innings, 2]
-    date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
-    return InningsReplay(
-        title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
-        target=target,
-        **score,
-        over=balls["over"],
-        six=balls["bat"] == 6,
-        predictions=prediction_metrics.sigmoid(predictions) if classify else score["runs"][:-1] + predictions,
-        mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
-        classify=classify,
-        won=bool(score["runs"][-1] >= target),
-    )
 
 
 def _legend(canvas: Canvas, *names: tuple[str, Color]) -> None:
