@@ -7,6 +7,7 @@ restored by starting its episode again and overwriting the physics state.
 import copy
 import ctypes.util
 import difflib
+import importlib
 import os
 import sys
 from functools import cache
@@ -201,7 +202,7 @@ def suite() -> Any:
         os.environ["MUJOCO_GL"] = _backend()
     prepare_opengl()  # importing the suite loads OpenGL
     try:
-        return _import_suite()
+        return importlib.import_module("dm_control.suite")
     except ModuleNotFoundError as error:
         raise ConfigError(f"the control suite needs {error.name}.", "pip install 'lockstep-rl[dmc]'") from error
     except Exception:
@@ -211,20 +212,12 @@ def suite() -> Any:
         for module in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
             del sys.modules[module]
         os.environ["MUJOCO_GL"] = "disabled"
-        return _import_suite()
+        return importlib.import_module("dm_control.suite")
 
 
 def _backend() -> str:
     """Choose EGL if installed, with or without a GPU, then OSMesa; otherwise disable rendering."""
     if os.name != "posix" or sys.platform == "darwin":
         return "glfw"
-    found = [
-        backend for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")) if ctypes.util.find_library(library)
-    ]
-    return found[0] if found else "disabled"
-
-
-def _import_suite() -> Any:
-    from dm_control import suite as dm_suite
-
-    return dm_suite
+    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+    return next((backend for backend, library in libraries.items() if ctypes.util.find_library(library)), "disabled")
