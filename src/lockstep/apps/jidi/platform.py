@@ -10,11 +10,9 @@ from lockstep.tasks.team_snakes.opponents import choose
 from lockstep.tasks.team_snakes.rules import (
     BEAN,
     CELLS,
-    COLUMN,
     FIRST,
     GAME,
     HEIGHT,
-    ROW,
     SNAKES,
     START_LENGTH,
     TEAM,
@@ -47,11 +45,11 @@ def play_game(teams: Sequence[Controller | int], names: Sequence[str], key: int,
         over = bool(step(game, moves, rewards, died))
         returns += rewards
         after = {**_positions(game), "hit": died.astype(int).tolist(), "score": _scores(game)}
-        record = {"time": _now(), "info_before": {"directions": directions}, "reward": _as_ints(rewards)}
+        record = {"time": _now(), "info_before": {"directions": directions}, "reward": rewards.astype(int).tolist()}
         recorded.append(record | {"info_after": after})
     scores = _scores(game)
     replay |= {"steps": recorded, "winner": scores.index(max(scores)) + FIRST, "winner_information": scores}
-    return replay | {"n_return": _as_ints(returns), "names": list(names), "end_time": _now()}
+    return replay | {"n_return": returns.astype(int).tolist(), "names": list(names), "end_time": _now()}
 
 
 def observation_of(game: Game, snake: int, last_directions: list[str] | None) -> dict[Any, Any]:
@@ -79,13 +77,9 @@ def _choose_moves(teams: Sequence[Controller | int], game: Game, last_directions
 def _positions(game: Game) -> dict[str, list[Any]]:
     bodies = [[cell_of(game, snake, behind) for behind in range(game.length[snake])] for snake in range(SNAKES)]
     return {
-        "snakes_position": [[_position(cell) for cell in body] for body in bodies],
-        "beans_position": [_position(cell) for cell in game.beans[: game.served]],
+        "snakes_position": [[[*divmod(int(cell), WIDTH)] for cell in body] for body in bodies],
+        "beans_position": [[*divmod(int(cell), WIDTH)] for cell in game.beans[: game.served]],
     }
-
-
-def _position(cell: int) -> list[int]:
-    return [int(ROW[cell]), int(COLUMN[cell])]
 
 
 def _directions(game: Game) -> list[str]:
@@ -94,10 +88,6 @@ def _directions(game: Game) -> list[str]:
 
 def _scores(game: Game) -> list[int]:
     return [int(length) - START_LENGTH for length in game.length]
-
-
-def _as_ints(numbers: np.ndarray) -> list[int]:
-    return [int(number) for number in numbers]
 
 
 def _now() -> str:
