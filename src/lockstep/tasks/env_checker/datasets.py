@@ -24,9 +24,7 @@ def check_dataset(config: Any) -> Iterator[str]:
     if missing:
         yield f"The data set has no {', '.join(missing)}. Inherit lockstep.Dataset and add them."
         return
-    faults = []
-    for split in get_args(Split):
-        faults += [*_check_split(data, split)]
+    faults = [fault for split in get_args(Split) for fault in _check_split(data, split)]
     yield from faults
     if not faults:  # examples of the wrong shape cannot be compared
         yield from _check_reads(data, _build(config))

@@ -140,13 +140,8 @@ class TeamSnakes(VecEnv):
             outcome=(torch.float32, (len(RESULTS), count)),
         )
         self._results = TeamResults(**self._buffers.arrays)
-        shaping = (
-            config.approach_reward,
-            config.death_penalty,
-            config.team_reward_fraction,
-            config.opponent_reward_weight,
-        )
-        self._terms = RewardTerms(config.max_episode_steps, self._egocentric, config.toroidal_distance, *shaping)
+        settings = {name: getattr(config, name) for name in RewardTerms._fields if name != "egocentric"}
+        self._terms = RewardTerms(egocentric=self._egocentric, **settings)
         self._result_names = RESULTS if config.control_both_teams else RESULTS[: RESULTS.index("scripted")]
         self._marks = np.zeros((2, CELLS + 1), np.int64)
         self._level = torch.tensor(config.opponent_level)
