@@ -7,7 +7,7 @@ those of the board, or egocentric: then the snake's heading is up, in observatio
 import numpy as np
 from numba import njit
 
-from lockstep.tasks.team_snakes.opponents import distance, is_threatened, room
+from lockstep.tasks.team_snakes.opponents import MAX_DISTANCE, distance, is_threatened, nearest_bean, room
 from lockstep.tasks.team_snakes.rules import (
     AROUND,
     BEAN,
@@ -42,7 +42,7 @@ ON_BOARD = np.array(
 """[4, 4] the board direction of each seen direction, by the direction the snake faces (up for a fixed view)."""
 AS_SEEN = np.argsort(ON_BOARD, axis=1)
 """[4, 4] the inverse of ON_BOARD."""
-_MAX_DISTANCE, _LENGTH_SCALE, _MAX_ROOM = HEIGHT // 2 + WIDTH // 2, 20, 32
+_LENGTH_SCALE, _MAX_ROOM = 20, 32
 
 
 @njit(cache=True, nogil=True)
@@ -65,17 +65,17 @@ def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: n
         out[index] = game.owner[cell] < FIRST
         out[index + 1] = _free_fraction(game, head, direction)
         out[index + 2] = is_threatened(game, snake, cell)
-        out[index + 3] = 1.0 - nearest_bean(game, cell, 0)[1] / _MAX_DISTANCE
-        out[index + 4] = 1.0 - nearest_bean(game, cell, claimed)[1] / _MAX_DISTANCE
+        out[index + 3] = 1.0 - nearest_bean(game, cell, 0, True)[1] / MAX_DISTANCE
+        out[index + 4] = 1.0 - nearest_bean(game, cell, claimed, True)[1] / MAX_DISTANCE
         index += BY_DIRECTION
     _measure_rooms(game, head, facing, marks, out)
     used = 0
     for _ in range(game.served):
-        bean, steps = nearest_bean(game, head, used)
+        bean, steps = nearest_bean(game, head, used, True)
         used |= 1 << bean
         cell = game.beans[bean]
         _offset(head, cell, facing, out[index:])
-        out[index + 2] = 1.0 - steps / _MAX_DISTANCE
+        out[index + 2] = 1.0 - steps / MAX_DISTANCE
         out[index + 3] = _is_nearest(game, snake, cell, steps)
         index += BY_BEAN
     index = 4 * BY_DIRECTION + BEANS * BY_BEAN
@@ -185,17 +185,6 @@ def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: n
 
 
 @njit(cache=True, nogil=True)
-def nearest_bean(game: Game, cell: int, used: int) -> tuple[int, int]:
-    """Return the nearest bean to a cell that is not in the bit set `used`, and its distance; the largest if none."""
-    found, nearest = 0, _MAX_DISTANCE + 1
-    for bean in range(game.served):
-        steps = distance(cell, game.beans[bean], True)
-        if not used >> bean & 1 and steps < nearest:
-            found, nearest = bean, steps
-    return found, min(nearest, _MAX_DISTANCE)
-
-
-@njit(cache=True, nogil=True)
 def _claimed_beans(game: Game, snake: int) -> int:
     """Return the bit set of beans that a teammate is nearer to. In a tie, the snake that moves first is nearer."""
     claimed, first = 0, snake // TEAM * TEAM
@@ -212,9 +201,9 @@ def _claimed_beans(game: Game, snake: int) -> int:
 @njit(cache=True, nogil=True)
 def _next_snake(game: Game, head: int, team: int, used: int) -> int:
     """Return the nearest snake of a team that is not in the bit set `used`; snakes off the board come last."""
-    found, nearest = 0, _MAX_DISTANCE + 2
+    found, nearest = 0, MAX_DISTANCE + 2
     for other in range(team * TEAM, team * TEAM + TEAM):
-        steps = distance(head, cell_of(game, other, 0), True) if game.length[other] else _MAX_DISTANCE + 1
+        steps = distance(head, cell_of(game, other, 0), True) if game.length[other] else MAX_DISTANCE + 1
         if not used >> other & 1 and steps < nearest:
             found, nearest = other, steps
     return found

@@ -35,6 +35,8 @@ LevelSchedule = Literal["fixed", "linear", "exponential", "curriculum", "gate"]
 CURRICULUM = (0.10, 0.30, 0.60, 0.85)
 """Fractions of a run after which the level of the curriculum rises by one."""
 
+MAX_DISTANCE = HEIGHT // 2 + WIDTH // 2
+"""Largest distance of two cells around the torus."""
 # Costs of a step, of too little room or danger, and of hitting a body.
 _STEP_COST, _DANGER_COST, _BODY_COST = 10, 5_000, 10_000
 
@@ -68,6 +70,17 @@ def distance(one: int, other: int, wrapped: bool) -> int:
 
 
 @njit(cache=True, nogil=True)
+def nearest_bean(game: Game, cell: int, used: int, wrapped: bool) -> tuple[int, int]:
+    """Return the bean nearest to a cell, without the bit set `used`, and its distance; -1 and MAX_DISTANCE if none."""
+    found, nearest = -1, CELLS
+    for bean in range(game.served):
+        steps = distance(cell, game.beans[bean], wrapped)
+        if not used >> bean & 1 and steps < nearest:
+            found, nearest = bean, steps
+    return found, min(nearest, MAX_DISTANCE)
+
+
+@njit(cache=True, nogil=True)
 def choose(game: Game, first: int, level: int, wrapped: bool, marks: np.ndarray, actions: np.ndarray) -> None:
     """Write the actions of a scripted team, the snakes from `first` on, into actions [SNAKES].
 
@@ -79,11 +92,7 @@ def choose(game: Game, first: int, level: int, wrapped: bool, marks: np.ndarray,
             actions[snake] = random_below(4, game.key, game.episode, game.step * DRAWS + MOVE + snake)
             continue
         head, reverse = cell_of(game, snake, 0), game.heading[snake] ^ 1
-        target, nearest = -1, 0
-        for bean in range(game.served):
-            steps = distance(head, game.beans[bean], wrapped)
-            if not targeted >> bean & 1 and (target < 0 or steps < nearest):
-                target, nearest = bean, steps
+        target, _ = nearest_bean(game, head, targeted, wrapped)
         if level >= GREEDY and target >= 0:
             targeted |= 1 << target
         best, best_cost = game.heading[snake], -1

@@ -27,8 +27,9 @@ def as_text(game: Game, side: int) -> str:
         image[tuple(cells[:1].T)] = f" {letter}"
     edge = "+" + "-" * (2 * WIDTH + 1) + "+"
     rows = ["|" + "".join(cells) + " |" for cells in image]
-    score, opponent_score = scores(game, side)
-    return "\n".join([edge, *rows, edge, f"step {game['step']}  we {score}  they {opponent_score}"])
+    # A snake that could not return to the board has no gain.
+    gains = np.maximum(game["length"] - START_LENGTH, 0).reshape(2, TEAM).sum(axis=1)
+    return "\n".join([edge, *rows, edge, f"step {game['step']}  we {gains[side]}  they {gains[1 - side]}"])
 
 
 def as_frame(game: Game, side: int) -> np.ndarray:
@@ -50,12 +51,6 @@ def as_frame(game: Game, side: int) -> np.ndarray:
             for eye in (-1, 1):
                 blend(image, cells[0] + 0.12 * ahead + 0.2 * eye * ahead[::-1], rounded_square(2.5, 2.5), _EYE)
     return image.astype(np.uint8)
-
-
-def scores(game: Game, side: int) -> tuple[int, int]:
-    """Return the gains of our team and of the other one. A snake that could not return to the board has no gain."""
-    gains = np.maximum(game["length"] - START_LENGTH, 0).reshape(2, TEAM).sum(axis=1)
-    return int(gains[side]), int(gains[1 - side])
 
 
 def _paint_half(image: np.ndarray, cell: np.ndarray, neighbor: np.ndarray, color: np.ndarray) -> None:
