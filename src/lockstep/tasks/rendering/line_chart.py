@@ -6,7 +6,7 @@ skipped.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -88,14 +88,6 @@ class Axes(NamedTuple):
         self.canvas.line([self.to_pixels(*point) for point in zip(x[finite], y[finite], strict=True)], color, width)
 
 
-def padded_range(*curves: np.ndarray, min_size: float) -> tuple[float, float]:
-    """Return the range of the values of some curves with a margin, at least `min_size` wide."""
-    values = np.concatenate(curves)
-    low, high = float(values.min()), float(values.max())
-    margin = max(0.05 * (high - low), (min_size - (high - low)) / 2, 1e-9 * abs(high))
-    return low - margin, high + margin
-
-
 def braille_chart(curve: np.ndarray, width: int, rows: int, num_values: int, y_range: tuple[float, float]) -> list[str]:
     """Draw a curve as rows of Braille characters with 2 by 4 dots each. Its x axis has room for `num_values` values."""
     dots = np.zeros((4 * rows, 2 * width), bool)
@@ -133,6 +125,4 @@ def _span(bounds: tuple[float, float]) -> float:
     return bounds[1] - bounds[0] or 1.0
 
 
-@lru_cache
-def _font(size: int) -> Any:
-    return ImageFont.load_default(size)
+_font = lru_cache(ImageFont.load_default)

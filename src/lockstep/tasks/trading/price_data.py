@@ -17,10 +17,7 @@ OPEN, HIGH, LOW, CLOSE = range(4)
 SECONDS_PER_YEAR = 365.25 * 86_400
 COLUMNS = {
     "time": ("time", "date", "datetime", "timestamp", "unix"),
-    "open": ("open",),
-    "high": ("high",),
-    "low": ("low",),
-    "close": ("close",),
+    **{price: (price,) for price in ("open", "high", "low", "close")},
     "adjusted": ("adj close", "adj_close", "adjusted close", "adjusted"),
 }
 """Recognized column names in lower case, by priority."""

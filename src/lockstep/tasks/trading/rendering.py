@@ -14,7 +14,6 @@ from lockstep.tasks.rendering.line_chart import (
     Canvas,
     add_axes,
     braille_chart,
-    padded_range,
 )
 
 WIDTH, HEIGHT = 640, 400
@@ -41,7 +40,7 @@ class RecordedBar(NamedTuple):
 def as_text(bars: list[RecordedBar], length: int) -> str:
     """Draw price, position and equity of an episode with `length` steps as text plots, with a summary line."""
     _, close, equity, buy_and_hold, positions, _, _ = np.array(bars).T
-    y_range = padded_range(equity, buy_and_hold, min_size=0.02)
+    y_range = _padded_range(equity, buy_and_hold, min_size=0.02)
     labels = f"{y_range[1] - 1:+.1%}", f"{y_range[0] - 1:+.1%}"
     plots = {"equity": equity, "buy and hold": buy_and_hold}
     lines = [f"{name}\n{add_axes(braille_chart(y, 64, 5, length, y_range), labels)}" for name, y in plots.items()]
@@ -51,7 +50,8 @@ def as_text(bars: list[RecordedBar], length: int) -> str:
         f"equity {last.equity - 1:+.2%}  buy and hold {last.buy_and_hold - 1:+.2%}  "
         f"fees {last.fees:.2%}  trades {last.trades}"
     )
-    return "\n".join([f"price  {_sparkline(close)}", f"holds  {_position_signs(positions)}", *lines, summary])
+    sides = "".join("+" if position > 0 else "-" if position < 0 else "·" for position in positions[-64:])
+    return "\n".join([f"price  {_sparkline(close)}", f"holds  {sides}", *lines, summary])
 
 
 def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
@@ -63,7 +63,7 @@ def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
     canvas.write(150, 26, position_text, 16, color)
     canvas.write(WIDTH - 16, 26, f"fees {last.fees:.2%}   trades {last.trades}", 14, GRAY, "rs")
 
-    price_axes = Axes(canvas, 64, 42, WIDTH - 16, 170, (0, length), padded_range(close, min_size=0.05 * close[0]))
+    price_axes = Axes(canvas, 64, 42, WIDTH - 16, 170, (0, length), _padded_range(close, min_size=0.05 * close[0]))
     for y in price_axes.label_values():
         price_axes.gridline(y, f"{y:,.0f}" if y >= 1000 else f"{y:,.4g}")
     sides = np.sign(positions)
@@ -73,7 +73,7 @@ def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
             price_axes.curve(age[stop - 1 : stop + 1], close[stop - 1 : stop + 1], side_color)
     canvas.dot(*price_axes.to_pixels(age[-1], close[-1]), 3.5, color)
 
-    y_range = padded_range(equity, buy_and_hold, np.ones(1), min_size=0.04)
+    y_range = _padded_range(equity, buy_and_hold, np.ones(1), min_size=0.04)
     equity_axes = Axes(canvas, 64, 222, WIDTH - 16, 372, (0, length), y_range)
     equity_axes.gridline(1.0, "0")
     for y in equity_axes.label_values():
@@ -89,6 +89,14 @@ def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
     return canvas.to_array()
 
 
+def _padded_range(*curves: np.ndarray, min_size: float) -> tuple[float, float]:
+    """Return the range of the values of some curves with a margin, at least `min_size` wide."""
+    values = np.concatenate(curves)
+    low, high = float(values.min()), float(values.max())
+    margin = max(0.05 * (high - low), (min_size - (high - low)) / 2, 1e-9 * abs(high))
+    return low - margin, high + margin
+
+
 def _describe_position(position: float) -> tuple[str, tuple[int, int, int]]:
     name, color = _SIDES[int(np.sign(position))]
     return (f"{name} {abs(position):.0%}" if position else name), color
@@ -99,8 +107,3 @@ def _sparkline(values: np.ndarray) -> str:
     shown = values[-64:]
     heights = (shown - shown.min()) / max(float(np.ptp(shown)), 1e-9) * (len(_BARS) - 1)
     return "".join(_BARS[height] for height in heights.round().astype(int))
-
-
-def _position_signs(positions: np.ndarray) -> str:
-    """Draw the side held at each of the last bars."""
-    return "".join("+" if position > 0 else "-" if position < 0 else "·" for position in positions[-64:])
