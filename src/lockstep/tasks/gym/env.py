@@ -84,7 +84,16 @@ class GymEnvs(VecEnv):
         self._restarted = 0
 
         workers = min(config.num_workers, count) if count > 1 else 0  # one environment cannot be parallelized
-        table = _allocate_table(self.observation_space, self._action_space, count)
+        table = SharedArrays(
+            action=allocate(self._action_space, count),
+            seed=np.zeros(count, np.int64),
+            obs=allocate(self.observation_space, count),
+            reward=np.zeros(count, np.float32),
+            terminated=np.zeros(count, bool),
+            truncated=np.zeros(count, bool),
+            final_obs=allocate(self.observation_space, count),
+            total=np.zeros(count, np.float64),
+        )
         with _convert_errors(config.id):
             self._envs = (
                 WorkerPool(config.id, options, table, workers, self.env_indices)
@@ -167,9 +176,11 @@ class GymEnvs(VecEnv):
         self._envs.begin({row: self._seed(row) for row in rows})
         replayable = [index for index in range(self.envs_per_lane) if steps[index] == logged[index]]
         replayed = self._envs.replay({rows[index]: actions[index].numpy() for index in replayable})
-        lost = []
+        lost, current = [], named_leaves(self._host["obs"], "obs")
         for index, row in enumerate(rows):
-            if row in replayed and self._obs_equals(row, saved, index):
+            # Compare the observations bit for bit: a NaN equals itself.
+            same = all(x[row].numpy().tobytes() == saved[name][index].numpy().tobytes() for name, x in current.items())
+            if row in replayed and same:
                 self._log.put(row, actions[index].numpy())
                 self._steps[row] = steps[index]
             else:
@@ -208,11 +219,6 @@ class GymEnvs(VecEnv):
     def _seed(self, row: int, ahead: int = 0) -> int:
         """Return the seed of an environment's current episode, or of a later one."""
         return self._streams[row].draw_seed(self._episode[row] + ahead, bits=31)
-
-    def _obs_equals(self, row: int, saved: StateDict, index: int) -> bool:
-        """Whether the current observation equals the saved one, bit for bit (a NaN equals itself)."""
-        current = named_leaves(self._host["obs"], "obs")
-        return all(obs[row].numpy().tobytes() == saved[name][index].numpy().tobytes() for name, obs in current.items())
 
     def _warn_about_restarts(self) -> None:
         """Warn once per restore, although lanes are restored one by one."""
@@ -255,25 +261,17 @@ class ActionLog:
             step[row] = action
 
 
-def _allocate_table(observations: Space[Any], actions: Space[Any], count: int) -> SharedArrays:
-    """Allocate zeros for `count` environments."""
-    return SharedArrays(
-        action=allocate(actions, count),
-        seed=np.zeros(count, np.int64),
-        obs=allocate(observations, count),
-        reward=np.zeros(count, np.float32),
-        terminated=np.zeros(count, bool),
-        truncated=np.zeros(count, bool),
-        final_obs=allocate(observations, count),
-        total=np.zeros(count, np.float64),
-    )
-
-
 def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:
     """Return the options of `make`, the render modes, and the observation and action spaces."""
     options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs}
     if config.mask_velocity:
-        options["hidden"] = _velocities(config.id)
+        name = config.id.rpartition("-v")[0]
+        if name not in VELOCITIES:
+            raise ConfigError(
+                f"the velocities in the observations of {config.id} are not known.",
+                f"Remove --task.mask-velocity, or use one of {', '.join(VELOCITIES)}.",
+            )
+        options["hidden"] = list(VELOCITIES[name])
     probe = make(config.id, options)
     probe.close()
     modes = probe.metadata.get("render_modes") or []
@@ -281,16 +279,6 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
     if render_mode:
         options = {"render_mode": render_mode, **options}  # costs nothing until a frame is rendered
     return options, modes, probe.observation_space, probe.action_space
-
-
-def _velocities(id: str) -> list[int]:
-    name = id.rpartition("-v")[0]
-    if name not in VELOCITIES:
-        raise ConfigError(
-            f"the velocities in the observations of {id} are not known.",
-            f"Remove --task.mask-velocity, or use one of {', '.join(VELOCITIES)}.",
-        )
-    return list(VELOCITIES[name])
 
 
 @contextmanager
