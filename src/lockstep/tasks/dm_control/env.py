@@ -70,7 +70,7 @@ class DMControl(VecEnv):
         examples |= {name: self._make_env(name) for name in names if name not in examples}
         envs = [examples[name] for name in names]
         self.parts = tuple(SubtaskSpec(env.name, env.actions, env.length) for env in envs)
-        self._state_size = max(env.state_size() for env in envs)
+        self._state_size = max(len(env.physics()) for env in envs)
         self.action_space = Box(-1.0, 1.0, (max(env.actions for env in envs),), np.float32)
         longest = max(len(env.begin(0)) for env in envs)
         space: Box = Box(-np.inf, np.inf, (longest,), np.float32)
@@ -140,10 +140,10 @@ class DMControl(VecEnv):
         """Return the state of E environments: episode, actions taken, physics, random generator, observation."""
         rows = self.lanes.lane_slice(lane, self.envs_per_lane)
         envs = self._envs[rows]
-        physics = [np.pad(env.physics(), (0, self._state_size - env.state_size())) for env in envs]
+        physics = [env.physics() for env in envs]
         rng_states, cached_normals = zip(*(env.rng_state() for env in envs), strict=True)
         state = {
-            "physics": np.stack(physics),
+            "physics": np.stack([np.pad(state, (0, self._state_size - len(state))) for state in physics]),
             "chance": np.stack(rng_states),
             "number": np.array(cached_normals),
             "taken": np.array([env.taken for env in envs]),
@@ -169,7 +169,7 @@ class DMControl(VecEnv):
         for index, row in enumerate(range(self.num_envs)[rows]):
             self._episode[row] = int(episodes[index])
             env, obs = self._envs[row], saved["obs"][index].numpy()
-            physics = saved["physics"][index, : env.state_size()].numpy()
+            physics = saved["physics"][index, : len(env.physics())].numpy()
             cached_normal = float(saved["number"][index])
             env.restore(self._seed(row), int(taken[index]), physics, rng_states[index].numpy(), cached_normal, obs)
             self._obs[row], self._total[row] = obs, float(saved["total"][index])

@@ -91,17 +91,12 @@ class SimulatedTask:
 
     # State as arrays
 
-    def state_size(self) -> int:
-        import mujoco
-
-        return int(mujoco.mj_stateSize(self._env.physics.model.ptr, mujoco.mjtState.mjSTATE_INTEGRATION))
-
     def physics(self) -> np.ndarray:
         """Return the full integration state, float64. `physics.get_state` would omit the solver's warm start."""
         import mujoco
 
         model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
-        state = np.empty(self.state_size())
+        state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         return state
 
