@@ -14,7 +14,7 @@ from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.lanes import Lanes
 from lockstep.pytree import Tree, tree_map
-from lockstep.tasks.team_snakes.env import TeamSnakes, TeamSnakesConfig
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 from lockstep.tasks.team_snakes.kernel import SCRIPTED
 from lockstep.tasks.team_snakes.opponents import name_of
 from lockstep.tasks.team_snakes.rules import TEAM
@@ -54,7 +54,8 @@ def play_match(one: Player, other: Player, games: int, seed: int) -> MatchRecord
     obs, playing = env.reset(), torch.ones(games, dtype=torch.bool)
     results = {name: torch.zeros(games) for name in ("won", "drawn", "score", "conceded")}
     while playing.any():  # environments that finished play another game, which is not counted
-        step = env.step(torch.cat([_first_actions(one.player, env, obs), _second_actions(other.player, obs)], dim=1))
+        actions = env.scripted_actions(one.player) if isinstance(one.player, int) else _policy_actions(one.player, obs)
+        step = env.step(torch.cat([actions, _opponent_actions(other.player, obs)], dim=1))
         obs, ended = step.obs, playing & (step.terminated | step.truncated)
         results = {name: torch.where(ended, step.episode_info[name], values) for name, values in results.items()}
         playing &= ~ended
@@ -84,12 +85,7 @@ def _match_config(one: Player, other: Player, games: int) -> TeamSnakesConfig:
     )
 
 
-def _first_actions(player: int | LoadedPolicy, env: TeamSnakes, obs: Tree) -> Tensor:
-    """Return actions of the first team, [B, A]."""
-    return env.scripted_actions(player) if isinstance(player, int) else _policy_actions(player, obs)
-
-
-def _second_actions(player: int | LoadedPolicy, obs: Any) -> Tensor:
+def _opponent_actions(player: int | LoadedPolicy, obs: Any) -> Tensor:
     """Return actions of the second team, [B, A]. For a script, the environment chooses them."""
     if isinstance(player, int):
         return torch.full((len(obs["legal"]), TEAM), SCRIPTED)

@@ -44,16 +44,14 @@ def elo(names: Sequence[str], records: Mapping[tuple[str, str], MatchRecord], ro
     A draw is half a win. Each pair gets one extra draw; otherwise an undefeated team would have an infinite rating.
     """
     points = dict.fromkeys(names, 0.0)
-    pairings: list[tuple[str, str, float]] = []
     for (one, other), record in records.items():
         points[one] += record.wins + (record.draws + 1) / 2
         points[other] += record.losses + (record.draws + 1) / 2
-        pairings.append((one, other, record.games + 1))
     strength = dict.fromkeys(names, 1.0)
     for _ in range(rounds):  # MM algorithm of Hunter: the likelihood increases in every round
         expected = dict.fromkeys(names, 0.0)
-        for one, other, games in pairings:
-            rate = games / (strength[one] + strength[other])
+        for (one, other), record in records.items():
+            rate = (record.games + 1) / (strength[one] + strength[other])
             expected[one] += rate
             expected[other] += rate
         updated = {name: points[name] / expected[name] for name in names}
