@@ -197,8 +197,8 @@ def _open_matches(source: Path) -> Iterator[list[tuple[str, Callable[[], IO[Any]
         return
     try:
         with zipfile.ZipFile(source) as archive:
-            entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
-            entries = [entry for entry in entries if entry.filename.endswith(".json")]
+            entries = [entry for entry in archive.infolist() if entry.filename.endswith(".json")]
+            entries.sort(key=lambda entry: entry.filename)
             if len(entries) > MAX_MATCHES:
                 raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MAX_MATCHES:,} at most.")
             # Names in an archive are only used as ids: nothing is written under them.

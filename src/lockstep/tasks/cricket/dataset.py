@@ -19,7 +19,7 @@ import torch
 from lockstep.base import Dataset
 from lockstep.config import ConfigError
 from lockstep.nn.gnn import PADDING_ID
-from lockstep.ops import prediction_metrics
+from lockstep.ops.prediction_metrics import classification_metrics, regression_metrics
 from lockstep.protocols import Renderable, Split, StateDict
 from lockstep.pytree import Tree, load_into, tree_map
 from lockstep.rng import RandomStream
@@ -168,11 +168,7 @@ class Cricket(Dataset):
     def compute_metrics(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
         """Compute all metrics over the split, and over each phase of the innings."""
         targets = self.targets(split)
-        metrics = (
-            prediction_metrics.regression_metrics
-            if self.target_type == "regression"
-            else prediction_metrics.classification_metrics
-        )
+        metrics = regression_metrics if self.target_type == "regression" else classification_metrics
         result = metrics(predictions, targets)
         result["score"] = -result["mae" if self.target_type == "regression" else "log_loss"]
         phases = _phase(self.archive.balls[self.examples[split], BALL.index("over")])

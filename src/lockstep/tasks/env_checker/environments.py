@@ -288,9 +288,8 @@ def _trace(group: EnvGroup, times: range) -> Iterator[tuple[str, StateDict]]:
                 named_leaves(step.final_obs, "final_obs") | named_leaves({**step.episode_info}, "episode_info")
             ).items()
         }
-        outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
-        if step.agent_reward is not None:
-            outcome["agent_reward"] = step.agent_reward
+        outcome = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "agent_reward")}
+        outcome = {name: tensor for name, tensor in outcome.items() if tensor is not None}
         yield f"at step {time}", named_leaves(step.obs, "obs") | outcome | ends
 
 
