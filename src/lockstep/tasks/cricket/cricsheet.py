@@ -228,13 +228,16 @@ def _parse(name: str, text: bytes) -> tuple[int, int, list[_Innings]]:
 
 
 def _parse_innings(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings]:
-    parsed = []
-    for which, (played, target) in enumerate(_innings_with_targets(innings)):
+    """Parse the first two innings. The target of the second is in the data, or one more than the runs of the first."""
+    parsed, first_runs = [], 0
+    for which, played in enumerate(innings[:2]):
         deliveries = [(int(over["over"]), ball) for over in played.get("overs", []) for ball in over["deliveries"]]
+        target = int(played.get("target", {}).get("runs") or first_runs + 1) if which else 0
         if not deliveries:
             continue
         builder = InningsBuilder(which, target)
         rows = [builder.add(over, ball) for over, ball in deliveries]
+        first_runs = builder.runs
         features, ahead = builder.finish([features for _, features in rows]), builder.ahead()
         if not (np.abs(features).max() < MAX_VALUE and np.abs(ahead).max() < MAX_VALUE):
             raise ValueError("it has values out of range")
@@ -246,15 +249,6 @@ def _parse_innings(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[
         arrays = features.astype(np.float32), ahead.astype(np.float32)
         parsed.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *players))
     return parsed
-
-
-def _innings_with_targets(innings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
-    """Return the first two innings with their targets: 0 for the first, one more than its runs for the second."""
-    if not innings:
-        return []
-    runs = sum(ball["runs"]["total"] for over in innings[0].get("overs", []) for ball in over["deliveries"])
-    targets = [0, *(int(second.get("target", {}).get("runs") or runs + 1) for second in innings[1:2])]
-    return list(zip(innings[:2], targets, strict=True))
 
 
 def _number(names: dict[str, int], name: str) -> int:
@@ -321,9 +315,9 @@ class InningsBuilder:
         """Return the features of all deliveries, with the sums over recent deliveries."""
         table = np.array(rows, np.float64)
         sums = np.concatenate([np.zeros((1, 4)), np.cumsum(np.array(self.past), axis=0)])
-        now = np.arange(len(rows))
+        index = np.arange(len(rows))
         for name, column, window in _WINDOWS:
-            table[:, FEATURES.index(name)] = sums[now, column] - sums[np.maximum(0, now - window), column]
+            table[:, FEATURES.index(name)] = sums[index, column] - sums[np.maximum(0, index - window), column]
         return table
 
     def ahead(self) -> np.ndarray:
