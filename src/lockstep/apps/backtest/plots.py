@@ -60,9 +60,8 @@ def draw(report: BacktestReport, path: Path) -> bytes:
             axis.axvline(start, color="#b3261e", linewidth=1.2 if number == 0 else 0.6, linestyle="--", alpha=0.7)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    position.fill_between(
-        dates[1:], report.curves["agent"].positions, step="pre", color=COLORS["agent"], alpha=0.5, linewidth=0
-    )
+    positions, color = report.curves["agent"].positions, COLORS["agent"]
+    position.fill_between(dates[1:], positions, step="pre", color=color, alpha=0.5, linewidth=0)
     equity.set_ylabel("equity")
     drawdown.set_ylabel("drawdown, %")
     position.set_ylabel("position")

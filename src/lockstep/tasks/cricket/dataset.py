@@ -125,20 +125,21 @@ class Cricket(Dataset):
         innings_index = archive.innings_of[deliveries]
         innings, players = archive.innings[innings_index], archive.players[innings_index]
         start = np.maximum(innings[:, 0], deliveries - P)
-        seen = (deliveries - start)[:, None]  # [N, 1] deliveries before this one
+        num_past = (deliveries - start)[:, None]  # [N, 1] deliveries before this one
         slots = np.arange(P)[None, :]
-        # Beyond `seen`, the last known delivery is repeated: later deliveries are never read.
+        # Beyond `num_past`, the last known delivery is repeated: later deliveries are never read.
         past = archive.balls[np.clip(start[:, None] + slots, 0, np.maximum(deliveries - 1, 0)[:, None])]  # [N, P, BALL]
         now = dict(zip(BALL, archive.balls[deliveries].T, strict=True))  # batter and bowler are known beforehand
         ball = {name: past[:, :, column] for column, name in enumerate(BALL)}
         phase, phase_now = _phase(ball["over"]), _phase(now["over"])
         x = [ball["bat"] / 6, ball["bat"] == 4, ball["bat"] == 6, ball["extras"] / 2, ball["illegal"], ball["wicket"]]
-        x += [(ball["bat"] + ball["extras"]) == 0, ball["over"] / 20, (seen - slots) / 60, np.exp(-(seen - slots) / 12)]
+        age = num_past - slots
+        x += [(ball["bat"] + ball["extras"]) == 0, ball["over"] / 20, age / 60, np.exp(-age / 12)]
         before = np.where(slots > 0, slots - 1, PADDING_ID).astype(np.uint8)
         features = (archive.features[deliveries] - self._mean) / self._std
         names, ones = self._names, np.ones((count, 1))
         nodes = {
-            "ball": {"x": np.stack(x, axis=-1).astype(np.float32), "count": seen[:, 0]},
+            "ball": {"x": np.stack(x, axis=-1).astype(np.float32), "count": num_past[:, 0]},
             "batter": _player_nodes(players[:, :BATTERS], now["batters"], names, now["batter"], now["partner"]),
             "bowler": _player_nodes(players[:, BATTERS:], now["bowlers"], names, now["bowler"]),
             "stand": {"x": _slot_features(BATTERS, now["stand"]), "count": now["stand"].astype(np.int64) + 1},
@@ -253,13 +254,13 @@ def _phase(over: np.ndarray) -> np.ndarray:
 
 
 def _player_nodes(
-    players: np.ndarray, seen: np.ndarray, names: dict[str, np.ndarray], *current: np.ndarray
+    players: np.ndarray, appeared: np.ndarray, names: dict[str, np.ndarray], *current: np.ndarray
 ) -> dict[str, Any]:
     """Return the nodes of the players so far, in order of appearance, with marks for those on the field."""
     slots = np.arange(players.shape[1])[None, :]
     marks = [slots == slot[:, None] for slot in current]
     x = np.stack([*marks, np.broadcast_to(slots / 10, players.shape)], axis=-1).astype(np.float32)
-    count = seen.astype(np.int64)
+    count = appeared.astype(np.int64)
     # Later players are not known yet: their slots are empty.
     return {"x": x, "count": count, "id": names["player"][np.where(slots < count[:, None], players, 0)]}
 

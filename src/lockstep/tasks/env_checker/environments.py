@@ -219,13 +219,13 @@ def _shape_faults(step: Step, when: str) -> Iterator[str]:
     for name, dtype in (("reward", torch.float32), ("terminated", torch.bool), ("truncated", torch.bool)):
         tensor = getattr(step, name)
         if tensor.dtype != dtype or tensor.shape != (N,):
-            yield f"{name} {when} is {_describe(tensor)}. Make it {dtype} [{N}], one for each environment."
+            yield f"{name} {when} is {_spec(tensor)}. Make it {dtype} [{N}], one for each environment."
     for name, tensor in step.episode_info.items():
         if tensor.shape != (N,):
-            yield f"episode_info.{name} {when} is {_describe(tensor)}. Make it [{N}], one for each environment."
+            yield f"episode_info.{name} {when} is {_spec(tensor)}. Make it [{N}], one for each environment."
     agents = step.agent_reward
     if agents is not None and (agents.dtype != torch.float32 or agents.ndim != 2 or len(agents) != N):
-        yield f"agent_reward {when} is {_describe(agents)}. Make it torch.float32 [{N}, agents], or omit it."
+        yield f"agent_reward {when} is {_spec(agents)}. Make it torch.float32 [{N}, agents], or omit it."
 
 
 def _value_faults(step: Step, space: Space[Any], when: str) -> Iterator[str]:
@@ -251,10 +251,7 @@ def _space_faults(tree: Tree, space: Space[Any], name: str, when: str, rows: Seq
         parts = f"has the keys {', '.join(tree)}" if isinstance(tree, dict) else "is one tensor"
         yield f"{name} {when} {parts}, but its space is {space}. Give both the same keys."
     elif tree.dtype != tensor_dtype(space) or tree.shape != (N, *(space.shape or ())):
-        yield (
-            f"{name} {when} is {_describe(tree)}, which is not a batch of {N} from its space {space}. "
-            "Change one of them."
-        )
+        yield f"{name} {when} is {_spec(tree)}, which is not a batch of {N} from its space {space}. Change one of them."
     else:
         invalid = [row for row in rows if not space.contains(tree[row].numpy())]
         if invalid:
@@ -327,7 +324,7 @@ def _true_rows(mask: Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
 
 
-def _describe(tensor: Any) -> str:
+def _spec(tensor: Any) -> str:
     return f"a {type(tensor).__name__} of {tensor.dtype} {list(tensor.shape)}"
 
 

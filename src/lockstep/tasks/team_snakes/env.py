@@ -120,9 +120,9 @@ class TeamSnakes(VecEnv):
         self.agents = agents = TEAM + self.rivals
         grid, self._egocentric = config.observation == "grid", config.observation == "egocentric"
         shape = (agents, PLANES, *config.grid_shape) if grid else (agents, FEATURES)
-        seen = Box(0, 1, shape, np.uint8) if grid else Box(-1, 1, shape, np.float32)
+        space = Box(0, 1, shape, np.uint8) if grid else Box(-1, 1, shape, np.float32)
         # A list of pairs, because Dict would sort a mapping.
-        self.observation_space = Dict([("seen", seen), ("legal", Box(0, 1, (agents, 4), np.uint8))])
+        self.observation_space = Dict([("seen", space), ("legal", Box(0, 1, (agents, 4), np.uint8))])
         self.action_space = MultiDiscrete([4] * TEAM + [SCRIPTED + 1] * (agents - TEAM))
 
         obs_buffer = (torch.uint8 if grid else torch.float32, (count, *shape))
@@ -170,13 +170,9 @@ class TeamSnakes(VecEnv):
             )
         out = self._buffers.copy_to_device()
         episode_info = dict(zip(self._result_names, out["outcome"][: len(self._result_names)], strict=True))
-        return Step(
-            obs=self._obs(""),
-            final_obs=self._obs("final_"),
-            episode_info=episode_info,
-            any_truncated=num_truncated > 0,
-            **{name: out[name] for name in ("reward", "terminated", "truncated", "agent_reward")},
-        )
+        out = {name: out[name] for name in ("reward", "terminated", "truncated", "agent_reward")}
+        obs, final_obs = self._obs(""), self._obs("final_")
+        return Step(obs, **out, final_obs=final_obs, episode_info=episode_info, any_truncated=num_truncated > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the games and compute their observations alone, without tensors."""

@@ -65,16 +65,16 @@ def _facing(game: Game, snake: int, egocentric: bool) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _write_obs(game: Game, egocentric: bool, seen: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
+def _write_obs(game: Game, egocentric: bool, obs: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
     """Write the observations of the agents of a game, ours first."""
-    for agent in range(len(seen)):
+    for agent in range(len(obs)):
         snake = (side_of(game) * TEAM + agent) % SNAKES
         facing = _facing(game, snake, egocentric)
         show_legal(game, snake, facing, legal[agent])
-        if seen.ndim == 2:
-            show_features(game, snake, facing, marks, seen[agent])
+        if obs.ndim == 2:
+            show_features(game, snake, facing, marks, obs[agent])
         else:
-            show_grid(game, snake, seen[agent])
+            show_grid(game, snake, obs[agent])
 
 
 @njit(cache=True, nogil=True)

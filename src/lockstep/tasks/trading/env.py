@@ -161,20 +161,20 @@ def _start_episode(b: int, table: MarketTable, history: History, scale: Any, rul
 @njit(cache=True, nogil=True)
 def _write_obs(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> None:
     """Write the observation at the close of the current bar."""
-    now = LOOKBACK + rules.lookback - 1 + table.age[b]
+    bar = LOOKBACK + rules.lookback - 1 + table.age[b]
     index = 0
-    for n in range(now - rules.lookback + 1, now + 1):
+    for n in range(bar - rules.lookback + 1, bar + 1):
         for f in range(table.indicators.shape[2]):
             obs[index] = table.indicators[b, n, f]
             index += 1
-    account, close = table.account[b], table.prices[b, now, CLOSE]
+    account, close = table.account[b], table.prices[b, bar, CLOSE]
     equity = max(account.cash + account.units * close, BANKRUPTCY)
     obs[index] = min(max(account.units * close / equity, -5.0), 5.0)
     obs[index + 1] = account.target
     obs[index + 2] = min(max(10.0 * (account.flow + account.units * close) / equity, -5.0), 5.0)
     obs[index + 3] = min(max(math.log(equity), -5.0), 5.0)
     if rules.leak_future:
-        obs[index + 4] = 100.0 * math.log(table.prices[b, now + 2, OPEN] / table.prices[b, now + 1, OPEN])
+        obs[index + 4] = 100.0 * math.log(table.prices[b, bar + 2, OPEN] / table.prices[b, bar + 1, OPEN])
 
 
 @njit(cache=True, nogil=True)
@@ -188,8 +188,8 @@ def _step_all(
             return -1
     num_truncated = 0
     for b in range(len(actions)):
-        account, now = table.account[b], LOOKBACK + rules.lookback - 1 + table.age[b]
-        price, next_price = table.prices[b, now + 1, OPEN], table.prices[b, now + 2, OPEN]
+        account, bar = table.account[b], LOOKBACK + rules.lookback - 1 + table.age[b]
+        price, next_price = table.prices[b, bar + 1, OPEN], table.prices[b, bar + 2, OPEN]
         change = rebalance(account, actions[b] / rules.position_levels - 1.0, price, next_price, rules.costs)
         terminated[b] = change == -math.inf
         reward[b] = math.log(BANKRUPTCY) if terminated[b] else change

@@ -21,7 +21,7 @@ COLUMNS = {
     "adjusted": ("adj close", "adj_close", "adjusted close", "adjusted"),
 }
 """Recognized column names in lower case, by priority."""
-MAX_CSV_BYTES, MAX_ROWS = 2**29, 10_000_000
+MAX_BYTES, MAX_ROWS = 2**29, 10_000_000
 """Limits of a file. Ten million bars are nineteen years of minutes."""
 MAX_PRICE, MAX_TIME = 1e15, 1e11
 """Upper limits of a valid price, and of a valid time in seconds since 1970 (the year 5138)."""
@@ -98,10 +98,8 @@ PriceTable = tuple[dict[str, str], dict[str, Sequence[Any]]]
 
 
 def _read_csv(path: str, columns: Mapping[str, str]) -> PriceTable:
-    if Path(path).stat().st_size > MAX_CSV_BYTES:
-        raise ConfigError(
-            f"{path} holds more than {MAX_CSV_BYTES:,} bytes.", "Convert it to Parquet, or use longer bars."
-        )
+    if Path(path).stat().st_size > MAX_BYTES:
+        raise ConfigError(f"{path} holds more than {MAX_BYTES:,} bytes.", "Convert it to Parquet, or use longer bars.")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = (row for row in csv.reader(file) if row)

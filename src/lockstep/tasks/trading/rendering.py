@@ -104,6 +104,6 @@ def _describe_position(position: float) -> tuple[str, tuple[int, int, int]]:
 
 def _sparkline(values: np.ndarray) -> str:
     """Draw the last values as a sparkline."""
-    shown = values[-64:]
-    heights = (shown - shown.min()) / max(float(np.ptp(shown)), 1e-9) * (len(_BARS) - 1)
+    recent = values[-64:]
+    heights = (recent - recent.min()) / max(float(np.ptp(recent)), 1e-9) * (len(_BARS) - 1)
     return "".join(_BARS[height] for height in heights.round().astype(int))
