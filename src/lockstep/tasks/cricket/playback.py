@@ -13,11 +13,11 @@ from lockstep.ops import prediction_metrics
 from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, MatchArchive, mark_of
 from lockstep.tasks.rendering.line_chart import (
     BLUE,
-    FOREGROUND,
     GRAY,
     GREEN,
     ORANGE,
     RED,
+    WHITE,
     Axes,
     Canvas,
     Color,
@@ -134,7 +134,7 @@ class ReplayFrame:
             axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 3.5, ORANGE)
         for ball in self._wicket_balls():
             axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 4.5, RED)
-        axes.canvas.dot(*axes.to_pixels(len(line) - 1, line[-1]), 5, FOREGROUND)
+        axes.canvas.dot(*axes.to_pixels(len(line) - 1, line[-1]), 5, WHITE)
         _legend(axes.canvas, ("wicket", RED), ("six", ORANGE))
         color = GREEN if line[-1] >= 50 else RED
         axes.canvas.write(WIDTH - 20, 44, self.forecast(), 34, color, "rm")
@@ -155,9 +155,9 @@ class ReplayFrame:
             predicted = axes.to_pixels(chase.mark[now], chase.predictions[now])
             axes.canvas.dash(current, predicted, ORANGE, 1.5)
             axes.canvas.dot(*predicted, 5, ORANGE)
-        axes.canvas.dot(*current, 5, FOREGROUND)
+        axes.canvas.dot(*current, 5, WHITE)
         _legend(axes.canvas, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
-        axes.canvas.write(WIDTH - 20, 50, self.forecast(), 26, FOREGROUND if self.ended else ORANGE, "rm")
+        axes.canvas.write(WIDTH - 20, 50, self.forecast(), 26, WHITE if self.ended else ORANGE, "rm")
 
     def _wicket_balls(self) -> np.ndarray:
         """Return the deliveries so far that took a wicket."""

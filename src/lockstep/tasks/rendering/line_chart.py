@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-FOREGROUND, GRAY, DARK_GRAY, BACKGROUND = (236, 239, 244), (140, 150, 165), (52, 58, 70), (22, 25, 33)
+WHITE, GRAY, DARK_GRAY, BACKGROUND = (236, 239, 244), (140, 150, 165), (52, 58, 70), (22, 25, 33)
 GREEN, RED, BLUE, ORANGE = (72, 187, 120), (229, 83, 83), (96, 165, 250), (245, 158, 66)
 _SCALE = 2
 """Supersampling factor: images are drawn this many times larger and shrunk, so that edges are smooth."""
@@ -26,7 +26,7 @@ class Canvas:
         self._image = Image.new("RGB", (_SCALE * width, _SCALE * height), BACKGROUND)
         self._draw = ImageDraw.Draw(self._image)
 
-    def write(self, x: float, y: float, label: str, size: int, color: Color = FOREGROUND, anchor: str = "ls") -> None:
+    def write(self, x: float, y: float, label: str, size: int, color: Color = WHITE, anchor: str = "ls") -> None:
         """Draw text with its Pillow anchor at a position; by default the left end of the baseline."""
         self._draw.text((_SCALE * x, _SCALE * y), label, color, font=_font(_SCALE * size), anchor=anchor)
 

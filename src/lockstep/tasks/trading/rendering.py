@@ -4,17 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.tasks.rendering.line_chart import (
-    BLUE,
-    FOREGROUND,
-    GRAY,
-    GREEN,
-    RED,
-    Axes,
-    Canvas,
-    add_axes,
-    braille_chart,
-)
+from lockstep.tasks.rendering.line_chart import BLUE, GRAY, GREEN, RED, WHITE, Axes, Canvas, add_axes, braille_chart
 
 WIDTH, HEIGHT = 640, 400
 _SIDES = {-1: ("short", RED), 0: ("flat", GRAY), 1: ("long", GREEN)}
@@ -83,7 +73,7 @@ def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
         equity_axes.tick(fraction * length, f"{fraction * length:.0f}")
     equity_axes.curve(age, buy_and_hold, GRAY, 1.5)
     equity_axes.curve(age, equity, BLUE, 2.5)
-    canvas.dot(*equity_axes.to_pixels(age[-1], equity[-1]), 4, FOREGROUND)
+    canvas.dot(*equity_axes.to_pixels(age[-1], equity[-1]), 4, WHITE)
     canvas.write(64, 208, f"equity {equity[-1] - 1:+.2%}", 16, BLUE)
     canvas.write(230, 208, f"buy and hold {buy_and_hold[-1] - 1:+.2%}", 16, GRAY)
     return canvas.to_array()
