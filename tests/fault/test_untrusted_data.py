@@ -105,7 +105,7 @@ def test_read_bars_invalid_parquet_is_refused(tmp_path, content, sentence):
 
 
 def test_read_bars_parquet_with_too_many_rows_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(price_data, "ROWS", 1)
+    monkeypatch.setattr(price_data, "MAX_ROWS", 1)
     (tmp_path / "a.parquet").write_bytes(parquet())
     with pytest.raises(ConfigError, match="has 2 rows"):
         read_bars(str(tmp_path / "a.parquet"), {})
@@ -196,11 +196,11 @@ def test_open_archive_zip_bomb_is_refused_within_memory_bound(tmp_path, monkeypa
     with pytest.raises(ConfigError, match="holds more than 4,194,304 bytes"):
         open_archive(path, tmp_path / "cache")
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 64 * 2**20 + 8 * JSON_BYTES
-    monkeypatch.setattr(cricsheet, "TEXTS", 2 * len(json.dumps(sound_match())))
+    monkeypatch.setattr(cricsheet, "MAX_BYTES", 2 * len(json.dumps(sound_match())))
     path = zipped(tmp_path / "y.zip", **{f"{n}.json": json.dumps(sound_match()) for n in range(3)})
     with pytest.raises(ConfigError, match="bytes of matches"):
         open_archive(path, tmp_path / "cache")
-    monkeypatch.setattr(cricsheet, "MATCHES", 2)
+    monkeypatch.setattr(cricsheet, "MAX_MATCHES", 2)
     with pytest.raises(ConfigError, match="has 3 files"):
         open_archive(path, tmp_path / "cache")
 

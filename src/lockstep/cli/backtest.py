@@ -56,7 +56,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
     from rich.table import Column, Table
 
     from lockstep.apps.backtest.metrics import SUSPICIOUS, possible_leak
-    from lockstep.apps.backtest.plots import draw, shown, write_page
+    from lockstep.apps.backtest.plots import draw, format_metrics, write_page
     from lockstep.io.rich_console import PrintableConsole
 
     bars_per_year = report.bars.bars_per_year
@@ -70,7 +70,7 @@ def _present(report: "BacktestReport", out: Path) -> None:
     leak = f"possible leak: a Sharpe ratio of {agent.sharpe:.1f} over a year or more is above {SUSPICIOUS}."
     warnings = [leak] if possible_leak(agent) else []
     console = PrintableConsole()
-    columns = {name: shown(values) for name, values in metrics.items()}
+    columns = {name: format_metrics(values) for name, values in metrics.items()}
     table = Table("", *(Column(name, justify="right") for name in columns), box=None)
     for metric in columns["agent"]:
         table.add_row(metric, *(column[metric] for column in columns.values()))

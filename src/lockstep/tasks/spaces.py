@@ -62,16 +62,16 @@ def actions_valid(space: Space[Any], actions: np.ndarray) -> bool:
 
 def sample_action(space: Space[Any], stream: RandomStream, counter: int, count: int) -> torch.Tensor:
     """Sample `count` actions [count, ...]. A missing Box bound is -1 or 1, or lies 2 beyond the other bound."""
-    draw = stream.generator(counter)
+    generator = stream.generator(counter)
     match space:
         case Discrete():
-            return torch.from_numpy(draw.integers(space.n, size=count) + space.start)
+            return torch.from_numpy(generator.integers(space.n, size=count) + space.start)
         case MultiDiscrete():
-            return torch.from_numpy(draw.integers(space.nvec, size=(count, *space.shape)) + space.start)
+            return torch.from_numpy(generator.integers(space.nvec, size=(count, *space.shape)) + space.start)
         case Box():
             low = np.where(np.isfinite(space.low), space.low, np.minimum(space.high, 1) - 2)
             high = np.where(np.isfinite(space.high), space.high, np.maximum(low + 2, 1))
-            return torch.from_numpy(draw.uniform(low, high, (count, *space.shape)).astype(np.float32))
+            return torch.from_numpy(generator.uniform(low, high, (count, *space.shape)).astype(np.float32))
     raise TypeError(f"cannot sample actions of {space}")
 
 

@@ -85,7 +85,7 @@ def test_stitched_folds_match_one_fold_except_closing_orders(tmp_path):
     parts = stitch([play(task, bars, fold, lambda *_: LONG, scale) for fold in (Fold(200, 300), Fold(300, 397))])
     assert np.flatnonzero(parts.changes != whole.changes).tolist() == [99]  # the closing order of the first fold
     assert parts.counts[1:3] == pytest.approx([195, 2])  # bars exposed, trades
-    assert len(parts.changes) == len(parts.held) == 197
+    assert len(parts.changes) == len(parts.positions) == 197
 
 
 def built(task):

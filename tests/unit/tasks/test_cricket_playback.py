@@ -51,7 +51,7 @@ def test_playback_of_win_target_shows_closest_chase_ball_by_ball(chases):
     assert "chance to win: 12%" in seen[0].render_text()  # 1 / (1 + e^2)
     assert "over 19.5   119/0   needs 2 from 1   last ball: 1\nchance to win: 88%" in seen[119].render_text()
     assert seen[120].render_text().endswith("over 20.0   120/0   the chase failed")
-    assert seen[120].said()[-1] == 0.0  # the actual result
+    assert seen[120].win_probabilities()[-1] == 0.0  # the actual result
     assert seen[0].render().shape == seen[120].render().shape == (360, 640, 3)
 
 
@@ -60,14 +60,14 @@ def test_playback_of_score_target_places_prediction_at_its_mark(chases):
     seen = list(task.playback("train", 0, lambda rows: task.targets("train")[rows]))
     chase = seen[0].chase
     assert chase.runs.tolist() == list(range(1, 121))  # before each delivery from the second on, and at the end
-    assert np.allclose(chase.said, chase.runs[chase.mark])  # a perfect prediction equals the score at its mark
+    assert np.allclose(chase.predictions, chase.runs[chase.mark])  # a perfect prediction equals the score at its mark
     assert "predicted: 30 after 5 overs" in seen[0].render_text()
     assert seen[-1].render_text().endswith("over 20.0   120/0   the chase failed")
     assert (seen[50].render() != seen[51].render()).any()
 
 
 def test_braille_chart_draws_continuous_curve():
-    rising = braille_chart(np.arange(3.0), width=6, rows=2, whole=3, up=(0.0, 2.0))
+    rising = braille_chart(np.arange(3.0), width=6, rows=2, num_values=3, y_range=(0.0, 2.0))
     dots = np.array([[ord(mark) - 0x2800 for mark in line] for line in rising])
     assert (dots[:, :5].sum(axis=0) > 0).all()  # up to the column of the last value
     assert dots[1, 0]  # low at the start

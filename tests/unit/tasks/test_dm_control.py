@@ -47,7 +47,7 @@ def test_simulated_task_restore_continues_bit_identically(name):
         last = world.act(move)
     for move in moves[:11]:
         other.act(move)
-    other.restore(7, world.taken, world.physics(), *world.chance(), last.obs)
+    other.restore(7, world.taken, world.physics(), *world.rng_state(), last.obs)
     assert other.taken == world.taken == 30
     for move in moves[30:]:
         one, two = world.act(move), other.act(move)
@@ -75,7 +75,7 @@ def test_simulated_task_restore_includes_random_generator():
     world, other = SimulatedTask("pendulum-swingup", 2, None, False), SimulatedTask("pendulum-swingup", 2, None, False)
     obs = world.begin(3)
     world._env.task.random.randn(5)  # draw within an episode; the generator caches half of a pair
-    other.restore(3, 0, world.physics(), *world.chance(), obs)
+    other.restore(3, 0, world.physics(), *world.rng_state(), obs)
     assert (world._env.task.random.randn(9) == other._env.task.random.randn(9)).all()
 
 
@@ -281,7 +281,7 @@ def test_evaluate_multi_task_reports_each_task():
 
 def draw_or_skip(world):
     try:
-        return world.draw(48, 64)
+        return world.render(48, 64)
     except ConfigError as error:
         pytest.skip(str(error))
 
@@ -340,7 +340,7 @@ def test_task_sets_contain_only_known_tasks():
 def test_torch_dynamo_can_be_imported_after_opengl():
     text = (
         "from lockstep.tasks.dm_control.suite import SimulatedTask\n"
-        "SimulatedTask('pendulum-swingup', 1, 10, False).draw(32, 32)\n"
+        "SimulatedTask('pendulum-swingup', 1, 10, False).render(32, 32)\n"
         "import torch._dynamo; print('both are loaded')"
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240)

@@ -246,7 +246,7 @@ def test_restore_with_truncated_action_log_fails_despite_equal_observation():
 
 
 def test_action_log_keeps_steps_of_longest_episode_up_to_cap():
-    log = ActionLog(Discrete(9), count=2, cap=4)
+    log = ActionLog(Discrete(9), count=2, max_steps=4)
     for time, longest in enumerate([1, 2, 3, 1, 2]):
         log.append(np.array([time, -time]), longest)
     assert len(log._steps) == 2

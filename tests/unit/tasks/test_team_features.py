@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helpers.team_games import arrange, build, cell, place
 from lockstep.tasks.team_snakes.features import (
-    BEAN_PLACES,
+    BEAN_PLANE,
     BY_BEAN,
     BY_DIRECTION,
     BY_SNAKE,
@@ -18,11 +18,11 @@ from lockstep.tasks.team_snakes.features import (
     TAILS,
     TEAM_BODIES,
     TEAM_HEADS,
-    nearest_bean,
     show_features,
     show_grid,
     show_legal,
 )
+from lockstep.tasks.team_snakes.opponents import nearest_bean
 from lockstep.tasks.team_snakes.rules import BEANS, CELLS, DOWN, HEIGHT, LEFT, RIGHT, SNAKES, UP, WIDTH
 
 BEANS_AT, SNAKES_AT = 4 * BY_DIRECTION, 4 * BY_DIRECTION + BEANS * BY_BEAN
@@ -105,8 +105,8 @@ def test_bean_features_are_sorted_by_distance_with_reachability():
     assert beans[1].tolist() == [np.float32(-3 / 5), 0, np.float32(1 - 3 / 15), 1]  # (9, 5), over the seam
     assert beans[2].tolist() == [0, np.float32(4 / 10), np.float32(1 - 4 / 15), 0]  # (2, 9), where snake 3 is nearer
     assert beans[3].tolist()[:2] == [0, np.float32(-7 / 10)]  # (2, 18), shortest way across the seam
-    assert nearest_bean(games[0], cell((2, 5)), 0)[1] == 1
-    assert nearest_bean(games[0], cell((2, 5)), 0b10)[1] == 3  # without the one at (1, 5)
+    assert nearest_bean(games[0], cell((2, 5)), 0, True)[1] == 1
+    assert nearest_bean(games[0], cell((2, 5)), 0b10, True)[1] == 3  # without the one at (1, 5)
 
 
 def test_nearest_team_bean_feature_skips_beans_closer_to_teammate():
@@ -178,13 +178,13 @@ def test_grid_shows_bodies_beans_heads_and_tails_around_head():
     assert marked(planes[OWN_BODY]) == {(0, 0), (0, -1), (0, -2)}
     assert marked(planes[TEAM_BODIES]) == {(-1, 2), (-1, 3), (-1, 4)}
     assert marked(planes[OTHER_BODIES]) == {(0, -6), (0, -7)}  # across the seam, and clipped by the window
-    assert marked(planes[BEAN_PLACES]) == {(1, 0), (2, -6)}
+    assert marked(planes[BEAN_PLANE]) == {(1, 0), (2, -6)}
     assert marked(planes[TEAM_HEADS]) == {(-1, 2)}
     assert marked(planes[OTHER_HEADS]) == {(0, -6)}
     assert marked(planes[TAILS]) == {(0, -2), (-1, 4)}
     whole = grid(games[0])
     assert whole[:3].sum() == games[0].length.sum()
-    assert whole[BEAN_PLACES].sum() == BEANS
+    assert whole[BEAN_PLANE].sum() == BEANS
     assert whole[TAILS].sum() == SNAKES
 
 

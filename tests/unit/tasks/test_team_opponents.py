@@ -150,7 +150,7 @@ def test_room_counts_reachable_cells_up_to_limit():
 
 
 @pytest.mark.parametrize(
-    ("rise", "levels"),
+    ("schedule", "levels"),
     [
         ("fixed", [2, 2, 2, 2, 2, 2, 2, 2]),
         ("linear", [0, 0, 0, 1, 2, 2, 3, 4]),
@@ -158,9 +158,9 @@ def test_room_counts_reachable_cells_up_to_limit():
         ("curriculum", [0, 0, 1, 1, 2, 3, 4, 4]),
     ],
 )
-def test_level_at_follows_schedule(rise, levels):
+def test_level_at_follows_schedule(schedule, levels):
     points = [0.0, 0.09, 0.1, 0.25, 0.5, 0.6, 0.85, 1.0]
-    assert [level_at(rise, GREEDY, point) for point in points] == levels
+    assert [level_at(schedule, GREEDY, point) for point in points] == levels
 
 
 # ----------------------------------------------------------------------------------------------------- reference scores

@@ -258,15 +258,15 @@ def test_rendered_account_records_equity_and_buy_and_hold(tmp_path):
     env = build(tmp_path, prices, fee_rate=0.01, episode_length=50)
     env.render_text(0)  # starts recording this account
     _, rewards, _ = trade(env, [LONG] * 20 + [FLAT] * 10)
-    bars = env._watched[0]
+    bars = env._recorded[0]
     assert [bar.age for bar in bars] == list(range(31))
-    assert bars[0].equity == bars[0].bought == 1.0
+    assert bars[0].equity == bars[0].buy_and_hold == 1.0
     # Paying the fee on top of the amount or out of it differs by the square of the fee.
-    assert bars[20].equity == pytest.approx(bars[20].bought, rel=1e-3)
+    assert bars[20].equity == pytest.approx(bars[20].buy_and_hold, rel=1e-3)
     assert bars[30].equity == pytest.approx(math.exp(sum(rewards)), rel=1e-6)
     opened, close = prices[LOOKBACK + 4, OPEN], prices[LOOKBACK + 4 + 29, CLOSE]
-    assert bars[30].bought == pytest.approx(close / opened / 1.01)
-    assert (bars[0].held, bars[-1].held, bars[-1].trades) == (0.0, 0.0, 1)
+    assert bars[30].buy_and_hold == pytest.approx(close / opened / 1.01)
+    assert (bars[0].position, bars[-1].position, bars[-1].trades) == (0.0, 0.0, 1)
     assert f"equity {bars[30].equity - 1:+.2%}" in env.render_text(0)
     assert "trades 1" in env.render_text(0)
 
@@ -276,8 +276,8 @@ def test_render_restarts_record_each_episode_for_rendered_accounts_only(tmp_path
     env.render(1)
     for _ in range(7):
         env.step(torch.tensor([LONG, SHORT]))
-    assert list(env._watched) == [1]
-    assert [bar.age for bar in env._watched[1]] == [0, 1, 2]
+    assert list(env._recorded) == [1]
+    assert [bar.age for bar in env._recorded[1]] == [0, 1, 2]
     assert env.render(1).shape == (400, 640, 3)
 
 

@@ -38,14 +38,14 @@ class Measures(NamedTuple):
 
 
 def measure(
-    changes: np.ndarray, a_year: float, turnover: float, exposed: float, trades: float, wins: float, fees: float
+    changes: np.ndarray, bars_per_year: float, turnover: float, exposed: float, trades: float, wins: float, fees: float
 ) -> Measures:
     """Compute metrics from changes of log equity [T], the bars per year and the counters of the account."""
-    returns, years = np.expm1(changes), float(len(changes) / a_year)
+    returns, years = np.expm1(changes), float(len(changes) / bars_per_year)
     return Measures(
         total=math.expm1(changes.sum()),
-        sharpe=ratio(returns, returns.std(), a_year),
-        sortino=ratio(returns, math.sqrt(np.mean(np.minimum(returns, 0.0) ** 2)), a_year),
+        sharpe=ratio(returns, returns.std(), bars_per_year),
+        sortino=ratio(returns, math.sqrt(np.mean(np.minimum(returns, 0.0) ** 2)), bars_per_year),
         drawdown=float(drawdowns(changes).max()),
         turnover=turnover / years,
         exposure=exposed / len(changes),
@@ -56,16 +56,16 @@ def measure(
     )
 
 
-def ratio(returns: np.ndarray, risk: float, a_year: float) -> float:
+def ratio(returns: np.ndarray, risk: float, bars_per_year: float) -> float:
     """Return annualized mean return over risk, or 0 if the risk is 0."""
-    return float(returns.mean() / risk * math.sqrt(a_year)) if risk > 0 else 0.0
+    return float(returns.mean() / risk * math.sqrt(bars_per_year)) if risk > 0 else 0.0
 
 
 def drawdowns(changes: np.ndarray) -> np.ndarray:
     """Return the drawdown after each bar [T], relative to the running maximum. The initial equity counts."""
     equity = np.exp(np.concatenate([[0.0], np.cumsum(changes)]))
-    falls: np.ndarray = 1.0 - equity / np.maximum.accumulate(equity)
-    return falls[1:]
+    drawdown: np.ndarray = 1.0 - equity / np.maximum.accumulate(equity)
+    return drawdown[1:]
 
 
 def possible_leak(measures: Measures) -> bool:

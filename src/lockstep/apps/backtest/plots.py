@@ -15,10 +15,10 @@ from lockstep.config import ConfigError
 from lockstep.tasks.trading.price_data import OPEN
 from lockstep.tools.report.html import render
 
-COLOURS = {"agent": "#1f6fb4", "buy and hold": "#8a8f98"}
+COLORS = {"agent": "#1f6fb4", "buy and hold": "#8a8f98"}
 
 
-def shown(measures: Measures) -> dict[str, str]:
+def format_metrics(measures: Measures) -> dict[str, str]:
     """Format metrics for display, by display name."""
     return {
         "return": f"{measures.total:.1%}",
@@ -40,31 +40,32 @@ def draw(report: BacktestReport, path: Path) -> bytes:
     except ModuleNotFoundError as error:
         raise ConfigError("plots need matplotlib.", "pip install 'lockstep-rl[trading]'") from error
     figure = Figure(figsize=(11, 7.5), layout="constrained")
-    equity, falls, held = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
+    equity, drawdown, position = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
     first = report.folds[0].first
-    when = _dates(np.concatenate([[report.bars.time[first + 1]], report.time]))
+    dates = _dates(np.concatenate([[report.bars.time[first + 1]], report.time]))
     prices = report.bars.prices[: first + 2, OPEN]
-    before = _dates(report.bars.time[: first + 2])
-    equity.plot(before, prices / prices[-1], color="#c9ccd1", linewidth=1, label="price before the test")
-    for name, color in COLOURS.items():
+    dates_before = _dates(report.bars.time[: first + 2])
+    equity.plot(dates_before, prices / prices[-1], color="#c9ccd1", linewidth=1, label="price before the test")
+    for name, color in COLORS.items():
         changes = report.curves[name].changes
-        wealth = np.exp(np.concatenate([[0.0], np.cumsum(changes)]))
-        equity.plot(when, wealth, color=color, linewidth=1.5, label=f"{name} {wealth[-1] - 1:+.1%}")
-        falls.plot(when[1:], -100 * drawdowns(changes), color=color, linewidth=1)
+        values = np.exp(np.concatenate([[0.0], np.cumsum(changes)]))
+        equity.plot(dates, values, color=color, linewidth=1.5, label=f"{name} {values[-1] - 1:+.1%}")
+        drawdown.plot(dates[1:], -100 * drawdowns(changes), color=color, linewidth=1)
     equity.set_yscale("log")
     equity.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     equity.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if math.isclose(value * 10 % 5, 0) else "")
-    for axis in (equity, falls, held):
+    for axis in (equity, drawdown, position):
         for number, fold in enumerate(report.folds):
             start = _dates(report.bars.time[fold.first + 1 : fold.first + 2])[0]
             axis.axvline(start, color="#b3261e", linewidth=1.2 if number == 0 else 0.6, linestyle="--", alpha=0.7)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    held.fill_between(when[1:], report.curves["agent"].held, step="pre", color=COLOURS["agent"], alpha=0.5, linewidth=0)
+    positions, color = report.curves["agent"].positions, COLORS["agent"]
+    position.fill_between(dates[1:], positions, step="pre", color=color, alpha=0.5, linewidth=0)
     equity.set_ylabel("equity")
-    falls.set_ylabel("drawdown, %")
-    held.set_ylabel("position")
-    held.set_ylim(-1.1, 1.1)
+    drawdown.set_ylabel("drawdown, %")
+    position.set_ylabel("position")
+    position.set_ylim(-1.1, 1.1)
     equity.legend(loc="upper left", frameon=False)
     equity.set_title(
         f"{report.bars.name}: walk forward, {len(report.folds)} folds (dashed), after all costs", loc="left"
@@ -75,7 +76,7 @@ def draw(report: BacktestReport, path: Path) -> bytes:
 
 def write_page(report: BacktestReport, path: Path, plot: bytes, notes: list[str], warnings: list[str]) -> None:
     """Write the HTML page: warnings, notes, metrics and the plot."""
-    columns = {name: shown(curve.measures(report.bars.bars_per_year)) for name, curve in report.curves.items()}
+    columns = {name: format_metrics(curve.measures(report.bars.bars_per_year)) for name, curve in report.curves.items()}
     image = Markup(f"data:image/png;base64,{base64.b64encode(plot).decode()}")
     page = render(
         "backtest.html.j2", name=report.bars.name, columns=columns, notes=notes, warnings=warnings, image=image

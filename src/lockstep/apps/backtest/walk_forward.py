@@ -25,7 +25,7 @@ from lockstep.training_loop import train
 SLOW, FAST = 100, 20
 """Window sizes in bars of the SMA crossover baseline."""
 
-Choose = Callable[[int, Any], int]
+Strategy = Callable[[int, Any], int]
 """Strategy: map the index of a bar and the observation at its close to an action."""
 
 
@@ -45,13 +45,13 @@ class EquityCurve:
 
     changes: np.ndarray
     """[T] changes of log equity per bar."""
-    held: np.ndarray
+    positions: np.ndarray
     """[T] position as a fraction of equity at the close of each bar."""
     counts: np.ndarray
     """[5] values named by COUNTS."""
 
-    def measures(self, a_year: float) -> Measures:
-        return measure(self.changes, a_year, *self.counts.tolist())
+    def measures(self, bars_per_year: float) -> Measures:
+        return measure(self.changes, bars_per_year, *self.counts.tolist())
 
 
 @dataclass
@@ -66,73 +66,75 @@ class BacktestReport:
     """Curves of the agent and of the baselines, by name."""
 
 
-def folds_of(bars: int, count: int, before: float) -> list[Fold]:
-    """Split the bars after the fraction `before` into folds. The last bars are reserved to fill the last order."""
-    edges = np.linspace(round(before * bars), bars - 3, count + 1).round().astype(int).tolist()
+def folds_of(bars: int, count: int, train_fraction: float) -> list[Fold]:
+    """Split the bars after `train_fraction` of them into folds. The last bars are reserved to fill the last order."""
+    edges = np.linspace(round(train_fraction * bars), bars - 3, count + 1).round().astype(int).tolist()
     return [Fold(first, last) for first, last in pairwise(edges)]
 
 
-def walk_forward(recipe: Recipe, directory: Path, count: int, before: float) -> BacktestReport:
+def walk_forward(recipe: Recipe, directory: Path, count: int, train_fraction: float) -> BacktestReport:
     """Train and test on each fold. The run directories are kept in `directory`."""
     task: TradingConfig = recipe.task
     if len(task.data) != 1:
         raise ConfigError(f"a backtest needs one symbol, but task.data has {len(task.data)}.", "Use --data FILE.")
     bars = read_bars(task.data[0], task.columns)
-    folds = folds_of(len(bars.time), count, before)
+    folds = folds_of(len(bars.time), count, train_fraction)
     parts = []
     for number, fold in enumerate(folds, 1):
-        part = (0.0, fold.first / len(bars.time))
+        data_range = (0.0, fold.first / len(bars.time))
         overrides = {"run.runs_dir": str(directory), "run.name": f"fold-{number}", "run.record_video": False}
-        learned = apply_overrides(recipe, {"task.data_range": part} | overrides)
-        policy = load(train(learned).path)
-        parts.append(play(task, bars, fold, _follow(policy), _build(learned.task).shared_state()))
-    whole, flat, long = Fold(folds[0].first, folds[-1].last), task.position_levels, 2 * task.position_levels
+        fold_recipe = apply_overrides(recipe, {"task.data_range": data_range} | overrides)
+        policy = load(train(fold_recipe).path)
+        parts.append(play(task, bars, fold, _policy_strategy(policy), _build(fold_recipe.task).shared_state()))
+    all_folds, flat, long = Fold(folds[0].first, folds[-1].last), task.position_levels, 2 * task.position_levels
     rising = sma(bars.prices[:, CLOSE])
-    baselines: dict[str, Choose] = {
+    baselines: dict[str, Strategy] = {
         "buy and hold": lambda *_: long,
         f"SMA {FAST}/{SLOW}": lambda bar, _: long if rising[bar] else flat,
         "flat": lambda *_: flat,
     }
     scale = _build(task).shared_state()  # the baselines ignore observations
-    curves = {"agent": stitch(parts)} | {name: play(task, bars, whole, way, scale) for name, way in baselines.items()}
-    return BacktestReport(bars, folds, bars.time[whole.first + 2 : whole.last + 2], curves)
+    curves = {"agent": stitch(parts)}
+    curves |= {name: play(task, bars, all_folds, strategy, scale) for name, strategy in baselines.items()}
+    return BacktestReport(bars, folds, bars.time[all_folds.first + 2 : all_folds.last + 2], curves)
 
 
 def stitch(parts: list[EquityCurve]) -> EquityCurve:
     """Concatenate consecutive curves."""
-    changes, held = (np.concatenate([getattr(part, name) for part in parts]) for name in ("changes", "held"))
-    return EquityCurve(changes, held, np.sum([part.counts for part in parts], axis=0))
+    return EquityCurve(
+        changes=np.concatenate([part.changes for part in parts]),
+        positions=np.concatenate([part.positions for part in parts]),
+        counts=np.sum([part.counts for part in parts], axis=0),
+    )
 
 
-def _follow(policy: LoadedPolicy) -> Choose:
+def _policy_strategy(policy: LoadedPolicy) -> Strategy:
     return lambda _, obs: int(policy.act(obs)[0])
 
 
-def play(task: TradingConfig, bars: PriceSeries, fold: Fold, choose: Choose, scale: StateDict) -> EquityCurve:
+def play(task: TradingConfig, bars: PriceSeries, fold: Fold, strategy: Strategy, scale: StateDict) -> EquityCurve:
     """Trade a fold. The last order closes the position, so that folds can be concatenated."""
-    length, sizes = fold.last - fold.first, task.position_levels
-    part = (fold.first / len(bars.time), min(1.0, (fold.last + 3) / len(bars.time)))
+    length, levels = fold.last - fold.first, task.position_levels
+    span = (fold.first / len(bars.time), min(1.0, (fold.last + 3) / len(bars.time)))
     env = _build(
-        replace(
-            task, data_range=part, embargo=0, episode_length=length, start_at_first_bar=True, simulated_fraction=0.0
-        )
+        task, data_range=span, embargo=0, episode_length=length, start_at_first_bar=True, simulated_fraction=0.0
     )
     env.load_shared_state(scale)
     obs: Tree = env.observations()
-    changes, held = np.zeros(length), np.zeros(length)
+    changes, positions = np.zeros(length), np.zeros(length)
     for index in range(length):
-        action = choose(fold.first + index, obs) if index < length - 1 else sizes
+        action = strategy(fold.first + index, obs) if index < length - 1 else levels
         step = env.step(torch.tensor([action]))
-        changes[index], held[index], obs = float(step.reward[0]), action / sizes - 1.0, step.obs
+        changes[index], positions[index], obs = float(step.reward[0]), action / levels - 1.0, step.obs
         if step.terminated[0]:
             break  # equity is lost: later changes stay 0
     counts = {name: float(values[0]) for name, values in step.episode_info.items()}
     counts["exposed"] = counts["exposure"] * (index + 1)
-    return EquityCurve(changes, held, np.array([counts[name] for name in COUNTS]))
+    return EquityCurve(changes, positions, np.array([counts[name] for name in COUNTS]))
 
 
-def _build(config: TradingConfig) -> Trading:
-    return Trading(replace(config, num_envs=1), Lanes(1, range(1), 0), torch.device("cpu"))
+def _build(config: TradingConfig, **changes: Any) -> Trading:
+    return Trading(replace(config, num_envs=1, **changes), Lanes(1, range(1), 0), torch.device("cpu"))
 
 
 def sma(closes: np.ndarray) -> np.ndarray:

@@ -42,12 +42,12 @@ class ControllerNetwork(NamedTuple):
     turned: bool
     """Whether observations are rotated so that up is the heading of the snake."""
 
-    def outputs(self, seen: np.ndarray) -> np.ndarray:
+    def outputs(self, x: np.ndarray) -> np.ndarray:
         """Return the actor outputs, one per action, [4]."""
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            seen = weight @ seen + bias
-            seen = np.tanh(seen) if self.tanh else np.maximum(seen, 0.0)
-        return np.asarray(self.weights[-1] @ seen + self.biases[-1])
+            x = weight @ x + bias
+            x = np.tanh(x) if self.tanh else np.maximum(x, 0.0)
+        return np.asarray(self.weights[-1] @ x + self.biases[-1])
 
 
 def read_network(path: Path) -> ControllerNetwork:
@@ -75,10 +75,10 @@ def choose_direction(network: ControllerNetwork, observation: dict[Any, Any]) ->
     """Return the best legal direction on the board, 0 to 3, for the controlled snake."""
     game, snake = read_game(observation), int(observation["controlled_snake_index"]) - FIRST
     facing = int(game.heading[snake]) if network.turned else UP
-    seen, legal = np.zeros(FEATURES, np.float32), np.zeros(4, np.uint8)
-    show_features(game, snake, facing, np.zeros((2, CELLS + 1), np.int64), seen)
+    features, legal = np.zeros(FEATURES, np.float32), np.zeros(4, np.uint8)
+    show_features(game, snake, facing, np.zeros((2, CELLS + 1), np.int64), features)
     show_legal(game, snake, facing, legal)
-    outputs = np.where(legal == 1, network.outputs(seen), -np.inf)
+    outputs = np.where(legal == 1, network.outputs(features), -np.inf)
     return int(ON_BOARD[facing, outputs.argmax()])
 
 

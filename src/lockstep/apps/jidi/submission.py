@@ -34,7 +34,7 @@ def njit(**settings):
     return lambda function: function
 
 
-def random_below(*words):
+def random_below(*args):
     raise NotImplementedError("a controller draws no random numbers")
 '''
 _ENTRY = '''"""A team trained with Lockstep. The platform calls my_controller, which only needs numpy."""
@@ -76,7 +76,7 @@ def write_submission(policy: LoadedPolicy, directory: Path) -> None:
 def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
     """Write a replay of a game between a team and its evaluation opponent, for the viewer of the platform."""
     network, level = network_of(policy), policy.recipe.task.opponent_level
-    teams: list[Controller | int] = [lambda seen, *_: as_one_hot(choose_direction(network, seen)), level]
+    teams: list[Controller | int] = [lambda observation, *_: as_one_hot(choose_direction(network, observation)), level]
     game = play_game(teams, ["lockstep", name_of(level)], seed)
     path.write_text(json.dumps(game))
 
@@ -108,11 +108,11 @@ def _rewrite_imports(text: str, package: str) -> str:
 @torch.no_grad()
 def _verify(policy: Any, network: ControllerNetwork) -> None:
     """Check on random inputs that the network and the policy have the same outputs, up to rounding."""
-    seen = torch.from_numpy(
+    obs = torch.from_numpy(
         np.random.default_rng(0).uniform(-1, 1, (256, network.weights[0].shape[1])).astype("float32")
     )
-    ours = np.stack([network.outputs(row) for row in seen.numpy()])
-    difference = float(np.abs(ours - policy.policy.actor(seen).numpy()).max())
+    outputs = np.stack([network.outputs(row) for row in obs.numpy()])
+    difference = float(np.abs(outputs - policy.policy.actor(obs).numpy()).max())
     if not difference < 1e-3:
         raise ConfigError(
             f"the outputs of the submission differ from those of the policy by {difference}.",

@@ -14,7 +14,7 @@ from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.lanes import Lanes
 from lockstep.pytree import Tree, tree_map
-from lockstep.tasks.team_snakes.env import TeamSnakes, TeamSnakesConfig
+from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 from lockstep.tasks.team_snakes.kernel import SCRIPTED
 from lockstep.tasks.team_snakes.opponents import name_of
 from lockstep.tasks.team_snakes.rules import TEAM
@@ -46,7 +46,7 @@ def play_match(one: Player, other: Player, games: int, seed: int) -> MatchRecord
     """Play `games` games, half of them on each side: adjacent environments start on opposite sides."""
     if isinstance(one.player, int) and not isinstance(other.player, int):
         return play_match(other, one, games, seed).reversed()  # against a policy, a script is the second team
-    config = _rules(one, other, games)
+    config = _match_config(one, other, games)
     env = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
     for player in (one.player, other.player):
         if isinstance(player, LoadedPolicy):
@@ -54,7 +54,8 @@ def play_match(one: Player, other: Player, games: int, seed: int) -> MatchRecord
     obs, playing = env.reset(), torch.ones(games, dtype=torch.bool)
     results = {name: torch.zeros(games) for name in ("won", "drawn", "score", "conceded")}
     while playing.any():  # environments that finished play another game, which is not counted
-        step = env.step(torch.cat([_ours(one.player, env, obs), _theirs(other.player, obs)], dim=1))
+        actions = env.scripted_actions(one.player) if isinstance(one.player, int) else _policy_actions(one.player, obs)
+        step = env.step(torch.cat([actions, _opponent_actions(other.player, obs)], dim=1))
         obs, ended = step.obs, playing & (step.terminated | step.truncated)
         results = {name: torch.where(ended, step.episode_info[name], values) for name, values in results.items()}
         playing &= ~ended
@@ -64,7 +65,7 @@ def play_match(one: Player, other: Player, games: int, seed: int) -> MatchRecord
     )
 
 
-def _rules(one: Player, other: Player, games: int) -> TeamSnakesConfig:
+def _match_config(one: Player, other: Player, games: int) -> TeamSnakesConfig:
     """Return the task config of a match, with the observations that trained teams expect."""
     tasks = [team.player.recipe.task for team in (one, other) if isinstance(team.player, LoadedPolicy)]
     config: TeamSnakesConfig = tasks[0] if tasks else TeamSnakesConfig()
@@ -84,12 +85,7 @@ def _rules(one: Player, other: Player, games: int) -> TeamSnakesConfig:
     )
 
 
-def _ours(player: int | LoadedPolicy, env: TeamSnakes, obs: Tree) -> Tensor:
-    """Return actions of the first team, [B, A]."""
-    return env.scripted_actions(player) if isinstance(player, int) else _policy_actions(player, obs)
-
-
-def _theirs(player: int | LoadedPolicy, obs: Any) -> Tensor:
+def _opponent_actions(player: int | LoadedPolicy, obs: Any) -> Tensor:
     """Return actions of the second team, [B, A]. For a script, the environment chooses them."""
     if isinstance(player, int):
         return torch.full((len(obs["legal"]), TEAM), SCRIPTED)
@@ -98,5 +94,5 @@ def _theirs(player: int | LoadedPolicy, obs: Any) -> Tensor:
 
 def _policy_actions(policy: LoadedPolicy, obs: Tree) -> Tensor:
     """Return actions of a policy for the first team in observations [B, 2A, ...]."""
-    seen = obs if policy.recipe.task.control_both_teams else tree_map(lambda x: x[:, :TEAM], obs)
-    return torch.from_numpy(policy.act(seen))[:, :TEAM]
+    own_obs = obs if policy.recipe.task.control_both_teams else tree_map(lambda x: x[:, :TEAM], obs)
+    return torch.from_numpy(policy.act(own_obs))[:, :TEAM]

@@ -43,25 +43,23 @@ def elo(names: Sequence[str], records: Mapping[tuple[str, str], MatchRecord], ro
 
     A draw is half a win. Each pair gets one extra draw; otherwise an undefeated team would have an infinite rating.
     """
-    won = dict.fromkeys(names, 0.0)
-    met: list[tuple[str, str, float]] = []
+    points = dict.fromkeys(names, 0.0)
     for (one, other), record in records.items():
-        won[one] += record.wins + (record.draws + 1) / 2
-        won[other] += record.losses + (record.draws + 1) / 2
-        met.append((one, other, record.games + 1))
+        points[one] += record.wins + (record.draws + 1) / 2
+        points[other] += record.losses + (record.draws + 1) / 2
     strength = dict.fromkeys(names, 1.0)
     for _ in range(rounds):  # MM algorithm of Hunter: the likelihood increases in every round
         expected = dict.fromkeys(names, 0.0)
-        for one, other, games in met:
-            share = games / (strength[one] + strength[other])
-            expected[one] += share
-            expected[other] += share
-        after = {name: won[name] / expected[name] for name in names}
-        scale = math.exp(sum(math.log(value) for value in after.values()) / len(after))
-        after = {name: value / scale for name, value in after.items()}
-        moved = max(abs(math.log(after[name] / strength[name])) for name in names)
-        strength = after
-        if moved < 1e-9:
+        for (one, other), record in records.items():
+            rate = (record.games + 1) / (strength[one] + strength[other])
+            expected[one] += rate
+            expected[other] += rate
+        updated = {name: points[name] / expected[name] for name in names}
+        scale = math.exp(sum(math.log(value) for value in updated.values()) / len(updated))
+        updated = {name: value / scale for name, value in updated.items()}
+        change = max(abs(math.log(updated[name] / strength[name])) for name in names)
+        strength = updated
+        if change < 1e-9:
             break
     ratings = {name: 400 * math.log10(strength[name]) for name in names}
     return {name: rating - min(ratings.values()) for name, rating in ratings.items()}

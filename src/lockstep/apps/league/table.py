@@ -25,14 +25,14 @@ def show_standings(
     if games < 2 or games % 2:
         raise ConfigError(f"--games is {games}.", "Use an even number, because half of them are played on each side.")
     team = trained(_name(run, at), load(run, at))
-    words = [name for word in opponents for name in (LEVELS if word == "all" else (word,))]
-    teams = [team, *map(find_opponent, words)]
+    requested = [name for opponent in opponents for name in (LEVELS if opponent == "all" else (opponent,))]
+    teams = [team, *map(find_opponent, requested)]
     names = [player.name for player in teams]
     if len(set(names)) < len(names):
         raise ConfigError(f"a team occurs twice in {', '.join(names)}.", "Use each opponent once.")
     pairs = list(combinations(teams, 2))
-    watched = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
-    records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in watched}
+    progress = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
+    records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in progress}
     against = {other: record for (one, other), record in records.items() if one == team.name}
     ratings = elo(names, records)
     console = PrintableConsole()
@@ -48,14 +48,14 @@ def show_standings(
             console.print(f"plot: {path}", soft_wrap=True)
 
 
-def find_opponent(word: str) -> Player:
+def find_opponent(opponent: str) -> Player:
     """Return the team of a command-line argument: a script level, or a run directory with optional @SAMPLES."""
-    if word in LEVELS:
-        return script(LEVELS.index(word))
-    path, _, samples = word.partition("@")
+    if opponent in LEVELS:
+        return script(LEVELS.index(opponent))
+    path, _, samples = opponent.partition("@")
     if not Path(path).is_dir() or (samples and not samples.isdigit()):
         raise ConfigError(
-            f"there is no opponent '{word}'.",
+            f"there is no opponent '{opponent}'.",
             f"Use all, {', '.join(LEVELS)}, or a run directory, with @SAMPLES for one of its checkpoints.",
         )
     at = int(samples) if samples else None
@@ -97,7 +97,7 @@ def _as_json(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str
 def draw(team: str, ratings: Mapping[str, float], against: Mapping[str, MatchRecord]) -> str:
     """Return an SVG with Elo ratings, the strongest on top, and the team's win rates with 95 % intervals."""
     ranked = sorted(ratings.items(), key=lambda rated: -rated[1])
-    met = [(name, against[name]) for name, _ in ranked if name in against]
-    rates = [(name, record.win_rate, wilson(record.wins, record.games)) for name, record in met]
+    played = [(name, against[name]) for name, _ in ranked if name in against]
+    rates = [(name, record.win_rate, wilson(record.wins, record.games)) for name, record in played]
     games = sum(record.games for record in against.values()) // max(len(against), 1)
     return render("league.svg.j2", team=team, ratings=ranked, rates=rates, games=games)

@@ -29,9 +29,9 @@ from lockstep.io.safe_read import JSON_BYTES, parse_json
 
 VERSION = 1
 """Version of the cached arrays. Data of another version is parsed again."""
-LARGE = 1e6
+MAX_VALUE = 1e6
 """Upper limit of any value of an innings."""
-MATCHES, TEXTS = 100_000, 2**32
+MAX_MATCHES, MAX_BYTES = 100_000, 2**32
 """Limits of an archive: matches, and their total bytes. Five times the size of all Cricsheet data."""
 BALL = ("bat", "extras", "illegal", "wicket", "over", "batter", "partner", "bowler", "stand", "batters", "bowlers")
 """Columns of `balls`. batter, partner and bowler are slots in order of appearance; batters and bowlers are how many
@@ -84,17 +84,17 @@ def mark_of(over: int) -> int:
 def open_archive(source: Path, cache: Path) -> MatchArchive:
     """Open the arrays of a Cricsheet zip or directory; parse it if they are not cached."""
     digest = _digest(source)
-    place = cache / f"cricket-{digest[:16]}"
-    if not place.is_dir():
+    directory = cache / f"cricket-{digest[:16]}"
+    if not directory.is_dir():
         try:
             cache.mkdir(parents=True, exist_ok=True)
-            with _locked(cache / f".{place.name}.lock"):  # other processes wait, then find the arrays
-                if not place.is_dir():
-                    _build(source, place, digest)
+            with _locked(cache / f".{directory.name}.lock"):  # other processes wait, then find the arrays
+                if not directory.is_dir():
+                    _build(source, directory, digest)
         except OSError as error:
             raise ConfigError(f"{cache} cannot be written: {error}.", "Choose another --task.cache-dir.") from None
-    arrays = {name: np.load(place / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-    return MatchArchive(**arrays, ids=tuple(json.loads((place / "ids.json").read_text())), digest=digest)
+    arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
+    return MatchArchive(**arrays, ids=tuple(json.loads((directory / "ids.json").read_text())), digest=digest)
 
 
 def _digest(source: Path) -> str:
@@ -104,12 +104,12 @@ def _digest(source: Path) -> str:
             f"cricket data {source} does not exist.",
             "Download t20s_male_json.zip from cricsheet.org, or omit --task.data to train on synthetic matches.",
         )
-    whole = hashlib.sha256(f"lockstep cricket {VERSION}".encode())
+    digest = hashlib.sha256(f"lockstep cricket {VERSION}".encode())
     for path in sorted(source.glob("*.json")) if source.is_dir() else [source]:
-        whole.update(path.name.encode() if source.is_dir() else b"")
+        digest.update(path.name.encode() if source.is_dir() else b"")
         with path.open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 @contextmanager
@@ -123,16 +123,16 @@ def _locked(lock: Path) -> Iterator[None]:
         yield
 
 
-def _build(source: Path, place: Path, digest: str) -> None:
+def _build(source: Path, directory: Path, digest: str) -> None:
     """Read all matches and publish their arrays with an atomic rename."""
-    partial_dir = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    partial_dir = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         archive = _read(source, digest)
         for name in _ARRAYS:
             np.save(partial_dir / f"{name}.npy", getattr(archive, name), allow_pickle=False)
         (partial_dir / "ids.json").write_text(json.dumps(archive.ids))
         with suppress(OSError):  # another process was faster, with the same data
-            os.rename(partial_dir, place)
+            os.rename(partial_dir, directory)
     finally:
         shutil.rmtree(partial_dir, ignore_errors=True)
 
@@ -153,26 +153,28 @@ class _Innings(NamedTuple):
 
 def _read(source: Path, digest: str) -> MatchArchive:
     console, size = PrintableConsole(stderr=True), 0
-    read: list[tuple[int, str, int, list[_Innings]]] = []  # date, id, result, innings
-    with _texts(source) as texts:
-        for name, opened in track(texts, "reading cricket matches", console=console, transient=True):
-            with opened() as file:
+    matches: list[tuple[int, str, int, list[_Innings]]] = []  # date, id, result, innings
+    with _open_matches(source) as match_files:
+        for name, open_match in track(match_files, "reading cricket matches", console=console, transient=True):
+            with open_match() as file:
                 text = file.read(JSON_BYTES + 1)  # a longer text is refused
-            date, result, both = _parse(name, text)
-            read.append((date, name, result, both))
+            date, result, match_innings = _parse(name, text)
+            matches.append((date, name, result, match_innings))
             size += len(text)
-            if size > TEXTS:
-                raise ConfigError(f"{source} holds more than {TEXTS:,} bytes of matches.", "Give a smaller archive.")
-    read.sort(key=lambda match: match[:2])
-    played = [(number, innings) for number, (*_, both) in enumerate(read) for innings in both]
+            if size > MAX_BYTES:
+                raise ConfigError(
+                    f"{source} holds more than {MAX_BYTES:,} bytes of matches.", "Give a smaller archive."
+                )
+    matches.sort(key=lambda match: match[:2])
+    played = [(number, innings) for number, (*_, match_innings) in enumerate(matches) for innings in match_innings]
     if not played:
         raise ConfigError(f"{source} holds no match with deliveries.", "Give a Cricsheet archive in JSON form.")
     names: dict[str, dict[str, int]] = {"player": {"": 0}, "venue": {"": 0}, "team": {"": 0}}
     rows, players, start = [], [], 0
     for number, innings in played:
-        places = [_number(names["venue"], innings.venue), *(_number(names["team"], side) for side in innings.sides)]
-        rows.append([start, len(innings.balls), number, innings.which, *places])
-        players.append(_seats(innings.batters, BATTERS, names) + _seats(innings.bowlers, BOWLERS, names))
+        ids = [_number(names["venue"], innings.venue), *(_number(names["team"], side) for side in innings.sides)]
+        rows.append([start, len(innings.balls), number, innings.which, *ids])
+        players.append(_player_slots(innings.batters, BATTERS, names) + _player_slots(innings.bowlers, BOWLERS, names))
         start += len(innings.balls)
     return MatchArchive(
         balls=np.array([ball for _, innings in played for ball in innings.balls], np.uint8),
@@ -181,24 +183,24 @@ def _read(source: Path, digest: str) -> MatchArchive:
         innings_of=np.repeat(np.arange(len(rows)), [row[1] for row in rows]).astype(np.int32),
         innings=np.array(rows, np.int64),
         players=np.array(players, np.int32),
-        matches=np.array([(date, result) for date, _, result, _ in read], np.int64),
-        ids=tuple(name for _, name, _, _ in read),
+        matches=np.array([(date, result) for date, _, result, _ in matches], np.int64),
+        ids=tuple(name for _, name, _, _ in matches),
         digest=digest,
     )
 
 
 @contextmanager
-def _texts(source: Path) -> Iterator[list[tuple[str, Callable[[], IO[Any]]]]]:
+def _open_matches(source: Path) -> Iterator[list[tuple[str, Callable[[], IO[Any]]]]]:
     """Yield match names with functions that open their text."""
     if source.is_dir():
         yield [(path.stem, partial(path.open, "rb")) for path in sorted(source.glob("*.json"))]
         return
     try:
         with zipfile.ZipFile(source) as archive:
-            entries = sorted(archive.infolist(), key=lambda entry: entry.filename)
-            entries = [entry for entry in entries if entry.filename.endswith(".json")]
-            if len(entries) > MATCHES:
-                raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MATCHES:,} at most.")
+            entries = [entry for entry in archive.infolist() if entry.filename.endswith(".json")]
+            entries.sort(key=lambda entry: entry.filename)
+            if len(entries) > MAX_MATCHES:
+                raise ConfigError(f"{source} has {len(entries):,} files.", f"Use {MAX_MATCHES:,} at most.")
             # Names in an archive are only used as ids: nothing is written under them.
             yield [(Path(entry.filename).stem, partial(archive.open, entry)) for entry in entries]
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
@@ -213,9 +215,11 @@ def _parse(name: str, text: bytes) -> tuple[int, int, list[_Innings]]:
         match = parse_json(text.decode())
         if not str(match["meta"]["data_version"]).startswith("1."):
             raise ValueError(f"its data_version is {match['meta']['data_version']!r}, but only 1.x is supported")
-        info = {**match["info"], "dates": [str(day) for day in match["info"]["dates"]]}
+        info, outcome = match["info"], match["info"].get("outcome", {})
         innings = [innings for innings in match.get("innings", []) if not innings.get("super_over")]
-        return *_date_and_result(info, innings), _parse_innings(info, innings)
+        decided = "winner" in outcome and "method" not in outcome and len(innings) >= 2
+        result = int(outcome["winner"] == innings[1]["team"]) if decided else -1
+        return int(str(info["dates"][0]).replace("-", "")), result, _parse_innings(info, innings)
     except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
             f"match {name} is not in Cricsheet's JSON form: {type(error).__name__}: {str(error)[:200]}.",
@@ -224,48 +228,36 @@ def _parse(name: str, text: bytes) -> tuple[int, int, list[_Innings]]:
 
 
 def _parse_innings(info: dict[str, Any], innings: list[dict[str, Any]]) -> list[_Innings]:
-    parsed = []
-    for which, (played, target) in enumerate(_first_two(innings)):
+    """Parse the first two innings. The target of the second is in the data, or one more than the runs of the first."""
+    parsed, first_runs = [], 0
+    for which, played in enumerate(innings[:2]):
         deliveries = [(int(over["over"]), ball) for over in played.get("overs", []) for ball in over["deliveries"]]
+        target = int(played.get("target", {}).get("runs") or first_runs + 1) if which else 0
         if not deliveries:
             continue
-        book = InningsBuilder(which, target)
-        rows = [book.add(over, ball) for over, ball in deliveries]
-        features, ahead = book.finish([features for _, features in rows]), book.ahead()
-        if not (np.abs(features).max() < LARGE and np.abs(ahead).max() < LARGE):
+        builder = InningsBuilder(which, target)
+        rows = [builder.add(over, ball) for over, ball in deliveries]
+        first_runs = builder.runs
+        features, ahead = builder.finish([features for _, features in rows]), builder.ahead()
+        if not (np.abs(features).max() < MAX_VALUE and np.abs(ahead).max() < MAX_VALUE):
             raise ValueError("it has values out of range")
         sides = [str(played["team"]), *(str(team) for team in info["teams"] if team != played["team"])][:2]
         if len(sides) < 2:
             raise ValueError(f"its teams are {info['teams']}, not two")
-        people = ([str(name) for name in names] for names in (book.batters, book.bowlers))
+        players = ([str(name) for name in names] for names in (builder.batters, builder.bowlers))
         balls = [ball for ball, _ in rows]
         arrays = features.astype(np.float32), ahead.astype(np.float32)
-        parsed.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *people))
+        parsed.append(_Innings(which, balls, *arrays, str(info.get("venue", "")), sides, *players))
     return parsed
-
-
-def _first_two(innings: list[dict[str, Any]]) -> list[tuple[dict[str, Any], int]]:
-    """Return the first two innings with their targets: 0 for the first, one more than its runs for the second."""
-    if not innings:
-        return []
-    made = sum(ball["runs"]["total"] for over in innings[0].get("overs", []) for ball in over["deliveries"])
-    targets = [0, *(int(second.get("target", {}).get("runs") or made + 1) for second in innings[1:2])]
-    return list(zip(innings[:2], targets, strict=True))
-
-
-def _date_and_result(info: dict[str, Any], innings: list[dict[str, Any]]) -> tuple[int, int]:
-    date, outcome = int(info["dates"][0].replace("-", "")), info.get("outcome", {})
-    decided = "winner" in outcome and "method" not in outcome and len(innings) >= 2
-    return date, int(outcome["winner"] == innings[1]["team"]) if decided else -1
 
 
 def _number(names: dict[str, int], name: str) -> int:
     return names.setdefault(name, len(names))
 
 
-def _seats(found: Sequence[str], slots: int, names: dict[str, dict[str, int]]) -> list[int]:
-    people = [_number(names["player"], name) for name in found][:slots]
-    return people + [0] * (slots - len(people))
+def _player_slots(players: Sequence[str], slots: int, names: dict[str, dict[str, int]]) -> list[int]:
+    numbers = [_number(names["player"], name) for name in players][:slots]
+    return numbers + [0] * (slots - len(numbers))
 
 
 class InningsBuilder:
@@ -275,7 +267,7 @@ class InningsBuilder:
         self.which, self.target = which, target
         self.batters: dict[str, int] = {}
         self.bowlers: dict[str, int] = {}
-        self.made: Counter[tuple[str, str]] = Counter()
+        self.counts: Counter[tuple[str, str]] = Counter()
         self.runs = self.wickets = self.legal = self.extras = self.stand_runs = self.stand_balls = 0
         self.past: list[tuple[int, int, int, int]] = []  # total runs, wicket, dot ball, boundary
         self.overs: list[int] = []
@@ -283,39 +275,39 @@ class InningsBuilder:
     def add(self, over: int, ball: dict[str, Any]) -> tuple[list[int], list[float]]:
         """Return the columns of a delivery and the features before it, then record it."""
         batter, partner, bowler = ball["batter"], ball["non_striker"], ball["bowler"]
-        seats = [_seat(self.batters, batter, BATTERS), _seat(self.batters, partner, BATTERS)]
-        seats.append(_seat(self.bowlers, bowler, BOWLERS))
-        counts = [min(len(self.batters), BATTERS), min(len(self.bowlers), BOWLERS)]
-        before = self._state(over, batter, partner, bowler)
+        slots = [min(_number(self.batters, name), BATTERS - 1) for name in (batter, partner)]
+        slots.append(min(_number(self.bowlers, bowler), BOWLERS - 1))
+        appeared = [min(len(self.batters), BATTERS), min(len(self.bowlers), BOWLERS)]
+        features = self._state(over, batter, partner, bowler)
         extras, bat, total = ball.get("extras", {}), ball["runs"]["batter"], ball["runs"]["total"]
         illegal = int("wides" in extras or "noballs" in extras)
         # A batter who retires hurt or not out may return: no wicket.
-        fallen = sum(w["kind"] not in ("retired hurt", "retired not out") for w in ball.get("wickets", []))
-        columns = [bat, total - bat, illegal, fallen, over, *seats, min(self.wickets, BATTERS - 1), *counts]
-        made = self.made
-        made["runs", batter] += bat
-        made["balls", batter] += "wides" not in extras
-        made["bowled", bowler] += 1 - illegal
-        made["given", bowler] += total - extras.get("byes", 0) - extras.get("legbyes", 0)
-        made["taken", bowler] += sum(w["kind"] not in ("run out", "retired out") for w in ball.get("wickets", []))
+        wickets = sum(w["kind"] not in ("retired hurt", "retired not out") for w in ball.get("wickets", []))
+        columns = [bat, total - bat, illegal, wickets, over, *slots, min(self.wickets, BATTERS - 1), *appeared]
+        counts = self.counts
+        counts["runs", batter] += bat
+        counts["balls", batter] += "wides" not in extras
+        counts["bowled", bowler] += 1 - illegal
+        counts["conceded", bowler] += total - extras.get("byes", 0) - extras.get("legbyes", 0)
+        counts["wickets", bowler] += sum(w["kind"] not in ("run out", "retired out") for w in ball.get("wickets", []))
         self.runs, self.legal, self.extras = self.runs + total, self.legal + 1 - illegal, self.extras + total - bat
-        self.stand_runs, self.stand_balls = (0, 0) if fallen else (self.stand_runs + total, self.stand_balls + 1)
-        self.wickets += fallen
-        self.past.append((total, fallen, int(total == 0), int(bat >= 4)))
+        self.stand_runs, self.stand_balls = (0, 0) if wickets else (self.stand_runs + total, self.stand_balls + 1)
+        self.wickets += wickets
+        self.past.append((total, wickets, int(total == 0), int(bat >= 4)))
         self.overs.append(over)
-        return [min(255, max(0, int(column))) for column in columns], before
+        return [min(255, max(0, int(column))) for column in columns], features
 
     def _state(self, over: int, batter: str, partner: str, bowler: str) -> list[float]:
-        made, left = self.made, max(1, 120 - self.legal)
+        counts, remaining = self.counts, max(1, 120 - self.legal)
         to_mark = max(1, mark_of(over) * 6 - self.legal)
         needed = max(0, self.target - self.runs) if self.which else 0
-        needed_rate = min(36.0, needed * 6 / left)
+        needed_rate = min(36.0, needed * 6 / remaining)
         return [
-            *(self.which, over, self.legal, left, to_mark, self.runs, self.wickets),
+            *(self.which, over, self.legal, remaining, to_mark, self.runs, self.wickets),
             *(self.runs * 6 / max(1, self.legal), 0, 0, 0, 0, 0, 0, 0, self.extras),
-            *(made["runs", batter], made["balls", batter], made["runs", partner], made["balls", partner]),
+            *(counts["runs", batter], counts["balls", batter], counts["runs", partner], counts["balls", partner]),
             *(self.stand_runs, self.stand_balls),
-            *(made["bowled", bowler], made["given", bowler], made["taken", bowler]),
+            *(counts["bowled", bowler], counts["conceded", bowler], counts["wickets", bowler]),
             *(self.target, needed, needed_rate, needed_rate * (1 + self.wickets) / 10),
         ]
 
@@ -323,9 +315,9 @@ class InningsBuilder:
         """Return the features of all deliveries, with the sums over recent deliveries."""
         table = np.array(rows, np.float64)
         sums = np.concatenate([np.zeros((1, 4)), np.cumsum(np.array(self.past), axis=0)])
-        now = np.arange(len(rows))
+        index = np.arange(len(rows))
         for name, column, window in _WINDOWS:
-            table[:, FEATURES.index(name)] = sums[now, column] - sums[np.maximum(0, now - window), column]
+            table[:, FEATURES.index(name)] = sums[index, column] - sums[np.maximum(0, index - window), column]
         return table
 
     def ahead(self) -> np.ndarray:
@@ -342,7 +334,3 @@ _WINDOWS = (
     *(("dots_12", 2, 12), ("fours_12", 3, 12)),
 )
 """Features over recent deliveries: name, column of `past`, window."""
-
-
-def _seat(seats: dict[str, int], name: str, slots: int) -> int:
-    return min(seats.setdefault(name, len(seats)), slots - 1)

@@ -19,12 +19,12 @@ import torch
 from lockstep.base import Dataset
 from lockstep.config import ConfigError
 from lockstep.nn.gnn import PADDING_ID
-from lockstep.ops import prediction_metrics
+from lockstep.ops.prediction_metrics import classification_metrics, regression_metrics
 from lockstep.protocols import Renderable, Split, StateDict
 from lockstep.pytree import Tree, load_into, tree_map
 from lockstep.rng import RandomStream
 from lockstep.tasks.cricket.cricsheet import BALL, BATTERS, MatchArchive, open_archive
-from lockstep.tasks.cricket.playback import scenes
+from lockstep.tasks.cricket.playback import replay
 from lockstep.tasks.cricket.plots import plot_all
 from lockstep.tasks.cricket.synthetic import write_matches
 
@@ -74,11 +74,11 @@ class Cricket(Dataset):
         innings = self.archive.innings
         trained = np.isin(innings[:, 2], self.matches["train"])
         named = {"player": self.archive.players, "venue": innings[:, 4:5], "team": innings[:, 5:7]}
-        self._names = {kind: _known(ids, trained, config.min_name_count) for kind, ids in named.items()}
+        self._names = {kind: _number_ids(ids, trained, config.min_name_count) for kind, ids in named.items()}
         players, venues, teams = (int(table.max()) + 1 for table in self._names.values())
         self.vocabularies = {"batter": players, "bowler": players, "venue": venues, "team": teams}
         known = self.archive.features[self.examples["train"]].astype(np.float64)
-        self._mean, self._deviation = known.mean(0), np.maximum(known.std(0), 1e-6)
+        self._mean, self._std = known.mean(0), np.maximum(known.std(0), 1e-6)
         if self.target_type == "regression":
             targets = self.targets("train").astype(np.float64)
             self.target_mean_std = float(targets.mean()), float(targets.std()) or 1.0
@@ -87,18 +87,18 @@ class Cricket(Dataset):
         """Return the deliveries of a split that are examples, in order of date."""
         archive, config = self.archive, self.config
         first, _, match, which = archive.innings[archive.innings_of, :4].T  # [D] each
-        place = np.arange(len(match)) - first
-        fits = np.isin(match, self.matches[split])
+        index = np.arange(len(match)) - first
+        selected = np.isin(match, self.matches[split])
         # Scores are predicted from the second delivery on, as in earlier work; chases from the first.
-        fits &= place >= 1 if config.target == "score" else which == 1
+        selected &= index >= 1 if config.target == "score" else which == 1
         if split == "train":
-            fits &= (place + match) % config.train_stride == 0
-        found = np.flatnonzero(fits)
-        if not len(found):
+            selected &= (index + match) % config.train_stride == 0
+        deliveries = np.flatnonzero(selected)
+        if not len(deliveries):
             raise ConfigError(
                 f"no delivery is left for the {split} split.", "Use more matches, or lower --task.train-stride."
             )
-        return found
+        return deliveries
 
     def targets(self, split: Split) -> np.ndarray:
         """Return the targets of a split, [N] float32."""
@@ -122,29 +122,30 @@ class Cricket(Dataset):
     def _graphs(self, deliveries: np.ndarray) -> dict[str, Any]:
         """Return the graphs before some deliveries [N], in the form of `nn.gnn`."""
         archive, count = self.archive, len(deliveries)
-        of = archive.innings_of[deliveries]
-        innings, players = archive.innings[of], archive.players[of]
+        innings_index = archive.innings_of[deliveries]
+        innings, players = archive.innings[innings_index], archive.players[innings_index]
         start = np.maximum(innings[:, 0], deliveries - P)
-        seen = (deliveries - start)[:, None]  # [N, 1] deliveries before this one
+        num_past = (deliveries - start)[:, None]  # [N, 1] deliveries before this one
         slots = np.arange(P)[None, :]
-        # Beyond `seen`, the last known delivery is repeated: later deliveries are never read.
+        # Beyond `num_past`, the last known delivery is repeated: later deliveries are never read.
         past = archive.balls[np.clip(start[:, None] + slots, 0, np.maximum(deliveries - 1, 0)[:, None])]  # [N, P, BALL]
         now = dict(zip(BALL, archive.balls[deliveries].T, strict=True))  # batter and bowler are known beforehand
-        ball = {name: past[:, :, place] for place, name in enumerate(BALL)}
+        ball = {name: past[:, :, column] for column, name in enumerate(BALL)}
         phase, phase_now = _phase(ball["over"]), _phase(now["over"])
         x = [ball["bat"] / 6, ball["bat"] == 4, ball["bat"] == 6, ball["extras"] / 2, ball["illegal"], ball["wicket"]]
-        x += [(ball["bat"] + ball["extras"]) == 0, ball["over"] / 20, (seen - slots) / 60, np.exp(-(seen - slots) / 12)]
+        age = num_past - slots
+        x += [(ball["bat"] + ball["extras"]) == 0, ball["over"] / 20, age / 60, np.exp(-age / 12)]
         before = np.where(slots > 0, slots - 1, PADDING_ID).astype(np.uint8)
-        features = (archive.features[deliveries] - self._mean) / self._deviation
-        names, one = self._names, np.ones((count, 1))
+        features = (archive.features[deliveries] - self._mean) / self._std
+        names, ones = self._names, np.ones((count, 1))
         nodes = {
-            "ball": {"x": np.stack(x, axis=-1).astype(np.float32), "count": seen[:, 0]},
-            "batter": _people(players[:, :BATTERS], now["batters"], names, now["batter"], now["partner"]),
-            "bowler": _people(players[:, BATTERS:], now["bowlers"], names, now["bowler"]),
-            "stand": {"x": _marked(BATTERS, now["stand"]), "count": now["stand"].astype(np.int64) + 1},
-            "phase": {"x": _marked(len(PHASES), phase_now), "count": phase_now.astype(np.int64) + 1},
+            "ball": {"x": np.stack(x, axis=-1).astype(np.float32), "count": num_past[:, 0]},
+            "batter": _player_nodes(players[:, :BATTERS], now["batters"], names, now["batter"], now["partner"]),
+            "bowler": _player_nodes(players[:, BATTERS:], now["bowlers"], names, now["bowler"]),
+            "stand": {"x": _slot_features(BATTERS, now["stand"]), "count": now["stand"].astype(np.int64) + 1},
+            "phase": {"x": _slot_features(len(PHASES), phase_now), "count": phase_now.astype(np.int64) + 1},
             "team": {"x": np.tile(np.eye(2, dtype=np.float32), (count, 1, 1)), "id": names["team"][innings[:, 5:7]]},
-            "venue": {"x": one[:, :, None].astype(np.float32), "id": names["venue"][innings[:, 4:5]]},
+            "venue": {"x": ones[:, :, None].astype(np.float32), "id": names["venue"][innings[:, 4:5]]},
             "now": {"x": features[:, None, :].astype(np.float32)},
         }
         edges = {
@@ -168,17 +169,13 @@ class Cricket(Dataset):
     def compute_metrics(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
         """Compute all metrics over the split, and over each phase of the innings."""
         targets = self.targets(split)
-        of = (
-            prediction_metrics.regression_metrics
-            if self.target_type == "regression"
-            else prediction_metrics.classification_metrics
-        )
-        result = of(predictions, targets)
+        metrics = regression_metrics if self.target_type == "regression" else classification_metrics
+        result = metrics(predictions, targets)
         result["score"] = -result["mae" if self.target_type == "regression" else "log_loss"]
         phases = _phase(self.archive.balls[self.examples[split], BALL.index("over")])
         for number, phase in enumerate(PHASES):
             if (phases == number).any():
-                part = of(predictions[phases == number], targets[phases == number])
+                part = metrics(predictions[phases == number], targets[phases == number])
                 result |= {f"{name}/{phase}": value for name, value in part.items()}
         return {name: value for name, value in result.items() if np.isfinite(value)}
 
@@ -188,7 +185,7 @@ class Cricket(Dataset):
 
     def playback(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Renderable]:
         classify = self.target_type == "classification"
-        return scenes(self.archive, self.matches[split], self.examples[split], number, predict, classify)
+        return replay(self.archive, self.matches[split], self.examples[split], number, predict, classify)
 
     # -- state: only the checksum of the data --------------------------------------------------------------------------
 
@@ -196,9 +193,9 @@ class Cricket(Dataset):
         return {"digest": torch.frombuffer(bytearray(bytes.fromhex(self.archive.digest)), dtype=torch.uint8)}
 
     def load_shared_state(self, state: StateDict) -> None:
-        mine, saved = self.shared_state(), {"digest": torch.empty(32, dtype=torch.uint8)}
+        current, saved = self.shared_state(), {"digest": torch.empty(32, dtype=torch.uint8)}
         load_into(saved, state, "the data")
-        if not torch.equal(mine["digest"], saved["digest"]):
+        if not torch.equal(current["digest"], saved["digest"]):
             raise ConfigError(
                 f"the cricket data {self.config.data or '(synthetic)'} is not the data that this run was started with.",
                 "Give the same archive with --task.data, or start a new run.",
@@ -242,12 +239,12 @@ def _cache(config: CricketConfig) -> Path:
     return Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "lockstep").expanduser()
 
 
-def _known(ids: np.ndarray, trained: np.ndarray, rare: int) -> np.ndarray:
+def _number_ids(ids: np.ndarray, trained: np.ndarray, min_count: int) -> np.ndarray:
     """Return a table that numbers the ids [I, ...] with enough training innings; all others are 0."""
-    often = np.zeros(ids.max() + 1, np.int64)
+    counts = np.zeros(ids.max() + 1, np.int64)
     for row in ids[trained]:
-        often[np.unique(row)] += 1
-    kept = often >= rare
+        counts[np.unique(row)] += 1
+    kept = counts >= min_count
     kept[0] = False  # an empty slot
     return np.where(kept, np.cumsum(kept), 0).astype(np.int32)
 
@@ -256,17 +253,19 @@ def _phase(over: np.ndarray) -> np.ndarray:
     return (over >= 6).astype(np.uint8) + (over >= 15).astype(np.uint8)
 
 
-def _people(players: np.ndarray, seen: np.ndarray, names: dict[str, np.ndarray], *here: np.ndarray) -> dict[str, Any]:
+def _player_nodes(
+    players: np.ndarray, appeared: np.ndarray, names: dict[str, np.ndarray], *current: np.ndarray
+) -> dict[str, Any]:
     """Return the nodes of the players so far, in order of appearance, with marks for those on the field."""
     slots = np.arange(players.shape[1])[None, :]
-    marks = [slots == slot[:, None] for slot in here]
+    marks = [slots == slot[:, None] for slot in current]
     x = np.stack([*marks, np.broadcast_to(slots / 10, players.shape)], axis=-1).astype(np.float32)
-    count = seen.astype(np.int64)
+    count = appeared.astype(np.int64)
     # Later players are not known yet: their slots are empty.
     return {"x": x, "count": count, "id": names["player"][np.where(slots < count[:, None], players, 0)]}
 
 
-def _marked(slots: int, here: np.ndarray) -> np.ndarray:
+def _slot_features(slots: int, current: np.ndarray) -> np.ndarray:
     """Return node features [N, slots, 2]: whether the innings is at this slot, and the slot's number."""
-    place = np.broadcast_to(np.arange(slots)[None, :], (len(here), slots))
-    return np.stack([place == here[:, None], place / 10], axis=-1).astype(np.float32)
+    slot = np.broadcast_to(np.arange(slots)[None, :], (len(current), slots))
+    return np.stack([slot == current[:, None], slot / 10], axis=-1).astype(np.float32)

@@ -13,20 +13,20 @@ from lockstep.ops import prediction_metrics
 from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, MatchArchive, mark_of
 from lockstep.tasks.rendering.line_chart import (
     BLUE,
-    DIM,
+    GRAY,
     GREEN,
-    INK,
     ORANGE,
     RED,
+    WHITE,
     Axes,
     Canvas,
-    Colour,
+    Color,
     add_axes,
     braille_chart,
 )
 
 WIDTH, HEIGHT = 640, 360
-LINGER = 12
+END_FRAMES = 12
 """How often the last frame is repeated, so that it can be read."""
 
 
@@ -47,11 +47,11 @@ class InningsReplay:
     """[T] from zero."""
     six: np.ndarray
     """[T] bool."""
-    said: np.ndarray
+    predictions: np.ndarray
     """[T] predictions before each delivery: win probability, or score at the mark."""
     mark: np.ndarray
     """[T] the delivery at which the predicted score is reached."""
-    chances: bool
+    classify: bool
     """Whether predictions are win probabilities."""
     won: bool
 
@@ -73,12 +73,12 @@ class ReplayFrame:
     def ended(self) -> bool:
         return self.now == len(self.chase.over)
 
-    def said(self) -> np.ndarray:
+    def win_probabilities(self) -> np.ndarray:
         """Return the win probabilities so far; at the end, followed by the result."""
-        said = self.chase.said[: self.now + 1]
-        return np.append(said, float(self.chase.won)) if self.ended else said
+        predictions = self.chase.predictions[: self.now + 1]
+        return np.append(predictions, float(self.chase.won)) if self.ended else predictions
 
-    def words(self) -> str:
+    def score_line(self) -> str:
         """Return the score line."""
         chase, now = self.chase, self.now
         score = f"over {chase.legal[now] // 6}.{chase.legal[now] % 6}   {chase.runs[now]}/{chase.wickets[now]}"
@@ -92,79 +92,79 @@ class ReplayFrame:
         """Return the current prediction as text."""
         chase = self.chase
         if self.ended:
-            return ("won" if chase.won else "lost") if chase.chances else f"{chase.runs[-1]}"
-        if chase.chances:
-            return f"{chase.said[self.now]:.0%}"
-        return f"{chase.said[self.now]:.0f} after {mark_of(int(chase.over[self.now]))} overs"
+            return ("won" if chase.won else "lost") if chase.classify else f"{chase.runs[-1]}"
+        if chase.classify:
+            return f"{chase.predictions[self.now]:.0%}"
+        return f"{chase.predictions[self.now]:.0f} after {mark_of(int(chase.over[self.now]))} overs"
 
     def render_text(self) -> str:
         chase = self.chase
-        if chase.chances:
-            lines, labels = braille_chart(self.said(), 64, 8, chase.width, (0.0, 1.0)), ("100%", "0%")
+        if chase.classify:
+            lines, labels = braille_chart(self.win_probabilities(), 64, 8, chase.width, (0.0, 1.0)), ("100%", "0%")
         else:
             curve = np.full(chase.width, np.nan)
             curve[: self.now + 1] = chase.runs[: self.now + 1]
             if not self.ended:
-                curve[max(chase.mark[self.now], self.now + 2)] = chase.said[self.now]
-            lines = braille_chart(curve, 64, 8, chase.width, (0.0, _most(chase)))
-            labels = (f"{_most(chase):.0f}", "0")
-        kind = "chance to win" if chase.chances else "predicted"
+                curve[max(chase.mark[self.now], self.now + 2)] = chase.predictions[self.now]
+            lines = braille_chart(curve, 64, 8, chase.width, (0.0, _max_score(chase)))
+            labels = (f"{_max_score(chase):.0f}", "0")
+        kind = "chance to win" if chase.classify else "predicted"
         forecast = [] if self.ended else [f"{kind}: {self.forecast()}"]
-        return "\n".join([chase.title, add_axes(lines, labels), self.words(), *forecast])
+        return "\n".join([chase.title, add_axes(lines, labels), self.score_line(), *forecast])
 
     def render(self) -> np.ndarray:
-        chase, page = self.chase, Canvas(WIDTH, HEIGHT)
-        up = (0.0, 100.0) if chase.chances else (0.0, _most(chase))
-        axes = Axes(page, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), up)
-        page.write(16, 28, chase.title, 16)
-        page.write(16, 54, self.words(), 14, DIM)
+        chase, canvas = self.chase, Canvas(WIDTH, HEIGHT)
+        y_range = (0.0, 100.0) if chase.classify else (0.0, _max_score(chase))
+        axes = Axes(canvas, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), y_range)
+        canvas.write(16, 28, chase.title, 16)
+        canvas.write(16, 54, self.score_line(), 14, GRAY)
         starts = np.flatnonzero(np.diff(chase.over, prepend=-1))  # where overs begin
         for start in starts[chase.over[starts] % 5 == 0]:
             axes.tick(start, f"{chase.over[start]}")
         axes.tick(chase.width - 3, "overs")
-        (self._draw_chances if chase.chances else self._draw_score)(axes)
-        return page.picture()
+        (self._draw_win_probability if chase.classify else self._draw_score)(axes)
+        return canvas.to_array()
 
-    def _draw_chances(self, axes: Axes) -> None:
-        chase, line = self.chase, 100 * self.said()
+    def _draw_win_probability(self, axes: Axes) -> None:
+        chase, line = self.chase, 100 * self.win_probabilities()
         for level in (0, 50, 100):
-            axes.level(level, f"{level}%")
+            axes.gridline(level, f"{level}%")
         axes.curve(np.arange(len(line)), line, BLUE, 2.5)
         for ball in np.flatnonzero(chase.six[: self.now]):
-            axes.page.dot(*axes.place(int(ball), line[ball]), 3.5, ORANGE)
-        for ball in self._fallen():
-            axes.page.dot(*axes.place(int(ball), line[ball]), 4.5, RED)
-        axes.page.dot(*axes.place(len(line) - 1, line[-1]), 5, INK)
-        _legend(axes.page, ("wicket", RED), ("six", ORANGE))
-        colour = GREEN if line[-1] >= 50 else RED
-        axes.page.write(WIDTH - 20, 44, self.forecast(), 34, colour, "rm")
+            axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 3.5, ORANGE)
+        for ball in self._wicket_balls():
+            axes.canvas.dot(*axes.to_pixels(int(ball), line[ball]), 4.5, RED)
+        axes.canvas.dot(*axes.to_pixels(len(line) - 1, line[-1]), 5, WHITE)
+        _legend(axes.canvas, ("wicket", RED), ("six", ORANGE))
+        color = GREEN if line[-1] >= 50 else RED
+        axes.canvas.write(WIDTH - 20, 44, self.forecast(), 34, color, "rm")
 
     def _draw_score(self, axes: Axes) -> None:
         chase, now = self.chase, self.now
-        for level in range(0, int(axes.up[1]) + 1, 50):
-            axes.level(level, f"{level}")
-        axes.page.dash(axes.place(0, chase.target), axes.place(chase.width, chase.target), DIM)
-        axes.page.write(axes.left + 4, axes.place(0, chase.target)[1] + 14, f"target {chase.target}", 12, DIM)
+        for level in range(0, int(axes.y_range[1]) + 1, 50):
+            axes.gridline(level, f"{level}")
+        axes.canvas.dash(axes.to_pixels(0, chase.target), axes.to_pixels(chase.width, chase.target), GRAY)
+        axes.canvas.write(axes.left + 4, axes.to_pixels(0, chase.target)[1] + 14, f"target {chase.target}", 12, GRAY)
         for ball in range(min(now + 1, len(chase.over))):
-            axes.page.dot(*axes.place(chase.mark[ball], chase.said[ball]), 2.5, ORANGE)
+            axes.canvas.dot(*axes.to_pixels(chase.mark[ball], chase.predictions[ball]), 2.5, ORANGE)
         axes.curve(np.arange(now + 1), chase.runs[: now + 1], BLUE, 2.5)
-        for ball in self._fallen():
-            axes.page.dot(*axes.place(ball, chase.runs[ball]), 4.5, RED)
-        here = axes.place(now, chase.runs[now])
+        for ball in self._wicket_balls():
+            axes.canvas.dot(*axes.to_pixels(ball, chase.runs[ball]), 4.5, RED)
+        current = axes.to_pixels(now, chase.runs[now])
         if not self.ended:
-            there = axes.place(chase.mark[now], chase.said[now])
-            axes.page.dash(here, there, ORANGE, 1.5)
-            axes.page.dot(*there, 5, ORANGE)
-        axes.page.dot(*here, 5, INK)
-        _legend(axes.page, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
-        axes.page.write(WIDTH - 20, 50, self.forecast(), 26, INK if self.ended else ORANGE, "rm")
+            predicted = axes.to_pixels(chase.mark[now], chase.predictions[now])
+            axes.canvas.dash(current, predicted, ORANGE, 1.5)
+            axes.canvas.dot(*predicted, 5, ORANGE)
+        axes.canvas.dot(*current, 5, WHITE)
+        _legend(axes.canvas, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
+        axes.canvas.write(WIDTH - 20, 50, self.forecast(), 26, WHITE if self.ended else ORANGE, "rm")
 
-    def _fallen(self) -> np.ndarray:
+    def _wicket_balls(self) -> np.ndarray:
         """Return the deliveries so far that took a wicket."""
         return np.flatnonzero(np.diff(self.chase.wickets[: self.now + 1]))
 
 
-def scenes(
+def replay(
     archive: MatchArchive,
     matches: np.ndarray,
     examples: np.ndarray,
@@ -183,10 +183,31 @@ def scenes(
         classify: Whether predictions are logits of winning, not runs.
     """
     chases = closest_matches(archive, matches)
-    chase = _chase(archive, examples, int(chases[number % len(chases)]), predict, classify)
+    innings = int(chases[number % len(chases)])
+    rows = np.flatnonzero(archive.innings_of[examples] == innings)
+    deliveries = examples[rows]
+    balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
+    state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
+    ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
+    score = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
+    predictions = predict(rows)
+    marks = np.array([mark_of(over) for over in balls["over"]])
+    match = archive.innings[innings, 2]
+    date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
+    chase = InningsReplay(
+        title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
+        target=target,
+        **score,
+        over=balls["over"],
+        six=balls["bat"] == 6,
+        predictions=prediction_metrics.sigmoid(predictions) if classify else score["runs"][:-1] + predictions,
+        mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
+        classify=classify,
+        won=bool(score["runs"][-1] >= target),
+    )
     for now in range(len(chase.over)):
         yield ReplayFrame(chase, now)
-    for _ in range(LINGER):
+    for _ in range(END_FRAMES):
         yield ReplayFrame(chase, len(chase.over))
 
 
@@ -197,51 +218,21 @@ def closest_matches(archive: MatchArchive, matches: np.ndarray) -> np.ndarray:
     if not len(chases):
         raise ConfigError("no match of this split has a chase to watch.", "Use more matches.")
     last = archive.innings[chases, 0] + archive.innings[chases, 1] - 1
-    left, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
+    remaining, needed = (archive.features[last, FEATURES.index(name)] for name in ("left", "needed"))
     # Closeness before the last ball: distance of the needed runs from 3, plus the unused balls.
-    return chases[np.argsort(np.abs(needed - 3) + left, kind="stable")]
+    return chases[np.argsort(np.abs(needed - 3) + remaining, kind="stable")]
 
 
-def _chase(
-    archive: MatchArchive,
-    examples: np.ndarray,
-    innings: int,
-    predict: Callable[[np.ndarray], np.ndarray],
-    classify: bool,
-) -> InningsReplay:
-    rows = np.flatnonzero(archive.innings_of[examples] == innings)
-    deliveries = examples[rows]
-    balls = {name: archive.balls[deliveries, column].astype(int) for column, name in enumerate(BALL)}
-    state = {name: archive.features[deliveries, FEATURES.index(name)] for name in ("runs", "wickets", "legal")}
-    ends = {"runs": balls["bat"] + balls["extras"], "wickets": balls["wicket"], "legal": 1 - balls["illegal"]}
-    book = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
-    said = predict(rows)
-    marks = np.array([mark_of(over) for over in balls["over"]])
-    match = archive.innings[innings, 2]
-    date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
-    return InningsReplay(
-        title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
-        target=target,
-        **book,
-        over=balls["over"],
-        six=balls["bat"] == 6,
-        said=prediction_metrics.sigmoid(said) if classify else book["runs"][:-1] + said,
-        mark=np.searchsorted(np.maximum.accumulate(balls["over"]), marks, side="left"),
-        chances=classify,
-        won=bool(book["runs"][-1] >= target),
-    )
-
-
-def _legend(page: Canvas, *names: tuple[str, Colour]) -> None:
+def _legend(canvas: Canvas, *names: tuple[str, Color]) -> None:
     """Draw the legend next to the title."""
-    for place, (name, colour) in enumerate(names):
-        page.dot(360 + 80 * place, 22, 4, colour)
-        page.write(370 + 80 * place, 22, name, 12, DIM, "lm")
+    for index, (name, color) in enumerate(names):
+        canvas.dot(360 + 80 * index, 22, 4, color)
+        canvas.write(370 + 80 * index, 22, name, 12, GRAY, "lm")
 
 
-def _most(chase: InningsReplay) -> float:
+def _max_score(chase: InningsReplay) -> float:
     """Return a round number above all scores in the chart."""
-    return float(np.ceil(max(chase.target, chase.runs.max(), chase.said.max()) * 1.05 / 10) * 10)
+    return float(np.ceil(max(chase.target, chase.runs.max(), chase.predictions.max()) * 1.05 / 10) * 10)
 
 
 def _ball(chase: InningsReplay, ball: int) -> str:

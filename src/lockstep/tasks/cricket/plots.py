@@ -9,7 +9,7 @@ from lockstep.config import ConfigError
 from lockstep.ops import prediction_metrics
 from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, MatchArchive
 
-BLUE, ORANGE, GREY = "#1f5fa8", "#d9822b", "#8a8f98"
+BLUE, ORANGE, GRAY = "#1f5fa8", "#d9822b", "#8a8f98"
 
 
 def plot_all(
@@ -62,15 +62,16 @@ def _figure(title: str, x: str, y: str, width: float = 6.4, height: float = 4.4)
 
 
 def _calibration(predictions: np.ndarray, targets: np.ndarray) -> Any:
-    chance = prediction_metrics.sigmoid(predictions)
-    count, said, came = prediction_metrics.calibration_bins(chance, targets.astype(np.float64))
-    full = count > 0
-    error = prediction_metrics.calibration_error(chance, targets)
+    probability = prediction_metrics.sigmoid(predictions)
+    count, predicted, observed = prediction_metrics.calibration_bins(probability, targets.astype(np.float64))
+    filled = count > 0
+    count, predicted, observed = count[filled], predicted[filled] / count[filled], observed[filled] / count[filled]
+    error = prediction_metrics.calibration_error(probability, targets)
     figure, axes = _figure("Calibration", "predicted win probability of the chase", "observed frequency")
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="perfect")
-    axes.plot(said[full] / count[full], came[full] / count[full], color=BLUE, linewidth=1.5)
-    axes.scatter(said[full] / count[full], came[full] / count[full], s=200 * count[full] / count.max(), color=BLUE)
-    label = f"{len(chance):,} deliveries in 15 bins (area: count)\ncalibration error {error:.3f}"
+    axes.plot([0, 1], [0, 1], color=GRAY, linestyle="--", linewidth=1, label="perfect")
+    axes.plot(predicted, observed, color=BLUE, linewidth=1.5)
+    axes.scatter(predicted, observed, s=200 * count / count.max(), color=BLUE)
+    label = f"{len(probability):,} deliveries in 15 bins (area: count)\ncalibration error {error:.3f}"
     axes.text(0.03, 0.97, label, transform=axes.transAxes, va="top")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -79,32 +80,34 @@ def _calibration(predictions: np.ndarray, targets: np.ndarray) -> Any:
 
 
 def _predicted_and_observed(predictions: np.ndarray, targets: np.ndarray) -> Any:
-    order = np.array_split(np.argsort(predictions, kind="stable"), 20)
-    said, came = (np.array([values[part].mean() for part in order]) for values in (predictions, targets))
-    low, high = (np.array([np.percentile(targets[part], p) for part in order]) for p in (10, 90))
+    bins = np.array_split(np.argsort(predictions, kind="stable"), 20)
+    predicted, observed = (np.array([values[part].mean() for part in bins]) for values in (predictions, targets))
+    low, high = (np.array([np.percentile(targets[part], p) for part in bins]) for p in (10, 90))
     figure, axes = _figure("Predicted and observed runs", "predicted runs to the mark", "observed runs")
-    axes.fill_between(said, low, high, color=BLUE, alpha=0.15, linewidth=0, label="10th to 90th percentile")
-    axes.plot([said[0], said[-1]], [said[0], said[-1]], color=GREY, linestyle="--", linewidth=1, label="perfect")
-    axes.plot(said, came, color=BLUE, marker="o", markersize=4, label="mean of each of 20 bins")
+    axes.fill_between(predicted, low, high, color=BLUE, alpha=0.15, linewidth=0, label="10th to 90th percentile")
+    ends = [predicted[0], predicted[-1]]
+    axes.plot(ends, ends, color=GRAY, linestyle="--", linewidth=1, label="perfect")
+    axes.plot(predicted, observed, color=BLUE, marker="o", markersize=4, label="mean of each of 20 bins")
     axes.legend(loc="upper left", frameon=False)
     return figure
 
 
 def _error_by_over(classify: bool, predictions: np.ndarray, targets: np.ndarray, over: np.ndarray) -> Any:
-    numbers = not classify
-    kind, name = ("mean absolute error, runs", "mae") if numbers else ("log-loss", "log_loss")
-    of = prediction_metrics.regression_metrics if numbers else prediction_metrics.classification_metrics
+    regression = not classify
+    y_label, name = ("mean absolute error, runs", "mae") if regression else ("log-loss", "log_loss")
+    metrics = prediction_metrics.regression_metrics if regression else prediction_metrics.classification_metrics
     overs = np.unique(over)
-    found, plain = [], []
+    errors, baseline = [], []
     for number in overs:
-        mine, came = predictions[over == number], targets[over == number]
-        usual = float(np.clip(came.mean(), 1e-6, None if numbers else 1 - 1e-6))
-        found.append(of(mine, came)[name])
-        plain.append(of(np.full(len(came), usual if numbers else np.log(usual / (1 - usual))), came)[name])
-    title = "Error by over: runs to the mark" if numbers else "Error by over: winner of the chase"
-    figure, axes = _figure(title, "over", kind)
-    axes.bar(overs + 1.0, found, color=BLUE, width=0.7, label="the network")
-    axes.plot(overs + 1.0, plain, color=ORANGE, marker="o", markersize=4, label="baseline: mean of the over")
+        predicted, observed = predictions[over == number], targets[over == number]
+        mean = float(np.clip(observed.mean(), 1e-6, None if regression else 1 - 1e-6))
+        constant = mean if regression else np.log(mean / (1 - mean))
+        errors.append(metrics(predicted, observed)[name])
+        baseline.append(metrics(np.full(len(observed), constant), observed)[name])
+    title = "Error by over: runs to the mark" if regression else "Error by over: winner of the chase"
+    figure, axes = _figure(title, "over", y_label)
+    axes.bar(overs + 1.0, errors, color=BLUE, width=0.7, label="the network")
+    axes.plot(overs + 1.0, baseline, color=ORANGE, marker="o", markersize=4, label="baseline: mean of the over")
     axes.set_xticks([1, 5, 10, 15, 20])
     axes.legend(loc="best", frameon=False)
     return figure
@@ -113,11 +116,11 @@ def _error_by_over(classify: bool, predictions: np.ndarray, targets: np.ndarray,
 def _match(archive: MatchArchive, rows: np.ndarray, predictions: np.ndarray) -> Any:
     """Plot the chase in which the predicted probability changed most."""
     match = archive.innings[archive.innings_of[rows], 2]
-    chance = prediction_metrics.sigmoid(predictions)
-    swings = np.bincount(match[1:], np.abs(np.diff(chance)) * (match[1:] == match[:-1]))
+    probability = prediction_metrics.sigmoid(predictions)
+    swings = np.bincount(match[1:], np.abs(np.diff(probability)) * (match[1:] == match[:-1]))
     chosen = int(np.argmax(swings))
-    here = match == chosen
-    deliveries, line = rows[here], 100 * chance[here]
+    selected = match == chosen
+    deliveries, line = rows[selected], 100 * probability[selected]
     # The x axis counts all balls bowled, wides and no-balls included, so that each delivery has its own position.
     ball = np.arange(1, len(line) + 1)
     won = archive.matches[chosen, 1] == 1
@@ -125,7 +128,7 @@ def _match(archive: MatchArchive, rows: np.ndarray, predictions: np.ndarray) -> 
     target = int(archive.features[deliveries[0], FEATURES.index("target")])
     title = f"Match {archive.ids[chosen]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}"
     figure, axes = _figure(title, "delivery of the chase", "win probability, %", width=8.0)
-    axes.axhline(50, color=GREY, linewidth=1, linestyle="--")
+    axes.axhline(50, color=GRAY, linewidth=1, linestyle="--")
     axes.plot(ball, line, color=BLUE, linewidth=1.8)
     # The last prediction was made before the last ball; the dotted line leads to the result.
     axes.plot([ball[-1], ball[-1] + 1], [line[-1], 100 if won else 0], color=BLUE, linewidth=1.8, linestyle=":")

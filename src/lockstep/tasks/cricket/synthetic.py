@@ -11,7 +11,7 @@ from lockstep.rng import RandomStream
 
 TEAMS, SQUAD = 8, 11
 SCORES = (0, 1, 2, 3, 4, 6)
-CHANCES = np.array([0.36, 0.38, 0.07, 0.01, 0.12, 0.06])
+PROBABILITIES = np.array([0.36, 0.38, 0.07, 0.01, 0.12, 0.06])
 SKILL = np.array([-0.35, -0.05, 0.05, 0.05, 0.2, 0.3])
 """How much more often a skilled batter makes each score."""
 
@@ -26,13 +26,14 @@ def write_matches(path: Path, matches: int, seed: int = 0) -> None:
             archive.writestr(zipfile.ZipInfo(f"{100000 + number}.json"), json.dumps(match))
 
 
-def _match(number: int, chance: np.random.Generator, skill: np.ndarray) -> dict[str, Any]:
-    first, second = (int(team) for team in chance.permutation(TEAMS)[:2])
-    one = _innings(chance, first, second, skill, None)
-    made = _runs(one)
-    two = _innings(chance, second, first, skill, made + 1) | {"target": {"overs": 20, "runs": made + 1}}
-    chased = _runs(two)
-    outcome = {"result": "tie"} if chased == made else {"winner": _team(second if chased > made else first)}
+def _match(number: int, rng: np.random.Generator, skill: np.ndarray) -> dict[str, Any]:
+    first, second = (int(team) for team in rng.permutation(TEAMS)[:2])
+    one = _innings(rng, first, second, skill, None)
+    first_runs = _runs(one)
+    two = _innings(rng, second, first, skill, first_runs + 1) | {"target": {"overs": 20, "runs": first_runs + 1}}
+    second_runs = _runs(two)
+    winner = second if second_runs > first_runs else first
+    outcome = {"result": "tie"} if second_runs == first_runs else {"winner": _team(winner)}
     return {
         "meta": {"data_version": ("1.0.0", "1.1.0")[number % 2], "created": "2020-01-01", "revision": 1},
         "info": {
@@ -40,14 +41,14 @@ def _match(number: int, chance: np.random.Generator, skill: np.ndarray) -> dict[
             "overs": 20,
             "outcome": outcome,
             "teams": [_team(first), _team(second)],
-            "venue": f"Ground {int(chance.integers(5))}",
+            "venue": f"Ground {int(rng.integers(5))}",
         },
         "innings": [one, two],
     }
 
 
 def _innings(
-    chance: np.random.Generator, batting: int, bowling: int, skill: np.ndarray, target: int | None
+    rng: np.random.Generator, batting: int, bowling: int, skill: np.ndarray, target: int | None
 ) -> dict[str, Any]:
     """Simulate twenty overs, or until ten are out or the target is reached."""
     striker, partner, out, runs, overs = 0, 1, 0, 0, []
@@ -62,15 +63,15 @@ def _innings(
                 "non_striker": _player(batting, partner),
             }
             edge = 1.0 + SKILL * (skill[batting, striker] - skill[bowling, bowler]) * (1.0 + over / 20)
-            odds = np.maximum(CHANCES * edge, 0.005)
-            luck, scored = chance.random(), int(chance.choice(SCORES, p=odds / odds.sum()))
-            extras = {"wides": 1} if luck > 0.96 else {"legbyes": 1} if luck > 0.94 else {}
+            odds = np.maximum(PROBABILITIES * edge, 0.005)
+            event, scored = rng.random(), int(rng.choice(SCORES, p=odds / odds.sum()))
+            extras = {"wides": 1} if event > 0.96 else {"legbyes": 1} if event > 0.94 else {}
             bat = 0 if extras else scored
             total = bat + sum(extras.values())
             balls.append(ball | {"runs": {"batter": bat, "extras": total - bat, "total": total}})
             balls[-1] |= {"extras": extras} if extras else {}
             runs, legal = runs + total, legal + ("wides" not in extras)
-            if luck < 0.05:
+            if event < 0.05:
                 balls[-1]["wickets"] = [{"kind": "bowled", "player_out": ball["batter"]}]
                 out += 1
                 striker = min(out + 1, SQUAD - 1)

@@ -64,73 +64,73 @@ class DMControl(VecEnv):
         self._streams = self.env_streams("dmcontrol")
         names = resolve(config.tasks)
         self._task = torch.tensor([index % len(names) for index in self.env_indices])
-        self._worlds = [self._world(names[task]) for task in self._task.tolist()]
+        self._envs = [self._make_env(names[task]) for task in self._task.tolist()]
         # Every process needs the specification of every task, including tasks that it does not host.
-        examples = {world.name: world for world in self._worlds}
-        examples |= {name: self._world(name) for name in names if name not in examples}
-        worlds = [examples[name] for name in names]
-        self.parts = tuple(SubtaskSpec(world.name, world.actions, world.length) for world in worlds)
-        self._state_size = max(world.state_size() for world in worlds)
-        self.action_space = Box(-1.0, 1.0, (max(world.actions for world in worlds),), np.float32)
-        longest = max(len(world.begin(0)) for world in worlds)
+        examples = {env.name: env for env in self._envs}
+        examples |= {name: self._make_env(name) for name in names if name not in examples}
+        envs = [examples[name] for name in names]
+        self.parts = tuple(SubtaskSpec(env.name, env.actions, env.length) for env in envs)
+        self._state_size = max(len(env.physics()) for env in envs)
+        self.action_space = Box(-1.0, 1.0, (max(env.actions for env in envs),), np.float32)
+        longest = max(len(env.begin(0)) for env in envs)
         space: Box = Box(-np.inf, np.inf, (longest,), np.float32)
         if config.pixels:
             space = Box(0, 255, (FRAMES * 3, PIXELS, PIXELS), np.uint8)
         self.observation_space = space
         if len(names) > 1:
             self.observation_space = Dict([("obs", space), ("task", Box(0, len(names) - 1, (), np.int64))])
-        for world in worlds:
-            if not any(world is mine for mine in self._worlds):
-                world.close()
+        for env in envs:
+            if not any(env is own for own in self._envs):
+                env.close()
 
         self._obs = np.zeros((count, *space.shape), space.dtype)
-        self._final = np.zeros_like(self._obs)
+        self._final_obs = np.zeros_like(self._obs)
         self._reward = np.zeros(count, np.float32)
         self._terminated, self._ended = np.zeros(count, bool), np.zeros(count, bool)
         self._episode = np.zeros(count, np.int64)
         self._total = np.zeros(count)
         """Return of the current episode so far."""
-        self._earned = np.zeros(count)
+        self._returns = np.zeros(count)
         """Returns of the episodes that ended in the last step."""
         self._pool = ThreadPoolExecutor(config.threads) if config.threads and not config.pixels else None
         self._upload = Uploader(self.device)
 
-    def _world(self, name: str) -> SimulatedTask:
+    def _make_env(self, name: str) -> SimulatedTask:
         return SimulatedTask(name, self.config.action_repeat, self.config.episode_length, self.config.pixels)
 
     def reset(self) -> Tree:
         for row in range(self.num_envs):
-            self._begin(row, episode=0)
-        self._show()
+            self._start_episode(row, episode=0)
+        self._upload_outputs()
         return self.observations()
 
     def step(self, action: Tensor) -> Step:
         if len(action) != self.num_envs:
             raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
         self.step_numpy(action.cpu().double().numpy())
-        self._show()
-        return Step(**self._shown, any_truncated=bool((self._ended & ~self._terminated).any()))
+        self._upload_outputs()
+        return Step(**self._outputs, any_truncated=bool((self._ended & ~self._terminated).any()))
 
     def step_numpy(self, actions: np.ndarray) -> None:
         """Step the environments alone, without tensors."""
-        rows = range(self.num_envs)
-        for _ in map(self._act, rows, actions) if self._pool is None else self._pool.map(self._act, rows, actions):
+        step_env, rows = self._step_env, range(self.num_envs)
+        for _ in map(step_env, rows, actions) if self._pool is None else self._pool.map(step_env, rows, actions):
             pass
 
     def observations(self) -> Tree:
-        obs: Tree = self._shown["obs"]
+        obs: Tree = self._outputs["obs"]
         return obs
 
-    def _show(self) -> None:
+    def _upload_outputs(self) -> None:
         """Copy the output of the last step to the device."""
-        self._shown: Any = self._upload(
+        self._outputs: Any = self._upload(
             {
-                "obs": self._seen(self._obs),
+                "obs": self._obs_tree(self._obs),
                 "reward": torch.from_numpy(self._reward),
                 "terminated": torch.from_numpy(self._terminated),
                 "truncated": torch.from_numpy(self._ended & ~self._terminated),
-                "final_obs": self._seen(self._final),
-                "episode_info": self._returns(),
+                "final_obs": self._obs_tree(self._final_obs),
+                "episode_info": self._episode_info(),
             }
         )
 
@@ -139,14 +139,14 @@ class DMControl(VecEnv):
     def lane_state(self, lane: int) -> StateDict:
         """Return the state of E environments: episode, actions taken, physics, random generator, observation."""
         rows = self.lanes.lane_slice(lane, self.envs_per_lane)
-        worlds = self._worlds[rows]
-        physics = [np.pad(world.physics(), (0, self._state_size - world.state_size())) for world in worlds]
-        chance, number = zip(*(world.chance() for world in worlds), strict=True)
+        envs = self._envs[rows]
+        physics = [env.physics() for env in envs]
+        rng_states, cached_normals = zip(*(env.rng_state() for env in envs), strict=True)
         state = {
-            "physics": np.stack(physics),
-            "chance": np.stack(chance),
-            "number": np.array(number),
-            "taken": np.array([world.taken for world in worlds]),
+            "physics": np.stack([np.pad(state, (0, self._state_size - len(state))) for state in physics]),
+            "chance": np.stack(rng_states),
+            "number": np.array(cached_normals),
+            "taken": np.array([env.taken for env in envs]),
             "episode": self._episode[rows],
             "total": self._total[rows],
             "obs": self._obs[rows],
@@ -157,75 +157,76 @@ class DMControl(VecEnv):
         rows, owner = self.lanes.lane_slice(lane, self.envs_per_lane), f"{', '.join(self.config.tasks)}, lane {lane}"
         saved = self.lane_state(lane)
         load_into(saved, state, owner)  # checks names and shapes
-        taken, episodes, chance = saved["taken"], saved["episode"], saved["chance"]
-        lengths = torch.tensor([world.length for world in self._worlds[rows]])
-        fits = (taken >= 0) & (taken < lengths) & (episodes >= 0) & (episodes < 2**62)
-        fits &= ((chance >= 0) & (chance < 2**32)).all(1) & (chance[:, 624] <= 624) & (chance[:, 625] <= 1)
-        if not fits.all() or not saved["physics"].isfinite().all():
+        taken, episodes, rng_states = saved["taken"], saved["episode"], saved["chance"]
+        lengths = torch.tensor([env.length for env in self._envs[rows]])
+        valid = (taken >= 0) & (taken < lengths) & (episodes >= 0) & (episodes < 2**62)
+        valid &= ((rng_states >= 0) & (rng_states < 2**32)).all(1)
+        valid &= (rng_states[:, 624] <= 624) & (rng_states[:, 625] <= 1)
+        if not valid.all() or not saved["physics"].isfinite().all():
             raise ValueError(
                 f"{owner}: the saved state is invalid: a counter or value is out of range. Use another checkpoint."
             )
-        for place, row in enumerate(range(self.num_envs)[rows]):
-            self._episode[row] = int(episodes[place])
-            world, obs = self._worlds[row], saved["obs"][place].numpy()
-            physics = saved["physics"][place, : world.state_size()].numpy()
-            number = float(saved["number"][place])
-            world.restore(self._seed(row), int(taken[place]), physics, chance[place].numpy(), number, obs)
-            self._obs[row], self._total[row] = obs, float(saved["total"][place])
-        self._show()
+        for index, row in enumerate(range(self.num_envs)[rows]):
+            self._episode[row] = int(episodes[index])
+            env, obs = self._envs[row], saved["obs"][index].numpy()
+            physics = saved["physics"][index, : len(env.physics())].numpy()
+            cached_normal = float(saved["number"][index])
+            env.restore(self._seed(row), int(taken[index]), physics, rng_states[index].numpy(), cached_normal, obs)
+            self._obs[row], self._total[row] = obs, float(saved["total"][index])
+        self._upload_outputs()
 
     # Rendering
 
     def render_text(self, env: int) -> str:
-        world, obs = self._worlds[env], self._obs[env]
-        seen = "" if self.config.pixels else np.array2string(obs, precision=2, threshold=24, suppress_small=True)
-        return f"{world.name}  decision {world.taken}  return {self._total[env]:.1f}\n{seen}"
+        task, obs = self._envs[env], self._obs[env]
+        obs_text = "" if self.config.pixels else np.array2string(obs, precision=2, threshold=24, suppress_small=True)
+        return f"{task.name}  decision {task.taken}  return {self._total[env]:.1f}\n{obs_text}"
 
     def render(self, env: int) -> np.ndarray:
-        return self._worlds[env].draw(240, 320)
+        return self._envs[env].render(240, 320)
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-        for world in self._worlds:
-            world.close()
+        for env in self._envs:
+            env.close()
 
     # Helpers
 
-    def _begin(self, row: int, episode: int) -> None:
+    def _start_episode(self, row: int, episode: int) -> None:
         self._episode[row], self._total[row] = episode, 0.0
-        self._write(self._obs, row, self._worlds[row].begin(self._seed(row)))
+        self._write(self._obs, row, self._envs[row].begin(self._seed(row)))
 
-    def _act(self, row: int, action: np.ndarray) -> None:
-        world = self._worlds[row]
-        outcome = world.act(action[: world.actions])
+    def _step_env(self, row: int, action: np.ndarray) -> None:
+        env = self._envs[row]
+        outcome = env.act(action[: env.actions])
         self._reward[row], self._terminated[row] = outcome.reward, outcome.terminated
         self._total[row] += outcome.reward
         self._ended[row] = outcome.ended
         if outcome.ended:
-            self._write(self._final, row, outcome.obs)
-            self._earned[row] = self._total[row]
-            self._begin(row, int(self._episode[row]) + 1)
+            self._write(self._final_obs, row, outcome.obs)
+            self._returns[row] = self._total[row]
+            self._start_episode(row, int(self._episode[row]) + 1)
         else:
             self._write(self._obs, row, outcome.obs)
 
-    def _write(self, to: np.ndarray, row: int, obs: np.ndarray) -> None:
-        to[row][tuple(map(slice, obs.shape))] = obs  # the padding beyond it stays zero
+    def _write(self, out: np.ndarray, row: int, obs: np.ndarray) -> None:
+        out[row][tuple(map(slice, obs.shape))] = obs  # the padding beyond it stays zero
 
     def _seed(self, row: int) -> int:
         """Return the seed of an environment's current episode."""
         return self._streams[row].draw_seed(int(self._episode[row]), bits=32)
 
-    def _returns(self) -> dict[str, Tensor]:
+    def _episode_info(self) -> dict[str, Tensor]:
         """Return the returns of ended episodes by task if there are several tasks; NaN elsewhere."""
         if len(self.parts) == 1:
             return {}
-        earned = torch.tensor(self._earned)
+        returns = torch.tensor(self._returns)
         return {
-            f"return/{part.name}": torch.where(self._task == number, earned, torch.nan)
+            f"return/{part.name}": torch.where(self._task == number, returns, torch.nan)
             for number, part in enumerate(self.parts)
         }
 
-    def _seen(self, obs: np.ndarray) -> Tree:
-        seen = torch.from_numpy(obs)
-        return seen if len(self.parts) == 1 else {"obs": seen, "task": self._task}
+    def _obs_tree(self, obs: np.ndarray) -> Tree:
+        tensor = torch.from_numpy(obs)
+        return tensor if len(self.parts) == 1 else {"obs": tensor, "task": self._task}

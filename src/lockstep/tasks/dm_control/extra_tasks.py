@@ -12,7 +12,7 @@ from dm_control.rl.control import Environment
 from dm_control.suite import ball_in_cup, base, cheetah, hopper, pendulum, reacher, walker
 from dm_control.utils.rewards import tolerance
 
-HEIGHT = 1.2
+TARGET_HEIGHT = 1.2
 """Target height of a cheetah's torso and feet."""
 
 
@@ -49,7 +49,7 @@ def reaching(value: float, goal: float, margin: float, at_margin: float = 0.5) -
 
 
 def raised(height: float) -> float:
-    return float(tolerance(height, (HEIGHT, np.inf), HEIGHT / 2))
+    return float(tolerance(height, (TARGET_HEIGHT, np.inf), TARGET_HEIGHT / 2))
 
 
 class BackwardsWalker(walker.Physics):
@@ -89,8 +89,8 @@ class JumpingCheetah(cheetah.Cheetah):
     def get_reward(self, physics: Any) -> float:
         heights = physics.named.data.xpos
         up = [raised((heights["torso", "z"] + heights[foot, "z"]) / 2) for foot in ("bfoot", "ffoot")]
-        still = float(tolerance(physics.speed(), (-0.5, 0.5), 0.5, "linear", 0.0))
-        return (5 * sum(up) / 2 + still) / 6
+        in_place = float(tolerance(physics.speed(), (-0.5, 0.5), 0.5, "linear", 0.0))
+        return (5 * sum(up) / 2 + in_place) / 6
 
 
 CHEETAHS = {
@@ -126,8 +126,8 @@ class SpinningBall(ball_in_cup.BallInCup):
 
     def get_reward(self, physics: Any) -> float:
         speed = np.linalg.norm([physics.named.data.qvel["ball_x"], physics.named.data.qvel["ball_z"]])
-        far = reaching(float(np.linalg.norm(physics.ball_to_target())), 0.5, 0.25)
-        return (1 - physics.in_target()) * (far + 2 * reaching(float(speed), 6.0, 3.0)) / 3
+        taut = reaching(float(np.linalg.norm(physics.ball_to_target())), 0.5, 0.25)
+        return (1 - physics.in_target()) * (taut + 2 * reaching(float(speed), 6.0, 3.0)) / 3
 
 
 def three_links(model: bytes | str) -> str:

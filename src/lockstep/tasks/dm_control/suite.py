@@ -7,6 +7,7 @@ restored by starting its episode again and overwriting the physics state.
 import copy
 import ctypes.util
 import difflib
+import importlib
 import os
 import sys
 from functools import cache
@@ -17,9 +18,9 @@ import numpy as np
 from lockstep.config import ConfigError
 from lockstep.tasks.rendering.opengl import prepare_opengl
 
-SHORT = {"ball_in_cup": "cup", "point_mass": "pointmass"}
+SHORT_NAMES = {"ball_in_cup": "cup", "point_mass": "pointmass"}
 """Short names of domains."""
-SUITE_PART = (
+MT30_SUITE_TASKS = (
     *("walker-stand", "walker-walk", "walker-run", "cheetah-run", "reacher-easy", "reacher-hard", "acrobot-swingup"),
     *("pendulum-swingup", "cartpole-balance", "cartpole-balance-sparse", "cartpole-swingup"),
     *("cartpole-swingup-sparse", "cup-catch", "finger-spin", "finger-turn-easy", "finger-turn-hard", "fish-swim"),
@@ -31,7 +32,7 @@ VARIANTS = (
     *("cup-spin", "pendulum-spin"),
 )
 """Tasks that TD-MPC2's authors added to the suite; `tasks/dm_control/extra_tasks.py` rebuilds them."""
-SETS = {"mt30": SUITE_PART + VARIANTS}
+SETS = {"mt30": MT30_SUITE_TASKS + VARIANTS}
 PIXELS, FRAMES = 64, 3
 """Side of an image observation in pixels, and number of stacked frames."""
 
@@ -70,47 +71,42 @@ class SimulatedTask:
         self.taken = 0
         obs = self._env.reset().observation
         if self._pixels:
-            self._frames = np.repeat(self.draw(PIXELS, PIXELS).transpose(2, 0, 1)[None], FRAMES, axis=0)
+            self._frames = np.repeat(self.render(PIXELS, PIXELS).transpose(2, 0, 1)[None], FRAMES, axis=0)
         return self._observe(obs)
 
     def act(self, action: np.ndarray) -> TimeStep:
         """Take an action, repeated unless the episode ends earlier."""
-        chosen = self._low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
+        scaled = self._low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (self._high - self._low)
         reward = 0.0
         for _ in range(self._repeat):
-            step = self._env.step(chosen)
+            step = self._env.step(scaled)
             reward += step.reward
             if step.last():
                 break
         self.taken += 1
         if self._pixels:
-            self._frames = np.concatenate([self._frames[1:], self.draw(PIXELS, PIXELS).transpose(2, 0, 1)[None]])
+            self._frames = np.concatenate([self._frames[1:], self.render(PIXELS, PIXELS).transpose(2, 0, 1)[None]])
         terminated = step.last() and step.discount == 0.0
         return TimeStep(self._observe(step.observation), reward, terminated, step.last() or self.taken >= self.length)
 
     # State as arrays
-
-    def state_size(self) -> int:
-        import mujoco
-
-        return int(mujoco.mj_stateSize(self._env.physics.model.ptr, mujoco.mjtState.mjSTATE_INTEGRATION))
 
     def physics(self) -> np.ndarray:
         """Return the full integration state, float64. `physics.get_state` would omit the solver's warm start."""
         import mujoco
 
         model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
-        state = np.empty(self.state_size())
+        state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
         mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
         return state
 
-    def chance(self) -> tuple[np.ndarray, float]:
+    def rng_state(self) -> tuple[np.ndarray, float]:
         """Return the state of the task's random generator: int64 [626], and its cached normal sample."""
-        _, keys, place, kept, number = self._env.task.random.get_state()
-        return np.concatenate([keys.astype(np.int64), [place, kept]]), float(number)
+        _, keys, position, has_normal, cached_normal = self._env.task.random.get_state()
+        return np.concatenate([keys.astype(np.int64), [position, has_normal]]), float(cached_normal)
 
     def restore(
-        self, seed: int, taken: int, physics: np.ndarray, chance: np.ndarray, number: float, obs: np.ndarray
+        self, seed: int, taken: int, physics: np.ndarray, rng_state: np.ndarray, cached_normal: float, obs: np.ndarray
     ) -> None:
         """Restore a saved state in the episode of the seed."""
         import mujoco
@@ -119,14 +115,14 @@ class SimulatedTask:
         model, data = self._env.physics.model.ptr, self._env.physics.data.ptr
         mujoco.mj_setState(model, data, physics, mujoco.mjtState.mjSTATE_INTEGRATION)
         mujoco.mj_forward(model, data)  # recompute derived positions and velocities, which the next step needs
-        keys, place, kept = chance[:624].astype(np.uint32), int(chance[624]), int(chance[625])
-        self._env.task.random.set_state(("MT19937", keys, place, kept, number))
+        keys, position, has_normal = rng_state[:624].astype(np.uint32), int(rng_state[624]), int(rng_state[625])
+        self._env.task.random.set_state(("MT19937", keys, position, has_normal, cached_normal))
         self.taken = taken
         self._env._step_count = taken * self._repeat
         if self._pixels:
             self._frames = obs.reshape(self._frames.shape).copy()
 
-    def draw(self, height: int, width: int) -> np.ndarray:
+    def render(self, height: int, width: int) -> np.ndarray:
         """Render an image, uint8 [height, width, 3]."""
         try:
             return np.asarray(self._env.physics.render(height, width, camera_id=self._camera))
@@ -148,35 +144,35 @@ class SimulatedTask:
 
 def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
     """Resolve task names and expand sets such as mt30. Raise with a suggestion for an unknown name."""
-    known, found = _known(), list[str]()
+    known, resolved = _known(), list[str]()
     for name in names:
-        plain = name.strip().lower().replace("_", "-").replace("ball-in-cup", "cup").replace("point-mass", "pointmass")
-        if plain == "mt80":
+        task = name.strip().lower().replace("_", "-").replace("ball-in-cup", "cup").replace("point-mass", "pointmass")
+        if task == "mt80":
             raise ConfigError(
                 "mt80 needs the 50 tasks of Meta-World, which Lockstep does not have.",
                 "Use task=mt30, the 30 tasks of the control suite, or name tasks: task=walker-run,cheetah-run.",
             )
-        if plain not in known and plain not in SETS:
-            near = difflib.get_close_matches(plain, [*known, *SETS], n=1)
-            hint = f"Did you mean '{near[0]}'?" if near else f"There are: {', '.join(known)}, and the set mt30."
+        if task not in known and task not in SETS:
+            close = difflib.get_close_matches(task, [*known, *SETS], n=1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are: {', '.join(known)}, and the set mt30."
             raise ConfigError(f"the control suite has no task '{name}'.", hint)
-        found += SETS.get(plain, (plain,))
-    if len(set(found)) != len(found) or not found:
+        resolved += SETS.get(task, (task,))
+    if len(set(resolved)) != len(resolved) or not resolved:
         raise ConfigError(f"{', '.join(names) or 'nothing'} is not a list of different tasks.", "Name each task once.")
-    return tuple(found)
+    return tuple(resolved)
 
 
 def _load(name: str) -> Any:
     """Copy the environment that was loaded first, which is much faster than parsing its model again."""
-    first = _first(name)
-    physics = first.physics.copy(share_model=False)  # episodes write targets into the model
-    env = type(first)(physics, copy.deepcopy(first.task), n_sub_steps=first._n_sub_steps)
-    env._step_limit = first._step_limit
+    loaded = _load_once(name)
+    physics = loaded.physics.copy(share_model=False)  # episodes write targets into the model
+    env = type(loaded)(physics, copy.deepcopy(loaded.task), n_sub_steps=loaded._n_sub_steps)
+    env._step_limit = loaded._step_limit
     return env
 
 
 @cache
-def _first(name: str) -> Any:
+def _load_once(name: str) -> Any:
     if name in VARIANTS:
         suite()
         from lockstep.tasks.dm_control.extra_tasks import load_variant
@@ -189,9 +185,9 @@ def _first(name: str) -> Any:
 @cache
 def _known() -> dict[str, tuple[str, str]]:
     """Return domain and task of the suite by name."""
-    pairs = {f"{SHORT.get(domain, domain)}-{task}": (domain, task) for domain, task in suite().ALL_TASKS}
-    named = {name.lower().replace("_", "-"): pair for name, pair in pairs.items()}
-    return named | {name: ("", name) for name in VARIANTS}
+    pairs = {f"{SHORT_NAMES.get(domain, domain)}-{task}": (domain, task) for domain, task in suite().ALL_TASKS}
+    normalized = {name.lower().replace("_", "-"): pair for name, pair in pairs.items()}
+    return normalized | {name: ("", name) for name in VARIANTS}
 
 
 @cache
@@ -201,7 +197,7 @@ def suite() -> Any:
         os.environ["MUJOCO_GL"] = _backend()
     prepare_opengl()  # importing the suite loads OpenGL
     try:
-        return _import_suite()
+        return importlib.import_module("dm_control.suite")
     except ModuleNotFoundError as error:
         raise ConfigError(f"the control suite needs {error.name}.", "pip install 'lockstep-rl[dmc]'") from error
     except Exception:
@@ -211,20 +207,12 @@ def suite() -> Any:
         for module in [name for name in sys.modules if name.partition(".")[0] in ("dm_control", "OpenGL")]:
             del sys.modules[module]
         os.environ["MUJOCO_GL"] = "disabled"
-        return _import_suite()
+        return importlib.import_module("dm_control.suite")
 
 
 def _backend() -> str:
     """Choose EGL if installed, with or without a GPU, then OSMesa; otherwise disable rendering."""
     if os.name != "posix" or sys.platform == "darwin":
         return "glfw"
-    found = [
-        backend for backend, library in (("egl", "EGL"), ("osmesa", "OSMesa")) if ctypes.util.find_library(library)
-    ]
-    return found[0] if found else "disabled"
-
-
-def _import_suite() -> Any:
-    from dm_control import suite as dm_suite
-
-    return dm_suite
+    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
+    return next((backend for backend, library in libraries.items() if ctypes.util.find_library(library)), "disabled")

@@ -24,9 +24,7 @@ def check_dataset(config: Any) -> Iterator[str]:
     if missing:
         yield f"The data set has no {', '.join(missing)}. Inherit lockstep.Dataset and add them."
         return
-    faults = []
-    for split in get_args(Split):
-        faults += [*_check_split(data, split)]
+    faults = [fault for split in get_args(Split) for fault in _check_split(data, split)]
     yield from faults
     if not faults:  # examples of the wrong shape cannot be compared
         yield from _check_reads(data, _build(config))
@@ -62,8 +60,8 @@ def _check_split(data: Any, split: Split) -> Iterator[str]:
         return
     for name, values in _leaves(examples).items():
         if not isinstance(values, Tensor) or len(values) != len(rows):
-            shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            yield f"{name} of {len(rows)} rows of '{split}' is {shown}. Return a tensor with one row per example."
+            actual = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            yield f"{name} of {len(rows)} rows of '{split}' is {actual}. Return a tensor with one row per example."
         elif values.is_floating_point() and not values.isfinite().all():
             yield f"{name} of '{split}' has values that are not finite. Remove or replace them when you read the data."
     target = examples["target"]
@@ -73,21 +71,21 @@ def _check_split(data: Any, split: Split) -> Iterator[str]:
         yield f"target of '{split}' has labels other than 0 and 1. Return labels, or set target_type to 'regression'."
 
 
-def _check_reads(data: Any, again: Any) -> Iterator[str]:
+def _check_reads(data: Any, rebuilt: Any) -> Iterator[str]:
     """Check that an example depends on its row alone: not on the batch, the order, or the process that reads it."""
     rows = _rows(data, "train")
-    whole = _leaves(data.read("train", rows))
-    for name, other in {
+    expected = _leaves(data.read("train", rows))
+    for case, other in {
         "read again": _leaves(data.read("train", rows)),
-        "read by another process": _leaves(again.read("train", rows)),
+        "read by another process": _leaves(rebuilt.read("train", rows)),
         "read in another order": {k: x.flip(0) for k, x in _leaves(data.read("train", rows[::-1].copy())).items()},
     }.items():
-        changed = [key for key, x in whole.items() if not torch.equal(x, other[key])]
+        changed = [key for key, x in expected.items() if not torch.equal(x, other[key])]
         if changed:
-            yield f"{', '.join(changed)} of the same rows differ when {name}. Let an example depend on its row alone."
+            yield f"{', '.join(changed)} of the same rows differ when {case}. Let an example depend on its row alone."
     single = _leaves(data.read("train", rows[:1]))
     changed = [
-        key for key, x in whole.items() if x.shape[1:] == single[key].shape[1:] and not x[0].equal(single[key][0])
+        key for key, x in expected.items() if x.shape[1:] == single[key].shape[1:] and not x[0].equal(single[key][0])
     ]
     if changed:
         yield f"{', '.join(changed)} of row {rows[0]} depends on the other rows of its batch. Compute rows separately."
@@ -99,14 +97,14 @@ def _check_metrics(data: Any) -> Iterator[str]:
     metrics = data.compute_metrics("validation", targets)
     if "score" not in metrics:
         yield f"compute_metrics returns {', '.join(metrics) or 'nothing'}. Add `score`: higher is better."
-    unfit = [name for name, value in metrics.items() if not isinstance(value, float)]
-    if unfit:
-        yield f"compute_metrics returns {', '.join(unfit)} that are not Python floats. Convert them with float()."
+    not_floats = [name for name, value in metrics.items() if not isinstance(value, float)]
+    if not_floats:
+        yield f"compute_metrics returns {', '.join(not_floats)} that are not Python floats. Convert them with float()."
 
 
-def _check_state(data: Any, again: Any) -> Iterator[str]:
+def _check_state(data: Any, rebuilt: Any) -> Iterator[str]:
     saved = {name: x.clone() for name, x in data.shared_state().items()}
-    again.load_shared_state(saved)
-    lost = [name for name, x in again.shared_state().items() if not torch.equal(x, saved[name])]
+    rebuilt.load_shared_state(saved)
+    lost = [name for name, x in rebuilt.shared_state().items() if not torch.equal(x, saved[name])]
     if lost:
         yield f"{', '.join(lost)} of shared_state() differ after load_shared_state(). Load all state that is saved."

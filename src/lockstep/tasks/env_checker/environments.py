@@ -25,9 +25,9 @@ from lockstep.pytree import Tree, named_leaves
 from lockstep.rng import RandomStream
 from lockstep.tasks.spaces import sample_action, tensor_dtype
 
-LANES, SHARE = 8, 2
-N = LANES * SHARE
-ALL, SOME, OTHERS = range(LANES), range(3, 6), range(2, 7)
+LANES, ENVS_PER_LANE = 8, 2
+N = LANES * ENVS_PER_LANE
+ALL_LANES, SOME_LANES, OTHER_LANES = range(LANES), range(3, 6), range(2, 7)
 ACTIONS = RandomStream(0, "check")
 MEMBERS = (
     *("num_envs", "observation_space", "action_space", "reset", "observations", "step", "on_iteration_start"),
@@ -54,7 +54,7 @@ class EnvGroup:
 
     def __init__(self, config: TaskConfig, lanes: range, seed: int = 0) -> None:
         self.envs: VecEnv = config.build(Lanes(LANES, lanes, seed), torch.device("cpu"))
-        self.rows = slice(lanes.start * SHARE, lanes.stop * SHARE)
+        self.rows = slice(lanes.start * ENVS_PER_LANE, lanes.stop * ENVS_PER_LANE)
         """Global indices of these environments."""
 
     def start(self) -> Tree:
@@ -73,21 +73,22 @@ class EnvGroup:
 
 
 def _check_members(config: TaskConfig) -> Iterator[str]:
-    envs = EnvGroup(config, SOME).envs
+    envs = EnvGroup(config, SOME_LANES).envs
     missing = [name for name in MEMBERS if not hasattr(envs, name)]
     if missing:
         yield f"The task has no {', '.join(missing)}. Inherit lockstep.VecEnv, which has defaults for most."
         return
-    if envs.num_envs != len(SOME) * SHARE:
+    expected = len(SOME_LANES) * ENVS_PER_LANE
+    if envs.num_envs != expected:
         yield (
-            f"num_envs is {envs.num_envs}, but {len(SOME)} of {LANES} lanes host {len(SOME) * SHARE} of {N} "
+            f"num_envs is {envs.num_envs}, but {len(SOME_LANES)} of {LANES} lanes host {expected} of {N} "
             "environments. Count those of the local lanes: len(lanes) * lanes.per_lane(config.num_envs, 'num_envs')."
         )
     envs.close()
 
 
 def _check_tensors(config: TaskConfig, steps: int) -> Iterator[str]:
-    with closing(EnvGroup(config, ALL)) as group:
+    with closing(EnvGroup(config, ALL_LANES)) as group:
         space = group.envs.observation_space
         faults = [*_space_faults(group.start(), space, "obs", "of reset()")]
         for time in range(steps):
@@ -95,7 +96,7 @@ def _check_tensors(config: TaskConfig, steps: int) -> Iterator[str]:
                 break
             step = group.step(time)
             faults = [*_shape_faults(step, f"at step {time}")] or [*_value_faults(step, space, f"at step {time}")]
-            if not faults and _unequal(named_leaves(step.obs, "obs"), named_leaves(group.envs.observations(), "obs")):
+            if not faults and _differing(named_leaves(step.obs, "obs"), named_leaves(group.envs.observations(), "obs")):
                 faults = [
                     f"observations() after step {time} is not the obs of that step. Return the current observation."
                 ]
@@ -103,18 +104,18 @@ def _check_tensors(config: TaskConfig, steps: int) -> Iterator[str]:
 
 
 def _check_final_obs(config: TaskConfig, steps: int) -> Iterator[str]:
-    ended = echoed = changed = 0
-    with closing(EnvGroup(config, ALL)) as group:
+    ended = copied = changed = 0
+    with closing(EnvGroup(config, ALL_LANES)) as group:
         first = _row_bytes(group.start(), 0)
         for time in range(steps):
             step = group.step(time)
             changed += _row_bytes(step.obs, 0) != first
-            for row in _where(step.terminated | step.truncated):
+            for row in _true_rows(step.terminated | step.truncated):
                 ended += 1
-                echoed += _row_bytes(step.final_obs, row) == _row_bytes(step.obs, row)
+                copied += _row_bytes(step.final_obs, row) == _row_bytes(step.obs, row)
     if not ended:
         yield f"No episode ended in {steps} steps, so final_obs could not be checked. Call check_env with more steps."
-    elif echoed == ended and changed:
+    elif copied == ended and changed:
         yield (
             f"final_obs equals obs in all {ended} episodes that ended: it is the first observation of the next episode."
             " Copy the last observation to final_obs, a separate buffer, before you start the next episode."
@@ -122,61 +123,61 @@ def _check_final_obs(config: TaskConfig, steps: int) -> Iterator[str]:
 
 
 def _check_determinism(config: TaskConfig, steps: int) -> Iterator[str]:
-    difference = _compare_lanes(config, ALL, ALL, steps)
+    difference = _compare_lanes(config, ALL_LANES, ALL_LANES, steps)
     if difference:
         yield (
             f"Two builds with the same seed and the same actions differ: {difference}. "
             "Draw everything from RandomStreams of lanes.seed, and share nothing between builds."
         )
-    with closing(EnvGroup(config, ALL)) as played, closing(EnvGroup(config, ALL)) as fresh:
+    with closing(EnvGroup(config, ALL_LANES)) as played, closing(EnvGroup(config, ALL_LANES)) as fresh:
         played.start()
         for time in range(steps // 2):
             played.step(time)
-        changed = _unequal(named_leaves(played.start(), "obs"), named_leaves(fresh.start(), "obs"))
+        changed = _differing(named_leaves(played.start(), "obs"), named_leaves(fresh.start(), "obs"))
         if changed:
             yield f"A second reset() starts with another {', '.join(changed)}. Start the first episode again."
 
 
 def _check_lane_independence(config: TaskConfig, steps: int) -> Iterator[str]:
-    difference = _compare_lanes(config, ALL, SOME, steps)
+    difference = _compare_lanes(config, ALL_LANES, SOME_LANES, steps)
     if difference:
         yield (
-            f"Run alone, {_named(SOME)} differ from the same lanes among all {LANES}: {difference}. "
+            f"Run alone, {_lane_range(SOME_LANES)} differ from the same lanes among all {LANES}: {difference}. "
             "Seed an environment by its global index, lane * share + place, and keep environments independent."
         )
 
 
-def _compare_lanes(config: TaskConfig, lanes: range, others: range, steps: int) -> str:
+def _compare_lanes(config: TaskConfig, lanes: range, other_lanes: range, steps: int) -> str:
     """Return the first difference between two groups of environments that take the same actions."""
-    with closing(EnvGroup(config, lanes)) as one, closing(EnvGroup(config, others)) as other:
-        one.start()
-        other.start()
-        return _first_difference(one, other, range(steps))
+    with closing(EnvGroup(config, lanes)) as group, closing(EnvGroup(config, other_lanes)) as other_group:
+        group.start()
+        other_group.start()
+        return _first_difference(group, other_group, range(steps))
 
 
 def _check_restore(config: TaskConfig, steps: int) -> Iterator[str]:
-    pause = steps * 3 // 7  # not a round fraction, where episodes of a round length would all have just begun
-    case = f"Saved on all lanes after {pause} steps and loaded on {_named(OTHERS)}"
-    with closing(EnvGroup(config, ALL)) as whole, closing(EnvGroup(config, OTHERS)) as restored:
-        whole.start()
+    save_step = steps * 3 // 7  # not a round fraction, where episodes of a round length would all have just begun
+    case = f"Saved on all lanes after {save_step} steps and loaded on {_lane_range(OTHER_LANES)}"
+    with closing(EnvGroup(config, ALL_LANES)) as reference, closing(EnvGroup(config, OTHER_LANES)) as restored:
+        reference.start()
         restored.start()
-        for time in range(pause):
-            whole.step(time)
+        for time in range(save_step):
+            reference.step(time)
             restored.step(time + 1)  # other actions, so that state that is not loaded shows up as a difference
-        non_tensors = [name for name, part in whole.envs.lane_state(0).items() if not isinstance(part, Tensor)]
+        non_tensors = [name for name, part in reference.envs.lane_state(0).items() if not isinstance(part, Tensor)]
         if non_tensors:
             yield f"lane_state has values that are not tensors: {', '.join(non_tensors)}. Save named tensors only."
             return
 
-        restored.envs.load_shared_state(_copied(whole.envs.shared_state()))
-        for lane in OTHERS:
-            saved = _copied(whole.envs.lane_state(lane))
-            restored.envs.load_lane_state(lane, _copied(saved))
-            lost = _unequal(saved, restored.envs.lane_state(lane))
+        restored.envs.load_shared_state(_clone(reference.envs.shared_state()))
+        for lane in OTHER_LANES:
+            saved = _clone(reference.envs.lane_state(lane))
+            restored.envs.load_lane_state(lane, _clone(saved))
+            lost = _differing(saved, restored.envs.lane_state(lane))
             if lost:
                 yield f"{case}, lane {lane} has a different {', '.join(lost)} than was saved. Load all that is saved."
                 return
-        difference = _first_difference(whole, restored, range(pause, steps))
+        difference = _first_difference(reference, restored, range(save_step, steps))
         if difference:
             yield (
                 f"{case}, the episodes continue differently: {difference}. Save in lane_state, and load, everything "
@@ -198,7 +199,7 @@ def _check_randomness(config: TaskConfig, steps: int) -> Iterator[str]:
 
 def _check_rendering(config: TaskConfig) -> Iterator[str]:
     """Check rendering, which is optional: a task may raise ConfigError or lack the method."""
-    with closing(EnvGroup(config, SOME)) as group:
+    with closing(EnvGroup(config, SOME_LANES)) as group:
         group.start()
         with suppress(ConfigError):
             text: Any = group.envs.render_text(0) if hasattr(group.envs, "render_text") else ""
@@ -218,13 +219,13 @@ def _shape_faults(step: Step, when: str) -> Iterator[str]:
     for name, dtype in (("reward", torch.float32), ("terminated", torch.bool), ("truncated", torch.bool)):
         tensor = getattr(step, name)
         if tensor.dtype != dtype or tensor.shape != (N,):
-            yield f"{name} {when} is {_form(tensor)}. Make it {dtype} [{N}], one for each environment."
+            yield f"{name} {when} is {_spec(tensor)}. Make it {dtype} [{N}], one for each environment."
     for name, tensor in step.episode_info.items():
         if tensor.shape != (N,):
-            yield f"episode_info.{name} {when} is {_form(tensor)}. Make it [{N}], one for each environment."
+            yield f"episode_info.{name} {when} is {_spec(tensor)}. Make it [{N}], one for each environment."
     agents = step.agent_reward
     if agents is not None and (agents.dtype != torch.float32 or agents.ndim != 2 or len(agents) != N):
-        yield f"agent_reward {when} is {_form(agents)}. Make it torch.float32 [{N}, agents], or omit it."
+        yield f"agent_reward {when} is {_spec(agents)}. Make it torch.float32 [{N}, agents], or omit it."
 
 
 def _value_faults(step: Step, space: Space[Any], when: str) -> Iterator[str]:
@@ -238,7 +239,7 @@ def _value_faults(step: Step, space: Space[Any], when: str) -> Iterator[str]:
                 "Keep it finite: look for a division by zero or a logarithm."
             )
     yield from _space_faults(step.obs, space, "obs", when)
-    yield from _space_faults(step.final_obs, space, "final_obs", when, _where(step.terminated | step.truncated))
+    yield from _space_faults(step.final_obs, space, "final_obs", when, _true_rows(step.terminated | step.truncated))
 
 
 def _space_faults(tree: Tree, space: Space[Any], name: str, when: str, rows: Sequence[int] = range(N)) -> Iterator[str]:
@@ -250,25 +251,25 @@ def _space_faults(tree: Tree, space: Space[Any], name: str, when: str, rows: Seq
         parts = f"has the keys {', '.join(tree)}" if isinstance(tree, dict) else "is one tensor"
         yield f"{name} {when} {parts}, but its space is {space}. Give both the same keys."
     elif tree.dtype != tensor_dtype(space) or tree.shape != (N, *(space.shape or ())):
-        yield f"{name} {when} is {_form(tree)}, which is not a batch of {N} from its space {space}. Change one of them."
+        yield f"{name} {when} is {_spec(tree)}, which is not a batch of {N} from its space {space}. Change one of them."
     else:
-        outside = [row for row in rows if not space.contains(tree[row].numpy())]
-        if outside:
-            values = tree[outside[0]]
+        invalid = [row for row in rows if not space.contains(tree[row].numpy())]
+        if invalid:
+            values = tree[invalid[0]]
             yield (
-                f"{name} {when} lies outside its space {space} in environment {outside[0]}, with values from "
+                f"{name} {when} lies outside its space {space} in environment {invalid[0]}, with values from "
                 f"{values.min().item():g} to {values.max().item():g}. Widen the space or fix the observation."
             )
 
 
-def _first_difference(whole: EnvGroup, part: EnvGroup, times: range) -> str:
+def _first_difference(reference: EnvGroup, group: EnvGroup, times: range) -> str:
     """Step two groups together; describe where the second first differs from the first, or return an empty string."""
-    for (when, seen), (_, partly) in zip(_trace(whole, times), _trace(part, times), strict=True):
-        for name, tensor in seen.items():
-            same = tensor[part.rows].eq(partly[name]) | (tensor[part.rows].isnan() & partly[name].isnan())
-            rows = _where((~same).reshape(len(partly[name]), -1).any(dim=1))
+    for (when, expected), (_, actual) in zip(_trace(reference, times), _trace(group, times), strict=True):
+        for name, tensor in expected.items():
+            same = tensor[group.rows].eq(actual[name]) | (tensor[group.rows].isnan() & actual[name].isnan())
+            rows = _true_rows((~same).reshape(len(actual[name]), -1).any(dim=1))
             if rows:
-                return f"{name} of environment {part.rows.start + rows[0]} {when}"
+                return f"{name} of environment {group.rows.start + rows[0]} {when}"
     return ""
 
 
@@ -284,16 +285,15 @@ def _trace(group: EnvGroup, times: range) -> Iterator[tuple[str, StateDict]]:
                 named_leaves(step.final_obs, "final_obs") | named_leaves({**step.episode_info}, "episode_info")
             ).items()
         }
-        outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
-        if step.agent_reward is not None:
-            outcome["agent_reward"] = step.agent_reward
+        outcome = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "agent_reward")}
+        outcome = {name: tensor for name, tensor in outcome.items() if tensor is not None}
         yield f"at step {time}", named_leaves(step.obs, "obs") | outcome | ends
 
 
 def _observation_digests(config: TaskConfig, steps: int, seed: int) -> list[bytes]:
     """Hash the observations of each environment when all take the same actions: only randomness makes them differ."""
     digests = [hashlib.blake2b() for _ in range(N)]
-    with closing(EnvGroup(config, ALL, seed)) as group:
+    with closing(EnvGroup(config, ALL_LANES, seed)) as group:
         obs = group.start()
         for time in range(steps):
             for row, digest in enumerate(digests):
@@ -303,7 +303,7 @@ def _observation_digests(config: TaskConfig, steps: int, seed: int) -> list[byte
     return [digest.digest() for digest in digests]
 
 
-def _unequal(one: StateDict, other: StateDict) -> list[str]:
+def _differing(one: StateDict, other: StateDict) -> list[str]:
     """Return the names under which two states do not hold the same bits."""
     return sorted(name for name in one.keys() | other.keys() if _bits(one.get(name)) != _bits(other.get(name)))
 
@@ -316,17 +316,17 @@ def _row_bytes(tree: Tree, row: int) -> bytes:
     return b"".join(leaf[row].numpy().tobytes() for leaf in named_leaves(tree).values())
 
 
-def _copied(state: StateDict) -> StateDict:
+def _clone(state: StateDict) -> StateDict:
     return {name: tensor.clone() for name, tensor in state.items()}
 
 
-def _where(mask: Tensor) -> list[int]:
+def _true_rows(mask: Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
 
 
-def _form(tensor: Any) -> str:
+def _spec(tensor: Any) -> str:
     return f"a {type(tensor).__name__} of {tensor.dtype} {list(tensor.shape)}"
 
 
-def _named(lanes: range) -> str:
+def _lane_range(lanes: range) -> str:
     return f"lanes {lanes.start} to {lanes.stop - 1}"

@@ -73,23 +73,32 @@ class GymEnvs(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        with _explained(config.id):
-            options, self._modes, self._obs_space, self._act_space = _survey(config)
-        self.observation_space, self.action_space = encoded_space(self._obs_space), policy_space(self._act_space)
+        with _convert_errors(config.id):
+            options, self._modes, self._obs_space, self._action_space = _probe(config)
+        self.observation_space, self.action_space = encoded_space(self._obs_space), policy_space(self._action_space)
 
         self._streams = self.env_streams("gym")
         self._episode = np.zeros(count, np.int64)
         self._steps = np.zeros(count, np.int64)
-        self._log = ActionLog(self._act_space, count, config.max_replay_steps)
+        self._log = ActionLog(self._action_space, count, config.max_replay_steps)
         self._restarted = 0
 
         workers = min(config.num_workers, count) if count > 1 else 0  # one environment cannot be parallelized
-        own = _table(self.observation_space, self._act_space, count)
-        with _explained(config.id):
+        table = SharedArrays(
+            action=allocate(self._action_space, count),
+            seed=np.zeros(count, np.int64),
+            obs=allocate(self.observation_space, count),
+            reward=np.zeros(count, np.float32),
+            terminated=np.zeros(count, bool),
+            truncated=np.zeros(count, bool),
+            final_obs=allocate(self.observation_space, count),
+            total=np.zeros(count, np.float64),
+        )
+        with _convert_errors(config.id):
             self._envs = (
-                WorkerPool(config.id, options, own, workers, self.env_indices)
+                WorkerPool(config.id, options, table, workers, self.env_indices)
                 if workers
-                else SyncEnvs(config.id, options, own)
+                else SyncEnvs(config.id, options, table)
             )
         self._table = self._envs.table
         returned = {name: getattr(self._table, name) for name in Step._fields if name in SharedArrays._fields}
@@ -98,25 +107,25 @@ class GymEnvs(VecEnv):
 
     def reset(self) -> Tree:
         for row in range(self.num_envs):
-            self._enter(row, episode=0)
+            self._start_episode(row, episode=0)
         self._envs.begin({row: self._seed(row) for row in range(self.num_envs)})
         self._on_device = self._upload(self._host)
         return self.observations()
 
     def step(self, action: Tensor) -> Step:
-        self._warn_of_restarts()
+        self._warn_about_restarts()
         if len(action) != self.num_envs:
             raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
-        actions = env_actions(self._act_space, action.cpu().numpy())
+        actions = env_actions(self._action_space, action.cpu().numpy())
         self._log.append(actions, longest=int(self._steps.max()) + 1)
-        now = self._table
-        now.action[:] = actions
+        table = self._table
+        table.action[:] = actions
         self._envs.step()
         self._steps += 1
-        for row in np.flatnonzero(now.terminated | now.truncated).tolist():
-            self._enter(row, self._episode[row] + 1)
+        for row in np.flatnonzero(table.terminated | table.truncated).tolist():
+            self._start_episode(row, self._episode[row] + 1)
         self._on_device = self._upload(self._host)
-        return Step(**self._on_device, episode_info={}, any_truncated=bool(now.truncated.any()))
+        return Step(**self._on_device, episode_info={}, any_truncated=bool(table.truncated.any()))
 
     def step_numpy(self, actions: np.ndarray) -> None:
         """Step the environments alone, without tensors."""
@@ -125,7 +134,7 @@ class GymEnvs(VecEnv):
 
     def observations(self) -> Tree:
         """Return the current observations [B, ...], after the last reset, step or restore."""
-        self._warn_of_restarts()
+        self._warn_about_restarts()
         obs: Tree = self._on_device["obs"]
         return obs
 
@@ -148,32 +157,34 @@ class GymEnvs(VecEnv):
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         """Replay every episode. If a replay does not end at the saved observation, start the next episode."""
         owner, saved = f"{self.config.id}, lane {lane}", self.lane_state(lane)
-        taken = state.get("actions", saved["actions"])
-        if taken.dim() == 0 or len(taken) > self.envs_per_lane * self.config.max_replay_steps:
+        saved_actions = state.get("actions", saved["actions"])
+        if saved_actions.dim() == 0 or len(saved_actions) > self.envs_per_lane * self.config.max_replay_steps:
             raise ValueError(
                 f"{owner}: the saved actions are more than the {self.config.max_replay_steps:,} of an episode."
             )
-        saved["actions"] = taken.clone()
+        saved["actions"] = saved_actions.clone()
         load_into(saved, state, owner)  # checks names and shapes
         episodes, steps, logged = (saved[name].tolist() for name in ("episode", "steps", "logged"))
         if min(episodes + steps + logged) < 0 or sum(logged) != len(saved["actions"]) or max(episodes) >= 2**62:
             raise ValueError(f"{owner}: the saved episodes and their actions do not match. Use another checkpoint.")
-        if not actions_valid(self._act_space, saved["actions"].numpy()):
-            raise ValueError(f"{owner}: the saved actions are not in {self._act_space}. Use another checkpoint.")
+        if not actions_valid(self._action_space, saved["actions"].numpy()):
+            raise ValueError(f"{owner}: the saved actions are not in {self._action_space}. Use another checkpoint.")
         actions = saved["actions"].split(logged)
         rows = range(self.num_envs)[self.lanes.lane_slice(lane, self.envs_per_lane)]
         for row, episode in zip(rows, episodes, strict=True):
-            self._enter(row, episode)
+            self._start_episode(row, episode)
         self._envs.begin({row: self._seed(row) for row in rows})
-        complete = [place for place in range(self.envs_per_lane) if steps[place] == logged[place]]
-        replayed = self._envs.replay({rows[place]: actions[place].numpy() for place in complete})
-        lost = []
-        for place, row in enumerate(rows):
-            if row in replayed and self._sees(row, saved, place):
-                self._log.put(row, actions[place].numpy())
-                self._steps[row] = steps[place]
+        replayable = [index for index in range(self.envs_per_lane) if steps[index] == logged[index]]
+        replayed = self._envs.replay({rows[index]: actions[index].numpy() for index in replayable})
+        lost, current = [], named_leaves(self._host["obs"], "obs")
+        for index, row in enumerate(rows):
+            # Compare the observations bit for bit: a NaN equals itself.
+            same = all(x[row].numpy().tobytes() == saved[name][index].numpy().tobytes() for name, x in current.items())
+            if row in replayed and same:
+                self._log.put(row, actions[index].numpy())
+                self._steps[row] = steps[index]
             else:
-                self._enter(row, episodes[place] + 1)
+                self._start_episode(row, episodes[index] + 1)
                 lost.append(row)
         self._envs.begin({row: self._seed(row) for row in lost})
         self._restarted += len(lost)
@@ -184,11 +195,11 @@ class GymEnvs(VecEnv):
     def render_text(self, env: int) -> str:
         if "ansi" in self._modes:
             return self._envs.render_text(env)
-        seen = "  ".join(
+        obs_text = "  ".join(
             f"{name} {np.array2string(obs[env].numpy(), precision=3, threshold=12)}"
             for name, obs in named_leaves(self._host["obs"], "obs").items()
         )
-        return f"{self.config.id}  step {self._steps[env]}  return {self._table.total[env]:.1f}  {seen}"
+        return f"{self.config.id}  step {self._steps[env]}  return {self._table.total[env]:.1f}  {obs_text}"
 
     def render(self, env: int) -> np.ndarray:
         if "rgb_array" not in self._modes:
@@ -200,7 +211,7 @@ class GymEnvs(VecEnv):
 
     # Helpers
 
-    def _enter(self, row: int, episode: int) -> None:
+    def _start_episode(self, row: int, episode: int) -> None:
         """Record that an environment is at the start of an episode, and prepare the seed of the next episode."""
         self._episode[row], self._steps[row] = episode, 0
         self._table.seed[row] = self._seed(row, ahead=1)
@@ -209,12 +220,7 @@ class GymEnvs(VecEnv):
         """Return the seed of an environment's current episode, or of a later one."""
         return self._streams[row].draw_seed(self._episode[row] + ahead, bits=31)
 
-    def _sees(self, row: int, saved: StateDict, place: int) -> bool:
-        """Whether the current observation equals the saved one, bit for bit (a NaN equals itself)."""
-        current = named_leaves(self._host["obs"], "obs")
-        return all(obs[row].numpy().tobytes() == saved[name][place].numpy().tobytes() for name, obs in current.items())
-
-    def _warn_of_restarts(self) -> None:
+    def _warn_about_restarts(self) -> None:
         """Warn once per restore, although lanes are restored one by one."""
         restarted, self._restarted = self._restarted, 0
         if restarted:
@@ -230,71 +236,53 @@ class GymEnvs(VecEnv):
 class ActionLog:
     """The latest actions of all environments, back to the start of the longest current episode."""
 
-    def __init__(self, space: Space[Any], count: int, cap: int) -> None:
-        self._blank = allocate(space, count)  # [B, ...]
-        self._cap = cap
+    def __init__(self, space: Space[Any], count: int, max_steps: int) -> None:
+        self._zeros = allocate(space, count)  # [B, ...]
+        self._max_steps = max_steps
         self._steps: deque[np.ndarray] = deque()
 
     def append(self, actions: np.ndarray, longest: int) -> None:
-        """Add one step, and drop steps older than the `longest` episode or the cap."""
+        """Add one step, and drop steps older than the `longest` episode or `max_steps`."""
         self._steps.append(actions.copy())  # an environment may scale its action in place
-        while len(self._steps) > min(longest, self._cap):
+        while len(self._steps) > min(longest, self._max_steps):
             self._steps.popleft()
 
     def last(self, row: int, count: int) -> np.ndarray:
         """Return the last `count` actions of an environment, [count, ...]."""
         newest = islice(self._steps, len(self._steps) - count, None)
-        taken = [actions[row] for actions in newest]
-        return np.array(taken, self._blank.dtype).reshape(count, *self._blank.shape[1:])
+        actions = [step[row] for step in newest]
+        return np.array(actions, self._zeros.dtype).reshape(count, *self._zeros.shape[1:])
 
     def put(self, row: int, actions: np.ndarray) -> None:
         """Set the last actions of an environment."""
         while len(self._steps) < len(actions):
-            self._steps.appendleft(self._blank.copy())
+            self._steps.appendleft(self._zeros.copy())
         for step, action in zip(reversed(self._steps), reversed(actions), strict=False):
             step[row] = action
 
 
-def _table(observations: Space[Any], actions: Space[Any], count: int) -> SharedArrays:
-    """Allocate zeros for `count` environments."""
-    return SharedArrays(
-        action=allocate(actions, count),
-        seed=np.zeros(count, np.int64),
-        obs=allocate(observations, count),
-        reward=np.zeros(count, np.float32),
-        terminated=np.zeros(count, bool),
-        truncated=np.zeros(count, bool),
-        final_obs=allocate(observations, count),
-        total=np.zeros(count, np.float64),
-    )
-
-
-def _survey(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:
+def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:
     """Return the options of `make`, the render modes, and the observation and action spaces."""
     options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs}
     if config.mask_velocity:
-        options["hidden"] = _velocities(config.id)
+        name = config.id.rpartition("-v")[0]
+        if name not in VELOCITIES:
+            raise ConfigError(
+                f"the velocities in the observations of {config.id} are not known.",
+                f"Remove --task.mask-velocity, or use one of {', '.join(VELOCITIES)}.",
+            )
+        options["hidden"] = list(VELOCITIES[name])
     probe = make(config.id, options)
     probe.close()
     modes = probe.metadata.get("render_modes") or []
-    drawing = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
-    if drawing:
-        options = {"render_mode": drawing, **options}  # costs nothing until a frame is rendered
+    render_mode = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
+    if render_mode:
+        options = {"render_mode": render_mode, **options}  # costs nothing until a frame is rendered
     return options, modes, probe.observation_space, probe.action_space
 
 
-def _velocities(id: str) -> list[int]:
-    name = id.rpartition("-v")[0]
-    if name not in VELOCITIES:
-        raise ConfigError(
-            f"the velocities in the observations of {id} are not known.",
-            f"Remove --task.mask-velocity, or use one of {', '.join(VELOCITIES)}.",
-        )
-    return list(VELOCITIES[name])
-
-
 @contextmanager
-def _explained(id: str) -> Iterator[None]:
+def _convert_errors(id: str) -> Iterator[None]:
     """Convert errors of Gymnasium when it makes an environment to a ConfigError with a fix."""
     try:
         yield
@@ -303,8 +291,8 @@ def _explained(id: str) -> Iterator[None]:
     except TypeError as error:
         raise ConfigError(f"{id} cannot be made: {error}.", "Fix --task.env-kwargs.") from error
     except gymnasium.error.Error as error:
-        near = difflib.get_close_matches(id, gymnasium.registry, n=2)
-        elsewhere = "Prefix the id of another package's environment with its module, as in ale_py:ALE/Pong-v5."
-        raise ConfigError(
-            f"{id} is not a registered environment.", f"Did you mean {' or '.join(near)}?" if near else elsewhere
-        ) from error
+        close = difflib.get_close_matches(id, gymnasium.registry, n=2)
+        hint = "Prefix the id of another package's environment with its module, as in ale_py:ALE/Pong-v5."
+        if close:
+            hint = f"Did you mean {' or '.join(close)}?"
+        raise ConfigError(f"{id} is not a registered environment.", hint) from error

@@ -69,23 +69,23 @@ class SyncEnvs:
 
     def step(self) -> None:
         """Take the actions in the table. An environment that ends starts its next episode at once."""
-        now, total, ended = self.table, self.table.total, []
-        for row, (env, move) in enumerate(zip(self.envs, _moves(self._act_space, now.action), strict=True)):
-            obs, now.reward[row], terminated, truncated, _ = env.step(move)
-            now.terminated[row], now.truncated[row] = terminated, truncated
+        table, total, ended = self.table, self.table.total, []
+        for row, (env, action) in enumerate(zip(self.envs, _split_actions(self._act_space, table.action), strict=True)):
+            obs, table.reward[row], terminated, truncated, _ = env.step(action)
+            table.terminated[row], table.truncated[row] = terminated, truncated
             if terminated or truncated:
                 ended.append(row)
-            encode_obs(self._obs_space, obs, now.final_obs if terminated or truncated else now.obs, row)
-        total += now.reward
-        self.begin({row: int(now.seed[row]) for row in ended})
+            encode_obs(self._obs_space, obs, table.final_obs if terminated or truncated else table.obs, row)
+        total += table.reward
+        self.begin({row: int(table.seed[row]) for row in ended})
 
     def replay(self, episodes: Mapping[int, np.ndarray]) -> set[int]:
         """Replay actions in rows at the start of an episode. Return the rows whose episode did not end early."""
         return {row for row, actions in episodes.items() if self._replay(row, actions)}
 
     def _replay(self, row: int, actions: np.ndarray) -> bool:
-        for move in _moves(self._act_space, actions):
-            obs, reward, terminated, truncated, _ = self.envs[row].step(move)
+        for action in _split_actions(self._act_space, actions):
+            obs, reward, terminated, truncated, _ = self.envs[row].step(action)
             encode_obs(self._obs_space, obs, self.table.obs, row)
             self.table.total[row] += np.float32(reward)
             if terminated or truncated:
@@ -95,12 +95,12 @@ class SyncEnvs:
     def render_text(self, row: int) -> str:
         """Render an environment as text, if it supports it."""
         # The mode is fixed when the environment is made, but environments that render text read it only here.
-        drawn = self.envs[row].unwrapped
-        before, drawn.render_mode = drawn.render_mode, "ansi"
+        env = self.envs[row].unwrapped
+        render_mode, env.render_mode = env.render_mode, "ansi"
         try:
-            return str(drawn.render())
+            return str(env.render())
         finally:
-            drawn.render_mode = before
+            env.render_mode = render_mode
 
     def render(self, row: int) -> np.ndarray:
         """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
@@ -115,7 +115,7 @@ class SyncEnvs:
             env.close()
 
 
-def _moves(space: Space[Any], actions: np.ndarray) -> list[Any]:
+def _split_actions(space: Space[Any], actions: np.ndarray) -> list[Any]:
     """Return the actions one by one. A discrete action is a plain int, since some environments use it as a dict key."""
     # A copy, because an environment may scale its action in place, or keep it after the table changed.
     return actions.tolist() if isinstance(space, Discrete) else list(actions.copy())

@@ -33,11 +33,14 @@ def main() -> int:
         while (request := receive(channel)) is not None:
             send(channel, _handle(request, rows))
         rows.close()
+        return 0
     except ConfigError as error:
-        return _exit_with(channel, Message(Response.REFUSED, body=str(error).encode()))
+        message = Message(Response.REFUSED, body=str(error).encode())
     except Exception:
-        return _exit_with(channel, Message(Response.FAILED, body=traceback.format_exc().encode()))
-    return 0
+        message = Message(Response.FAILED, body=traceback.format_exc().encode())
+    with suppress(OSError):  # the parent may be gone
+        send(channel, message)
+    return 1
 
 
 def _make(settings: dict[str, Any], memory: int, first: int) -> SyncEnvs:
@@ -72,12 +75,6 @@ def _handle(request: Message, rows: SyncEnvs) -> Message:
             except ConfigError as error:  # rendering failed; the worker continues
                 return Message(Response.REFUSED, body=str(error).encode())
     return Message(Response.DONE)
-
-
-def _exit_with(channel: socket.socket, message: Message) -> int:
-    with suppress(OSError):  # the parent may be gone
-        send(channel, message)
-    return 1
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from lockstep.tasks.gym.worker_protocol import (
     unpack,
 )
 
-PATIENCE = 5.0
+EXIT_TIMEOUT = 5.0
 """Seconds for workers to close their environments before they are killed."""
 
 
@@ -51,15 +51,15 @@ class EnvWorker:
 
     def __init__(self, name: str, memory: int) -> None:
         self.name = name
-        self.channel, theirs = socket.socketpair()
+        self.channel, child_channel = socket.socketpair()
         # Workers import from the same paths and use the same number of threads, so that torch sums are equal.
-        path = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         threads = str(torch.get_num_threads())
-        with closing(theirs):
+        with closing(child_channel):
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lockstep.tasks.gym.worker", str(theirs.fileno()), str(memory)],
+                [sys.executable, "-P", "-m", "lockstep.tasks.gym.worker", str(child_channel.fileno()), str(memory)],
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": threads},
-                pass_fds=(theirs.fileno(), memory),
+                pass_fds=(child_channel.fileno(), memory),
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
@@ -77,12 +77,12 @@ class EnvWorker:
         if response is not None and response.kind != Response.FAILED:
             return response
         output = response.body.decode() if response else ""
-        code = self.await_end(PATIENCE)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        code = self.wait(EXIT_TIMEOUT)
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         output = "".join(self._lines) + output
-        raise WorkerError(f"{self.name} {how}." + (f" Its last output:\n{output.rstrip()}" if output else ""))
+        raise WorkerError(f"{self.name} {cause}." + (f" Its last output:\n{output.rstrip()}" if output else ""))
 
-    def await_end(self, seconds: float) -> int:
+    def wait(self, seconds: float) -> int:
         """Return the exit code, or minus the signal that ended the worker. Kill it after a timeout."""
         try:
             code = self.process.wait(max(0.0, seconds))
@@ -97,18 +97,18 @@ class WorkerPool:
     """Environments in worker processes; `table` is in shared memory."""
 
     def __init__(
-        self, id: str, options: Mapping[str, Any], forms: SharedArrays, workers: int, places: Sequence[int]
+        self, id: str, options: Mapping[str, Any], template: SharedArrays, workers: int, env_indices: Sequence[int]
     ) -> None:
-        """`forms` is a table with the shapes to share; `places` are the global indices of the environments."""
+        """`template` is a table with the shapes to share; `env_indices` are the global indices of the environments."""
         if os.name != "posix":
             raise ConfigError(
                 f"--task.num-workers is {workers}, and workers need Linux or macOS.", "Use --task.num-workers 0."
             )
-        layout = layout_of(forms._asdict())
+        layout = layout_of(template._asdict())
         memory = _shared_memory(size_of(layout))  # a file descriptor
         self.table = SharedArrays(**lay_out(layout, mmap.mmap(memory, 0), slice(None)))
         self._id, self._workers = id, list[EnvWorker]()
-        self._end = weakref.finalize(self, _end, self._workers)
+        self._shutdown = weakref.finalize(self, _shut_down, self._workers)
         settings = {
             "id": id,
             "options": options,
@@ -117,56 +117,55 @@ class WorkerPool:
             # The signal is sent when the thread that started a worker ends, so only the main thread requests it.
             "die_with_parent": threading.current_thread() is threading.main_thread(),
         }
-        body, every = json.dumps(settings).encode(), range(workers)
+        body, numbers = json.dumps(settings).encode(), range(workers)
         try:
-            for number in every:
-                name = (
-                    f"Worker {number} of {workers}, with the environments {_listed(places[number::workers])} of {id},"
-                )
+            for number in numbers:
+                indices = _format_indices(env_indices[number::workers])
+                name = f"Worker {number} of {workers}, with the environments {indices} of {id},"
                 self._workers.append(EnvWorker(name, memory))
-            self._ask({number: Message(Request.SETTINGS, number, body) for number in every})
+            self._request({number: Message(Request.SETTINGS, number, body) for number in numbers})
         except BaseException:
             self._kill()
             raise
         finally:
             os.close(memory)
-        self._step = {number: Message(Request.STEP) for number in every}
+        self._step = {number: Message(Request.STEP) for number in numbers}
 
     def begin(self, seeds: Mapping[int, int]) -> None:
-        self._ask_owners(Request.BEGIN, seeds)
+        self._request_rows(Request.BEGIN, seeds)
 
     def step(self) -> None:
-        self._ask(self._step)
+        self._request(self._step)
 
     def replay(self, episodes: Mapping[int, np.ndarray]) -> set[int]:
-        responses = self._ask_owners(Request.REPLAY, episodes)
+        responses = self._request_rows(Request.REPLAY, episodes)
         count = len(self._workers)
-        return {place * count + worker for worker, response in responses.items() for place in json.loads(response.body)}
+        return {index * count + worker for worker, response in responses.items() for index in json.loads(response.body)}
 
     def render_text(self, row: int) -> str:
-        return self._ask_one(Request.TEXT, row).decode()
+        return self._request_row(Request.TEXT, row).decode()
 
     def render(self, row: int) -> np.ndarray:
-        return unpack(self._ask_one(Request.FRAME, row))[0]
+        return unpack(self._request_row(Request.FRAME, row))[0]
 
     def close(self) -> None:
-        self._end()
+        self._shutdown()
 
-    def _ask_one(self, kind: bytes, row: int) -> bytes:
-        place, worker = divmod(row, len(self._workers))
-        return self._ask({worker: Message(kind, place)})[worker].body
+    def _request_row(self, kind: bytes, row: int) -> bytes:
+        index, worker = divmod(row, len(self._workers))
+        return self._request({worker: Message(kind, index)})[worker].body
 
-    def _ask_owners(self, kind: bytes, values: Mapping[int, Any]) -> dict[int, Message]:
+    def _request_rows(self, kind: bytes, values: Mapping[int, Any]) -> dict[int, Message]:
         """Send a value for each of some rows to the workers that hold these rows."""
-        shares: dict[int, dict[int, Any]] = {}
+        by_worker: dict[int, dict[int, Any]] = {}
         for row, value in values.items():
-            place, worker = divmod(row, len(self._workers))
-            shares.setdefault(worker, {})[place] = value
-        return self._ask({worker: Message(kind, body=pack(share)) for worker, share in shares.items()})
+            index, worker = divmod(row, len(self._workers))
+            by_worker.setdefault(worker, {})[index] = value
+        return self._request({worker: Message(kind, body=pack(rows)) for worker, rows in by_worker.items()})
 
-    def _ask(self, requests: Mapping[int, Message]) -> dict[int, Message]:
+    def _request(self, requests: Mapping[int, Message]) -> dict[int, Message]:
         """Send requests to some workers, which run in parallel, and wait for all responses."""
-        if not self._end.alive:
+        if not self._shutdown.alive:
             raise WorkerError(f"The workers of {self._id} have ended. Build the environments again.")
         try:
             for worker, request in requests.items():
@@ -184,16 +183,16 @@ class WorkerPool:
     def _kill(self) -> None:
         for worker in self._workers:
             worker.process.kill()
-        self._end()
+        self._shutdown()
 
 
-def _end(workers: Sequence[EnvWorker]) -> None:
+def _shut_down(workers: Sequence[EnvWorker]) -> None:
     """Let workers close their environments and exit; kill those that do not."""
     for worker in workers:
         worker.channel.close()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + EXIT_TIMEOUT
     for worker in workers:
-        worker.await_end(deadline - time.monotonic())
+        worker.wait(deadline - time.monotonic())
 
 
 def _shared_memory(size: int) -> int:
@@ -216,6 +215,6 @@ def _forward(stream: IO[bytes], lines: "deque[str]") -> None:
                 sys.stderr.write(lines[-1])
 
 
-def _listed(places: Sequence[int]) -> str:
-    shown = [str(place) for place in places]
-    return ", ".join(shown if len(shown) <= 8 else [*shown[:3], "...", shown[-1]])
+def _format_indices(indices: Sequence[int]) -> str:
+    texts = [str(index) for index in indices]
+    return ", ".join(texts if len(texts) <= 8 else [*texts[:3], "...", texts[-1]])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_HEAD = struct.Struct("<cqq")
+_HEADER = struct.Struct("<cqq")
 
 
 class Request:
@@ -38,15 +38,15 @@ class Message(NamedTuple):
 
 
 def send(channel: socket.socket, message: Message) -> None:
-    channel.sendall(_HEAD.pack(message.kind, message.number, len(message.body)) + message.body)
+    channel.sendall(_HEADER.pack(message.kind, message.number, len(message.body)) + message.body)
 
 
 def receive(channel: socket.socket) -> Message | None:
     """Return the next message, or None if the other side closed the connection."""
-    head = _receive_bytes(channel, _HEAD.size)
-    if head is None:
+    header = _receive_bytes(channel, _HEADER.size)
+    if header is None:
         return None
-    kind, number, length = _HEAD.unpack(head)
+    kind, number, length = _HEADER.unpack(header)
     body = _receive_bytes(channel, length) if length else b""
     return None if body is None else Message(kind, number, body)
 

@@ -119,8 +119,8 @@ class Recall(VecEnv):
 
     def render_text(self, env: int) -> str:
         obs, age = self._buffers.arrays["obs"][env], int(self._age[env])
-        seen = f"the cue is {int(obs.argmax())}" if age == 0 else "which was it?" if age == self._delay else "..."
-        return f"step {age} of {self._delay}: {seen}"
+        text = f"the cue is {int(obs.argmax())}" if age == 0 else "which was it?" if age == self._delay else "..."
+        return f"step {age} of {self._delay}: {text}"
 
     def render(self, env: int) -> np.ndarray:
         """Draw the observation as a row of lamps."""

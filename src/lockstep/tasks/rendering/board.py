@@ -15,14 +15,14 @@ def draw_board(rows: int, columns: int) -> np.ndarray:
     return np.pad(tiles, ((WALL, WALL), (WALL, WALL), (0, 0)), constant_values=14)
 
 
-def rounded_square(half: float, corner: float) -> np.ndarray:
+def rounded_square(half_width: float, radius: float) -> np.ndarray:
     """Return the coverage [CELL, CELL, 1] of each pixel by a square with round corners, so that its edge is smooth."""
-    beyond = np.maximum(np.abs(np.arange(CELL) - (CELL - 1) / 2) - (half - corner), 0)
-    return np.clip(corner + 0.5 - np.hypot(beyond[:, None], beyond), 0, 1)[..., None]
+    outside = np.maximum(np.abs(np.arange(CELL) - (CELL - 1) / 2) - (half_width - radius), 0)
+    return np.clip(radius + 0.5 - np.hypot(outside[:, None], outside), 0, 1)[..., None]
 
 
-def blend(image: np.ndarray, place: np.ndarray, shape: np.ndarray, colour: np.ndarray) -> None:
+def blend(image: np.ndarray, position: np.ndarray, shape: np.ndarray, color: np.ndarray) -> None:
     """Blend a colored shape into the image at a row and column, half a cell beyond the board at most."""
-    top, left = np.rint(place * CELL).astype(int) + WALL
+    top, left = np.rint(position * CELL).astype(int) + WALL
     patch = image[top : top + CELL, left : left + CELL]
-    patch += shape * (colour - patch)
+    patch += shape * (color - patch)

@@ -31,10 +31,10 @@ class SnakeRules(NamedTuple):
     """Settings that a step needs."""
 
     size: int
-    hunger: int
-    food: float
-    death: float
-    step: float
+    max_steps_without_food: int
+    food_reward: float
+    death_reward: float
+    step_reward: float
 
 
 def actions_error(problem: str, boards: int) -> ValueError:
@@ -46,17 +46,17 @@ def is_valid(state: Mapping[str, np.ndarray]) -> bool:
     body, planes = state["body"], state["planes"]
     count, cells = body.shape
     length, front, heading, food = (state[name] for name in ("length", "front", "heading", "food"))
-    limits = ((length, 2, cells), (front, 0, cells), (heading, 0, 4), (food, 0, cells), (body, 0, cells))
-    if any((values < least).any() or (values >= limit).any() for values, least, limit in limits):
+    bounds = ((length, 2, cells), (front, 0, cells), (heading, 0, 4), (food, 0, cells), (body, 0, cells))
+    if any((values < low).any() or (values >= high).any() for values, low, high in bounds):
         return False
-    rows, behind = np.nonzero(np.arange(cells) < length[:, None])  # every cell of every snake, head first
-    lies = body[rows, (front[rows] - behind) % cells]
-    shown, each = np.zeros_like(planes), np.arange(count)
-    shown[rows, BODY, lies] = 1
-    shown[each, HEAD, body[each, front]] = shown[each, FOOD, food] = 1
-    distinct = (shown[:, BODY].sum(axis=1) == length).all()  # no cell twice
-    free = not shown[each, BODY, food].any()
-    return bool(distinct and free and (shown == planes).all())
+    rows, offsets = np.nonzero(np.arange(cells) < length[:, None])  # every cell of every snake, head first
+    occupied = body[rows, (front[rows] - offsets) % cells]
+    expected, boards = np.zeros_like(planes), np.arange(count)
+    expected[rows, BODY, occupied] = 1
+    expected[boards, HEAD, body[boards, front]] = expected[boards, FOOD, food] = 1
+    distinct = (expected[:, BODY].sum(axis=1) == length).all()  # no cell twice
+    free = not expected[boards, BODY, food].any()
+    return bool(distinct and free and (expected == planes).all())
 
 
 # -- rendering ---------------------------------------------------------------------------------------------------------
@@ -83,10 +83,10 @@ def as_frame(size: int, board: Mapping[str, int], body: np.ndarray) -> np.ndarra
     image, food = draw_board(size, size), np.array(np.divmod(board["food"], size))
     blend(image, food, rounded_square(8, 8), _APPLE)
     blend(image, food - 0.12, rounded_square(2, 2), _SHINE)
-    cells, skin = np.arange(len(snake)), rounded_square(9, 6)
-    for along in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four shapes per cell make a smooth body
-        place = np.array([np.interp(along, cells, axis) for axis in snake.T])
-        blend(image, place, skin, _TAIL + along / len(snake) * (_NECK - _TAIL))
+    cells, segment = np.arange(len(snake)), rounded_square(9, 6)
+    for position in np.linspace(0, len(snake) - 1, 4 * len(snake) - 3):  # four shapes per cell make a smooth body
+        center = np.array([np.interp(position, cells, axis) for axis in snake.T])
+        blend(image, center, segment, _TAIL + position / len(snake) * (_NECK - _TAIL))
     blend(image, snake[-1], rounded_square(10, 7), _FACE)
     ahead = np.array([ROW_STEP[board["heading"]], COLUMN_STEP[board["heading"]]])
     for side in (-1, 1):

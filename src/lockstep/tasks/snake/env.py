@@ -68,8 +68,8 @@ class SnakeConfig(VecEnv.Config):
 
     @property
     def rules(self) -> SnakeRules:
-        hunger = 2 * self.size * self.size if self.max_steps_without_food is None else self.max_steps_without_food
-        return SnakeRules(self.size, hunger, self.food_reward, self.death_reward, self.step_reward)
+        max_steps = 2 * self.size * self.size if self.max_steps_without_food is None else self.max_steps_without_food
+        return SnakeRules(self.size, max_steps, self.food_reward, self.death_reward, self.step_reward)
 
     def build(self, lanes: Lanes, device: torch.device) -> VecEnv:
         if self.backend == "torch":
@@ -182,14 +182,14 @@ def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, r
     for b in range(actions.size):
         if not 0 <= actions[b] <= 3:
             return -1
-    cut = 0
+    num_truncated = 0
     for b in range(actions.size):
         board, body, planes = boards.state[b], boards.body[b], boards.planes[b]
         ate, died = _move(board, body, planes, actions[b], rules.size)
         full = board.length == body.size
         terminated = died or full
-        truncated = not terminated and board.hungry >= rules.hunger
-        results.reward[b] = rules.step + ate * rules.food + died * rules.death
+        truncated = not terminated and board.hungry >= rules.max_steps_without_food
+        results.reward[b] = rules.step_reward + ate * rules.food_reward + died * rules.death_reward
         results.terminated[b] = terminated
         results.truncated[b] = truncated
         if terminated or truncated:
@@ -198,8 +198,8 @@ def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, r
             results.full[b] = full
             board.episode += 1
             _start(board, body, planes, rules.size)
-            cut += truncated
-    return cut
+            num_truncated += truncated
+    return num_truncated
 
 
 class Snake(VecEnv):
@@ -242,13 +242,13 @@ class Snake(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        cut = self.step_numpy(actions) if actions.shape == (self.num_envs,) else -1
-        if cut < 0:
+        num_truncated = self.step_numpy(actions) if actions.shape == (self.num_envs,) else -1
+        if num_truncated < 0:
             problem = f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}"
             raise actions_error(problem, self.num_envs)
-        out = self._buffers.copy_to_device()
-        episode = {"apples": out["apples"], "full": out["full"]}
-        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
+        out = {**self._buffers.copy_to_device()}
+        episode_info = {name: out.pop(name) for name in ("apples", "full")}
+        return Step(**out, episode_info=episode_info, any_truncated=num_truncated > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the games alone, without tensors."""

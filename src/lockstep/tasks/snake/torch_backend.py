@@ -46,24 +46,24 @@ class TorchSnake(VecEnv):
         start = list(range(middle - START_LENGTH + 1, middle + 1))  # cells of the snake, from tail to head
         planes = torch.zeros(3, self._cells, dtype=torch.uint8)
         planes[BODY, start] = planes[HEAD, start[-1]] = 1
-        numbers = (START_LENGTH, START_LENGTH - 1, RIGHT, 0, start[-1])
+        start_scalars = (START_LENGTH, START_LENGTH - 1, RIGHT, 0, start[-1])
         self._start_planes = planes.flatten().to(device)  # [3C]
         self._start_body = torch.tensor(start, device=device)  # [3]
-        self._start_numbers = torch.tensor(numbers, device=device).unsqueeze(1)  # [5, 1]
+        self._start_scalars = torch.tensor(start_scalars, device=device).unsqueeze(1)  # [5, 1]
 
         # Lookup tables: heading by heading x 4 + action, cell by heading x C + cell, and offsets of planes.
         # A reverse is ignored: the snake continues straight.
-        turns = [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
-        self._turns = torch.tensor(turns, device=device)  # [16]
-        self._ahead = torch.tensor(_ahead(size), device=device)  # [4C]
+        next_heading = [heading if action == heading ^ 1 else action for heading in range(4) for action in range(4)]
+        self._next_heading = torch.tensor(next_heading, device=device)  # [16]
+        self._next_cell = torch.tensor(_next_cells(size), device=device)  # [4C]
         self._offsets = torch.tensor([plane * self._cells for plane in (BODY, BODY, HEAD, HEAD, FOOD)], device=device)
-        self._yes, self._no = torch.tensor([True, False], device=device).unsqueeze(1).expand(2, count).unbind(0)
-        self._plain = torch.full((count,), rules.step, device=device)
+        self._true, self._false = torch.tensor([True, False], device=device).unsqueeze(1).expand(2, count).unbind(0)
+        self._step_reward = torch.full((count,), rules.step_reward, device=device)
 
         self._key = torch.tensor([stream.draw_seed(0) for stream in self.env_streams("snake")], device=device)  # [B]
         self._episode, self._food = torch.zeros(2, count, dtype=torch.int64, device=device).unbind(0)
-        self._numbers = torch.zeros(5, count, dtype=torch.int64, device=device)
-        self._length, self._front, self._heading, self._hungry, self._head = self._numbers.unbind(0)
+        self._scalars = torch.zeros(5, count, dtype=torch.int64, device=device)
+        self._length, self._front, self._heading, self._hungry, self._head = self._scalars.unbind(0)
         self._body = torch.zeros(count, self._cells, dtype=torch.int64, device=device)  # [B, C] ring
         self._planes = torch.zeros(count, 3 * self._cells, dtype=torch.uint8, device=device)
         self._obs = self._planes.view(count, 3, size, size)
@@ -72,8 +72,8 @@ class TorchSnake(VecEnv):
 
     def reset(self) -> Tensor:
         self._episode.zero_()
-        self._begin(self._yes, self._numbers)
-        self._drop_food(self._yes)
+        self._restart(self._true, self._scalars)
+        self._drop_food(self._true)
         return self._obs
 
     def observations(self) -> Tensor:
@@ -89,8 +89,8 @@ class TorchSnake(VecEnv):
         self._invalid.logical_or_((action & ~3).any())
 
         # Move. A step into a wall leads to the head's own cell, which is occupied.
-        heading = self._turns[torch.add(action & 3, self._heading, alpha=4)]
-        cell = self._ahead[torch.add(self._head, heading, alpha=cells)]
+        heading = self._next_heading[torch.add(action & 3, self._heading, alpha=4)]
+        cell = self._next_cell[torch.add(self._head, heading, alpha=cells)]
         tail = self._body.gather(1, ((self._front - self._length + 1) % cells).unsqueeze(1)).squeeze(1)
         occupied = self._planes.gather(1, cell.unsqueeze(1)).squeeze(1)  # the body is the first plane
         died = occupied.logical_and(cell != tail)  # the tail leaves its cell as the head arrives
@@ -101,38 +101,39 @@ class TorchSnake(VecEnv):
         self._body.scatter_(1, front.unsqueeze(1), head.unsqueeze(1))
         # Cells that coincide get the same value, so their order does not matter.
         touched = torch.stack([tail, head, self._head, head, head], dim=1) + self._offsets
-        values = torch.stack([died | ate | (tail == head), self._yes, died, self._yes, self._no], dim=1)
+        values = torch.stack([died | ate | (tail == head), self._true, died, self._true, self._false], dim=1)
         self._planes.scatter_(1, touched, values.view(torch.uint8))
         length, hungry = self._length + ate, (self._hungry + alive).masked_fill_(ate, 0)
 
         # Rewards and ends of episodes.
         full = length == cells
-        terminated, starved = died | full, hungry >= rules.hunger
+        terminated, starved = died | full, hungry >= rules.max_steps_without_food
         truncated, ended = starved & ~terminated, starved | terminated
-        reward = self._plain.masked_fill(ate, rules.step + rules.food).masked_fill_(died, rules.step + rules.death)
+        reward = self._step_reward.masked_fill(ate, rules.step_reward + rules.food_reward)
+        reward.masked_fill_(died, rules.step_reward + rules.death_reward)
         final_obs = self._obs.clone()
-        episode = {"apples": (length - START_LENGTH).float(), "full": full.float()}
+        episode_info = {"apples": (length - START_LENGTH).float(), "full": full.float()}
 
         # Start the next episodes, and place food where it was eaten.
-        self._begin(ended, torch.stack([length, front, heading, hungry, head]))
+        self._restart(ended, torch.stack([length, front, heading, hungry, head]))
         self._episode.add_(ended)
         self._drop_food(ate | ended)
         # Only the device knows whether any episode was truncated.
-        return Step(self._obs, reward, terminated, truncated, final_obs, episode, any_truncated=True)
+        return Step(self._obs, reward, terminated, truncated, final_obs, episode_info, any_truncated=True)
 
-    def _begin(self, ended: Tensor, numbers: Tensor) -> None:
+    def _restart(self, ended: Tensor, scalars: Tensor) -> None:
         """Reset the boards whose episode ended [B]; write the new scalars [5, B] of the others."""
         torch.where(ended.unsqueeze(1), self._start_planes, self._planes, out=self._planes)
         body = self._body[:, :START_LENGTH]
         torch.where(ended.unsqueeze(1), self._start_body, body, out=body)
-        torch.where(ended, self._start_numbers, numbers, out=self._numbers)
+        torch.where(ended, self._start_scalars, scalars, out=self._scalars)
 
-    def _drop_food(self, where: Tensor) -> None:
+    def _drop_food(self, mask: Tensor) -> None:
         """Place food on a uniformly random free cell of some boards [B]."""
         skip = integers_at(self._key, self._episode, self._length, self._cells - self._length)
         free = (1 - self._planes[:, : self._cells]).cumsum(1)  # [B, C] number of free cells up to each cell
         cell = (free <= skip.unsqueeze(1)).sum(1)
-        torch.where(where, cell, self._food, out=self._food)
+        torch.where(mask, cell, self._food, out=self._food)
         self._planes.scatter_(1, (self._food + FOOD * self._cells).unsqueeze(1), 1)
 
     def on_iteration_start(self, clock: TrainState) -> None:
@@ -171,23 +172,20 @@ class TorchSnake(VecEnv):
     # -- rendering -----------------------------------------------------------------------------------------------------
 
     def render_text(self, env: int) -> str:
-        return as_text(*self._copied(env))
+        return as_text(*self._copy_board(env))
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(*self._copied(env))
+        return as_frame(*self._copy_board(env))
 
-    def _copied(self, env: int) -> tuple[int, dict[str, int], np.ndarray]:
+    def _copy_board(self, env: int) -> tuple[int, dict[str, int], np.ndarray]:
         """Copy one board to the host: its size, scalars and body."""
         board = {name: int(self._field(name)[env]) for name in FIELDS}
         return self._rules.size, board, self._body[env].cpu().numpy()
 
 
-def _ahead(size: int) -> list[int]:
-    """Return the cell ahead for every heading and cell; the cell itself if a wall is ahead."""
-    cells = []
-    for heading in range(4):
-        for cell in range(size * size):
-            row, column = cell // size + ROW_STEP[heading], cell % size + COLUMN_STEP[heading]
-            inside = 0 <= row < size and 0 <= column < size
-            cells.append(row * size + column if inside else cell)
-    return cells
+def _next_cells(size: int) -> np.ndarray:
+    """Return the cell ahead for every heading and cell, [4C]; the cell itself if a wall is ahead."""
+    cells = np.arange(size * size)
+    row, column = cells // size + np.array(ROW_STEP)[:, None], cells % size + np.array(COLUMN_STEP)[:, None]  # [4, C]
+    inside = (row >= 0) & (row < size) & (column >= 0) & (column < size)
+    return np.where(inside, row * size + column, cells).ravel()

@@ -33,8 +33,8 @@ from lockstep.tasks.team_snakes.kernel import (
     SCRIPTED,
     RewardTerms,
     TeamResults,
-    advise_all,
-    look_all,
+    choose_all,
+    observe_all,
     side_of,
     start_all,
     step_all,
@@ -118,35 +118,30 @@ class TeamSnakes(VecEnv):
         config, count = self.config, self.num_envs
         self.rivals = TEAM if config.control_both_teams else 0
         self.agents = agents = TEAM + self.rivals
-        grid, self._turned = config.observation == "grid", config.observation == "egocentric"
+        grid, self._egocentric = config.observation == "grid", config.observation == "egocentric"
         shape = (agents, PLANES, *config.grid_shape) if grid else (agents, FEATURES)
-        seen = Box(0, 1, shape, np.uint8) if grid else Box(-1, 1, shape, np.float32)
+        space = Box(0, 1, shape, np.uint8) if grid else Box(-1, 1, shape, np.float32)
         # A list of pairs, because Dict would sort a mapping.
-        self.observation_space = Dict([("seen", seen), ("legal", Box(0, 1, (agents, 4), np.uint8))])
+        self.observation_space = Dict([("seen", space), ("legal", Box(0, 1, (agents, 4), np.uint8))])
         self.action_space = MultiDiscrete([4] * TEAM + [SCRIPTED + 1] * (agents - TEAM))
 
-        stored = (torch.uint8 if grid else torch.float32, (count, *shape))
-        legal = (torch.uint8, (count, agents, 4))
+        obs_buffer = (torch.uint8 if grid else torch.float32, (count, *shape))
+        mask_buffer = (torch.uint8, (count, agents, 4))
         self._buffers = Buffers(
             self.device,
-            seen=stored,
-            legal=legal,
+            seen=obs_buffer,
+            legal=mask_buffer,
             reward=(torch.float32, (count,)),
             agent_reward=(torch.float32, (count, agents)),
             terminated=(torch.bool, (count,)),
             truncated=(torch.bool, (count,)),
-            final_seen=stored,
-            final_legal=legal,
+            final_seen=obs_buffer,
+            final_legal=mask_buffer,
             outcome=(torch.float32, (len(RESULTS), count)),
         )
         self._results = TeamResults(**self._buffers.arrays)
-        shaping = (
-            config.approach_reward,
-            config.death_penalty,
-            config.team_reward_fraction,
-            config.opponent_reward_weight,
-        )
-        self._terms = RewardTerms(config.max_episode_steps, self._turned, config.toroidal_distance, *shaping)
+        settings = {name: getattr(config, name) for name in RewardTerms._fields if name != "egocentric"}
+        self._terms = RewardTerms(egocentric=self._egocentric, **settings)
         self._result_names = RESULTS if config.control_both_teams else RESULTS[: RESULTS.index("scripted")]
         self._marks = np.zeros((2, CELLS + 1), np.int64)
         self._level = torch.tensor(config.opponent_level)
@@ -166,17 +161,18 @@ class TeamSnakes(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        cut = self.step_numpy(actions) if actions.shape == (self.num_envs, self.agents) else -1
-        if cut < 0:
+        num_truncated = self.step_numpy(actions) if actions.shape == (self.num_envs, self.agents) else -1
+        if num_truncated < 0:
             raise ValueError(
                 f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
                 f"Give each of the {self.agents} snakes of the {self.num_envs} games 0 (up), 1 (down), 2 (left) or 3 "
                 "(right); with 4 the script moves a snake of the other team."
             )
         out = self._buffers.copy_to_device()
-        episode = dict(zip(self._result_names, out["outcome"][: len(self._result_names)], strict=True))
-        ended = out["terminated"], out["truncated"]
-        return Step(self._obs(""), out["reward"], *ended, self._obs("final_"), episode, cut > 0, out["agent_reward"])
+        episode_info = dict(zip(self._result_names, out["outcome"][: len(self._result_names)], strict=True))
+        out = {name: out[name] for name in ("reward", "terminated", "truncated", "agent_reward")}
+        obs, final_obs = self._obs(""), self._obs("final_")
+        return Step(obs, **out, final_obs=final_obs, episode_info=episode_info, any_truncated=num_truncated > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the games and compute their observations alone, without tensors."""
@@ -184,9 +180,9 @@ class TeamSnakes(VecEnv):
 
     def scripted_actions(self, level: int, wrapped: bool = False) -> Tensor:
         """Return the actions that a scripted team would take in place of ours, [B, 3]."""
-        advice = np.zeros((self.num_envs, TEAM), np.int64)
-        advise_all(self._games, level, wrapped, self._turned, self._marks, advice)
-        return torch.from_numpy(advice)
+        actions = np.zeros((self.num_envs, TEAM), np.int64)
+        choose_all(self._games, level, wrapped, self._egocentric, self._marks, actions)
+        return torch.from_numpy(actions)
 
     def on_iteration_start(self, clock: TrainState) -> None:
         """Update the level of the scripted team, also in running games, from training progress or the win rate."""
@@ -194,14 +190,14 @@ class TeamSnakes(VecEnv):
         level = level_at(config.level_schedule, config.opponent_level, clock.progress)
         if config.evade_after_samples is not None and clock.samples >= config.evade_after_samples:
             level = EVADER
-        self._level.fill_(self._gated(clock) if level is None else level)
+        self._level.fill_(self._level_by_gate(clock) if level is None else level)
 
-    def _gated(self, clock: TrainState) -> int:
+    def _level_by_gate(self, clock: TrainState) -> int:
         """Return the level by the gate: raise it when enough games were won, all of them at the current level."""
         level = RANDOM if clock.samples == 0 else int(self._level)
-        reported = {name: clock.metrics.get(f"rollout/ep_{name}_mean") for name in self._result_names}
-        beaten, scripted = reported.get("beaten", reported["won"]), reported.get("scripted", 1.0)
-        if not scripted or beaten is None or reported["level"] != level:
+        metrics = {name: clock.metrics.get(f"rollout/ep_{name}_mean") for name in self._result_names}
+        beaten, scripted = metrics.get("beaten", metrics["won"]), metrics.get("scripted", 1.0)
+        if not scripted or beaten is None or metrics["level"] != level:
             return level
         return min(level + 1, CAUTIOUS) if beaten / scripted >= self.config.promotion_win_rate else level
 
@@ -223,11 +219,11 @@ class TeamSnakes(VecEnv):
             games[name] = values.numpy()
         return bool(is_valid_state(games, self.config.max_episode_steps))
 
-    def _obs(self, moment: str) -> Tree:
-        return {name: self._buffers.tensors[f"{moment}{name}"] for name in ("seen", "legal")}
+    def _obs(self, prefix: str) -> Tree:
+        return {name: self._buffers.tensors[f"{prefix}{name}"] for name in ("seen", "legal")}
 
     def _update_obs(self) -> Tree:
-        look_all(self._games, self._turned, self._results, self._marks)
+        observe_all(self._games, self._egocentric, self._results, self._marks)
         self._buffers.copy_to_device()
         return self.observations()
 

@@ -7,7 +7,7 @@ those of the board, or egocentric: then the snake's heading is up, in observatio
 import numpy as np
 from numba import njit
 
-from lockstep.tasks.team_snakes.opponents import distance, is_threatened, room
+from lockstep.tasks.team_snakes.opponents import MAX_DISTANCE, distance, is_threatened, nearest_bean, room
 from lockstep.tasks.team_snakes.rules import (
     AROUND,
     BEAN,
@@ -35,14 +35,14 @@ a bean that no teammate is nearer to, reachable room. Per bean, nearest first: o
 nearest. Per other snake, teammates first, nearest first: offset, length, heading. Own heading on the board, length,
 index in the team, and side."""
 PLANES = 7
-OWN_BODY, TEAM_BODIES, OTHER_BODIES, BEAN_PLACES, TEAM_HEADS, OTHER_HEADS, TAILS = range(PLANES)
+OWN_BODY, TEAM_BODIES, OTHER_BODIES, BEAN_PLANE, TEAM_HEADS, OTHER_HEADS, TAILS = range(PLANES)
 ON_BOARD = np.array(
     [[UP, DOWN, LEFT, RIGHT], [DOWN, UP, RIGHT, LEFT], [LEFT, RIGHT, DOWN, UP], [RIGHT, LEFT, UP, DOWN]]
 )
 """[4, 4] the board direction of each seen direction, by the direction the snake faces (up for a fixed view)."""
 AS_SEEN = np.argsort(ON_BOARD, axis=1)
 """[4, 4] the inverse of ON_BOARD."""
-_FARTHEST, _LONG, _ROOM = HEIGHT // 2 + WIDTH // 2, 20, 32
+_LENGTH_SCALE, _MAX_ROOM = 20, 32
 
 
 @njit(cache=True, nogil=True)
@@ -58,41 +58,41 @@ def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: n
     out[:] = 0.0
     if game.length[snake] == 0:
         return
-    head, place = cell_of(game, snake, 0), 0
+    head, index = cell_of(game, snake, 0), 0
     claimed = _claimed_beans(game, snake)
     for direction in ON_BOARD[facing]:
         cell = AROUND[head, direction]
-        out[place] = game.owner[cell] < FIRST
-        out[place + 1] = _open(game, head, direction)
-        out[place + 2] = is_threatened(game, snake, cell)
-        out[place + 3] = 1.0 - nearest_bean(game, cell, 0)[1] / _FARTHEST
-        out[place + 4] = 1.0 - nearest_bean(game, cell, claimed)[1] / _FARTHEST
-        place += BY_DIRECTION
+        out[index] = game.owner[cell] < FIRST
+        out[index + 1] = _free_fraction(game, head, direction)
+        out[index + 2] = is_threatened(game, snake, cell)
+        out[index + 3] = 1.0 - nearest_bean(game, cell, 0, True)[1] / MAX_DISTANCE
+        out[index + 4] = 1.0 - nearest_bean(game, cell, claimed, True)[1] / MAX_DISTANCE
+        index += BY_DIRECTION
     _measure_rooms(game, head, facing, marks, out)
     used = 0
     for _ in range(game.served):
-        bean, steps = nearest_bean(game, head, used)
+        bean, steps = nearest_bean(game, head, used, True)
         used |= 1 << bean
         cell = game.beans[bean]
-        _offset(head, cell, facing, out[place:])
-        out[place + 2] = 1.0 - steps / _FARTHEST
-        out[place + 3] = _is_nearest(game, snake, cell, steps)
-        place += BY_BEAN
-    place = 4 * BY_DIRECTION + BEANS * BY_BEAN
+        _offset(head, cell, facing, out[index:])
+        out[index + 2] = 1.0 - steps / MAX_DISTANCE
+        out[index + 3] = _is_nearest(game, snake, cell, steps)
+        index += BY_BEAN
+    index = 4 * BY_DIRECTION + BEANS * BY_BEAN
     used = 1 << snake
     for rank in range(SNAKES - 1):
         team = snake // TEAM if rank < TEAM - 1 else 1 - snake // TEAM
         other = _next_snake(game, head, team, used)
         used |= 1 << other
         if game.length[other]:
-            _offset(head, cell_of(game, other, 0), facing, out[place:])
-            out[place + 2] = min(game.length[other] / _LONG, 1.0)
-            out[place + 3 + AS_SEEN[facing, game.heading[other]]] = 1.0
-        place += BY_SNAKE
-    out[place + game.heading[snake]] = 1.0
-    out[place + 4] = min(game.length[snake] / _LONG, 1.0)
-    out[place + 5 + snake % TEAM] = 1.0
-    out[place + 8] = snake // TEAM
+            _offset(head, cell_of(game, other, 0), facing, out[index:])
+            out[index + 2] = min(game.length[other] / _LENGTH_SCALE, 1.0)
+            out[index + 3 + AS_SEEN[facing, game.heading[other]]] = 1.0
+        index += BY_SNAKE
+    out[index + game.heading[snake]] = 1.0
+    out[index + 4] = min(game.length[snake] / _LENGTH_SCALE, 1.0)
+    out[index + 5 + snake % TEAM] = 1.0
+    out[index + 8] = snake // TEAM
 
 
 @njit(cache=True, nogil=True)
@@ -109,7 +109,7 @@ def show_grid(game: Game, snake: int, out: np.ndarray) -> None:
         for column in range(columns):
             owner = game.owner[line + (left + column) % WIDTH]
             if owner == BEAN:
-                out[BEAN_PLACES, row, column] = 1
+                out[BEAN_PLANE, row, column] = 1
             elif owner >= FIRST:
                 out[_plane(snake, owner - FIRST), row, column] = 1
     for other in range(SNAKES):
@@ -130,14 +130,14 @@ def _plane(snake: int, other: int) -> int:
 @njit(cache=True, nogil=True)
 def _mark(plane: np.ndarray, head: int, cell: int) -> None:
     """Mark a cell in a plane [rows, columns] if it is in view."""
-    row = _short_way(ROW[cell] - ROW[head], HEIGHT) + plane.shape[0] // 2
-    column = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) + plane.shape[1] // 2
+    row = _wrap_offset(ROW[cell] - ROW[head], HEIGHT) + plane.shape[0] // 2
+    column = _wrap_offset(COLUMN[cell] - COLUMN[head], WIDTH) + plane.shape[1] // 2
     if 0 <= row < plane.shape[0] and 0 <= column < plane.shape[1]:
         plane[row, column] = 1
 
 
 @njit(cache=True, nogil=True)
-def _short_way(offset: int, size: int) -> int:
+def _wrap_offset(offset: int, size: int) -> int:
     """Return an offset on the torus, from -size / 2 to size / 2 - 1."""
     return (offset + size + size // 2) % size - size // 2
 
@@ -145,8 +145,8 @@ def _short_way(offset: int, size: int) -> int:
 @njit(cache=True, nogil=True)
 def _offset(head: int, cell: int, facing: int, out: np.ndarray) -> None:
     """Write how far below and right of the head a cell is, as fractions of half the board size."""
-    below = _short_way(ROW[cell] - ROW[head], HEIGHT) / (HEIGHT // 2)
-    right = _short_way(COLUMN[cell] - COLUMN[head], WIDTH) / (WIDTH // 2)
+    below = _wrap_offset(ROW[cell] - ROW[head], HEIGHT) / (HEIGHT // 2)
+    right = _wrap_offset(COLUMN[cell] - COLUMN[head], WIDTH) / (WIDTH // 2)
     if facing == UP:
         out[0], out[1] = below, right
     elif facing == DOWN:
@@ -158,41 +158,30 @@ def _offset(head: int, cell: int, facing: int, out: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _open(game: Game, head: int, direction: int) -> float:
+def _free_fraction(game: Game, head: int, direction: int) -> float:
     """Return how far a direction is free of bodies, as a fraction of the board size."""
-    way = HEIGHT if direction < 2 else WIDTH
+    size = HEIGHT if direction < 2 else WIDTH
     cell, steps = AROUND[head, direction], 0
-    while steps < way - 1 and game.owner[cell] < FIRST:
+    while steps < size - 1 and game.owner[cell] < FIRST:
         cell = AROUND[cell, direction]
         steps += 1
-    return steps / (way - 1)
+    return steps / (size - 1)
 
 
 @njit(cache=True, nogil=True)
 def _measure_rooms(game: Game, head: int, facing: int, marks: np.ndarray, out: np.ndarray) -> None:
     """Write the reachable room of each direction. Connected directions reuse the result of an earlier search."""
-    before, searches, searched = marks[0, CELLS], 0, 0  # `searched` packs the searched directions, two bits each
+    first_number, searches, searched = marks[0, CELLS], 0, 0  # `searched` packs the searched directions, two bits each
     for direction in range(4):
-        cell, place = AROUND[head, ON_BOARD[facing, direction]], direction * BY_DIRECTION + 5
-        number = marks[0, cell] - before
+        cell, index = AROUND[head, ON_BOARD[facing, direction]], direction * BY_DIRECTION + 5
+        number = marks[0, cell] - first_number
         if number > 0:
-            out[place] = out[(searched >> 2 * (number - 1) & 3) * BY_DIRECTION + 5]
+            out[index] = out[(searched >> 2 * (number - 1) & 3) * BY_DIRECTION + 5]
             continue
-        out[place] = room(game, cell, _ROOM, marks) / _ROOM
-        if out[place] > 0:
+        out[index] = room(game, cell, _MAX_ROOM, marks) / _MAX_ROOM
+        if out[index] > 0:
             searched |= direction << 2 * searches
             searches += 1
-
-
-@njit(cache=True, nogil=True)
-def nearest_bean(game: Game, cell: int, used: int) -> tuple[int, int]:
-    """Return the nearest bean to a cell that is not in the bit set `used`, and its distance; the largest if none."""
-    found, nearest = 0, _FARTHEST + 1
-    for bean in range(game.served):
-        steps = distance(cell, game.beans[bean], True)
-        if not used >> bean & 1 and steps < nearest:
-            found, nearest = bean, steps
-    return found, min(nearest, _FARTHEST)
 
 
 @njit(cache=True, nogil=True)
@@ -212,9 +201,9 @@ def _claimed_beans(game: Game, snake: int) -> int:
 @njit(cache=True, nogil=True)
 def _next_snake(game: Game, head: int, team: int, used: int) -> int:
     """Return the nearest snake of a team that is not in the bit set `used`; snakes off the board come last."""
-    found, nearest = 0, _FARTHEST + 2
+    found, nearest = 0, MAX_DISTANCE + 2
     for other in range(team * TEAM, team * TEAM + TEAM):
-        steps = distance(head, cell_of(game, other, 0), True) if game.length[other] else _FARTHEST + 1
+        steps = distance(head, cell_of(game, other, 0), True) if game.length[other] else MAX_DISTANCE + 1
         if not used >> other & 1 and steps < nearest:
             found, nearest = other, steps
     return found

@@ -22,13 +22,13 @@ With `control_both_teams` also: whether the script moved the other team, and whe
 class RewardTerms(NamedTuple):
     """Settings that the kernel needs."""
 
-    steps: int
-    turned: bool
-    wrapped: bool
-    approach: float
-    death: float
-    shared: float
-    against: float
+    max_episode_steps: int
+    egocentric: bool
+    toroidal_distance: bool
+    approach_reward: float
+    death_penalty: float
+    team_reward_fraction: float
+    opponent_reward_weight: float
 
 
 class TeamResults(NamedTuple):
@@ -59,28 +59,28 @@ def side_of(game: Game) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _facing(game: Game, snake: int, turned: bool) -> int:
+def _facing(game: Game, snake: int, egocentric: bool) -> int:
     """Return the board direction that is up in the observations and actions of a snake."""
-    return game.heading[snake] if turned else UP
+    return game.heading[snake] if egocentric else UP
 
 
 @njit(cache=True, nogil=True)
-def _look(game: Game, turned: bool, seen: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
+def _write_obs(game: Game, egocentric: bool, obs: np.ndarray, legal: np.ndarray, marks: np.ndarray) -> None:
     """Write the observations of the agents of a game, ours first."""
-    for agent in range(len(seen)):
+    for agent in range(len(obs)):
         snake = (side_of(game) * TEAM + agent) % SNAKES
-        facing = _facing(game, snake, turned)
+        facing = _facing(game, snake, egocentric)
         show_legal(game, snake, facing, legal[agent])
-        if seen.ndim == 2:
-            show_features(game, snake, facing, marks, seen[agent])
+        if obs.ndim == 2:
+            show_features(game, snake, facing, marks, obs[agent])
         else:
-            show_grid(game, snake, seen[agent])
+            show_grid(game, snake, obs[agent])
 
 
 @njit(cache=True, nogil=True)
-def look_all(games: np.recarray, turned: bool, results: TeamResults, marks: np.ndarray) -> None:
+def observe_all(games: np.recarray, egocentric: bool, results: TeamResults, marks: np.ndarray) -> None:
     for b in range(games.size):
-        _look(games[b], turned, results.seen[b], results.legal[b], marks)
+        _write_obs(games[b], egocentric, results.seen[b], results.legal[b], marks)
 
 
 @njit(cache=True, nogil=True)
@@ -91,8 +91,8 @@ def start_all(games: np.recarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def advise_all(
-    games: np.recarray, level: int, wrapped: bool, turned: bool, marks: np.ndarray, advice: np.ndarray
+def choose_all(
+    games: np.recarray, level: int, wrapped: bool, egocentric: bool, marks: np.ndarray, actions: np.ndarray
 ) -> None:
     """Write the actions that a script would take in place of our team, [B, TEAM]."""
     moves = np.zeros(SNAKES, np.int64)
@@ -100,12 +100,12 @@ def advise_all(
         first = side_of(games[b]) * TEAM
         choose(games[b], first, level, wrapped, marks, moves)
         for agent in range(TEAM):
-            facing = _facing(games[b], first + agent, turned)
-            advice[b, agent] = AS_SEEN[facing, moves[first + agent]]
+            facing = _facing(games[b], first + agent, egocentric)
+            actions[b, agent] = AS_SEEN[facing, moves[first + agent]]
 
 
 @njit(cache=True, nogil=True)
-def _are_actions(actions: np.ndarray) -> bool:
+def _actions_valid(actions: np.ndarray) -> bool:
     for b in range(actions.shape[0]):
         for agent in range(actions.shape[1]):
             if not 0 <= actions[b, agent] < SCRIPTED + (agent >= TEAM):
@@ -114,7 +114,7 @@ def _are_actions(actions: np.ndarray) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _shape(
+def _add_shaping(
     game: Game, terms: RewardTerms, before: np.ndarray, beans: np.ndarray, died: np.ndarray, own: np.ndarray
 ) -> None:
     """Add the shaping terms to the own rewards [SNAKES].
@@ -124,24 +124,24 @@ def _shape(
     """
     for snake in range(SNAKES):
         if died[snake]:
-            own[snake] += terms.death
-        elif terms.approach:
-            was = now = CELLS
+            own[snake] += terms.death_penalty
+        elif terms.approach_reward:
+            distance_before = distance_after = CELLS
             for bean in beans:
-                was = min(was, distance(before[snake], bean, True))
-                now = min(now, distance(cell_of(game, snake, 0), bean, True))
-            own[snake] += terms.approach * (was - now)
+                distance_before = min(distance_before, distance(before[snake], bean, True))
+                distance_after = min(distance_after, distance(cell_of(game, snake, 0), bean, True))
+            own[snake] += terms.approach_reward * (distance_before - distance_after)
 
 
 @njit(cache=True, nogil=True)
-def _settle(game: Game, side: int, level: int, scripted: bool, outcome: np.ndarray) -> None:
+def _write_outcome(game: Game, side: int, level: int, scripted: bool, outcome: np.ndarray) -> None:
     """Write the outcome of a game [7]. A snake that could not return to the board has no gain."""
-    gained = np.zeros(2, np.int64)
+    gains = np.zeros(2, np.int64)
     for snake in range(SNAKES):
-        gained[snake // TEAM] += max(game.length[snake] - START_LENGTH, 0)
-    ours, theirs = gained[side], gained[1 - side]
-    outcome[0], outcome[1], outcome[2], outcome[3] = ours, theirs, ours > theirs, ours == theirs
-    outcome[4], outcome[5], outcome[6] = level, scripted, scripted and ours > theirs
+        gains[snake // TEAM] += max(game.length[snake] - START_LENGTH, 0)
+    gain, opponent_gain = gains[side], gains[1 - side]
+    outcome[0], outcome[1], outcome[2], outcome[3] = gain, opponent_gain, gain > opponent_gain, gain == opponent_gain
+    outcome[4], outcome[5], outcome[6] = level, scripted, scripted and gain > opponent_gain
 
 
 @njit(cache=True, nogil=True)
@@ -149,44 +149,46 @@ def step_all(
     games: np.recarray, actions: np.ndarray, level: int, terms: RewardTerms, results: TeamResults, marks: np.ndarray
 ) -> int:
     """Step every game and start new ones where one ended. Return the truncated count, or -1 for a bad action."""
-    if not _are_actions(actions):
+    if not _actions_valid(actions):
         return -1
-    agents, cut = actions.shape[1], 0
+    agents, num_truncated = actions.shape[1], 0
     moves, before, died = np.zeros(SNAKES, np.int64), np.zeros(SNAKES, np.int64), np.zeros(SNAKES, np.bool_)
-    beans, earned, own = np.zeros(BEANS, np.int64), np.zeros(SNAKES), np.zeros(SNAKES)
+    beans, rewards, shaped = np.zeros(BEANS, np.int64), np.zeros(SNAKES), np.zeros(SNAKES)
     for b in range(games.size):
         game, side = games[b], side_of(games[b])
-        first, others = side * TEAM, TEAM - side * TEAM
+        first, opponents = side * TEAM, TEAM - side * TEAM
         # Actions of the script and of the agents.
         scripted = agents == TEAM or (actions[b, TEAM:] == SCRIPTED).any()
         if scripted:
-            choose(game, others, level, terms.wrapped, marks, moves)
+            choose(game, opponents, level, terms.toroidal_distance, marks, moves)
         for agent in range(agents):
             if actions[b, agent] != SCRIPTED:
                 snake = (first + agent) % SNAKES
-                moves[snake] = ON_BOARD[_facing(game, snake, terms.turned), actions[b, agent]]
+                moves[snake] = ON_BOARD[_facing(game, snake, terms.egocentric), actions[b, agent]]
         beans[:] = game.beans
         for snake in range(SNAKES):
             before[snake] = cell_of(game, snake, 0)
 
-        over = step(game, moves, earned, died)
+        over = step(game, moves, rewards, died)
         # Rewards: own reward with shaping, then the team's and the other team's share.
-        own[:] = earned
-        _shape(game, terms, before, beans, died, own)
-        results.reward[b] = earned[first : first + TEAM].sum() - earned[others : others + TEAM].sum()
+        shaped[:] = rewards
+        _add_shaping(game, terms, before, beans, died, shaped)
+        results.reward[b] = rewards[first : first + TEAM].sum() - rewards[opponents : opponents + TEAM].sum()
         for agent in range(agents):
             snake = (first + agent) % SNAKES
-            mine, theirs = snake // TEAM * TEAM, TEAM - snake // TEAM * TEAM
-            mean, rival = own[mine : mine + TEAM].sum() / TEAM, earned[theirs : theirs + TEAM].sum() / TEAM
-            results.agent_reward[b, agent] = own[snake] + terms.shared * (mean - own[snake]) - terms.against * rival
+            team, other_team = snake // TEAM * TEAM, TEAM - snake // TEAM * TEAM
+            team_mean = shaped[team : team + TEAM].sum() / TEAM
+            opponent_mean = rewards[other_team : other_team + TEAM].sum() / TEAM
+            own = shaped[snake] + terms.team_reward_fraction * (team_mean - shaped[snake])
+            results.agent_reward[b, agent] = own - terms.opponent_reward_weight * opponent_mean
 
         results.terminated[b] = over
-        results.truncated[b] = not over and game.step >= terms.steps
+        results.truncated[b] = not over and game.step >= terms.max_episode_steps
         if over or results.truncated[b]:
-            _look(game, terms.turned, results.final_seen[b], results.final_legal[b], marks)
-            _settle(game, side, level, scripted, results.outcome[:, b])
-            cut += results.truncated[b]
+            _write_obs(game, terms.egocentric, results.final_seen[b], results.final_legal[b], marks)
+            _write_outcome(game, side, level, scripted, results.outcome[:, b])
+            num_truncated += results.truncated[b]
             game.episode += 1
             start(game)
-        _look(game, terms.turned, results.seen[b], results.legal[b], marks)
-    return cut
+        _write_obs(game, terms.egocentric, results.seen[b], results.legal[b], marks)
+    return num_truncated

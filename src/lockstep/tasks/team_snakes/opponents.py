@@ -35,7 +35,10 @@ LevelSchedule = Literal["fixed", "linear", "exponential", "curriculum", "gate"]
 CURRICULUM = (0.10, 0.30, 0.60, 0.85)
 """Fractions of a run after which the level of the curriculum rises by one."""
 
-_STEP, _POCKET, _BODY = 10, 5_000, 10_000  # costs of a step, of too little room or danger, and of hitting a body
+MAX_DISTANCE = HEIGHT // 2 + WIDTH // 2
+"""Largest distance of two cells around the torus."""
+# Costs of a step, of too little room or danger, and of hitting a body.
+_STEP_COST, _DANGER_COST, _BODY_COST = 10, 5_000, 10_000
 
 
 def name_of(level: int) -> str:
@@ -43,9 +46,9 @@ def name_of(level: int) -> str:
     return f"level {LEVELS[level]}" if LEVELS[level].isdigit() else LEVELS[level]
 
 
-def level_at(rise: LevelSchedule, fixed: int, progress: float) -> int | None:
+def level_at(schedule: LevelSchedule, fixed: int, progress: float) -> int | None:
     """Return the level of the scripted team at a progress from 0 to 1; None if it depends on results."""
-    match rise:
+    match schedule:
         case "linear":
             return int(CAUTIOUS * progress)
         case "exponential":
@@ -67,33 +70,40 @@ def distance(one: int, other: int, wrapped: bool) -> int:
 
 
 @njit(cache=True, nogil=True)
+def nearest_bean(game: Game, cell: int, used: int, wrapped: bool) -> tuple[int, int]:
+    """Return the bean nearest to a cell, without the bit set `used`, and its distance; -1 and MAX_DISTANCE if none."""
+    found, nearest = -1, CELLS
+    for bean in range(game.served):
+        steps = distance(cell, game.beans[bean], wrapped)
+        if not used >> bean & 1 and steps < nearest:
+            found, nearest = bean, steps
+    return found, min(nearest, MAX_DISTANCE)
+
+
+@njit(cache=True, nogil=True)
 def choose(game: Game, first: int, level: int, wrapped: bool, marks: np.ndarray, actions: np.ndarray) -> None:
     """Write the actions of a scripted team, the snakes from `first` on, into actions [SNAKES].
 
     `marks` [2, CELLS + 1] int64 is a buffer for `room`, initially zeros.
     """
-    taken = 0  # bit set of beans that teammates target
+    targeted = 0  # bit set of beans that teammates target
     for snake in range(first, first + TEAM):
         if level == RANDOM:
             actions[snake] = random_below(4, game.key, game.episode, game.step * DRAWS + MOVE + snake)
             continue
-        head, back = cell_of(game, snake, 0), game.heading[snake] ^ 1
-        target, nearest = -1, 0
-        for bean in range(game.served):
-            steps = distance(head, game.beans[bean], wrapped)
-            if not taken >> bean & 1 and (target < 0 or steps < nearest):
-                target, nearest = bean, steps
+        head, reverse = cell_of(game, snake, 0), game.heading[snake] ^ 1
+        target, _ = nearest_bean(game, head, targeted, wrapped)
         if level >= GREEDY and target >= 0:
-            taken |= 1 << target
-        best, least = game.heading[snake], -1
+            targeted |= 1 << target
+        best, best_cost = game.heading[snake], -1
         for action in range(4):
-            if action == back:
+            if action == reverse:
                 continue
             cell = AROUND[head, action]
             cost = distance(cell, game.beans[target], wrapped) if target >= 0 else 0
-            cost = _STEP * cost + _risk(game, snake, cell, level, marks)
-            if least < 0 or cost < least:
-                best, least = action, cost
+            cost = _STEP_COST * cost + _risk(game, snake, cell, level, marks)
+            if best_cost < 0 or cost < best_cost:
+                best, best_cost = action, cost
         actions[snake] = best
 
 
@@ -102,7 +112,7 @@ def _risk(game: Game, snake: int, cell: int, level: int, marks: np.ndarray) -> i
     """Return the risk cost of a cell."""
     if level < GREEDY:
         return 0
-    cost = _BODY if game.owner[cell] >= FIRST else 0
+    cost = _BODY_COST if game.owner[cell] >= FIRST else 0
     if level == WARY:
         cost += 5 * blocked_sides(game, snake, cell)
     elif level == CAUTIOUS:
@@ -110,9 +120,9 @@ def _risk(game: Game, snake: int, cell: int, level: int, marks: np.ndarray) -> i
         cost += (5 + length) * blocked_sides(game, snake, cell)
         cost += 3 * length * is_threatened(game, snake, cell)
         if room(game, cell, length + 1, marks) <= length:
-            cost += _POCKET
+            cost += _DANGER_COST
     elif level == EVADER and not _is_safe(game, snake, cell):
-        cost += _POCKET
+        cost += _DANGER_COST
     return cost
 
 
@@ -148,21 +158,21 @@ def _is_safe(game: Game, snake: int, cell: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def room(game: Game, cell: int, enough: int, marks: np.ndarray) -> int:
-    """Count the free cells connected to a cell, itself included, up to `enough` (breadth-first search)."""
+def room(game: Game, cell: int, limit: int, marks: np.ndarray) -> int:
+    """Count the free cells connected to a cell, itself included, up to `limit` (breadth-first search)."""
     if game.owner[cell] >= FIRST:
         return 0
     # Seen cells hold the number of this search, so that the buffer need not be cleared between searches.
-    seen, queue = marks[0], marks[1]
-    seen[CELLS] += 1
-    number = seen[CELLS]
-    seen[cell], queue[0] = number, cell
+    visited, queue = marks[0], marks[1]
+    visited[CELLS] += 1
+    search = visited[CELLS]
+    visited[cell], queue[0] = search, cell
     found, done = 1, 0
-    while done < found and found < enough:
+    while done < found and found < limit:
         for direction in range(4):
             neighbor = AROUND[queue[done], direction]
-            if seen[neighbor] != number and game.owner[neighbor] < FIRST:
-                seen[neighbor], queue[found] = number, neighbor
+            if visited[neighbor] != search and game.owner[neighbor] < FIRST:
+                visited[neighbor], queue[found] = search, neighbor
                 found += 1
         done += 1
-    return min(found, enough)
+    return min(found, limit)

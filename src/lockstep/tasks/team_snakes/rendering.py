@@ -27,8 +27,9 @@ def as_text(game: Game, side: int) -> str:
         image[tuple(cells[:1].T)] = f" {letter}"
     edge = "+" + "-" * (2 * WIDTH + 1) + "+"
     rows = ["|" + "".join(cells) + " |" for cells in image]
-    ours, theirs = scores(game, side)
-    return "\n".join([edge, *rows, edge, f"step {game['step']}  we {ours}  they {theirs}"])
+    # A snake that could not return to the board has no gain.
+    gains = np.maximum(game["length"] - START_LENGTH, 0).reshape(2, TEAM).sum(axis=1)
+    return "\n".join([edge, *rows, edge, f"step {game['step']}  we {gains[side]}  they {gains[1 - side]}"])
 
 
 def as_frame(game: Game, side: int) -> np.ndarray:
@@ -40,10 +41,10 @@ def as_frame(game: Game, side: int) -> np.ndarray:
     for snake, cells in enumerate(_snakes(game)):
         tail, neck, face = _SKINS[int(snake // TEAM != side)]
         for index in range(len(cells) - 1, -1, -1):
-            colour = neck + index / len(cells) * (tail - neck)
-            for toward in (index - 1, index + 1):
-                if 0 <= toward < len(cells):
-                    _paint_half(image, cells[index], cells[toward], colour)
+            color = neck + index / len(cells) * (tail - neck)
+            for neighbor in (index - 1, index + 1):
+                if 0 <= neighbor < len(cells):
+                    _paint_half(image, cells[index], cells[neighbor], color)
         if len(cells):
             blend(image, cells[0], rounded_square(10, 7), face)
             ahead = _STEPS[game["heading"][snake]]
@@ -52,18 +53,12 @@ def as_frame(game: Game, side: int) -> np.ndarray:
     return image.astype(np.uint8)
 
 
-def scores(game: Game, side: int) -> tuple[int, int]:
-    """Return the gains of our team and of the other one. A snake that could not return to the board has no gain."""
-    gained = np.maximum(game["length"] - START_LENGTH, 0).reshape(2, TEAM).sum(axis=1)
-    return int(gained[side]), int(gained[1 - side])
-
-
-def _paint_half(image: np.ndarray, here: np.ndarray, there: np.ndarray, colour: np.ndarray) -> None:
+def _paint_half(image: np.ndarray, cell: np.ndarray, neighbor: np.ndarray, color: np.ndarray) -> None:
     """Draw the body from a cell half of the way to the next one, the short way around the torus."""
     size = np.array([HEIGHT, WIDTH])
-    way = (there - here + size + size // 2) % size - size // 2
-    for part in (0.0, 0.25, 0.5) if np.abs(way).sum() == 1 else (0.0,):
-        blend(image, here + part * way, rounded_square(9, 6), colour)
+    offset = (neighbor - cell + size + size // 2) % size - size // 2
+    for fraction in (0.0, 0.25, 0.5) if np.abs(offset).sum() == 1 else (0.0,):
+        blend(image, cell + fraction * offset, rounded_square(9, 6), color)
 
 
 def _snakes(game: Game) -> list[np.ndarray]:

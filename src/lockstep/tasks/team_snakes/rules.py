@@ -30,7 +30,7 @@ AROUND = np.stack(
     axis=1,
 )
 """[CELLS, 4] the neighbor of each cell in each direction, on the torus."""
-_SEARCH = (RIGHT, DOWN, UP, LEFT)  # order in which the platform searches neighbors for free cells
+_SEARCH_ORDER = (RIGHT, DOWN, UP, LEFT)  # order in which the platform searches neighbors for free cells
 
 FIELDS = {
     "key": (np.int64, ()),  # of the random draws
@@ -53,7 +53,7 @@ Game: TypeAlias = Any
 
 # Counters of the draws of a step, from DRAWS x step on: turns and random moves per snake, cells per bean.
 TURN, MOVE, SERVE, DRAWS = 0, 8, 16, 32
-_PLACING = 1 << 40  # draws that place the snakes of a new game
+_START_DRAWS = 1 << 40  # draws that place the snakes of a new game
 
 
 @njit(cache=True, nogil=True)
@@ -67,17 +67,17 @@ def start(game: Game) -> None:
     """Start a new game: six straight snakes at random positions without overlap, and the beans."""
     game.owner[:] = FREE
     game.step = game.served = 0
-    tries = _PLACING
+    counter = _START_DRAWS
     for snake in range(SNAKES):
         while True:
-            draw = random_below(4 * CELLS, game.key, game.episode, tries)
-            tries += 1
+            draw = random_below(4 * CELLS, game.key, game.episode, counter)
+            counter += 1
             tail, heading = draw // 4, draw % 4
             middle = AROUND[tail, heading]
             head = AROUND[middle, heading]
             if game.owner[tail] == FREE and game.owner[middle] == FREE and game.owner[head] == FREE:
                 break
-        _lay(game, snake, head, middle, tail, heading)
+        _place_snake(game, snake, head, middle, tail, heading)
     spawn_beans(game)
 
 
@@ -86,11 +86,11 @@ def step(game: Game, actions: np.ndarray, rewards: np.ndarray, died: np.ndarray)
     """Move all snakes, [SNAKES] each: actions in, rewards and deaths out. Return whether the game is over."""
     game.step += 1
     _advance(game, actions, rewards)
-    _judge(game, rewards, died)
+    _remove_dead(game, rewards, died)
     over = False
     for snake in range(SNAKES):
         if died[snake]:
-            over |= not _return(game, snake)
+            over |= not _respawn(game, snake)
     spawn_beans(game)
     return over or game.length.sum() + BEANS > CELLS
 
@@ -99,10 +99,10 @@ def step(game: Game, actions: np.ndarray, rewards: np.ndarray, died: np.ndarray)
 def _advance(game: Game, actions: np.ndarray, rewards: np.ndarray) -> None:
     """Move every snake one cell, in the order of their numbers: the first snake gets a contested bean."""
     for snake in range(SNAKES):
-        heading, back = actions[snake], game.heading[snake] ^ 1
-        if heading == back:  # a reverse: one of the three other directions at random
+        heading, reverse = actions[snake], game.heading[snake] ^ 1
+        if heading == reverse:  # a reverse: one of the three other directions at random
             draw = random_below(3, game.key, game.episode, game.step * DRAWS + TURN + snake)
-            heading = draw + (draw >= back)
+            heading = draw + (draw >= reverse)
         tail = cell_of(game, snake, game.length[snake] - 1)
         head = AROUND[cell_of(game, snake, 0), heading]
         game.heading[snake] = heading
@@ -118,7 +118,7 @@ def _advance(game: Game, actions: np.ndarray, rewards: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _judge(game: Game, rewards: np.ndarray, died: np.ndarray) -> None:
+def _remove_dead(game: Game, rewards: np.ndarray, died: np.ndarray) -> None:
     """Find dead snakes and remove them from the board; write the heads of the others, which are not on it yet."""
     for snake in range(SNAKES):
         head = cell_of(game, snake, 0)
@@ -136,7 +136,7 @@ def _judge(game: Game, rewards: np.ndarray, died: np.ndarray) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _return(game: Game, snake: int) -> bool:
+def _respawn(game: Game, snake: int) -> bool:
     """Put a dead snake on the first three connected free cells. Return False if there are none."""
     for cell in range(CELLS):
         if game.owner[cell] != FREE:
@@ -150,7 +150,7 @@ def _return(game: Game, snake: int) -> bool:
             if third == cell:
                 third = _free_neighbor(game, second, cell)
         if third >= 0:
-            _lay_found(game, snake, cell, second, third)
+            _place_respawned(game, snake, cell, second, third)
             return True
     game.length[snake] = 0
     return False
@@ -160,7 +160,7 @@ def _return(game: Game, snake: int) -> bool:
 def _free_neighbor(game: Game, cell: int, after: int) -> int:
     """Return the first free neighbor of a cell, or the first one after `after`; -1 if there is none."""
     skipping = after >= 0
-    for direction in _SEARCH:
+    for direction in _SEARCH_ORDER:
         neighbor = AROUND[cell, direction]
         if not skipping and game.owner[neighbor] == FREE:
             return neighbor
@@ -169,7 +169,7 @@ def _free_neighbor(game: Game, cell: int, after: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _lay_found(game: Game, snake: int, cell: int, second: int, third: int) -> None:
+def _place_respawned(game: Game, snake: int, cell: int, second: int, third: int) -> None:
     """Lay a snake on three cells as the platform does, which ignores here that the board wraps around.
 
     Its head is the first cell, or the second if the first is the corner of the three. Across the board's edge, a snake
@@ -183,11 +183,11 @@ def _lay_found(game: Game, snake: int, cell: int, second: int, third: int) -> No
         heading = RIGHT if COLUMN[head] > COLUMN[neck] else LEFT
     else:
         heading = DOWN if ROW[head] > ROW[neck] else UP
-    _lay(game, snake, head, neck, third, heading)
+    _place_snake(game, snake, head, neck, third, heading)
 
 
 @njit(cache=True, nogil=True)
-def _lay(game: Game, snake: int, head: Integer, middle: Integer, tail: Integer, heading: Integer) -> None:
+def _place_snake(game: Game, snake: int, head: Integer, middle: Integer, tail: Integer, heading: Integer) -> None:
     game.body[snake, 0], game.body[snake, 1], game.body[snake, 2] = tail, middle, head
     game.front[snake], game.length[snake], game.heading[snake] = START_LENGTH - 1, START_LENGTH, heading
     game.owner[tail] = game.owner[middle] = game.owner[head] = FIRST + snake
@@ -198,10 +198,10 @@ def _take_bean(game: Game, cell: int) -> None:
     """Remove a bean from the board and from the list; later beans move up."""
     game.owner[cell] = FREE
     game.served -= 1
-    place = 0
-    while game.beans[place] != cell:
-        place += 1
-    for later in range(place, game.served):
+    index = 0
+    while game.beans[index] != cell:
+        index += 1
+    for later in range(index, game.served):
         game.beans[later] = game.beans[later + 1]
     game.beans[game.served] = 0
 

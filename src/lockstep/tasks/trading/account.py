@@ -67,21 +67,21 @@ def _close(account: Any, price: float, costs: Costs) -> None:
 
 
 @njit(cache=True, nogil=True)
-def rebalance(account: Any, target: float, price: float, following: float, costs: Costs) -> float:
+def rebalance(account: Any, target: float, price: float, next_price: float, costs: Costs) -> float:
     """Trade at one bar's open and hold to the next open. Return the change of log equity; -inf if nothing is left."""
     equity = account.cash + account.units * price
     if target != account.target:
         account.target = target
-        wanted = target * equity / price
-        account.turnover += abs(wanted - account.units) * price / equity
-        if account.units != 0.0 and wanted * account.units <= 0.0:
+        target_units = target * equity / price
+        account.turnover += abs(target_units - account.units) * price / equity
+        if account.units != 0.0 and target_units * account.units <= 0.0:
             _close(account, price, costs)
-        if wanted != account.units:
-            _fill(account, wanted - account.units, price, costs)
+        if target_units != account.units:
+            _fill(account, target_units - account.units, price, costs)
     if account.units < 0.0:
-        rent = -account.units * price * costs.borrow
-        account.cash -= rent
-        account.flow -= rent
+        borrow_cost = -account.units * price * costs.borrow
+        account.cash -= borrow_cost
+        account.flow -= borrow_cost
     account.exposed += account.units != 0.0
-    after = account.cash + account.units * following
-    return math.log(after / equity) if after > 0.0 else -math.inf
+    next_equity = account.cash + account.units * next_price
+    return math.log(next_equity / equity) if next_equity > 0.0 else -math.inf

@@ -4,7 +4,7 @@ At the close of bar t the policy sees bars up to t and chooses a target. The ord
 reward is the change of log equity, after all costs, from that open to the next. The prices of an episode are a pure
 function of the environment's key and the episode's number. With several symbols, every episode uses one of them.
 
-Shapes: E environments per lane, B local environments, W window, F indicators, N bars of an episode.
+Shapes: E environments per lane, B local environments, F indicators, N bars of an episode.
 """
 
 import math
@@ -27,7 +27,7 @@ from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_acco
 from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
 from lockstep.tasks.trading.price_data import CLOSE, OPEN, PriceSeries, read_bars
 from lockstep.tasks.trading.rendering import RecordedBar, as_frame, as_text
-from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, SIMULATED, indicate, simulate
+from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
 
 PORTFOLIO = 4
 """Portfolio features of an observation: fraction held, last target, result of the open trade, log equity."""
@@ -103,22 +103,22 @@ class History(NamedTuple):
 
     prices: np.ndarray
     """[bars, 4] float64."""
-    first: np.ndarray
+    first_starts: np.ndarray
     """[symbols] int64: the first bar at which an episode of a symbol can start."""
-    choices: np.ndarray
+    num_starts: np.ndarray
     """[symbols] int64: number of bars at which an episode can start."""
 
 
 class TradingRules(NamedTuple):
     """Settings that the kernel needs."""
 
-    length: int
-    window: int
-    sizes: int
+    episode_length: int
+    lookback: int
+    position_levels: int
     market: int
     volatility: float
-    simulated: float
-    leak: bool
+    simulated_fraction: float
+    leak_future: bool
     costs: Costs
 
 
@@ -131,50 +131,50 @@ class MarketTable(NamedTuple):
     account: np.recarray
     prices: np.ndarray
     """[B, N, 4] float64."""
-    seen: np.ndarray
+    indicators: np.ndarray
     """[B, N, F] float32: normalized indicators."""
 
 
 @njit(cache=True, nogil=True)
-def _begin(b: int, table: MarketTable, history: History, scale: Any, rules: TradingRules) -> None:
+def _start_episode(b: int, table: MarketTable, history: History, scale: Any, rules: TradingRules) -> None:
     """Compute the prices and indicators of an environment's current episode."""
-    prices, seen = table.prices[b], table.seen[b]
+    prices, indicators = table.prices[b], table.indicators[b]
     key, episode = table.key[b], table.episode[b]
-    symbols = len(history.first)
-    if symbols == 0 or random_below(1 << 30, key, episode, 0) < rules.simulated * (1 << 30):
+    symbols = len(history.first_starts)
+    if symbols == 0 or random_below(1 << 30, key, episode, 0) < rules.simulated_fraction * (1 << 30):
         simulate(prices, rules.market, key, episode, rules.volatility)
     else:
         # Choose uniformly among all start bars of all symbols.
-        place = random_below(history.choices.sum(), key, episode, 1 << 40)
+        offset = random_below(history.num_starts.sum(), key, episode, 1 << 40)
         symbol = 0
-        while place >= history.choices[symbol]:
-            place -= history.choices[symbol]
+        while offset >= history.num_starts[symbol]:
+            offset -= history.num_starts[symbol]
             symbol += 1
-        start = history.first[symbol] + place
+        start = history.first_starts[symbol] + offset
         prices[:] = history.prices[start : start + len(prices)]
-    indicate(prices, seen)
-    for n in range(LOOKBACK, len(seen)):
-        for f in range(seen.shape[1]):
-            seen[n, f] = min(max((seen[n, f] - scale[0, f]) / scale[1, f], -5.0), 5.0)
+    compute_indicators(prices, indicators)
+    for n in range(LOOKBACK, len(indicators)):
+        for f in range(indicators.shape[1]):
+            indicators[n, f] = min(max((indicators[n, f] - scale[0, f]) / scale[1, f], -5.0), 5.0)
 
 
 @njit(cache=True, nogil=True)
-def _show(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> None:
+def _write_obs(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> None:
     """Write the observation at the close of the current bar."""
-    now = LOOKBACK + rules.window - 1 + table.age[b]
-    place = 0
-    for n in range(now - rules.window + 1, now + 1):
-        for f in range(table.seen.shape[2]):
-            obs[place] = table.seen[b, n, f]
-            place += 1
-    account, close = table.account[b], table.prices[b, now, CLOSE]
+    bar = LOOKBACK + rules.lookback - 1 + table.age[b]
+    index = 0
+    for n in range(bar - rules.lookback + 1, bar + 1):
+        for f in range(table.indicators.shape[2]):
+            obs[index] = table.indicators[b, n, f]
+            index += 1
+    account, close = table.account[b], table.prices[b, bar, CLOSE]
     equity = max(account.cash + account.units * close, BANKRUPTCY)
-    obs[place] = min(max(account.units * close / equity, -5.0), 5.0)
-    obs[place + 1] = account.target
-    obs[place + 2] = min(max(10.0 * (account.flow + account.units * close) / equity, -5.0), 5.0)
-    obs[place + 3] = min(max(math.log(equity), -5.0), 5.0)
-    if rules.leak:
-        obs[place + 4] = 100.0 * math.log(table.prices[b, now + 2, OPEN] / table.prices[b, now + 1, OPEN])
+    obs[index] = min(max(account.units * close / equity, -5.0), 5.0)
+    obs[index + 1] = account.target
+    obs[index + 2] = min(max(10.0 * (account.flow + account.units * close) / equity, -5.0), 5.0)
+    obs[index + 3] = min(max(math.log(equity), -5.0), 5.0)
+    if rules.leak_future:
+        obs[index + 4] = 100.0 * math.log(table.prices[b, bar + 2, OPEN] / table.prices[b, bar + 1, OPEN])
 
 
 @njit(cache=True, nogil=True)
@@ -184,20 +184,20 @@ def _step_all(
     """Step every account and start new episodes where one ended. Return the truncated count, or -1 for a bad action."""
     obs, reward, terminated, truncated, final_obs = out
     for b in range(len(actions)):
-        if not 0 <= actions[b] <= 2 * rules.sizes:
+        if not 0 <= actions[b] <= 2 * rules.position_levels:
             return -1
-    cut = 0
+    num_truncated = 0
     for b in range(len(actions)):
-        account, now = table.account[b], LOOKBACK + rules.window - 1 + table.age[b]
-        price, following = table.prices[b, now + 1, OPEN], table.prices[b, now + 2, OPEN]
-        change = rebalance(account, actions[b] / rules.sizes - 1.0, price, following, rules.costs)
+        account, bar = table.account[b], LOOKBACK + rules.lookback - 1 + table.age[b]
+        price, next_price = table.prices[b, bar + 1, OPEN], table.prices[b, bar + 2, OPEN]
+        change = rebalance(account, actions[b] / rules.position_levels - 1.0, price, next_price, rules.costs)
         terminated[b] = change == -math.inf
         reward[b] = math.log(BANKRUPTCY) if terminated[b] else change
         table.age[b] += 1
-        truncated[b] = not terminated[b] and table.age[b] == rules.length
+        truncated[b] = not terminated[b] and table.age[b] == rules.episode_length
         if terminated[b] or truncated[b]:
-            _show(b, table, rules, final_obs[b])
-            results[0, b] = max(account.cash + account.units * following, 0.0) - 1.0
+            _write_obs(b, table, rules, final_obs[b])
+            results[0, b] = max(account.cash + account.units * next_price, 0.0) - 1.0
             results[1, b], results[2, b] = account.trades, account.wins
             results[3, b] = account.units != 0.0
             results[4, b], results[5, b] = account.turnover, account.fees
@@ -205,14 +205,14 @@ def _step_all(
             table.age[b] = 0
             table.episode[b] += 1
             open_account(account)
-            _begin(b, table, history, scale, rules)
-            cut += truncated[b]
-        _show(b, table, rules, obs[b])
-    return cut
+            _start_episode(b, table, history, scale, rules)
+            num_truncated += truncated[b]
+        _write_obs(b, table, rules, obs[b])
+    return num_truncated
 
 
 class Trading(VecEnv):
-    """The accounts of the local lanes. Action k of 2 x sizes + 1 is the target k / sizes - 1."""
+    """The accounts of the local lanes. Action k of 2 x levels + 1 is the target k / levels - 1."""
 
     Config = TradingConfig
 
@@ -226,14 +226,14 @@ class Trading(VecEnv):
             config.episode_length,
             config.lookback,
             config.position_levels,
-            SIMULATED[config.market],
+            MARKETS[config.market],
             config.volatility,
             config.simulated_fraction if config.data else 1.0,
             config.leak_future,
             Costs(config.fee_rate, config.slippage, config.borrow_rate),
         )
-        self._history = _history(config, symbols)
-        self._scale = torch.from_numpy(_fit(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        self._history = _build_history(config, symbols)
+        self._scale = torch.from_numpy(_fit_scale(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
         vector, matrix = (count,), (count, features)
         self._buffers = Buffers(
             self.device,
@@ -250,13 +250,13 @@ class Trading(VecEnv):
             age=np.zeros(count, np.int64),
             account=np.zeros(count, ACCOUNT).view(np.recarray),
             prices=np.zeros((count, config.bars, 4)),
-            seen=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
+            indicators=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
         )
         self.register_state("episode", self._table.episode)
         self.register_state("age", self._table.age)
         for name in ACCOUNT_FIELDS:
             self.register_state(name, self._table.account[name])
-        self._watched: dict[int, list[RecordedBar]] = {}
+        self._recorded: dict[int, list[RecordedBar]] = {}
 
     def reset(self) -> Tensor:
         self._table.episode[:] = self._table.age[:] = 0
@@ -269,17 +269,17 @@ class Trading(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        cut = self.step_numpy(actions) if actions.shape == (self.num_envs,) else -1
-        if cut < 0:
+        num_truncated = self.step_numpy(actions) if actions.shape == (self.num_envs,) else -1
+        if num_truncated < 0:
             raise ValueError(
                 f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
-                f"Give each of the {self.num_envs} accounts one from 0 to {2 * self._rules.sizes}."
+                f"Give each of the {self.num_envs} accounts one from 0 to {2 * self._rules.position_levels}."
             )
-        out = self._buffers.copy_to_device()
-        for env in self._watched:
+        out = {**self._buffers.copy_to_device()}
+        episode_info = dict(zip(RESULTS, out.pop("results"), strict=True))
+        for env in self._recorded:
             self._record(env)
-        episode = dict(zip(RESULTS, out["results"], strict=True))
-        return Step(out["obs"], out["reward"], out["terminated"], out["truncated"], out["final_obs"], episode, cut > 0)
+        return Step(**out, episode_info=episode_info, any_truncated=num_truncated > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the market and the accounts alone, without tensors."""
@@ -306,21 +306,21 @@ class Trading(VecEnv):
 
     def _start_episodes(self, rows: range) -> Tensor:
         for row in rows:
-            _begin(row, self._table, self._history, self._scale.numpy(), self._rules)
-            _show(row, self._table, self._rules, self._buffers.arrays["obs"][row])
+            _start_episode(row, self._table, self._history, self._scale.numpy(), self._rules)
+            _write_obs(row, self._table, self._rules, self._buffers.arrays["obs"][row])
         return self._buffers.copy_to_device()["obs"]
 
     # Rendering
 
     def render_text(self, env: int) -> str:
-        return as_text(self._recorded(env), self.config.episode_length)
+        return as_text(self._episode_bars(env), self.config.episode_length)
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(self._recorded(env), self.config.episode_length)
+        return as_frame(self._episode_bars(env), self.config.episode_length)
 
-    def _recorded(self, env: int) -> list[RecordedBar]:
+    def _episode_bars(self, env: int) -> list[RecordedBar]:
         """Return the bars of an episode. They are recorded from the first call on, and only for rendered accounts."""
-        bars = self._watched.setdefault(env, [])
+        bars = self._recorded.setdefault(env, [])
         if not bars or bars[-1].age != self._table.age[env]:  # at first, and after a restore
             self._record(env)
         return bars
@@ -328,49 +328,50 @@ class Trading(VecEnv):
     def _record(self, env: int) -> None:
         """Add the current bar of an account. The first bar of an episode clears the earlier ones."""
         account, prices, age = self._table.account[env], self._table.prices[env], int(self._table.age[env])
-        first = LOOKBACK + self._rules.window
-        close = prices[first - 1 + age, CLOSE]
+        first_bar = LOOKBACK + self._rules.lookback
+        close = prices[first_bar - 1 + age, CLOSE]
         equity = max(account.cash + account.units * close, BANKRUPTCY)
         costs = 1.0 + self._rules.costs.fee + self._rules.costs.slippage
-        bought = close / (prices[first, OPEN] * costs) if age else 1.0
-        held, bars = account.units * close / equity, self._watched[env]
+        buy_and_hold = close / (prices[first_bar, OPEN] * costs) if age else 1.0
+        position, bars = account.units * close / equity, self._recorded[env]
         if bars and age <= bars[-1].age:
             bars.clear()
-        bars.append(RecordedBar(age, close, equity, bought, held, int(account.trades), account.fees))
+        bars.append(RecordedBar(age, close, equity, buy_and_hold, position, int(account.trades), account.fees))
 
 
-def _history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
-    first, choices, before = [], [], 0
+def _build_history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
+    first_starts, num_starts, num_bars = [], [], 0
     for bars in symbols:
-        low, high = (round(place * len(bars.time)) for place in config.data_range)
+        low, high = (round(fraction * len(bars.time)) for fraction in config.data_range)
         # The first step is at the close of the bar `low`, if there are enough bars before it.
         start = max(0, low - LOOKBACK - config.lookback + 1)
-        room = high - config.embargo - start - config.bars + 1
-        if room < 1:
+        starts = high - config.embargo - start - config.bars + 1
+        if starts < 1:
+            longest = max(1, config.episode_length + starts - 1)
             raise ConfigError(
                 f"{bars.name} has {high - low} bars in data_range {config.data_range} of its {len(bars.time)}, but an "
                 f"episode of {config.episode_length} steps reads {config.bars}, with an embargo of {config.embargo}.",
-                f"Use --task.episode-length {max(1, config.episode_length + room - 1)}, or a larger --task.data-range.",
+                f"Use --task.episode-length {longest}, or a larger --task.data-range.",
             )
-        first.append(before + start)
-        choices.append(1 if config.start_at_first_bar else room)
-        before += len(bars.time)
+        first_starts.append(num_bars + start)
+        num_starts.append(1 if config.start_at_first_bar else starts)
+        num_bars += len(bars.time)
     prices = np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4))
-    return History(prices, np.array(first, np.int64), np.array(choices, np.int64))
+    return History(prices, np.array(first_starts, np.int64), np.array(num_starts, np.int64))
 
 
-def _fit(config: TradingConfig, symbols: list[PriceSeries], stream: RandomStream) -> np.ndarray:
+def _fit_scale(config: TradingConfig, symbols: list[PriceSeries], stream: RandomStream) -> np.ndarray:
     """Return means and standard deviations [2, F] of the indicators, computed from the bars of `data_range` only."""
-    rows = []
+    series = []
     for bars in symbols:
-        low, high = (round(place * len(bars.time)) for place in config.data_range)
-        rows.append(bars.prices[low : high - config.embargo])
+        low, high = (round(fraction * len(bars.time)) for fraction in config.data_range)
+        series.append(bars.prices[low : high - config.embargo])
     if not symbols or config.simulated_fraction > 0:
-        path = np.zeros((4096, 4))
-        simulate(path, SIMULATED[config.market], stream.draw_seed(0), 0, config.volatility)
-        rows.append(path)
-    seen = [np.zeros((len(prices), len(INDICATORS))) for prices in rows]
-    for prices, indicators in zip(rows, seen, strict=True):
-        indicate(prices, indicators)
-    table = np.concatenate([indicators[LOOKBACK:] for indicators in seen])
+        simulated = np.zeros((4096, 4))
+        simulate(simulated, MARKETS[config.market], stream.draw_seed(0), 0, config.volatility)
+        series.append(simulated)
+    computed = [np.zeros((len(prices), len(INDICATORS))) for prices in series]
+    for prices, indicators in zip(series, computed, strict=True):
+        compute_indicators(prices, indicators)
+    table = np.concatenate([indicators[LOOKBACK:] for indicators in computed])
     return np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)

@@ -14,21 +14,18 @@ import numpy as np
 from lockstep.config import ConfigError
 
 OPEN, HIGH, LOW, CLOSE = range(4)
-YEAR = 365.25 * 86_400
-KNOWN = {
+SECONDS_PER_YEAR = 365.25 * 86_400
+COLUMNS = {
     "time": ("time", "date", "datetime", "timestamp", "unix"),
-    "open": ("open",),
-    "high": ("high",),
-    "low": ("low",),
-    "close": ("close",),
+    **{price: (price,) for price in ("open", "high", "low", "close")},
     "adjusted": ("adj close", "adj_close", "adjusted close", "adjusted"),
 }
 """Recognized column names in lower case, by priority."""
-CSV_BYTES, ROWS = 2**29, 10_000_000
+MAX_BYTES, MAX_ROWS = 2**29, 10_000_000
 """Limits of a file. Ten million bars are nineteen years of minutes."""
-PRICE, TIME = 1e15, 1e11
+MAX_PRICE, MAX_TIME = 1e15, 1e11
 """Upper limits of a valid price, and of a valid time in seconds since 1970 (the year 5138)."""
-FORMATS = ("%d.%m.%Y %H:%M:%S.%f", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%Y%m%d %H%M%S")
+TIME_FORMATS = ("%d.%m.%Y %H:%M:%S.%f", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y", "%Y/%m/%d", "%m/%d/%Y", "%Y%m%d %H%M%S")
 
 
 class PriceSeries(NamedTuple):
@@ -45,7 +42,7 @@ class PriceSeries(NamedTuple):
     @property
     def bars_per_year(self) -> float:
         """Return the average number of bars per year."""
-        return (len(self.time) - 1) / (self.time[-1] - self.time[0]) * YEAR
+        return (len(self.time) - 1) / (self.time[-1] - self.time[0]) * SECONDS_PER_YEAR
 
 
 def read_bars(path: str, columns: Mapping[str, str]) -> PriceSeries:
@@ -59,26 +56,26 @@ def read_bars(path: str, columns: Mapping[str, str]) -> PriceSeries:
     if "adjusted" in names:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a price of zero is reported below
             prices *= (_numbers(table[names["adjusted"]], "adjusted", path) / prices[:, CLOSE])[:, None]
-    return _in_order(Path(path).stem, time, prices, path)
+    return _sort_and_check(Path(path).stem, time, prices, path)
 
 
-def _in_order(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> PriceSeries:
+def _sort_and_check(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> PriceSeries:
     notes = []
     if (np.diff(time) < 0).any():
         newest_first = (np.diff(time) <= 0).all()
         notes.append(f"{path} is {'newest first' if newest_first else 'not in order'}: its rows were sorted by time.")
     order = np.argsort(time, kind="stable")
     time, prices = time[order], prices[order]
-    again = np.flatnonzero(np.diff(time) == 0) + 1
-    if len(again):
-        notes.append(f"{path} has {len(again)} rows with a duplicate time: the first of each is kept.")
-        time, prices = np.delete(time, again), np.delete(prices, again, axis=0)
+    duplicates = np.flatnonzero(np.diff(time) == 0) + 1
+    if len(duplicates):
+        notes.append(f"{path} has {len(duplicates)} rows with a duplicate time: the first of each is kept.")
+        time, prices = np.delete(time, duplicates), np.delete(prices, duplicates, axis=0)
     if len(time) < 2:
         raise ConfigError(f"{path} has {len(time)} bars.", "Give a file with 2 bars or more.")
-    bad = ~((prices > 0) & (prices < PRICE)).all(axis=1)
-    if bad.any():
+    invalid = ~((prices > 0) & (prices < MAX_PRICE)).all(axis=1)
+    if invalid.any():
         raise ConfigError(
-            f"{path} has {bad.sum()} bars with an invalid price, the first at {_when(time[bad][0])}.",
+            f"{path} has {invalid.sum()} bars with an invalid price, the first at {_format_time(time[invalid][0])}.",
             "Remove these bars from the file, or fix them.",
         )
     steps = np.diff(time)
@@ -87,12 +84,12 @@ def _in_order(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> Pri
         worst = gaps[np.argmax(steps[gaps])]
         notes.append(
             f"{path} has {len(gaps)} gaps of more than five median steps; "
-            f"the longest is {steps[worst] / 86_400:.1f} days from {_when(time[worst])}."
+            f"the longest is {steps[worst] / 86_400:.1f} days from {_format_time(time[worst])}."
         )
     return PriceSeries(name, time, prices, tuple(notes))
 
 
-def _when(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
 
 
@@ -101,22 +98,24 @@ PriceTable = tuple[dict[str, str], dict[str, Sequence[Any]]]
 
 
 def _read_csv(path: str, columns: Mapping[str, str]) -> PriceTable:
-    if Path(path).stat().st_size > CSV_BYTES:
-        raise ConfigError(f"{path} holds more than {CSV_BYTES:,} bytes.", "Convert it to Parquet, or use longer bars.")
+    if Path(path).stat().st_size > MAX_BYTES:
+        raise ConfigError(f"{path} holds more than {MAX_BYTES:,} bytes.", "Convert it to Parquet, or use longer bars.")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = (row for row in csv.reader(file) if row)
-            head = next(rows, [])
-            names = _find(head, columns, path)
-            places = [head.index(name) for name in names.values()]
-            kept = []
+            header = next(rows, [])
+            names = _find_columns(header, columns, path)
+            indices = [header.index(name) for name in names.values()]
+            values = []
             for number, row in enumerate(rows, 1):
-                if len(row) != len(head):
-                    raise ConfigError(f"{path}: row {number} has {len(row)} fields, its header {len(head)}.", "Fix it.")
-                kept.append([row[place] for place in places])
+                if len(row) != len(header):
+                    raise ConfigError(
+                        f"{path}: row {number} has {len(row)} fields, its header {len(header)}.", "Fix it."
+                    )
+                values.append([row[index] for index in indices])
     except (csv.Error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a CSV file: {error}.", "Give a CSV file in UTF-8.") from None
-    return names, {name: [row[place] for row in kept] for place, name in enumerate(names.values())}
+    return names, {name: [row[index] for row in values] for index, name in enumerate(names.values())}
 
 
 def _read_parquet(path: str, columns: Mapping[str, str]) -> PriceTable:
@@ -126,24 +125,25 @@ def _read_parquet(path: str, columns: Mapping[str, str]) -> PriceTable:
         raise ConfigError(f"{path} is a Parquet file.", "Install a reader: pip install pyarrow") from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if file.metadata.num_rows > ROWS:
-                raise ConfigError(f"{path} has {file.metadata.num_rows:,} rows.", f"Use {ROWS:,} at most.")
-            names = _find(file.schema_arrow.names, columns, path)
+            if file.metadata.num_rows > MAX_ROWS:
+                raise ConfigError(f"{path} has {file.metadata.num_rows:,} rows.", f"Use {MAX_ROWS:,} at most.")
+            names = _find_columns(file.schema_arrow.names, columns, path)
             return names, file.read(list(names.values())).to_pydict()
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path} is not a Parquet file: {str(error)[:200]}.", "Write the file again.") from None
 
 
-def _find(table: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:
+def _find_columns(header: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:
     """Return the file's name of each column."""
-    unknown = [part for part in columns if part not in KNOWN] + [name for name in columns.values() if name not in table]
-    small = {name.strip().lower(): name for name in reversed(table)}
-    found = {part: small[name] for part, names in KNOWN.items() for name in reversed(names) if name in small}
+    unknown = [part for part in columns if part not in COLUMNS]
+    unknown += [name for name in columns.values() if name not in header]
+    lower = {name.strip().lower(): name for name in reversed(header)}
+    found = {part: lower[name] for part, names in COLUMNS.items() for name in reversed(names) if name in lower}
     found |= columns
-    missing = [part for part in KNOWN if part not in found and part != "adjusted"]
+    missing = [part for part in COLUMNS if part not in found and part != "adjusted"]
     if unknown or missing:
         raise ConfigError(
-            f"{path} has no column for {', '.join(unknown + missing)}; it has {', '.join(table)[:200] or 'none'}.",
+            f"{path} has no column for {', '.join(unknown + missing)}; it has {', '.join(header)[:200] or 'none'}.",
             "Name the columns: --task.columns time Date open Open high High low Low close Close",
         )
     return found
@@ -164,12 +164,12 @@ def _times(values: Sequence[Any], path: str) -> np.ndarray:
         _seconds,
         lambda text: _seconds(datetime.fromisoformat(text)),
     ]
-    for read in [*readers, *map(_by, FORMATS)]:
+    for read in [*readers, *map(_parser, TIME_FORMATS)]:
         try:
             seconds = np.array([read(value) for value in values], np.float64)
         except (TypeError, ValueError, AttributeError, OverflowError):
             continue
-        if (np.abs(seconds) < TIME).all():
+        if (np.abs(seconds) < MAX_TIME).all():
             return seconds
     raise ConfigError(
         f"{path}: {str(values[0])[:50]!r} is not a known time format.", "Use ISO 8601, as in 2024-05-31 13:00:00."
@@ -181,12 +181,12 @@ def _from_number(value: Any) -> float:
     return seconds / 1000 if seconds > 1e11 else seconds  # beyond the year 5000: these are milliseconds
 
 
-def _seconds(moment: Any) -> float:
+def _seconds(date: Any) -> float:
     """Convert a datetime or a date to seconds since 1970."""
-    clock = [getattr(moment, unit, 0) for unit in ("hour", "minute", "second")]
-    zone = getattr(moment, "tzinfo", None) or UTC
-    return datetime(moment.year, moment.month, moment.day, clock[0], clock[1], clock[2], tzinfo=zone).timestamp()
+    hour, minute, second = (getattr(date, unit, 0) for unit in ("hour", "minute", "second"))
+    zone = getattr(date, "tzinfo", None) or UTC
+    return datetime(date.year, date.month, date.day, hour, minute, second, tzinfo=zone).timestamp()
 
 
-def _by(format: str) -> Callable[[Any], float]:
+def _parser(format: str) -> Callable[[Any], float]:
     return lambda value: _seconds(datetime.strptime(value, format))

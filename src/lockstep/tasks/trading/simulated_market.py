@@ -12,8 +12,8 @@ from numba import njit
 from lockstep.tasks.kernels import philox
 from lockstep.tasks.trading.price_data import CLOSE, HIGH, LOW, OPEN
 
-WALK, REGIMES, REVERTING = range(3)
-SIMULATED = {"gbm": WALK, "regime_switching": REGIMES, "mean_reverting": REVERTING}
+GBM, REGIME_SWITCHING, MEAN_REVERTING = range(3)
+MARKETS = {"gbm": GBM, "regime_switching": REGIME_SWITCHING, "mean_reverting": MEAN_REVERTING}
 LOOKBACK = 20
 """Number of earlier bars that an indicator may need."""
 INDICATORS = (
@@ -38,35 +38,35 @@ def _normals(key: Any, episode: Any, draw: Any) -> tuple[float, float]:
 
 
 @njit(cache=True, nogil=True)
-def simulate(prices: Any, kind: int, key: Any, episode: Any, volatility: float) -> None:
+def simulate(prices: Any, market: int, key: Any, episode: Any, volatility: float) -> None:
     """Fill [N, 4] with the price path of a key and episode. A walk has no expected profit."""
-    last, regime = 0.0, 1.0
+    last_log_close, regime = 0.0, 1.0
     for n in range(len(prices)):
         move, gap = _normals(key, episode, 3 * n + 1)
         up, down = _normals(key, episode, 3 * n + 2)
         switch, _ = _normals(key, episode, 3 * n + 3)
         # Random walk, gaps included: the expected price is constant.
         drift, scale = -0.52 * volatility * volatility, volatility
-        if kind == REGIMES:
+        if market == REGIME_SWITCHING:
             if abs(switch) > 2.33:  # about one bar in fifty
                 regime = -regime
             drift, scale = 0.2 * regime * volatility, volatility * (1.0 if regime > 0 else 1.5)
-        elif kind == REVERTING:
-            drift = -0.1 * last
-        opened = last + 0.2 * scale * gap
-        closed = opened + drift + scale * move
-        prices[n, OPEN], prices[n, CLOSE] = 100.0 * math.exp(opened), 100.0 * math.exp(closed)
-        prices[n, HIGH] = 100.0 * math.exp(max(opened, closed) + 0.3 * scale * abs(up))
-        prices[n, LOW] = 100.0 * math.exp(min(opened, closed) - 0.3 * scale * abs(down))
-        last = closed
+        elif market == MEAN_REVERTING:
+            drift = -0.1 * last_log_close
+        log_open = last_log_close + 0.2 * scale * gap
+        log_close = log_open + drift + scale * move
+        prices[n, OPEN], prices[n, CLOSE] = 100.0 * math.exp(log_open), 100.0 * math.exp(log_close)
+        prices[n, HIGH] = 100.0 * math.exp(max(log_open, log_close) + 0.3 * scale * abs(up))
+        prices[n, LOW] = 100.0 * math.exp(min(log_open, log_close) - 0.3 * scale * abs(down))
+        last_log_close = log_close
 
 
 @njit(cache=True, nogil=True)
-def indicate(prices: Any, seen: Any) -> None:
+def compute_indicators(prices: Any, out: Any) -> None:
     """Compute indicators [N, F] of prices [N, 4]. The first LOOKBACK rows have too few past bars and are zero."""
-    seen[:LOOKBACK] = 0.0
+    out[:LOOKBACK] = 0.0
     for n in range(LOOKBACK, len(prices)):
-        close, before = prices[n, CLOSE], prices[n - 1, CLOSE]
+        close, previous_close = prices[n, CLOSE], prices[n - 1, CLOSE]
         mean, squares, rises, moves, level = 0.0, 0.0, 0.0, 0.0, 0.0
         for k in range(n - LOOKBACK + 1, n + 1):
             move = math.log(prices[k, CLOSE] / prices[k - 1, CLOSE])
@@ -76,11 +76,11 @@ def indicate(prices: Any, seen: Any) -> None:
             if k > n - 14:
                 rises += max(move, 0.0)
                 moves += abs(move)
-        seen[n, 0] = math.log(close / before)
-        seen[n, 1] = math.log(prices[n, OPEN] / before)
-        seen[n, 2] = math.log(prices[n, HIGH] / prices[n, LOW])
-        seen[n, 3] = math.log(close / prices[n, OPEN])
-        seen[n, 4] = math.log(close / prices[n - 10, CLOSE])
-        seen[n, 5] = math.log(close / level)
-        seen[n, 6] = 2.0 * rises / moves - 1.0 if moves > 0.0 else 0.0
-        seen[n, 7] = 0.5 * math.log(max(squares - mean * mean, 1e-12))
+        out[n, 0] = math.log(close / previous_close)
+        out[n, 1] = math.log(prices[n, OPEN] / previous_close)
+        out[n, 2] = math.log(prices[n, HIGH] / prices[n, LOW])
+        out[n, 3] = math.log(close / prices[n, OPEN])
+        out[n, 4] = math.log(close / prices[n - 10, CLOSE])
+        out[n, 5] = math.log(close / level)
+        out[n, 6] = 2.0 * rises / moves - 1.0 if moves > 0.0 else 0.0
+        out[n, 7] = 0.5 * math.log(max(squares - mean * mean, 1e-12))
