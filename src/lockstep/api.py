@@ -229,7 +229,7 @@ def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | Non
 
 
 def _refuse_launched_process() -> None:
-    """Raise ConfigError in a process that a launcher started: it would start a second run beside its own."""
+    """Raise ConfigError in a process that a launcher started: it would start a second run."""
     if launch_directory() is not None:
         raise ConfigError(
             "lockstep.train was called while a worker process imported your file.",
