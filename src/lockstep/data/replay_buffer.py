@@ -140,7 +140,8 @@ class Replay:
             rows = download_bytes(rows)  # one transfer for all tensors
         torch._foreach_copy_(slots, rows)
         self._written += 1
-        self._stop_on_device += 1
+        if self.device.type != "cpu":  # only CUDA graphs read it
+            self._stop_on_device += 1
 
     def sample(self, counter: int, count: int, steps: int = 1, discount: float = 1.0) -> dict[str, Any]:
         """Sample `count` transitions of each lane uniformly with replacement; see `transitions`."""
