@@ -232,12 +232,12 @@ def _refuse_launched_process() -> None:
     """Raise ConfigError in a process that a launcher started: it would start a second run."""
     if launch_directory() is not None:
         raise ConfigError(
-            "lockstep.train was called while a worker process imported your file.",
+            "lockstep.train or lockstep.resume was called while a worker process imported your file.",
             'Put the call under `if __name__ == "__main__":`.',
         )
     if WorldInfo.from_environment().launched:
         raise ConfigError(
-            "lockstep.train starts its own processes, but this process was started by torchrun (RANK is set).",
+            "lockstep.train and lockstep.resume start processes, but this one was started by torchrun (RANK is set).",
             "Start your script with python and pass procs=N, or use torchrun with `-m lockstep train RECIPE`.",
         )
 
