@@ -31,11 +31,10 @@ LAUNCHERS := $(LAUNCHERS:%=tests/fault/test_%.py)
 TASKS := tests/unit/tasks tests/unit/apps
 TOOLS := tests/unit/tools tests/unit/cli tests/unit/loggers $(wildcard tests/unit/test_*.py)
 UNIT := test-core test-tasks test-tools
-LONGEST := gpu fault launchers contract
-OTHERS := hostile $(filter-out $(LONGEST) unit __pycache__ emulated_cuda helpers,\
+FIRST := test-gpu test-fault $(UNIT) test-launchers test-contract
+OTHERS := hostile $(filter-out $(FIRST:test-%=%) unit __pycache__ emulated_cuda helpers,\
 	$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(OTHERS:%=test-%)
-FIRST := test-gpu test-fault $(UNIT) test-launchers test-contract
 
 check: lint  ## Lint, types, import contracts, pages and unit tests: minutes.
 	$(call together,$(UNIT) types docs test-docs imports test-architecture)
