@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -21,7 +21,7 @@ class Backtest(RecipeOptions):
     Accepts settings of the recipe, as `train` does.
     """
 
-    recipe: tyro.conf.Positional[str]
+    recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """Recipe with the trading task, such as trading-lstm."""
     folds: int = 4
     """Number of consecutive test folds."""

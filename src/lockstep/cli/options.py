@@ -57,7 +57,7 @@ LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nn
 class RecipeOptions:
     """Options of every command that builds a recipe."""
 
-    recipe: tyro.conf.Positional[str]
+    recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """Recipe name, or a Python file that defines a recipe."""
     preset: str | None = None
     """Preset of the recipe, a named set of values. None: the defaults."""
