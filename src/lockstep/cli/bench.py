@@ -78,7 +78,7 @@ def _measure(command: Bench, rest: list[str], recipe: Recipe, processes: int) ->
     count = "1 process" if processes == 1 else f"{processes} processes"
     with (
         temporary_directory("bench") as directory,
-        console.status(f"measuring {command.recipe} on {count}, about {command.seconds:.0f} s"),
+        console.status(f"measuring {command.recipe} on {count}: a warm-up, then about {command.seconds:.0f} s"),
     ):
         cause = launch_captured([*args, "--out", str(directory)], processes)
         if cause:

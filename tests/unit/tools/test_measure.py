@@ -56,6 +56,17 @@ def same(one, other):
 # --------------------------------------------------------------------------------------------------------------- report
 
 
+def test_measurement_starts_when_learning_has_started():
+    kind = find_recipe("gym-ddpg")
+    recipe = apply_overrides(kind(), dict(kind.smoke_overrides) | {"algo.learning_starts": 256})
+    timer = IterationTimer(recipe, Runtime.single_process(recipe.run))
+    (learning,) = (op for op in timer.ops() if op.kind == "learning")
+    before = timer.algorithm.updates
+    timer.iterate()
+    assert before > 0
+    assert timer.algorithm.updates - before == learning.calls_per_iteration
+
+
 def test_measure_report_describes_the_run(report, recipe):
     assert report["recipe"] == "snake-ppo"
     assert report["processes"] == 1

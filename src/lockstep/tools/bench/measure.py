@@ -29,6 +29,9 @@ DATA_PARTS = {"load": "loading", "learn": "learning", "reduce": "reduction"}
 BATCH_DIVISOR = 4
 """Updates are also timed on a batch smaller by this factor, to separate fixed time from time per sample."""
 
+WARM_UP_SECONDS = 60.0
+"""Limit of the warm-up, for an algorithm that does not count its updates."""
+
 
 def single_process_runtime(run: RunConfig, hosting: range | None = None) -> Runtime:
     """Return the runtime of a single process on the device that a run would use on this machine."""
@@ -44,7 +47,7 @@ class IterationTimer:
         self.algorithm: Algorithm = recipe.algo.build(self.task, runtime)
         self.clock = TrainState(total_samples=2**62)
         self.check_every = recipe.run.replica_check_every
-        self.iterate()  # compiles kernels, makes buffers
+        self._warm_up()
 
     @property
     def parameters(self) -> int:
@@ -55,6 +58,17 @@ class IterationTimer:
         iterate(self.task, self.algorithm, self.clock, self.runtime, self.check_every)
         self.clock.flush_metrics()
         self.runtime.all_reduce_any(stop=False, save=False)
+
+    def _warm_up(self) -> None:
+        """Iterate until the networks learn: compiles kernels, makes buffers, collects the first samples of a replay.
+
+        Before `learning_starts` an iteration has no update, and would be compared with the bare work of one.
+        """
+        start, waiting = time.perf_counter(), True
+        while waiting:
+            self.iterate()
+            waiting = self.algorithm.updates == 0 and time.perf_counter() - start < WARM_UP_SECONDS
+            waiting = self.runtime.all_reduce_any(waiting=waiting)["waiting"]
 
     def seconds(self, work: Callable[[], object], times: int = 1) -> tuple[float, float]:
         """Return the seconds of `times` calls: CPU seconds where they apply (see the module), and wall seconds."""
