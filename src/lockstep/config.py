@@ -140,8 +140,6 @@ class Recipe:
     """Settings for a run of a few seconds, for `train --smoke` and `prove`."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named sets of values, selected by `--preset`."""
-    episode_length: ClassVar[int | None] = None
-    """Fixed length of an episode in steps, to convert episodes to samples. None: it varies."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """Alternative flag names for fields, such as those of other tools."""
 
@@ -221,7 +219,7 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
             return value.lower() == "true"
     elif kind in (int, float) and not isinstance(value, bool):
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            return float(value) if kind is float else _to_int(value)
+            return float(value) if kind is float else to_int(value)
     elif kind is str and isinstance(value, str | int | float):
         text = str(value)
         check_text(text, f"'{name}'")
@@ -245,7 +243,7 @@ def _repr(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
 
 
-def _to_int(value: Any) -> int:
+def to_int(value: Any) -> int:
     """Convert to an integer. Only values such as `1e6` go through a float, which would round large integers."""
     number: int | None = None
     if isinstance(value, int | str):

@@ -29,6 +29,7 @@ from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_di
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, read_status
 from lockstep.lanes import Lanes, partition_lanes
+from lockstep.launch.world import AUTO_JOB
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
@@ -224,10 +225,12 @@ def _run_of_job(recipe: Recipe, job: str) -> Path | None:
     """Return the run that a job started, also if its name was generated, so that restarts of the job find it."""
     if not job:
         return None
-    if recipe.run.name:
-        return run_path(recipe) if read_status(run_path(recipe)).get("job") == job else None
-    paths = (path.parent for path in Path(recipe.run.runs_dir).glob(f"*/{STATUS}"))
-    return next((path for path in paths if read_status(path).get("job") == job), None)
+    named = [run_path(recipe)] if recipe.run.name else None
+    for path in named or [path.parent for path in Path(recipe.run.runs_dir).glob(f"*/{STATUS}")]:
+        status = read_status(path)
+        if status.get("job") == job and not (job.startswith(AUTO_JOB) and status.get("state") == "finished"):
+            return path
+    return None
 
 
 def _refuse_unshared(directory: Path, runtime: Runtime) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from lockstep.cli.parser import parse_args
 from lockstep.config import ConfigError
 from lockstep.io.printable import print_line
 
@@ -39,7 +40,7 @@ class Audit:
 
 def run(arguments: Sequence[str]) -> int:
     audit_args, script_args = split_arguments(arguments)
-    command = tyro.cli(Audit, args=audit_args, prog="lockstep audit")
+    command = parse_args(Audit, audit_args, "lockstep audit")
 
     import json
     import os

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from lockstep.cli.parser import parse_args
 from lockstep.config import ConfigError
 from lockstep.io.printable import print_line, write_text
 from lockstep.tools.doctor.gpu.steps import STEP
@@ -57,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.tools.doctor.gpu.worker import run_step
 
         return run_step(arguments[1:])
-    command = tyro.cli(Doctor, args=list(arguments), prog="lockstep doctor")
+    command = parse_args(Doctor, arguments, "lockstep doctor")
     if command.procs < 1:
         raise ConfigError(f"--procs is {command.procs}.", "Use at least 1.")
     if command.gpu:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from lockstep.cli.flag_aliases import normalize_run_args
+from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Evaluate:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(Evaluate, args=list(arguments), prog="lockstep eval")
+    command = parse_args(Evaluate, normalize_run_args(arguments), "lockstep eval")
     import_torch_with_status()
 
     if command.opponents:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import tyro
 
+from lockstep.cli.parser import parse_args
+
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "sb3": ".zip", "pt2": ".pt2"}
 
 
@@ -29,7 +31,7 @@ class Export:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(Export, args=list(arguments), prog="lockstep export")
+    command = parse_args(Export, arguments, "lockstep export")
 
     from lockstep.io.rich_console import PrintableConsole
 

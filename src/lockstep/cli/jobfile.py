@@ -11,6 +11,7 @@ from typing import Literal
 import tyro
 
 from lockstep.cli.options import LAUNCHER_FLAGS, parse_recipe, parse_train, resolve
+from lockstep.cli.parser import parse_args
 from lockstep.config import ConfigError
 from lockstep.io.printable import write_text
 
@@ -46,7 +47,7 @@ class JobFile:
 
 def run(arguments: Sequence[str]) -> int:
     separator = list(arguments).index("--") if "--" in arguments else len(arguments)
-    command = tyro.cli(JobFile, args=list(arguments[:separator]), prog="lockstep jobfile")
+    command = parse_args(JobFile, arguments[:separator], "lockstep jobfile")
     args = list(arguments[separator + 1 :])
     _check(command, args)
     write_text(sys.stdout, render(command, args[1:]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tyro
 
+from lockstep.cli.parser import parse_args
 from lockstep.io.printable import print_line, printable
 
 LISTED_METRICS = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
@@ -29,7 +30,7 @@ class List:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(List, args=list(arguments), prog="lockstep ls")
+    command = parse_args(List, arguments, "lockstep ls")
 
     from rich.table import Table
 

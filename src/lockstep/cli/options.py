@@ -11,6 +11,8 @@ import tyro
 
 from lockstep.cli import COMMANDS
 from lockstep.cli.flag_aliases import normalize_args
+from lockstep.cli.parser import parse_args, parse_known_args
+from lockstep.cli.unit_flags import convert_units
 from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes
 
 if TYPE_CHECKING:
@@ -23,17 +25,17 @@ Command = TypeVar("Command")
 class LaunchOptions:
     """Number and location of processes, and restarts after failures."""
 
-    procs: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=["-n"])] = 1
+    procs: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=["-n"], metavar="N|auto")] = 1
     """Processes to start on this machine. auto: one per GPU, or one if there is no GPU."""
-    gpus: str | None = None
+    gpus: Annotated[str | None, tyro.conf.arg(metavar="IDS")] = None
     """GPUs to use, such as 2,3. One process per GPU unless --procs is given. None: all GPUs are visible."""
     max_restarts: int = 3
     """Maximum number of restarts from the last checkpoint after a process is killed, hangs or loses its host."""
-    nnodes: str = "1"
+    nnodes: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Number of hosts: 2, or 1:4 for an elastic job with one to four hosts."""
-    rdzv_endpoint: str | None = None
+    rdzv_endpoint: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Rendezvous address HOST:PORT on the first host. The same on every host. Required for several hosts."""
-    rdzv_id: str | None = None
+    rdzv_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
     """Job ID, the same on every host. A job that finds a run it started earlier resumes it."""
 
     def launch_config(self, procs: int) -> "LaunchConfig":
@@ -54,12 +56,10 @@ LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nn
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecipeOptions:
-    """Options of every command that builds a recipe."""
+class PresetOptions:
+    """Options that choose values of a recipe."""
 
-    recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")]
-    """Recipe name, or a Python file that defines a recipe."""
-    preset: str | None = None
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Preset of the recipe, a named set of values. None: the defaults."""
     smoke: bool = False
     """Use the recipe's smoke setting, which trains for a few seconds to check the installation."""
@@ -70,17 +70,30 @@ class RecipeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(LaunchOptions, RecipeOptions):
-    """Options that start a recipe. The settings of a recipe are listed by `lockstep train RECIPE --help`."""
+class RecipeOptions(PresetOptions):
+    """Options of every command that builds a recipe."""
 
-    config: Path | None = None
+    recipe: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RECIPE")]
+    """Recipe name, or a Python file that defines a recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartOptions(LaunchOptions, PresetOptions):
+    """Options that start a recipe."""
+
+    config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """YAML file with settings. Flags take precedence."""
-    init_from: str | None = None
+    init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Initial weights from another run: RUN or RUN@SAMPLES. None: random weights."""
     autoscale: Annotated[bool, tyro.conf.arg(aliases=["--max-utilization"])] = False
     """Choose environments, rollout steps and batch size by probing this machine. A larger batch changes the results."""
-    resume: str | None = None
-    """Run directory to resume, as with `lockstep resume RUN`."""
+    resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
+    """Run directory to resume, as with `lockstep resume RUN`. Without a value: the newest run of the recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(StartOptions, RecipeOptions):
+    """Options that start a recipe. The settings of a recipe are listed by `lockstep train RECIPE --help`."""
 
 
 def parse_recipe(
@@ -94,15 +107,18 @@ def parse_recipe(
 
     The result is not validated: `resolve` does that for a number of processes.
     """
+    from lockstep.cli.workers import print_notes
     from lockstep.registry import find_recipe
 
     recipe_class = find_recipe(options.recipe)
-    parsed = normalize_args(rest, recipe_class.aliases, recipe_class.episode_length)
+    parsed = normalize_args(rest, recipe_class.aliases)
     recipe = reference = apply_overrides(with_preset(recipe_class(), options.preset, options.smoke), imported or {})
     if config is not None:
         recipe = apply_overrides(recipe, read_yaml(config))
     recipe = apply_overrides(recipe, parsed.settings)
-    return with_reference(tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog), reference)
+    recipe, notes = convert_units(parse_args(type(recipe), parsed.flags, prog, recipe), parsed.unit_flags)
+    print_notes(notes)
+    return with_reference(recipe, reference)
 
 
 def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:
@@ -128,8 +144,8 @@ def with_reference(recipe: Recipe, reference: Recipe) -> Recipe:
 def parse_command(command_class: type[Command], arguments: Sequence[str], name: str) -> tuple[Command, list[str]]:
     """Parse the flags of a command. Return it and the remaining arguments, which are for the recipe."""
     parsed = normalize_args(arguments, {})
-    command, rest = tyro.cli(command_class, args=parsed.flags, prog=f"lockstep {name}", return_unknown_args=True)
-    return command, rest + [f"{key}={value}" for key, value in parsed.settings.items()]
+    command, unknown = parse_known_args(command_class, parsed.flags, f"lockstep {name}")
+    return command, parsed.rest(unknown)
 
 
 def resolve(recipe: Recipe, processes: int) -> Recipe:
@@ -162,16 +178,15 @@ def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list
     arguments, name = _recipe_first(arguments, RECIPES)
     wants_help = any(arg in ("-h", "--help") for arg in arguments)
     if wants_help and name is not None and (name in RECIPES or name.endswith(".py")):
-        recipe = find_recipe(name)
-        tyro.cli(recipe, default=recipe(), args=["--help"], prog=f"lockstep train {name}")
+        from lockstep.cli.recipe_help import print_recipe_help
+
+        print_recipe_help(name, find_recipe(name))
     recipe_class = find_recipe(name) if name is not None and not wants_help else Recipe
-    parsed = normalize_args(arguments, recipe_class.aliases, recipe_class.episode_length)
+    parsed = normalize_args(arguments, recipe_class.aliases)
     listing = "\n".join(f"  {recipe:12} {line}" for recipe, line in RECIPES.items())
     description = f"{COMMANDS['train']}\n\nRecipes:\n{listing}\n\nlockstep train RECIPE --help lists its settings."
-    options, rest = tyro.cli(
-        TrainOptions, args=parsed.flags, prog="lockstep train", description=description, return_unknown_args=True
-    )
-    return options, rest + [f"{key}={value}" for key, value in parsed.settings.items()], parsed.notes
+    options, unknown = parse_known_args(TrainOptions, parsed.flags, "lockstep train", description)
+    return options, parsed.rest(unknown), parsed.notes
 
 
 def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[list[str], str | None]:

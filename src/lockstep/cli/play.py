@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import tyro
 
+from lockstep.cli.flag_aliases import normalize_run_args
+from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class Play:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(Play, args=list(arguments), prog="lockstep play")
+    command = parse_args(Play, normalize_run_args(arguments), "lockstep play")
 
     from lockstep.config import ConfigError
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from lockstep.cli.parser import parse_args
 from lockstep.io.printable import print_line
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Report:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(Report, args=list(arguments), prog="lockstep report")
+    command = parse_args(Report, arguments, "lockstep report")
 
     from lockstep.config import ConfigError
     from lockstep.io.safe_read import UnreadableFileError

@@ -9,6 +9,7 @@ import tyro
 
 from lockstep.cli.flag_aliases import normalize_args
 from lockstep.cli.options import LaunchOptions, resolve, resolve_procs
+from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, apply_overrides
@@ -51,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     aliases = dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples")
     parsed = normalize_args(arguments, aliases)
     flags, settings = _split_settings(parsed.flags)
-    command = tyro.cli(Resume, args=flags, prog="lockstep resume")
+    command = parse_args(Resume, flags, "lockstep resume")
     procs = resolve_procs(command)
     settings |= parsed.settings
     changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in settings.items()}

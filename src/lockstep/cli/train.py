@@ -9,7 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.options import LaunchOptions, parse_recipe, parse_train, resolve, resolve_procs
+from lockstep.cli.flag_aliases import RESUME_NEWEST
+from lockstep.cli.options import LaunchOptions, TrainOptions, parse_recipe, parse_train, resolve, resolve_procs
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, apply_overrides
@@ -28,14 +29,10 @@ def run(arguments: Sequence[str]) -> int:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
     options, rest, notes = parse_train(arguments)
     if options.resume is not None:
-        from lockstep.cli.resume import run as resume
-
-        launch_options = {field.name: getattr(options, field.name) for field in fields(LaunchOptions)}
-        changed = {name: value for name, value in launch_options.items() if value != getattr(LaunchOptions(), name)}
-        flags = [arg for name, value in changed.items() for arg in (f"--{name}", str(value))]
-        return resume([options.resume, *flags, *rest])
+        return _resume(options, rest)
     import_torch_with_status()
 
+    from lockstep.cli.find_run import resolve_init_from
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.launch.device import require_gpus
     from lockstep.run_dir import reserved
@@ -47,7 +44,8 @@ def run(arguments: Sequence[str]) -> int:
         raise ConfigError(f"--procs is {procs}, but torchrun started {started} processes.", "Remove --procs.")
     recipe = parse_recipe(options, rest, f"lockstep train {options.recipe}", options.config)
     resolved = resolve(recipe, started or procs)
-    print_notes(notes)
+    init_from, note = resolve_init_from(recipe, options.init_from) if options.init_from else (None, "")
+    print_notes([*notes, note] if note else notes)
     if not started:
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     if options.autoscale:
@@ -57,14 +55,34 @@ def run(arguments: Sequence[str]) -> int:
     # A job with an ID resumes the run that it started: a scheduler requeues it with an identical command.
     standalone = launch_config.nodes[1] == 1 and launch_config.job is None
     if started or (procs == 1 and standalone):
-        return run_training_worker(lambda: train(resolved, init_from=options.init_from))
+        return run_training_worker(lambda: train(resolved, init_from=init_from))
     with temporary_directory("train") as directory:
         spec = directory / "spec.json"
         if not standalone:
             # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
-            return launch_and_report(write_spec(spec, recipe, init_from=options.init_from), launch_config)
+            return launch_and_report(write_spec(spec, recipe, init_from=init_from), launch_config)
         with reserved(resolved) as (_, named_recipe):  # before workers start, so that a name in use fails early
-            return launch_and_report(write_spec(spec, named_recipe, init_from=options.init_from), launch_config)
+            return launch_and_report(write_spec(spec, named_recipe, init_from=init_from), launch_config)
+
+
+def _resume(options: TrainOptions, rest: list[str]) -> int:
+    """Resume a run, as `lockstep resume RUN` does. A bare `--resume` means the newest run of the recipe."""
+    from lockstep.cli.resume import run as resume
+
+    launch_options = {field.name: getattr(options, field.name) for field in fields(LaunchOptions)}
+    changed = {name: value for name, value in launch_options.items() if value != getattr(LaunchOptions(), name)}
+    flags = [arg for name, value in changed.items() for arg in (f"--{name}", str(value))]
+    if options.resume != RESUME_NEWEST or Path(RESUME_NEWEST).exists():
+        return resume([str(options.resume), *flags, *rest])
+    import_torch_with_status()
+
+    from lockstep.cli.find_run import newest_run
+    from lockstep.cli.workers import print_notes
+
+    recipe = parse_recipe(options, rest, f"lockstep train {options.recipe}", options.config)
+    path = newest_run(recipe)
+    print_notes([f"--resume means the newest run of {recipe.name}: {path}."])
+    return resume([str(path), *flags, f"--total-samples={recipe.run.total_samples}"])
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:

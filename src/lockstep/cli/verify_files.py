@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tyro
 
+from lockstep.cli.parser import parse_args
+
 
 @dataclass(frozen=True)
 class VerifyFiles:
@@ -20,7 +22,7 @@ class VerifyFiles:
 
 
 def run(arguments: Sequence[str]) -> int:
-    command = tyro.cli(VerifyFiles, args=list(arguments), prog="lockstep verify-files")
+    command = parse_args(VerifyFiles, arguments, "lockstep verify-files")
 
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -36,9 +36,10 @@ def print_on_main(message: str) -> None:
 
 
 def print_notes(notes: Sequence[str]) -> None:
-    """Print notes about a command line, unless our launcher has already printed them."""
-    for note in notes if ENV_LAUNCH_DIR not in os.environ else ():
-        print_on_main(note)
+    """Print notes about a command line to stderr, unless our launcher has already printed them."""
+    if ENV_LAUNCH_DIR not in os.environ and WorldInfo.from_environment().rank == 0:
+        for note in notes:
+            warn(note)
 
 
 def run_training_worker(work: Callable[[], TrainResult]) -> int:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from lockstep.io.printable import write_text
 from lockstep.launch.process_lifetime import BACKEND_FILE, CRASH_FILE, PHASE_FILE, STACKS, STACKS_FILE, launch_directory
 
+AUTO_JOB = "auto-"
+"""Prefix of a job ID that was derived from a command line. It does not resume a finished run."""
 EXIT_PREEMPTED = 75
 """Exit code of a run that stopped on request and can be resumed (EX_TEMPFAIL)."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

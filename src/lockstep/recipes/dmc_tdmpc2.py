@@ -46,11 +46,9 @@ class DMCTDMPC2(Recipe):
         "run": {"total_samples": 256, "log_every": 64, "eval_every": 128, "eval_episodes": 8, "save_every": 64},
         "run.record_video": False,
     }
-    episode_length: ClassVar = 500
     aliases: ClassVar = {
         "task": "task.tasks",
         "model-size": "algo.model.size",
-        "buffer-size": "algo.buffer-size",
         "steps": "run.total-samples",
         "episodic": "algo.episodic",
         "mpc": "algo.mpc",

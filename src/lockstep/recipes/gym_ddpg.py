@@ -43,5 +43,4 @@ class GymDDPG(Recipe):
         "task": "task.id",
         "a-lr": "algo.actor-lr",
         "c-lr": "algo.critic-lr",
-        "buffer-size": "algo.buffer-size",
     }

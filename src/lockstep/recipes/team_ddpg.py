@@ -60,13 +60,9 @@ class TeamDDPG(Recipe):
         "run": {"total_samples": 1024, "log_every": 256, "eval_every": 512, "eval_episodes": 8, "save_every": 256},
         "run.record_video": False,
     }
-    episode_length: ClassVar = 200
     aliases: ClassVar = {
         "a-lr": "algo.actor-lr",
         "c-lr": "algo.critic-lr",
-        "tau": "algo.tau",
         "epsilon": "algo.epsilon",
-        "epsilon-speed": "algo.epsilon-decay-fraction",
-        "buffer-size": "algo.buffer-size",
         "opponent-difficulty-strategy": "task.level-schedule",
     }

@@ -38,9 +38,7 @@ class TradingLSTM(Recipe):
         "run": {"total_samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},
         "run.record_video": False,
     }
-    episode_length: ClassVar = 256
     aliases: ClassVar = {
         "data": "task.data",
-        "update-interval": "algo.rollout-steps",
         "learning-rate-actor": "algo.learning-rate",
     }

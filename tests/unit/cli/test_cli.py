@@ -208,7 +208,7 @@ def test_worker_spec_has_run_name_lanes_and_settings(launched, tmp_path):
 def test_flag_message_is_printed_once_by_launcher(launched, capsys, tmp_path):
     line = ["train", "--load-model", "snake-ppo", "--smoke", "--procs", "2", f"run.runs_dir={tmp_path}"]
     assert main(line) == 0
-    assert capsys.readouterr().out.count("--load-model is not needed") == 1
+    assert capsys.readouterr().err.count("--load-model is not needed") == 1
 
 
 def test_workers_of_a_job_choose_lanes_by_their_number(launched, monkeypatch, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.cli.flag_aliases import ALIASES, DROPPED, normalize_args
+from lockstep.cli.flag_aliases import ALIASES, DROPPED, normalize_args, normalize_run_args
 from lockstep.config import ConfigError
 
 GUIDES = {
@@ -19,10 +19,18 @@ GUIDES = {
     "steps": "run.total-samples",
     "eval-freq": "run.eval-every",
     "sync-freq": "algo.grad-accum-steps",
-    "epochs": "algo.epochs",
+    "n-epochs": "algo.epochs",
+    "ent-coef": "algo.entropy-coef",
+    "clip-range": "algo.clip-coef",
     "checkpoint-dir": "run.runs-dir",
 }
-OWN = {"resume-from": "resume", "num-gpus": "procs", "world-size": "procs", "load-model-run": "init-from"}
+OWN = {
+    "resume-from": "resume",
+    "num-gpus": "procs",
+    "nproc-per-node": "procs",
+    "world-size": "procs",
+    "load-model-run": "init-from",
+}
 """Aliases for flags of the command itself, which are not recipe settings."""
 
 
@@ -106,42 +114,60 @@ def test_distributed_false_has_no_effect():
     assert normalize_args(["snake-ppo", "--distributed", "false"], {}).flags == ["snake-ppo"]
 
 
-def test_opponent_and_model_aliases_are_translated():
-    line = ["--enable_opponent_evasion", "--opponent_evasion_start_episode", "30", "--load_model"]
-    line += ["--load_model_run_episode", "50", "--load_model_run", "runs/old"]
-    words = normalize_args(line, {}, 200)
-    assert words.flags == ["--task.evade-after-samples", "6000", "--init-from", "runs/old@10000"]
-    assert "--enable-opponent-evasion is not needed: use --task.evade-after-samples SAMPLES." in words.notes
-    assert len(words.notes) == 4
+def test_run_and_episode_of_a_model_become_one_flag():
+    line = ["--load_model", "--load_model_run_episode", "50", "--load_model_run", "runs/old"]
+    assert normalize_args(line, {}).flags == ["--init-from", "runs/old@50ep"]
 
 
-@pytest.mark.parametrize("name", ["episodes", "max-episodes", "max_episodes"])
-def test_episodes_are_converted_to_samples_with_one_message(name):
-    word = name.replace("_", "-")
-    note = f"--{word} 20 is read as 4,000 global samples: an episode has at most 200 steps."
-    as_flag = normalize_args([f"--{name}", "20", "--smoke"], {}, episode_length=200)
-    assert (as_flag.flags, as_flag.notes) == (["--run.total-samples", "4000", "--smoke"], [note])
-    as_setting = normalize_args([f"{name}=20"], {}, episode_length=200)
-    assert (as_setting.settings, as_setting.notes) == ({"run.total-samples": "4000"}, [note])
+@pytest.mark.parametrize("form", [["--episodes", "20"], ["--episodes=20"], ["episodes=20"]])
+def test_flag_with_unit_is_kept_for_the_recipe(form):
+    parsed = normalize_args([*form, "--smoke"], {})
+    assert (parsed.flags, parsed.unit_flags) == (["--smoke"], {"episodes": "20"})
+    assert normalize_args(parsed.rest([]), {}).unit_flags == {"episodes": "20"}
 
 
-@pytest.mark.parametrize(
-    ("line", "length", "problem"),
-    [
-        (["--episodes", "20"], None, "--episodes counts episodes, but episodes of this recipe have no fixed length."),
-        (["--episodes", "many"], 200, "--episodes is 'many', which is not a whole number."),
-        (["--episodes"], 200, "--episodes is '', which is not a whole number."),
-    ],
-)
-def test_episodes_that_cannot_be_converted_are_rejected(line, length, problem):
-    with pytest.raises(ConfigError) as caught:
-        normalize_args(line, {}, length)
-    assert str(caught.value).startswith(problem)
+@pytest.mark.parametrize(("value", "setting"), [("true", "true"), ("False", "false")])
+def test_boolean_flag_of_another_tool_may_have_a_value(value, setting):
+    assert normalize_args(["--enable_wandb", value, "--smoke"], {}).settings == {"run.wandb": setting}
+
+
+@pytest.mark.parametrize("line", [["--resume"], ["--resume", "--smoke"], ["--resume", "run.seed=1"]])
+def test_bare_resume_means_the_newest_run(line):
+    assert normalize_args(line, {}).flags[:2] == ["--resume", "newest"]
+    assert normalize_args(["--resume", "runs/a"], {}).flags == ["--resume", "runs/a"]
+
+
+def test_flag_without_equivalent_is_refused_with_a_hint():
+    with pytest.raises(ConfigError, match="updates-per-sample"):
+        normalize_args(["--gradient-steps", "4"], {})
+
+
+def test_master_address_becomes_rendezvous_with_same_job_on_every_host():
+    hosts = [
+        normalize_args(["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "10.0.0.1", "--seed", "3"], {})
+        for rank in range(2)
+    ]
+    assert hosts[0].flags == hosts[1].flags
+    assert hosts[0].flags[:2] == ["--nnodes", "2"]
+    assert hosts[0].flags[hosts[0].flags.index("--rdzv-endpoint") + 1] == "10.0.0.1:29500"
+    other = normalize_args(["--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1", "--seed", "4"], {})
+    assert other.flags[-1] != hosts[0].flags[-1]
+
+
+def test_master_address_of_one_host_is_dropped_with_a_message():
+    parsed = normalize_args(["--master-addr", "localhost", "--master-port", "29501"], {})
+    assert parsed.flags == []
+    assert [note.split()[0] for note in parsed.notes] == ["--master-addr", "--master-port"]
+
+
+@pytest.mark.parametrize("line", [["--model", "runs/a", "--n-episodes", "5"], ["--model=runs/a", "--n_episodes=5"]])
+def test_flags_of_commands_on_runs_are_translated(line):
+    assert normalize_run_args(line) == ["runs/a", "--episodes", "5"]
 
 
 @given(st.lists(st.text("ab-_=.7 ", max_size=6), max_size=5))
 def test_normalize_args_accepts_any_strings(line):
-    words = normalize_args(line, {"a": "task.a task.b="}, 10)
+    words = normalize_args(line, {"a": "task.a task.b="})
     assert all(isinstance(word, str) for word in words.flags)
 
 

@@ -194,13 +194,13 @@ def test_misspelled_yaml_key_error_suggests_closest_name(tmp_path):
 
 def test_unneeded_flag_message_is_returned_once():
     start, rest, notes = parse_train(["snake-ppo", "--master-port", "29500", "--smoke"])
-    assert notes == ["--master-port is not needed: a free port is chosen automatically on one machine."]
+    assert notes == ["--master-port is not needed: on one machine, a free port is chosen automatically."]
     assert start.smoke
     assert rest == []
 
 
 def test_episodes_without_fixed_length_are_rejected():
-    assert refused("snake-ppo", "--episodes", "10").endswith("Use --run.total-samples.")
+    assert refused("snake-ppo", "--episodes", "10").endswith("Use --run.total-samples with a number of samples.")
 
 
 # ----------------------------------------------------------------------------------------------------- invalid settings

@@ -14,7 +14,7 @@ environment, K action features, M samples per lane in a batch; N = L x M samples
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +76,10 @@ class DDPGConfig(Algorithm.Config):
     """Probability of a random action when learning starts."""
     epsilon_end: float = 0.0
     """Probability of a random action after `epsilon_decay_fraction` of the run."""
+    epsilon_schedule: Literal["linear", "exponential"] = "linear"
+    """Change of `epsilon` to `epsilon_end`: by equal steps, or by an equal factor per sample."""
     epsilon_decay_fraction: float = 0.5
-    """Fraction of the run over which `epsilon` changes linearly to `epsilon_end`."""
+    """Fraction of the run over which `epsilon` changes to `epsilon_end`."""
     gumbel_temperature: float = 1.0
     """Temperature of the softmax that passes gradients to discrete actions."""
     logit_penalty: float = 1e-3
@@ -113,6 +115,12 @@ class DDPGConfig(Algorithm.Config):
                 f"updates_per_sample is {self.updates_per_sample} and tau {self.tau}.",
                 "Use more than 0 for both, and at most 1 for tau.",
             )
+        if self.epsilon_schedule == "exponential" and min(self.epsilon, self.epsilon_end) <= 0:
+            raise ConfigError(
+                f"epsilon is {self.epsilon} and epsilon_end {self.epsilon_end}, but an exponential schedule never "
+                "reaches 0.",
+                "Use --algo.epsilon-end 0.01, or --algo.epsilon-schedule linear.",
+            )
         if self.opponent_pool_size and not getattr(task, "control_both_teams", False):
             raise ConfigError(
                 f"opponent_pool_size is {self.opponent_pool_size}, but the task acts for the other team itself.",
@@ -132,6 +140,8 @@ class DDPGConfig(Algorithm.Config):
     def epsilon_at(self, progress: float) -> float:
         """Return the probability of a random action at a progress from 0 to 1."""
         fraction = min(1.0, progress / self.epsilon_decay_fraction) if self.epsilon_decay_fraction > 0 else 1.0
+        if self.epsilon_schedule == "exponential":
+            return self.epsilon * (self.epsilon_end / self.epsilon) ** fraction
         return self.epsilon + fraction * (self.epsilon_end - self.epsilon)
 
 

@@ -48,6 +48,10 @@ class DMControlConfig(VecEnv.Config):
             )
 
     @property
+    def episode_steps(self) -> int:
+        return self.episode_length or 1_000 // self.action_repeat
+
+    @property
     def num_tasks(self) -> int:
         """Number of tasks that the environments share."""
         return len(resolve(self.tasks))

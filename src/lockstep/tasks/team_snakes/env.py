@@ -108,6 +108,10 @@ class TeamSnakesConfig(VecEnv.Config):
                 "Use 0 or more, a death_penalty of 0 or less, and a team_reward_fraction from 0 to 1.",
             )
 
+    @property
+    def episode_steps(self) -> int:
+        return self.max_episode_steps
+
 
 class TeamSnakes(VecEnv):
     """The games of the local lanes. Actions are up, down, left, right, as a snake sees them."""

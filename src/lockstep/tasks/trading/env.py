@@ -93,6 +93,10 @@ class TradingConfig(VecEnv.Config):
             )
 
     @property
+    def episode_steps(self) -> int:
+        return self.episode_length
+
+    @property
     def bars(self) -> int:
         """N: bars that an episode reads, including those before its first step and two after its last step."""
         return LOOKBACK + self.lookback + self.episode_length + 2
