@@ -1,6 +1,7 @@
 """Lockstep: distributed training in which the number of processes changes the speed, never the result."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,9 +51,22 @@ _MODULES = {
 __all__ = ["__version__", *_MODULES]
 
 
+UNSUPPORTED_PLATFORM = (
+    ""
+    if sys.platform != "win32"
+    else (
+        "Lockstep does not run on Windows: it needs POSIX signals and file locks.\n"
+        "Use it in WSL: run `wsl --install` in PowerShell, open Ubuntu, and install Lockstep there. GPUs work in WSL 2."
+    )
+)
+"""Why Lockstep cannot run here, and what to do. Empty on Linux and macOS."""
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'lockstep' has no attribute '{name}'")
+    if UNSUPPORTED_PLATFORM:
+        raise ImportError(UNSUPPORTED_PLATFORM)
     return getattr(importlib.import_module(f"lockstep.{_MODULES[name]}"), name)
 
 

@@ -11,6 +11,7 @@ from lockstep.config import Recipe
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate
 from lockstep.launch.device import device_notes
+from lockstep.memory_report import explain_out_of_memory
 from lockstep.nan_dump import dump_on_nonfinite
 from lockstep.run_dir import RunDir, TrainResult
 
@@ -27,9 +28,11 @@ def train(
     """Train one agent on all processes that were started. `on_record` is called after the log has changed."""
     config = recipe.run
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
-        task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
-        on_exit.callback(task.close)
-        algorithm: Algorithm = recipe.algo.build(task, runtime)
+        with explain_out_of_memory(recipe):
+            task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+            on_exit.callback(task.close)
+            algorithm: Algorithm = recipe.algo.build(task, runtime)
+        on_exit.enter_context(explain_out_of_memory(recipe, algorithm))
         runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
         if init_from:
             load_weights(init_from, algorithm, runtime)

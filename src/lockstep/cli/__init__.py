@@ -8,7 +8,7 @@ import select
 import sys
 from collections.abc import Sequence
 
-from lockstep import __version__
+from lockstep import UNSUPPORTED_PLATFORM, __version__
 from lockstep.io.printable import make_errors_printable, print_line, write_text
 
 _INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
@@ -64,6 +64,8 @@ def _run(args: list[str], is_program: bool) -> int:
     if args[0] == "--version":
         print_line(f"lockstep {__version__}")
         return 0
+    if UNSUPPORTED_PLATFORM:
+        return fail(UNSUPPORTED_PLATFORM)
     command = args[0]
     if command not in COMMANDS:
         import difflib

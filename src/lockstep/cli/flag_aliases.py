@@ -51,6 +51,7 @@ ALIASES = {
     "n-eval-episodes": "run.eval-episodes",
     "capture-video": "run.record-video",
     "num-gpus": "procs",
+    "debug-level": "debug",
     "nproc-per-node": "procs",
     "world-size": "procs",
     "resume-from": "resume",

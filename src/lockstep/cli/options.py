@@ -35,6 +35,9 @@ class LaunchOptions:
     """Number of hosts: 2, or 1:4 for an elastic job with one to four hosts."""
     rdzv_endpoint: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Rendezvous address HOST:PORT on the first host. The same on every host. Required for several hosts."""
+    debug: Literal["off", "info", "detail"] = "off"
+    """Debug level of torch.distributed and NCCL. detail: torch also checks that every collective is the same on all
+    processes, which is slow. Your own TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG take precedence."""
     rdzv_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
     """Job ID, the same on every host. A job that finds a run it started earlier resumes it."""
 
@@ -51,7 +54,17 @@ class LaunchOptions:
         return LaunchConfig(procs, self.max_restarts, nodes, self.rdzv_endpoint, self.rdzv_id)
 
 
-LAUNCHER_FLAGS = ("procs", "num-gpus", "world-size", "gpus", "max-restarts", "nnodes", "rdzv-endpoint", "rdzv-id")
+DEBUG_VARIABLES: dict[str, dict[str, str]] = {
+    "off": {},
+    "info": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "NCCL_DEBUG": "INFO"},
+    "detail": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"},
+}
+"""Variables that `--debug` sets."""
+
+LAUNCHER_FLAGS = (
+    *("procs", "num-gpus", "nproc-per-node", "world-size", "gpus", "max-restarts"),
+    *("nnodes", "rdzv-endpoint", "rdzv-id", "master-addr", "master-port", "node-rank"),
+)
 """Flags that only the launcher reads, including their aliases from other tools."""
 
 
@@ -203,8 +216,10 @@ def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[lis
 
 
 def resolve_procs(options: LaunchOptions) -> int:
-    """Restrict visible GPUs to the chosen ones. Return the number of processes to start."""
+    """Set the variables of visible GPUs and debug messages. Return the number of processes to start."""
     gpus, procs = options.gpus, options.procs
+    for variable, value in DEBUG_VARIABLES[options.debug].items():
+        os.environ.setdefault(variable, value)
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     if procs == "auto":

@@ -110,6 +110,7 @@ class Runtime:
             backend = device_setup.choose_backend(device, shared)
             device_id = device if "nccl" in backend else None
             with sealed_sockets(backend):
+                dist.set_debug_level_from_env()  # torch reads it when imported, which may be before `--debug` set it
                 dist.init_process_group(
                     backend, store=store, rank=world.rank, world_size=world.size, timeout=timeout, device_id=device_id
                 )

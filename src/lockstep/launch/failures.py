@@ -38,7 +38,8 @@ def to_user_error(error: Exception, world: WorldInfo) -> Exception:
     first = (str(error).splitlines() or [""])[0]
     process = f"process {world.rank} of {world.size}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in first:
-        return ConfigError(f"{process} ran out of memory: {first}", _MEMORY_ADVICE)
+        consumers = getattr(error, "__notes__", [])  # added by `memory_report`
+        return ConfigError(f"{process} ran out of memory: {first}", "\n".join([*consumers, _MEMORY_ADVICE]))
     port_in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
     if port_in_use or "EADDRINUSE" in str(error):
         return ConfigError(

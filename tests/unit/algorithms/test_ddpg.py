@@ -70,6 +70,31 @@ def test_epsilon_decays_with_progress_and_is_one_before_learning():
     assert seen == [(1.0, False), (1.0, True), (0.5, True), (0.5, True)]
 
 
+def test_exponential_epsilon_falls_by_an_equal_factor():
+    config = DDPGConfig(epsilon=0.8, epsilon_end=0.1, epsilon_schedule="exponential", epsilon_decay_fraction=0.75)
+    values = [config.epsilon_at(progress) for progress in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert values == pytest.approx([0.8, 0.4, 0.2, 0.1, 0.1])
+
+
+def test_learning_rates_are_scaled_with_the_batch():
+    agent = Agent("gym-ddpg", lr_scaling="linear", reference_batch_size=16, batch_size=32)
+    agent.iterate(8)
+    rates = [
+        part._inner.param_groups[0]["lr"]
+        for part in (agent.algorithm.actor_optimizer, agent.algorithm.critic_optimizer)
+    ]
+    assert rates == pytest.approx([2 * agent.recipe.algo.actor_lr, 2 * agent.recipe.algo.critic_lr])
+
+
+def test_micro_batches_give_the_same_update():
+    whole, parts = Agent("gym-ddpg"), Agent("gym-ddpg", grad_accum_steps=2)
+    for agent in (whole, parts):
+        agent.iterate(4)
+    assert whole.algorithm.updates > 0
+    for one, other in zip(parameters(whole.algorithm.actor), parameters(parts.algorithm.actor), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_actor_updates_once_per_policy_delay_critic_updates():
     agent = Agent(policy_delay=3, updates_per_sample=0.0625)
     agent.iterate(3)

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from lockstep.cli.options import LaunchOptions, parse_recipe, parse_train, resolve, resolve_procs
+from lockstep.cli.options import DEBUG_VARIABLES, LaunchOptions, parse_recipe, parse_train, resolve, resolve_procs
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.nn.actor_critic import ActorCritic
@@ -247,3 +247,15 @@ def test_gpus_option_sets_visible_devices_and_process_count(monkeypatch):
 
 def test_procs_auto_without_gpu_is_one():
     assert resolve_procs(LaunchOptions(procs="auto")) == 1
+
+
+# ----------------------------------------------------------------------------------------------------------- debugging
+
+
+def test_debug_level_sets_variables_but_not_those_of_the_user(monkeypatch):
+    for variable in DEBUG_VARIABLES["detail"]:
+        monkeypatch.setenv(variable, "")  # restored after the test
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("NCCL_DEBUG", "TRACE")
+    resolve_procs(parse_train(["snake-ppo", "--debug", "detail"])[0])
+    assert (os.environ["TORCH_DISTRIBUTED_DEBUG"], os.environ["NCCL_DEBUG"]) == ("DETAIL", "TRACE")

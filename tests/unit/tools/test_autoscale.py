@@ -404,7 +404,8 @@ def test_autoscale_without_rollouts_changes_nothing(recipe):
         population: int = 8
 
     found = autoscale(replace(recipe, algo=Search()), 1)
-    assert found == AutoscaleResult({}, ["snake-ppo collects no rollouts: nothing is scaled."])
+    assert found.settings == {}
+    assert found.reasons[0].startswith("snake-ppo collects no rollouts: nothing is scaled.")
 
 
 def test_free_memory_is_divided_by_processes():
@@ -419,6 +420,7 @@ def test_autoscale_probes_or_refuses_every_recipe(name):
     if (why_not := scaling.refusal(recipe)) is not None:
         assert scaling.autoscale(recipe, 1) == scaling.AutoscaleResult({}, [why_not])
         assert name not in ("snake-ppo", "gym-ppo")  # the rollouts of these two can be split freely
+        assert f"algo.batch_size ({recipe.algo.batch_size:,}" in why_not  # says which numbers to change
         return
     meter = scaling._meter(recipe, envs=recipe.task.num_envs, horizon=4)
     try:

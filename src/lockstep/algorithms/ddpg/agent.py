@@ -32,6 +32,7 @@ from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
 from lockstep.nn.encoders import EncoderConfig
+from lockstep.ops.functional import Scaling, scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss, Policy
 from lockstep.pytree import Tree, tree_map
 
@@ -44,6 +45,10 @@ class DDPGConfig(Algorithm.Config):
     """Learning rate of the actor."""
     critic_lr: float = 1e-3
     """Learning rate of the critics."""
+    lr_scaling: Scaling = "none"
+    """Scaling of learning rates with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
+    reference_batch_size: int | None = None
+    """Batch size that learning rates were tuned for. None: the recipe's own."""
     batch_size: int = 256
     """Samples per update, over all processes."""
     buffer_size: int = 200_000
@@ -92,6 +97,8 @@ class DDPGConfig(Algorithm.Config):
     """Samples between snapshots. A new snapshot replaces the oldest one."""
     max_grad_norm: float = 10.0
     """Maximum norm of the gradient of the whole batch."""
+    grad_accum_steps: int = 1
+    """Micro-batches per batch, to save memory. One optimizer step is taken for all of them."""
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(hidden_sizes=(256,), activation="relu"))
     """Encoder architecture of each network."""
 
@@ -99,9 +106,10 @@ class DDPGConfig(Algorithm.Config):
         """Raise ConfigError for invalid settings, before any process starts."""
         super().validate(task, run)
         Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(self.batch_size, "batch_size")
-        if self.rollout_steps < 1 or self.n_step < 1 or self.policy_delay < 1:
+        if min(self.rollout_steps, self.n_step, self.policy_delay, self.grad_accum_steps) < 1:
             raise ConfigError(
-                f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}.",
+                f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}, "
+                f"grad_accum_steps {self.grad_accum_steps}.",
                 "Use 1 or more for each of them.",
             )
         if not task.num_envs <= self.learning_starts <= self.buffer_size:
@@ -187,7 +195,8 @@ class DDPG(Algorithm):
 
     def _optimizer(self, net: nn.Module, rate: float) -> DistributedOptimizer:
         adam = FusedAdam(net.named_parameters(), lr=rate)
-        return DistributedOptimizer(self.runtime, adam, max_grad_norm=self.config.max_grad_norm)
+        limit, pieces = self.config.max_grad_norm, self.config.grad_accum_steps
+        return DistributedOptimizer(self.runtime, adam, max_grad_norm=limit, accumulate=pieces)
 
     # -- collecting ----------------------------------------------------------------------------------------------------
 
@@ -239,15 +248,19 @@ class DDPG(Algorithm):
         if not add_rollout(self.replay, self.rollout, self.outcomes, self.critic_optimizer, clock):
             return Metrics()
 
+        rates = [
+            scaled_rate(config.lr_scaling, rate, config.batch_size, config.reference_batch_size, clock.progress)
+            for rate in (config.critic_lr, config.actor_lr)
+        ]
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due if self.replay.count >= config.learning_starts else 0):
             counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
             batch, rebuild = self._sample_batch(counter), partial(self._sample_batch, counter)
             # Critic update
-            critic += self.critic_optimizer.step(self.critic_loss, batch, where=where, rebuild=rebuild)
+            critic += self.critic_optimizer.step(self.critic_loss, batch, rates[0], where, rebuild)
             if self.updates % config.policy_delay == 0:
                 # Actor update
-                actor += self.actor_optimizer.step(self.actor_loss, batch, where=where, rebuild=rebuild)
+                actor += self.actor_optimizer.step(self.actor_loss, batch, rates[1], where, rebuild)
                 # Target networks
                 self._update_targets()
         self.critic_optimizer.check_last_step()

@@ -39,6 +39,7 @@ from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
+from lockstep.ops.functional import Scaling, scaled_rate
 from lockstep.ops.two_hot import discount_from_episode_length, percentile_range
 from lockstep.protocols import BenchmarkOp, Loss, SubtaskSpec
 from lockstep.pytree import Tree
@@ -52,6 +53,10 @@ class TDMPC2Config(Algorithm.Config):
     """Learning rate of all networks."""
     encoder_lr_scale: float = 0.3
     """Factor on the learning rate of the encoder."""
+    lr_scaling: Scaling = "none"
+    """Scaling of learning rates with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
+    reference_batch_size: int | None = None
+    """Batch size that learning rates were tuned for. None: the recipe's own."""
     batch_size: int = 256
     """Sequences of `horizon` steps per update, over all processes."""
     buffer_size: int = 1_000_000
@@ -243,19 +248,21 @@ class TDMPC2(Algorithm):
         if not add_rollout(self.replay, self.rollout, self.outcomes, self.model_optimizer, clock):
             return metrics
 
+        size, reference = config.batch_size, config.reference_batch_size
+        rate = scaled_rate(config.lr_scaling, config.learning_rate, size, reference, clock.progress)
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
         for number in range(due):
             counter, where = self.updates, f"iteration {clock.iteration + 1}, batch {number + 1} of {due}"
             batch, rebuild = self._sample_batch(counter), partial(self._sample_batch, counter)
             # Model update: encoder, dynamics, reward, termination and critics
-            model += self.model_optimizer.step(self.model_loss, batch, where=where, rebuild=rebuild)
+            model += self.model_optimizer.step(self.model_loss, batch, rate, where, rebuild)
             self.model.limit_task_norms()
             # Value scale
             policy_batch = self._policy_batch(batch)
             self._rescale(policy_batch)
             # Policy update
             rebuild = partial(self._rebuild_policy_batch, counter)
-            policy += self.policy_optimizer.step(self.policy_loss, policy_batch, where=where, rebuild=rebuild)
+            policy += self.policy_optimizer.step(self.policy_loss, policy_batch, rate, where, rebuild)
             # Target critics
             self._update_targets()
         self.model_optimizer.check_last_step()

@@ -77,10 +77,25 @@ def autoscale(recipe: Recipe, processes: int, report: Callable[[str], None] = la
 
 def refusal(recipe: Recipe) -> str | None:
     """Return why a recipe cannot be scaled, or None if it can."""
-    if not {"rollout_steps", "batch_size", "epochs"} <= {field.name for field in dataclasses.fields(recipe.algo)}:
-        return f"{recipe.name} collects no rollouts: nothing is scaled."
-    if getattr(recipe.algo, "length", 1) > 1:
-        return f"{recipe.name} learns from sequences, which the probes do not support: nothing is scaled."
+    settings, algo = {field.name for field in dataclasses.fields(recipe.algo)}, recipe.algo
+    batch = f"algo.batch_size ({algo.batch_size:,}, with algo.lr_scaling sqrt)" if "batch_size" in settings else ""
+    check = f"Check each with `lockstep bench {recipe.name}`."
+    if "buffer_size" in settings:
+        return (
+            f"{recipe.name} learns from a replay buffer, which the probes do not support: nothing is scaled. To use "
+            f"the machine better, double task.num_envs ({recipe.task.num_envs:,}) and {batch}, and keep "
+            f"algo.updates_per_sample x algo.batch_size. {check}"
+        )
+    if not {"rollout_steps", "batch_size", "epochs"} <= settings:
+        return (
+            f"{recipe.name} collects no rollouts: nothing is scaled. To use the machine better, double "
+            f"{batch or 'the batch size'}, and raise algo.num_workers if loading limits it. {check}"
+        )
+    if getattr(algo, "length", 1) > 1:
+        return (
+            f"{recipe.name} learns from sequences, which the probes do not support: nothing is scaled. To use the "
+            f"machine better, double task.num_envs ({recipe.task.num_envs:,}) and {batch}. {check}"
+        )
     return None
 
 
