@@ -27,11 +27,12 @@ from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, read_yaml
 from lockstep.distributed import Runtime
-from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, read_status
+from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, TASK, read_status
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
+from lockstep.task_spec import describe_task
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class RunDir:
         if self.runtime.is_main:
             with _user_facing_errors(self.path):
                 _write_status_and_config(self.path, self._recipe, self.runtime)
+                if description := describe_task(task):
+                    replace_text(self.path / TASK, description)
                 for other in (self.path / HEARTBEATS).iterdir():
                     if other.name != self._heartbeat_id:
                         shutil.rmtree(other, ignore_errors=True)

@@ -166,4 +166,4 @@ class Algorithm(Configurable):
 
     def _parts(self, method: str) -> dict[str, Any]:
         """Return the attributes that have a method, by name. The task has a state of its own."""
-        return {name: part for name, part in vars(self).items() if hasattr(part, method) and part is not self.task}
+        return {name: part for name, part in vars(self).items() if part is not self.task and hasattr(part, method)}

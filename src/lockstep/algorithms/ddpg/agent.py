@@ -34,6 +34,7 @@ from lockstep.metrics import Metrics
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.protocols import BenchmarkOp, Loss, Policy
 from lockstep.pytree import Tree, tree_map
+from lockstep.rng import LaneStreams, RandomStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,5 +356,17 @@ class DDPGPolicy(Policy):
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         agent_obs, legal = self.team.agent_inputs(self.team.drop_rivals(obs))
         outputs = self.actor(agent_obs)
-        action = self.codec.to_env(self.codec.encode(self.codec.act(outputs, None, legal)))
-        return self.team.add_rivals(self.team.group_by_env(action)), self.team.group_by_env(outputs), memory
+        return self._to_env(self.codec.act(outputs, None, legal)), self.team.group_by_env(outputs), memory
+
+    @torch.no_grad()
+    def sample(self, obs: Tree, memory: Tree, seed: int, counter: int) -> tuple[Tensor, Tree]:
+        """Return actions with noise. Random actions (`epsilon`) are left out, because they end during training."""
+        agent_obs, legal = self.team.agent_inputs(self.team.drop_rivals(obs))
+        outputs = self.actor(agent_obs)
+        streams = LaneStreams((RandomStream(seed, "policy.noise"),))
+        noise = self.codec.noise(streams, counter, len(outputs), device=outputs.device)[0] * self.codec.noise_scale
+        return self._to_env(self.codec.act(outputs, noise, legal)), memory
+
+    def _to_env(self, vectors: Tensor) -> Tensor:
+        action = self.codec.to_env(self.codec.encode(vectors))
+        return self.team.add_rivals(self.team.group_by_env(action))
