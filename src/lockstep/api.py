@@ -41,7 +41,7 @@ def train(
         smoke: Use the recipe's smoke setting, a run of a few seconds.
         preset: Preset of the recipe, a named set of values.
         procs: Number of processes. 1 trains in this process; more start processes on this machine.
-        init_from: Run whose weights to start from.
+        init_from: Run whose weights to start from: its best checkpoint, or RUN@SAMPLES.
         overrides: Settings by dotted name, such as {"algo.learning_rate": 3e-4}.
         on_log: Called with each log entry, a dict of metrics by name.
         on_evaluation: Called with each evaluation.

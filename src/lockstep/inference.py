@@ -13,15 +13,13 @@ from torch import Tensor
 
 from lockstep.base import Algorithm
 from lockstep.checkpoint import format as form
-from lockstep.checkpoint.lineage import best_checkpoint, find
-from lockstep.checkpoint.naming import CheckpointName
+from lockstep.checkpoint.lineage import find, find_best
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, TASK
-from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
-from lockstep.run_dir import read_config
+from lockstep.run_dir import read_config, read_task_spec
 from lockstep.task_spec import InvalidSpecError, NotRecordedError, TaskSpec
 from lockstep.tasks.spaces import env_actions
 
@@ -152,17 +150,6 @@ def load_recipe(run: Path) -> Recipe:
     return apply_overrides(find_recipe(name)(), values)
 
 
-def read_task_spec(run: Path) -> dict[str, Any] | None:
-    """Return the description of the task in a run directory. None: the run has none."""
-    try:
-        values = read_json(run / TASK)
-    except FileNotFoundError:
-        return None
-    except UnreadableFileError as error:
-        raise ConfigError(f"{error}.", f"Remove {run / TASK}: the task is then built instead.") from None
-    return dict(values) if isinstance(values, dict) else {}
-
-
 def load_algorithm(
     run: Path, recipe: Recipe, at: int | None = None, device: str = "cpu", spec: dict[str, Any] | None = None
 ) -> Algorithm:
@@ -172,7 +159,12 @@ def load_algorithm(
     """
     directory = run / CHECKPOINTS
     # Check the weights only: they are usable even if replay or environment state is damaged.
-    name = _best_or_newest(directory) if at is None else find(directory, at, form.verify_weights)[0]
+    if at is None:
+        name, notes = find_best(directory, form.verify_weights)
+        for note in notes:
+            warnings.warn(note, stacklevel=3)
+    else:
+        name, _ = find(directory, at, form.verify_weights)
     if name is None:
         raise ConfigError(
             f"{run} has no checkpoint yet.", "Wait for its first save, or train it: lockstep resume " + str(run)
@@ -220,17 +212,6 @@ def _has_batch_axis(space: Space[Any], obs: Any) -> bool:
 
 def _shapes(obs: Any) -> Any:
     return tree_map(lambda x: tuple(x.shape), obs)
-
-
-def _best_or_newest(directory: Path) -> CheckpointName | None:
-    best = best_checkpoint(directory) if directory.is_dir() else None
-    if best is not None:
-        try:
-            form.verify_weights(directory / str(best))
-            return best
-        except form.CorruptCheckpointError as error:
-            warnings.warn(f"The best checkpoint is damaged: {error}. Using the newest intact one.", stacklevel=3)
-    return find(directory, None, form.verify_weights)[0]
 
 
 def _as_tensor(obs: Any, device: torch.device) -> Tensor:

@@ -28,6 +28,7 @@ from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, read_yaml
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, TASK, read_status
+from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
@@ -309,3 +310,14 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     # The directory may have been moved or copied: use its current path.
     location = {"runs_dir": str(path.resolve().parent), "name": path.resolve().name}
     return name, values | {"run": values.get("run", {}) | location}
+
+
+def read_task_spec(run: Path) -> dict[str, Any] | None:
+    """Return the description of the task in a run directory. None: the run has none."""
+    try:
+        values = read_json(run / TASK)
+    except FileNotFoundError:
+        return None
+    except UnreadableFileError as error:
+        raise ConfigError(f"{error}.", f"Remove {run / TASK}: the task is then built instead.") from None
+    return dict(values) if isinstance(values, dict) else {}

@@ -75,6 +75,15 @@ def describe_task(task: Any) -> str | None:
     return text if len(text) <= JSON_BYTES else None
 
 
+def same_form(one: Space[Any], other: Space[Any]) -> bool:
+    """Return whether two spaces have the same type, shape, dtype and choices. Bounds may differ."""
+    if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
+        return list(one) == list(other) and all(same_form(one[name], other[name]) for name in one)
+    if isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
+        return (one.shape, one.dtype) == (other.shape, other.dtype)
+    return bool(one == other)
+
+
 def _to_json(space: Space[Any]) -> dict[str, Any]:
     match space:
         case spaces.Box():

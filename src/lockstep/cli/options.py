@@ -76,7 +76,7 @@ class TrainOptions(LaunchOptions, RecipeOptions):
     config: Path | None = None
     """YAML file with settings. Flags take precedence."""
     init_from: str | None = None
-    """Initial weights from another run: RUN or RUN@SAMPLES. None: random weights."""
+    """Initial weights from another run: RUN (its best checkpoint) or RUN@SAMPLES. None: random weights."""
     autoscale: Annotated[bool, tyro.conf.arg(aliases=["--max-utilization"])] = False
     """Choose environments, rollout steps and batch size by probing this machine. A larger batch changes the results."""
     resume: str | None = None

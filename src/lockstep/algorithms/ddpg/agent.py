@@ -360,7 +360,7 @@ class DDPGPolicy(Policy):
 
     @torch.no_grad()
     def sample(self, obs: Tree, memory: Tree, seed: int, counter: int) -> tuple[Tensor, Tree]:
-        """Return actions with noise. Random actions (`epsilon`) are left out, because they end during training."""
+        """Return actions with noise. Random actions (`epsilon`) are not part of it: they end during training."""
         agent_obs, legal = self.team.agent_inputs(self.team.drop_rivals(obs))
         outputs = self.actor(agent_obs)
         streams = LaneStreams((RandomStream(seed, "policy.noise"),))
