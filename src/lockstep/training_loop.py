@@ -29,6 +29,8 @@ def train(
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
         task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
         on_exit.callback(task.close)
+        if not resume:
+            recipe.algo.check_task(task)
         algorithm: Algorithm = recipe.algo.build(task, runtime)
         runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
         initial = load_weights(init_from, recipe, algorithm, task, runtime) if init_from else []

@@ -116,6 +116,9 @@ class PPOConfig(Algorithm.Config):
                 f"Use --algo.batch-size {closest}, or change --task.num-envs or --algo.rollout-steps.",
             )
 
+    def check_task(self, task: Any) -> None:
+        self.encoder.check_image_size(task.observation_space)
+
     @property
     def length(self) -> int:
         """S: steps per training sequence; 1 for a feed-forward network."""

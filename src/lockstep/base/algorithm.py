@@ -43,6 +43,16 @@ class Algorithm(Configurable):
             if hasattr(task, "num_envs"):  # data sets have none
                 Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(task.num_envs, "num_envs")
 
+        def check_task(self, task: Any) -> None:
+            """Check the settings against the task when a new run has built it, before the networks are built.
+
+            Args:
+                task: The environments or the data set.
+
+            Raises:
+                ConfigError: A setting does not suit the task.
+            """
+
         def samples_per_iteration(self, task: Any) -> int:
             """Return the global samples of one iteration.
 

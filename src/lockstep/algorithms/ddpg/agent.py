@@ -126,6 +126,9 @@ class DDPGConfig(Algorithm.Config):
                 "Use 0 or more snapshots, an interval of 1 or more, and a fraction from 0 to 1.",
             )
 
+    def check_task(self, task: Any) -> None:
+        self.encoder.check_image_size(AgentAxis(task).agent_space)
+
     def updates_until(self, samples: int) -> int:
         """Return the updates due after `samples` samples. They depend on the clock only, so a resume adds none."""
         return int(max(0, samples - self.learning_starts) * self.updates_per_sample)
