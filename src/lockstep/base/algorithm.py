@@ -29,6 +29,8 @@ class Algorithm(Configurable):
         """Settings of an algorithm. Every number is for the whole run, not for one process."""
 
         owner: ClassVar[Any] = None
+        changeable_on_resume: ClassVar[tuple[str, ...]] = ()
+        """Settings that may be changed when a run is resumed: they change nothing that is saved."""
 
         def validate(self, task: Any, run: RunConfig) -> None:
             """Check the settings before any process starts.

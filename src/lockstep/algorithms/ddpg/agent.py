@@ -14,7 +14,7 @@ environment, K action features, M samples per lane in a batch; N = L x M samples
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,11 @@ class DDPGConfig(Algorithm.Config):
     """Maximum norm of the gradient of the whole batch."""
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(hidden_sizes=(256,), activation="relu"))
     """Encoder architecture of each network."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = (
+        *("actor_lr", "critic_lr", "batch_size", "updates_per_sample", "gamma", "n_step", "tau", "policy_delay"),
+        *("target_noise", "exploration_noise", "epsilon", "epsilon_end", "epsilon_decay_fraction"),
+        *("gumbel_temperature", "logit_penalty", "snapshot_every", "max_grad_norm"),
+    )
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""

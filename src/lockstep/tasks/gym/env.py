@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -64,6 +64,7 @@ class GymConfig(VecEnv.Config):
     """Longest episode, in steps, whose actions are kept to restore it. A longer one is restarted on resume."""
     num_workers: int = 0
     """Worker processes per process; affects only speed, and helps if a step is slow (1 ms). 0: step in the process."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = ("info_keys", "num_workers")
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
