@@ -41,7 +41,7 @@ def train(
         smoke: Use the recipe's smoke setting, a run of a few seconds.
         preset: Preset of the recipe, a named set of values.
         procs: Number of processes. 1 trains in this process; more start processes on this machine.
-        init_from: Run whose weights to start from.
+        init_from: Run whose weights to start from: its best checkpoint, or RUN@SAMPLES.
         overrides: Settings by dotted name, such as {"algo.learning_rate": 3e-4}.
         on_log: Called with each log entry, a dict of metrics by name.
         on_evaluation: Called with each evaluation.
@@ -73,6 +73,7 @@ def resume(
     procs: int = 1,
     at: int | None = None,
     total_samples: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
     on_log: Callback | None = None,
     on_evaluation: Callback | None = None,
     on_checkpoint: Callback | None = None,
@@ -84,6 +85,8 @@ def resume(
         procs: Number of processes, at most `run.lanes`. It need not be the number that the run was started with.
         at: Samples of the checkpoint to resume from. None: the newest checkpoint.
         total_samples: New value of `run.total_samples`. None: the value that the run was started with.
+        overrides: Changed settings by dotted name, such as {"algo.learning_rate": 1e-4}. Only settings that change
+            nothing that is saved can be changed; the others need a new run with `init_from`.
         on_log: Called with each new log entry.
         on_evaluation: Called with each new evaluation.
         on_checkpoint: Called with `samples` and `path` of each new checkpoint.
@@ -96,13 +99,14 @@ def resume(
         RuntimeError: The run failed. The message says which process failed and why.
     """
     from lockstep.cli.options import resolve
+    from lockstep.cli.resume import change_settings
     from lockstep.inference import load_recipe
 
     _refuse_launched_process()
     existing = _as_run(run)
     path, recipe = existing.path, existing.recipe or load_recipe(existing.path)
-    if total_samples is not None:
-        recipe = apply_overrides(recipe, {"run.total_samples": total_samples})
+    total = {} if total_samples is None else {"run.total_samples": total_samples}
+    recipe = change_settings(recipe, {**(overrides or {}), **total}, path)
     return _run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
 
 

@@ -44,8 +44,10 @@ class TrainState:
         self.samples, self.iteration, self.last_iteration_samples = self.samples + samples, self.iteration + 1, samples
 
     def accumulate(self, totals: dict[str, tuple[float, float]]) -> None:
-        """Add the pooled sums and counts of an iteration."""
+        """Add the pooled sums and counts of an iteration. Skip names without counts, which are equal everywhere."""
         for name, (total, count) in totals.items():
+            if not count:
+                continue
             before = self.metric_sums.get(name, [0.0, 0.0])
             self.metric_sums[name] = [before[0] + total, before[1] + count]
 

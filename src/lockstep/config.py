@@ -280,3 +280,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def as_dict(config: Any) -> dict[str, Any]:
     """Return a config as plain values for yaml and json."""
     return dataclasses.asdict(config)
+
+
+def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by dotted name."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        flat |= flat_settings(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return flat

@@ -103,6 +103,14 @@ class Policy(Protocol):
         action, _, next_memory = self.forward(obs, memory)
         return action, next_memory
 
+    def sample(self, obs: Tree, memory: Tree, seed: int, counter: int) -> tuple[Tensor, Tree]:
+        """Return actions with the exploration of training, and the next recurrent state.
+
+        Random numbers are a function of the seed and the counter, which is the number of earlier calls.
+        """
+        policy = type(self).__name__
+        raise NotImplementedError(f"{policy} has no exploration: implement sample().")
+
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Return actions, the network outputs they were computed from, and the next recurrent state."""
 

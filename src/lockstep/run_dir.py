@@ -25,14 +25,16 @@ from lockstep.checkpoint.format_version import FORMAT, config_without_version
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, read_yaml
+from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, flat_settings, read_yaml
 from lockstep.distributed import Runtime
-from lockstep.io.jsonl import CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, read_status
+from lockstep.io.jsonl import CHANGES, CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, TASK, append_jsonl, read_status
+from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.launch.world import AUTO_JOB
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
+from lockstep.task_spec import describe_task
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,17 @@ class RunDir:
     ) -> None:
         """Load the newest checkpoint, or the one at `at` samples, if any. Then claim the run for this start."""
         self.checkpoints.restore(algorithm, task, clock, at, without_replay)
+        notes = self.checkpoints.notes
         if self.runtime.is_main:
             with _user_facing_errors(self.path):
+                notes = notes + _record_changes(self.path, self._recipe, clock)
                 _write_status_and_config(self.path, self._recipe, self.runtime)
+                if description := describe_task(task):
+                    replace_text(self.path / TASK, description)
                 for other in (self.path / HEARTBEATS).iterdir():
                     if other.name != self._heartbeat_id:
                         shutil.rmtree(other, ignore_errors=True)
-        self.log.begin(clock, self.checkpoints.notes)
+        self.log.begin(clock, notes)
 
     def write_status(self, state: str, why: str = "") -> None:
         """Write the status file for users and schedulers. A superseded start does not overwrite it."""
@@ -198,6 +204,23 @@ def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT]]:
     finally:
         with suppress(OSError):
             path.rmdir()
+
+
+def _record_changes(path: Path, recipe: Recipe, clock: TrainState) -> list[str]:
+    """Append the settings that differ from the config of a resumed run to its history. Return a message for each."""
+    if clock.iteration == 0 or not (path / CONFIG).is_file():
+        return []
+    before, now = flat_settings(read_config(path)[1]), flat_settings(json.loads(json.dumps(as_dict(recipe))))
+    # The number of lanes and the location are those of the directory. Settings of a newer version have no old value.
+    ignored = ("run.lanes", "run.name", "run.runs_dir")
+    changes = {
+        key: [before[key], value]
+        for key, value in now.items()
+        if key in before and before[key] != value and key not in ignored
+    }
+    if changes:
+        append_jsonl(path / CHANGES, {"samples": clock.samples, "changes": changes})
+    return [f"Changed from {clock.samples:,} samples: {key} {old} -> {new}." for key, (old, new) in changes.items()]
 
 
 def _write_status_and_config(path: Path, recipe: Recipe, runtime: Runtime) -> None:
@@ -309,3 +332,14 @@ def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     # The directory may have been moved or copied: use its current path.
     location = {"runs_dir": str(path.resolve().parent), "name": path.resolve().name}
     return name, values | {"run": values.get("run", {}) | location}
+
+
+def read_task_spec(run: Path) -> dict[str, Any] | None:
+    """Return the description of the task in a run directory. None: the run has none."""
+    try:
+        values = read_json(run / TASK)
+    except FileNotFoundError:
+        return None
+    except UnreadableFileError as error:
+        raise ConfigError(f"{error}.", f"Remove {run / TASK}: the task is then built instead.") from None
+    return dict(values) if isinstance(values, dict) else {}

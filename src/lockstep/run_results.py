@@ -60,12 +60,13 @@ class Run:
         directory = self.path / CHECKPOINTS
         return sorted(directory / str(name) for name in list_checkpoints(directory)) if directory.is_dir() else []
 
-    def load(self, at: int | None = None, device: str = "cpu") -> LoadedPolicy:
+    def load(self, at: int | None = None, device: str = "cpu", seed: int = 0) -> LoadedPolicy:
         """Load a policy of the run.
 
         Args:
             at: Samples of the checkpoint to load. None: the best checkpoint, or the newest if none was evaluated.
             device: Device of the policy.
+            seed: Seed of `act(obs, deterministic=False)`.
 
         Returns:
             A policy with the methods `act` and `reset`.
@@ -73,7 +74,7 @@ class Run:
         Raises:
             ConfigError: The directory contains no run or no such checkpoint.
         """
-        return load(self.path, at, device, self.recipe)
+        return load(self.path, at, device, self.recipe, seed)
 
 
 class RunEvents:

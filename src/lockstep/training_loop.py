@@ -5,11 +5,11 @@ from contextlib import ExitStack
 
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint.fencing import SupersededError
-from lockstep.checkpoint.manager import load_weights
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate
+from lockstep.initial_weights import load_weights
 from lockstep.launch.device import device_notes
 from lockstep.memory_report import explain_out_of_memory
 from lockstep.nan_dump import dump_on_nonfinite
@@ -31,13 +31,16 @@ def train(
         with explain_out_of_memory(recipe):
             task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
             on_exit.callback(task.close)
+            if not resume:
+                recipe.algo.check_task(task)
             algorithm: Algorithm = recipe.algo.build(task, runtime)
         on_exit.enter_context(explain_out_of_memory(recipe, algorithm))
         runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
-        if init_from:
-            load_weights(init_from, algorithm, runtime)
+        initial = load_weights(init_from, recipe, algorithm, task, runtime) if init_from else []
         clock = TrainState(total_samples=config.total_samples, patience=config.early_stop_patience)
         run.restore(algorithm, task, clock, at, without_replay)  # a new run has nothing to restore
+        for message in initial if clock.iteration == 0 else ():
+            run.log.message(message)
         runtime.check_replicas(algorithm.shared_state(), "at the start")
         if config.log_tensor_digests:
             run.record_digests(clock, algorithm, task)

@@ -157,5 +157,25 @@ class Blind(Memory):
         raise gymnasium.error.DependencyNotInstalled("pip install eyes")
 
 
-for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind):
+class Goal(gymnasium.Env):
+    """Two or three steps; the last `info` says whether the goal was reached, and how far away it is if it was not."""
+
+    observation_space = Box(0, 1, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = int(self.np_random.integers(2, 4))
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        reached = bool(self.np_random.random() < 0.5)
+        info = {"is_success": reached, "name": "goal", "infinite": np.inf, "pair": np.zeros(2)}
+        if not reached:
+            info["distance"] = self.np_random.random(1)
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, info
+
+
+for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind, Goal):
     gymnasium.register(f"Lockstep{env.__name__}-v0", env, max_episode_steps=5 if env is Diary else None)

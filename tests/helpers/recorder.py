@@ -24,6 +24,8 @@ class RecorderConfig:
 
     def validate(self, task, run): ...
 
+    def check_task(self, task): ...
+
     def samples_per_iteration(self, task):
         return ITERATION
 

@@ -5,16 +5,21 @@ import shutil
 import subprocess
 import sys
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import lockstep
 from helpers.tiny_recipes import ITERATION, checkpoints_of, tiny
+from lockstep.algorithms.ppo import PPO
 from lockstep.checkpoint import format as form
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.distributed import Runtime
-from lockstep.inference import LoadedPolicy
+from lockstep.inference import LoadedPolicy, build_algorithm
+from lockstep.registry import find_recipe
+from lockstep.tasks.spaces import env_actions
 from lockstep.training_loop import train
 
 SCORES = {1: 1.0, 2: 5.0, 3: 2.0, 4: 3.0}
@@ -151,6 +156,136 @@ def test_load_of_missing_checkpoint_error_lists_available(run):
         lockstep.load(run, at=77)
 
 
+# ----------------------------------------------------------------------------------- single observations, exploration
+
+SMALL = {"task.num_envs": 8, "algo.rollout_steps": 8, "run.total_samples": 64, "run.eval_every": None}
+SMALL |= {"run.record_video": False, "run.device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory):
+    """A run on continuous actions from -2 to 2, whose policy almost always leaves these bounds."""
+    settings = {"task.id": "Pendulum-v1", "algo.batch_size": 64, "run.name": "pendulum"} | SMALL
+    recipe = apply_overrides(find_recipe("gym-ppo")(), settings)
+    recipe = apply_overrides(recipe, {"run.runs_dir": str(tmp_path_factory.mktemp("runs"))})
+
+    def widen(self):
+        setup(self)
+        torch.nn.init.constant_(self.net.log_std, 5.0)
+        torch.nn.init.constant_(self.net.policy_head.bias, 50.0)
+
+    setup = PPO.setup
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PPO, "setup", widen)
+        return train(recipe).path
+
+
+def test_act_on_single_observation_returns_single_action(run, boards, pendulum):
+    policy = lockstep.load(run)
+    assert [int(policy.act(board)) for board in boards] == policy.act(boards).tolist()
+    env = gymnasium.make("Pendulum-v1")
+    obs, _ = env.reset(seed=0)
+    action = lockstep.load(pendulum).act(obs)
+    assert env.action_space.contains(action)
+    np.testing.assert_array_equal(lockstep.load(pendulum).act(obs[None]), action[None])
+
+
+def test_act_distinguishes_dict_observation_from_batch():
+    space = spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Discrete(3)})
+    policy = LoadedPolicy(Counter(), None, torch.device("cpu"), space)
+    assert policy.act({"a": np.zeros(2), "b": 1}).shape == ()
+    assert policy.act({"a": np.zeros((1, 2)), "b": [1]}).shape == (1,)
+    with pytest.raises(ConfigError, match=r"shape {'a': \(2,\), 'b': \(1,\)} were given"):
+        policy.act({"a": np.zeros(2), "b": [1]})
+
+
+def test_act_on_wrong_shape_error_names_both_shapes(pendulum):
+    with pytest.raises(ConfigError, match=r"shape \(4,\) were given, but one observation is Box\(.*\(3,\)"):
+        lockstep.load(pendulum).act(np.zeros(4))
+
+
+def test_act_clips_actions_to_bounds_as_training_does(pendulum):
+    policy, obs = lockstep.load(pendulum), np.zeros((100, 3))
+    raw, _ = policy.policy.act(torch.zeros(100, 3), {})
+    assert (raw > 2).all()
+    assert policy.act(obs).tolist() == env_actions(policy.action_space, raw.numpy()).tolist()
+    sampled = policy.act(obs, deterministic=False)
+    assert (sampled.min(), sampled.max()) == (-2, 2)
+
+
+def test_sampled_actions_follow_distribution_and_seed(run, boards):
+    policy, obs = lockstep.load(run, seed=5), np.repeat(boards[:1], 4000, axis=0)
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first, second = (policy.act(obs, deterministic=False) for _ in range(2))
+    outputs = policy.policy.forward(torch.from_numpy(boards[:1]), {})[1]
+    shares = np.bincount(first, minlength=4) / len(first)
+    np.testing.assert_allclose(shares, outputs.softmax(-1)[0].numpy(), atol=0.03)
+    assert (first != second).any()
+    assert lockstep.load(run, seed=5).act(obs, deterministic=False).tolist() == first.tolist()
+    assert lockstep.load(run, seed=6).act(obs, deterministic=False).tolist() != first.tolist()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("mpc", [True, False])
+def test_tdmpc2_policy_samples_around_its_action(mpc):
+    pytest.importorskip("dm_control")
+    recipe = find_recipe("dmc-tdmpc2")
+    agent = build_algorithm(apply_overrides(recipe(), recipe.smoke_overrides | {"algo.mpc": mpc}))
+    task = agent.task
+    policy = LoadedPolicy(agent.policy(), None, torch.device("cpu"), task.observation_space, task.action_space)
+    obs = np.zeros(task.observation_space.shape)
+    actions = []
+    for deterministic in (True, True, False, False):
+        policy.reset()
+        actions.append(policy.act(obs, deterministic))
+    assert actions[0].tolist() == actions[1].tolist()
+    assert len({tuple(action.tolist()) for action in actions}) == 3
+
+
+def test_ddpg_policy_samples_with_exploration_noise():
+    agent = build_algorithm(apply_overrides(find_recipe("gym-ddpg")(), {"algo.exploration_noise": 0.1}))
+    task = agent.task
+    policy = LoadedPolicy(agent.policy(), None, torch.device("cpu"), task.observation_space, task.action_space)
+    obs = np.zeros((2000, *task.observation_space.shape))
+    noise = (policy.act(obs, deterministic=False) - policy.act(obs)) / task.action_space.high
+    assert noise.std() == pytest.approx(0.1, rel=0.1)
+
+
+# ---------------------------------------------------------------------------------------- without environment packages
+
+
+def test_load_needs_no_environment(pendulum, monkeypatch):
+    wanted = lockstep.load(pendulum).act(np.zeros(3))
+
+    def fail(*_):
+        raise ModuleNotFoundError("No module named 'mujoco'")
+
+    monkeypatch.setattr("lockstep.tasks.gym.env.make", fail)
+    assert lockstep.load(pendulum).act(np.zeros(3)) == wanted
+    (pendulum / "task.json").rename(pendulum / "moved.json")
+    try:
+        with pytest.raises(ConfigError, match="needs a package"):
+            lockstep.load(pendulum)
+    finally:
+        (pendulum / "moved.json").rename(pendulum / "task.json")
+
+
+def test_load_of_run_without_task_file_builds_task(pendulum, tmp_path):
+    copy = shutil.copytree(pendulum, tmp_path / "run")
+    (copy / "task.json").unlink()
+    assert lockstep.load(copy).act(np.zeros(3)) == lockstep.load(pendulum).act(np.zeros(3))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"observation_space": 5}', "box"])
+def test_load_with_damaged_task_file_error_names_it(pendulum, tmp_path, text):
+    copy = shutil.copytree(pendulum, tmp_path / "run")
+    huge = '{"type": "Box", "shape": [99999, 99999], "dtype": "float32", "low": 0, "high": 1}'
+    (copy / "task.json").write_text(text.replace("box", f'{{"observation_space": {huge}, "action_space": {huge}}}'))
+    with pytest.raises(ConfigError, match=r"task.json(.|\n)*Remove"):
+        lockstep.load(copy)
+
+
 # ------------------------------------------------------------------------------------------------------ recurrent state
 
 
@@ -175,6 +310,17 @@ OBS = {"a": np.zeros((3, 2)), "b": np.zeros(3)}
 def test_act_keeps_recurrent_state_between_calls():
     policy = counting()
     assert [policy.act(OBS).tolist() for _ in range(2)] == [[3, 3, 3], [6, 6, 6]]
+
+
+def test_act_with_changed_batch_size_names_both_sizes_and_reset():
+    policy = counting()
+    policy.act(OBS)
+    with pytest.raises(ConfigError, match=r"3 rows and was given 2 observations(.|\n)*reset\(\)"):
+        policy.act({"a": np.zeros((2, 2)), "b": np.zeros(2)})
+    with pytest.raises(ConfigError, match=r"3 rows and was given 2 values of the mask"):
+        policy.reset([True, False])
+    policy.reset()
+    assert policy.act({"a": np.zeros((2, 2)), "b": np.zeros(2)}).tolist() == [3, 3]
 
 
 def test_reset_clears_all_rows_or_only_masked_rows():

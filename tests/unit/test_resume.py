@@ -269,10 +269,44 @@ def test_init_from_loads_weights_only(tmp_path, begun, suffix, samples):
     assert result.clock.iteration == 1
 
 
-def test_init_from_with_different_network_error_names_tensor(tmp_path):
+def test_init_from_uses_best_checkpoint(tmp_path, begun, monkeypatch):
+    scores = iter((1.0, 5.0, 2.0, 3.0))
+    result = {"return_std": 0.0, "episodes": 1.0}
+    monkeypatch.setattr("lockstep.training_loop.evaluate", lambda *_: {"return_mean": next(scores)} | result)
+    source = train(tiny(tmp_path, "source", eval_every=ITERATION)).path
+    begun.clear()
+    train(tiny(tmp_path, "new", total_samples=ITERATION), init_from=str(source))
+    given = agent_at(source, 2 * ITERATION)
+    assert all(torch.equal(tensor, given[name]) for name, tensor in begun.items() if name.startswith("net."))
+
+
+def test_init_from_prints_what_was_loaded_and_task_differences(tmp_path, capsys):
+    source = train(tiny(tmp_path, "source", total_samples=ITERATION)).path
+    weights = [tensor for name, tensor in agent_at(source, ITERATION).items() if name.startswith("net.")]
+    other = apply_overrides(tiny(tmp_path, "new", total_samples=ITERATION), {"task.max_steps_without_food": 77})
+    capsys.readouterr()
+    train(other, init_from=str(source))
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{len(weights)} tensors with {sum(map(torch.numel, weights)):,} values" in text
+    assert f"checkpoint {ITERATION:012d}-g0001" in text
+    assert "Not loaded: optimizer, return_moments, training state, environments." in text
+    assert "task.max_steps_without_food is 77 here and None in" in text
+    assert "num_envs" not in text
+
+
+def test_init_from_with_different_network_error_names_tensor_and_setting(tmp_path):
     source = train(tiny(tmp_path, "source", total_samples=ITERATION)).path
     other = apply_overrides(tiny(tmp_path, "new"), {"algo.encoder.out_features": 16})
-    with pytest.raises(ValueError, match=r"net\.\S+ was saved as"):
+    words = r"net\.\S+ was saved as(.|\n)*algo.encoder.out_features is 16 here and 8 in"
+    with pytest.raises(ConfigError, match=words):
+        train(other, init_from=str(source))
+
+
+def test_init_from_with_different_spaces_error_names_both(tmp_path):
+    source = train(tiny(tmp_path, "source", total_samples=ITERATION)).path
+    other = apply_overrides(tiny(tmp_path, "new"), {"task.size": 5})
+    words = r"observation space of .* is Box\(.*\(3, 4, 4\), uint8\), but that of this task is Box\(.*\(3, 5, 5\)"
+    with pytest.raises(ConfigError, match=words):
         train(other, init_from=str(source))
 
 

@@ -8,6 +8,7 @@ from lockstep.nn.distributions import ActionDistribution
 from lockstep.nn.normalization import ObservationNormalizer
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree
+from lockstep.rng import LaneStreams, RandomStream
 
 
 class GreedyPolicy(Policy):
@@ -25,3 +26,10 @@ class GreedyPolicy(Policy):
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         outputs, _, next_memory = self.net.step(self.normalizer(obs), memory)
         return self.actions.mode(outputs), outputs, next_memory
+
+    @torch.no_grad()
+    def sample(self, obs: Tree, memory: Tree, seed: int, counter: int) -> tuple[Tensor, Tree]:
+        _, outputs, next_memory = self.forward(obs, memory)
+        streams = LaneStreams((RandomStream(seed, "policy.noise"),))
+        noise = self.actions.sample_noise(streams, counter, len(outputs), device=outputs.device)[0]
+        return self.actions.sample(outputs, noise), next_memory

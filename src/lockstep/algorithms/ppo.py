@@ -9,7 +9,7 @@ per lane in a minibatch. A recurrent network is trained on sequences of S steps;
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -87,6 +87,11 @@ class PPOConfig(Algorithm.Config):
     """Recurrent layer."""
     bptt_steps: int | None = None
     """Steps of backpropagation through time of a recurrent network; must divide `rollout_steps`. None: all of them."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = (
+        *("learning_rate", "schedule", "warmup_fraction", "lr_scaling", "batch_size", "epochs", "gamma", "gae_lambda"),
+        *("clip_coef", "clip_coef_schedule", "value_clip_coef", "entropy_coef", "value_coef", "max_grad_norm"),
+        *("target_kl", "grad_accum_steps", "adam_eps"),
+    )
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for sizes that do not divide, before any process starts."""
@@ -115,6 +120,9 @@ class PPOConfig(Algorithm.Config):
                 f"which minibatches of {self.batch_size} do not divide.",
                 f"Use --algo.batch-size {closest}, or change --task.num-envs or --algo.rollout-steps.",
             )
+
+    def check_task(self, task: Any) -> None:
+        self.encoder.check_image_size(task.observation_space)
 
     @property
     def length(self) -> int:

@@ -7,7 +7,7 @@ Shapes: L local lanes, M examples per lane; a batch is [L x M, ...] in lane orde
 
 import copy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,10 @@ class SupervisedConfig(Algorithm.Config):
     """Loader processes per process of the run. 0: load in a thread. Does not change results."""
     net: GraphConfig = field(default_factory=GraphConfig)
     """Network architecture."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = (
+        *("learning_rate", "schedule", "plateau_patience", "warmup_fraction", "lr_scaling", "weight_decay"),
+        *("max_grad_norm", "grad_accum_steps", "num_workers"),
+    )
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""

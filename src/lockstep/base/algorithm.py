@@ -29,6 +29,8 @@ class Algorithm(Configurable):
         """Settings of an algorithm. Every number is for the whole run, not for one process."""
 
         owner: ClassVar[Any] = None
+        changeable_on_resume: ClassVar[tuple[str, ...]] = ()
+        """Settings that may be changed when a run is resumed: they change nothing that is saved."""
 
         def validate(self, task: Any, run: RunConfig) -> None:
             """Check the settings before any process starts.
@@ -42,6 +44,16 @@ class Algorithm(Configurable):
             """
             if hasattr(task, "num_envs"):  # data sets have none
                 Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(task.num_envs, "num_envs")
+
+        def check_task(self, task: Any) -> None:
+            """Check the settings against the task when a new run has built it, before the networks are built.
+
+            Args:
+                task: The environments or the data set.
+
+            Raises:
+                ConfigError: A setting does not suit the task.
+            """
 
         def samples_per_iteration(self, task: Any) -> int:
             """Return the global samples of one iteration.
@@ -166,4 +178,4 @@ class Algorithm(Configurable):
 
     def _parts(self, method: str) -> dict[str, Any]:
         """Return the attributes that have a method, by name. The task has a state of its own."""
-        return {name: part for name, part in vars(self).items() if hasattr(part, method) and part is not self.task}
+        return {name: part for name, part in vars(self).items() if part is not self.task and hasattr(part, method)}

@@ -33,6 +33,8 @@ class VecEnv(Configurable):
         num_envs: int = 64
         """Number of environments, over all processes."""
         owner: ClassVar[Any] = None
+        changeable_on_resume: ClassVar[tuple[str, ...]] = ()
+        """Settings that may be changed when a run is resumed: they change nothing that is saved."""
 
         def build(self, lanes: Lanes, device: torch.device) -> Any:
             """Build the environments of the local lanes."""

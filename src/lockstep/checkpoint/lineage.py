@@ -128,3 +128,19 @@ def best_checkpoint(directory: Path, disk: Disk = DISK) -> CheckpointName | None
     except (FileNotFoundError, UnreadableFileError):
         return None
     return name if name in lineage(directory, disk) else None
+
+
+def find_best(directory: Path, check: Check, disk: Disk = DISK) -> tuple[CheckpointName | None, list[str]]:
+    """Return the best checkpoint, or the newest undamaged one if the best is unknown or damaged, and messages."""
+    notes: list[str] = []
+    try:
+        best = best_checkpoint(directory, disk) if disk.is_directory(directory) else None
+        if best is not None:
+            check(directory / str(best))
+            return best, notes
+    except CorruptCheckpointError as error:
+        notes.append(f"The best checkpoint is damaged: {error}. Using the newest intact one.")
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be read: {error}.", READ_ERROR) from None
+    name, found = find(directory, None, check, disk)
+    return name, notes + found

@@ -16,7 +16,6 @@ from lockstep.checkpoint import format as form
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
 from lockstep.checkpoint.format import CorruptCheckpointError
 from lockstep.checkpoint.incremental import IncrementalState
-from lockstep.checkpoint.lineage import find
 from lockstep.checkpoint.machine import compare_machines, describe_machine
 from lockstep.checkpoint.naming import CheckpointName
 from lockstep.checkpoint.publishing import clear_leftovers, prune, publish
@@ -27,10 +26,9 @@ from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import Runtime
 from lockstep.distributed.kv_store import heartbeat, wait_with_heartbeat
 from lockstep.io.durable import fsync_dir
-from lockstep.io.jsonl import CHECKPOINTS, sync_lines
+from lockstep.io.jsonl import sync_lines
 from lockstep.lanes import partition_lanes
 from lockstep.protocols import AppendOnlyTensor, StateDict
-from lockstep.pytree import load_into
 
 SLOW_SECONDS = 1.0
 """Warn if training waits longer than this for the previous save."""
@@ -334,19 +332,3 @@ def _partition_message(lanes: int, now: int, before: int) -> str:
     split = f"{shares[0]} each" if len(set(shares)) == 1 else ", ".join(map(str, shares))
     hosts = f"1 process hosts all {lanes} lanes" if now == 1 else f"{now} processes host the {lanes} lanes ({split})"
     return f"{hosts} of this run; the checkpoint was written by {before}."
-
-
-def load_weights(source: str, algorithm: Algorithm, runtime: Runtime) -> None:
-    """Initialize an agent from the weights of another run, `RUN` or `RUN@STEP`. No other state is loaded."""
-    run, _, step = source.partition("@")
-    directory = Path(run) / CHECKPOINTS
-    if step and not step.isdecimal():
-        raise ConfigError(f"{source} asks for the checkpoint at {step!r}.", "Give RUN@STEP with a number of samples.")
-    at = int(step) if step else None
-    name = runtime.run_on_main(lambda: str(find(directory, at, form.verify_weights)[0] or ""))
-    if not name:
-        raise ConfigError(f"{run} has no checkpoint to start from.", "Give a run directory, or RUN@STEP.")
-    with form.user_facing_errors(directory / name):
-        saved = form.strip_prefix(form.read_shared(directory / name), "algorithm")
-        weights = algorithm.model_state_dict()
-        load_into(weights, {key: saved[key] for key in weights if key in saved}, f"the agent in {source}")

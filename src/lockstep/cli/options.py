@@ -97,7 +97,7 @@ class StartOptions(LaunchOptions, PresetOptions):
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """YAML file with settings. Flags take precedence."""
     init_from: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
-    """Initial weights from another run: RUN or RUN@SAMPLES. None: random weights."""
+    """Initial weights from another run: RUN (its best checkpoint) or RUN@SAMPLES. None: random weights."""
     autoscale: Annotated[bool, tyro.conf.arg(aliases=["--max-utilization"])] = False
     """Choose environments, rollout steps and batch size by probing this machine. A larger batch changes the results."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None

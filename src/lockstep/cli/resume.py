@@ -1,6 +1,6 @@
 """`lockstep resume RUN`: resume from the newest valid checkpoint, on any number of processes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from lockstep.cli.options import LaunchOptions, resolve, resolve_procs
 from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import write_spec
-from lockstep.config import ConfigError, apply_overrides
+from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, flat_settings
 from lockstep.io.temporary_directory import temporary_directory
 
 CHANGEABLE = (
@@ -21,6 +21,8 @@ CHANGEABLE = (
     "share_gpu",
     "log_every",
     "eval_every",
+    "eval_episodes",
+    "early_stop_patience",
     "save_every",
     "keep_last",
     "keep_every",
@@ -28,6 +30,8 @@ CHANGEABLE = (
     "replica_check_every",
     "collective_timeout",
     "max_hours",
+    "on_nonfinite",
+    "record_video",
     "allow_other_machine",
 )
 """Settings of `run` that may be changed when a run is resumed."""
@@ -35,7 +39,11 @@ CHANGEABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(LaunchOptions):
-    """Resume a run from its newest valid checkpoint, on the same or another number of processes."""
+    """Resume a run from its newest valid checkpoint, on the same or another number of processes.
+
+    Settings that change nothing that is saved may follow, such as --algo.learning-rate 1e-4. Changes are printed and
+    recorded in the run directory.
+    """
 
     run: tyro.conf.Positional[Path]
     """The run directory."""
@@ -55,13 +63,8 @@ def run(arguments: Sequence[str]) -> int:
     command = parse_args(Resume, flags, "lockstep resume")
     procs = resolve_procs(command)
     settings |= parsed.settings
-    changes = {key.removeprefix("run.").replace("-", "_"): value for key, value in settings.items()}
-    for key in changes:
-        if key not in CHANGEABLE:
-            raise ConfigError(
-                f"'{key}' cannot be changed when a run is resumed.",
-                f"Change one of: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
-            )
+    if command.total_samples is not None:
+        settings["run.total_samples"] = command.total_samples
     import_torch_with_status()
 
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
@@ -69,9 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.launch.device import require_gpus
     from lockstep.training_loop import train
 
-    recipe = apply_overrides(load_recipe(command.run), {f"run.{key}": value for key, value in changes.items()})
-    if command.total_samples is not None:
-        recipe = apply_overrides(recipe, {"run.total_samples": command.total_samples})
+    recipe = change_settings(load_recipe(command.run), settings, command.run)
     recipe = resolve(recipe, procs)
     print_notes(parsed.notes)
     launch_config = command.launch_config(procs)
@@ -84,10 +85,42 @@ def run(arguments: Sequence[str]) -> int:
         return launch_and_report(write_spec(directory / "spec.json", recipe, **options), launch_config)
 
 
-def _split_settings(args: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def change_settings(recipe: RecipeT, settings: Mapping[str, Any], run: Path) -> RecipeT:
+    """Return the recipe of a run with changed settings. A key without a group is one of `run`.
+
+    Raises:
+        ConfigError: A setting is unknown, or has another value and changes what is saved.
+    """
+    keys = {key if "." in key else f"run.{key}": value for key, value in settings.items()}
+    changed = apply_overrides(recipe, {key.replace("-", "_"): value for key, value in keys.items()})
+    before, after = flat_settings(as_dict(recipe)), flat_settings(as_dict(changed))
+    for key in sorted(after.keys() | before.keys()):
+        if before.get(key) != after.get(key) and not _is_changeable(recipe, key):
+            group, value = key.partition(".")[0], after.get(key)
+            text = " ".join(map(str, value)) if isinstance(value, tuple) else value
+            changeable = ", ".join(_changeable(recipe, group)) or "none"
+            raise ConfigError(
+                f"{key} is {before.get(key)!r} in {run}. It cannot be changed when a run is resumed, because the "
+                "checkpoint depends on it.",
+                f"Start a new run from its weights: lockstep train {recipe.name} --init-from {run} "
+                f"--{key.replace('_', '-')} {text}\nSettings of {group} that can be changed: {changeable}.",
+            )
+    return changed
+
+
+def _changeable(recipe: Recipe, group: str) -> tuple[str, ...]:
+    return CHANGEABLE if group == "run" else getattr(getattr(recipe, group), "changeable_on_resume", ())
+
+
+def _is_changeable(recipe: Recipe, key: str) -> bool:
+    group, name, *_ = key.split(".")
+    return name in _changeable(recipe, group)
+
+
+def _split_settings(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Split arguments into flags of this command and settings of the run, such as `--run.device cpu`."""
     flags: list[str] = []
-    settings: dict[str, str] = {}
+    settings: dict[str, Any] = {}
     rest = iter(args)
     for arg in rest:
         if arg.startswith("--") and "." in arg:

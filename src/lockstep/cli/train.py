@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cli.flag_aliases import RESUME_NEWEST
-from lockstep.cli.options import LaunchOptions, TrainOptions, parse_recipe, parse_train, resolve, resolve_procs
+from lockstep.cli.options import (
+    LaunchOptions,
+    TrainOptions,
+    parse_recipe,
+    parse_train,
+    resolve,
+    resolve_procs,
+    with_preset,
+)
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
-from lockstep.config import ConfigError, apply_overrides
+from lockstep.config import ConfigError, apply_overrides, as_dict, flat_settings
 from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
@@ -82,7 +90,15 @@ def _resume(options: TrainOptions, rest: list[str]) -> int:
     recipe = parse_recipe(options, rest, f"lockstep train {options.recipe}", options.config)
     path = newest_run(recipe)
     print_notes([f"--resume means the newest run of {recipe.name}: {path}."])
-    return resume([str(path), *flags, f"--total-samples={recipe.run.total_samples}"])
+    # Settings of the command line that are those of the run change nothing.
+    default, given = (flat_settings(as_dict(config)) for config in (with_preset(type(recipe)(), None, False), recipe))
+    changed = {key: value for key, value in given.items() if value != default.get(key) and key not in _PLACE}
+    texts = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in changed.items()}
+    settings = [f"{key}={text}" for key, text in texts.items()]
+    return resume([str(path), *flags, *settings])
+
+
+_PLACE = ("run.runs_dir", "run.name")
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:

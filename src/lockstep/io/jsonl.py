@@ -14,6 +14,7 @@ from lockstep.io.safe_read import JSON_BYTES, UnreadableFileError, open_regular,
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 _LOGGER = logging.getLogger("lockstep")
 STATUS, HEARTBEATS, LOGS, VIDEO = "status.json", "heartbeats", "logs", "best.gif"
+TASK, CHANGES = "task.json", "config_changes.jsonl"
 BLOCK = 16 * 2**10
 """Bytes read at a time from the end of a log."""
 TAIL = 64 * 2**20

@@ -16,13 +16,20 @@ from torch import Tensor, nn
 from lockstep.config import ConfigError
 from lockstep.nn.activations import Tanh
 
+NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+"""Channels, kernel size and stride of the convolutions of Mnih et al., 2015 (Nature 518)."""
+MAX_INPUTS = {"mlp": 2**14, "cnn": 2**16}
+"""Largest number of inputs of the linear layer that sees a whole image."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Shape of the network: an MLP for vectors, a CNN for images and boards."""
 
-    kind: Literal["auto", "mlp", "cnn"] = "auto"
-    """Type of encoder. auto: CNN for images and boards, MLP otherwise. mlp: also flatten images and boards."""
+    kind: Literal["auto", "mlp", "cnn", "nature"] = "auto"
+    """Type of encoder. auto: cnn for images and boards, MLP otherwise. mlp: also flatten images and boards. cnn: 3x3
+    convolutions, for boards and small images. nature: strided convolutions with 32, 64 and 64 channels, for camera
+    images from 36 x 36 pixels; vectors of a dict observation get an MLP."""
     share_encoder: bool | None = None
     """Whether policy and value share the encoder. None: share a CNN, separate MLPs."""
     hidden_sizes: tuple[int, ...] = (64,)
@@ -38,6 +45,27 @@ class EncoderConfig:
     def widths(self) -> tuple[int, ...]:
         """Width of each layer, `num_layers` numbers."""
         return (*self.hidden_sizes, *self.hidden_sizes[-1:] * self.num_layers)[: self.num_layers]
+
+    def check_image_size(self, space: Space) -> None:
+        """Raise ConfigError if images of an observation space are too large for this encoder."""
+        if type(self).build is not EncoderConfig.build:  # a custom network
+            return
+        if isinstance(space, spaces.Dict):
+            for part in space.values():
+                self.check_image_size(part)
+        elif isinstance(space, spaces.Box) and len(space.shape) == 3 and self.kind != "nature":
+            kind = "mlp" if self.kind == "mlp" else "cnn"
+            inputs, outputs = math.prod(space.shape), self.widths[0]
+            if kind == "cnn":
+                _, height, width = _planes_first(space)
+                inputs, outputs = (height // 2) * (width // 2) * self.widths[-1], self.out_features
+            if inputs > MAX_INPUTS[kind]:
+                raise ConfigError(
+                    f"observations of shape {space.shape} are too large for algo.encoder.kind {self.kind}: one linear "
+                    f"layer would have {inputs:,} inputs and {inputs * outputs:,} weights.",
+                    "Use --algo.encoder.kind nature, whose strided convolutions reduce images, or a wrapper that "
+                    "resizes them.",
+                )
 
     def build(self, space: Space) -> nn.Module:
         """Build the encoder for an observation space. Override this in a subclass to use a custom network."""
@@ -73,23 +101,33 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """3x3 convolutions with padding, one 2x2 max-pooling, one linear layer."""
+    """Convolutions and one linear layer: 3x3 with padding and one 2x2 max-pooling, or the strided ones of `nature`."""
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
-        # Boards are channels-first; camera images are often height x width x channels.
-        self.channels_last = space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
-        planes, height, width = np.roll(space.shape, 1).tolist() if self.channels_last else space.shape
-        channels = config.widths
+        self.channels_last = _channels_last(space)
+        planes, height, width = _planes_first(space)
         layers: list[nn.Module] = []
-        for before, after in pairwise((planes, *channels)):
-            layers += [orthogonal_init(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
-        pooled = (height // 2) * (width // 2) * channels[-1]
-        # Max-pooling and ReLU commute bit for bit. Pooling first leaves a quarter of the work for ReLU.
-        layers.insert(-1, nn.MaxPool2d(2))
+        if config.kind == "nature":
+            for channels, kernel, stride in NATURE:
+                convolution = orthogonal_init(nn.Conv2d(planes, channels, kernel, stride), math.sqrt(2))
+                layers += [convolution, nn.ReLU(inplace=True)]
+                planes, height, width = channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            if min(height, width) < 1:
+                raise ConfigError(
+                    f"observations of shape {space.shape} are too small for algo.encoder.kind nature.",
+                    "Use --algo.encoder.kind cnn.",
+                )
+            inputs = planes * height * width
+        else:
+            for before, after in pairwise((planes, *config.widths)):
+                layers += [orthogonal_init(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
+            inputs = (height // 2) * (width // 2) * config.widths[-1]
+            # Max-pooling and ReLU commute bit for bit. Pooling first leaves a quarter of the work for ReLU.
+            layers.insert(-1, nn.MaxPool2d(2))
         self.layers = nn.Sequential(*layers)
         self.dense = nn.Sequential(
-            orthogonal_init(nn.Linear(pooled, config.out_features), math.sqrt(2)), nn.ReLU(inplace=True)
+            orthogonal_init(nn.Linear(inputs, config.out_features), math.sqrt(2)), nn.ReLU(inplace=True)
         )
         self.features = config.out_features
         self.scale = _scale(space)
@@ -116,6 +154,17 @@ class DictEncoder(nn.Module):
         return torch.cat([encode(obs[name]) for name, encode in self.parts.items()], dim=-1)  # [N, D]
 
 
+def _channels_last(space: spaces.Box) -> bool:
+    """Return whether an image is height x width x channels, as from many cameras. Boards are channels-first."""
+    return space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
+
+
+def _planes_first(space: spaces.Box) -> tuple[int, int, int]:
+    """Return channels, height and width of an image."""
+    a, b, c = space.shape
+    return (c, a, b) if _channels_last(space) else (a, b, c)
+
+
 def _scale(space: spaces.Box) -> float:
     """Return the factor that scales uint8 observations (0..255 from cameras, 0..1 from boards) to 0..1."""
     return 1.0 / float(np.max(space.high)) if space.dtype == np.uint8 else 1.0
@@ -136,7 +185,7 @@ def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:
     if isinstance(space, spaces.Dict):
         return DictEncoder(space, config)
     if isinstance(space, spaces.Box):
-        if config.kind == "cnn" and len(space.shape) != 3:
+        if config.kind == "cnn" and len(space.shape) != 3:  # `nature` also encodes the vectors of a dict
             raise ConfigError(
                 f"encoder.kind is cnn, but observations of shape {space.shape} are not images.", "Use auto or mlp."
             )

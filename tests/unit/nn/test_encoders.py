@@ -89,6 +89,55 @@ def test_cnn_kind_rejects_non_image_spaces():
             build(space, config)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape", "inputs"),
+    [
+        ("auto", (96, 96, 3), 48 * 48 * 64),
+        ("cnn", (3, 210, 160), 105 * 80 * 64),
+        ("auto", (84, 84, 4), 42 * 42 * 64),
+        ("mlp", (96, 96, 3), 96 * 96 * 3),
+    ],
+)
+def test_too_large_image_error_names_encoder_to_use(kind, shape, inputs):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    words = rf"algo.encoder.kind {kind}: .* {inputs:,} inputs (.|\n)*--algo.encoder.kind nature"
+    for observations in (space, spaces.Dict({"speed": VECTOR, "camera": space})):
+        with pytest.raises(ConfigError, match=words):
+            EncoderConfig(kind=kind).check_image_size(observations)
+        EncoderConfig(kind="nature").check_image_size(observations)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (64, 64, 3)])
+def test_board_and_small_image_fit_default_encoder(shape):
+    EncoderConfig().check_image_size(spaces.Box(0, 1, shape, np.uint8))
+    EncoderConfig(kind="mlp").check_image_size(spaces.Box(0, 1, shape, np.uint8))
+
+
+def test_custom_network_accepts_any_image():
+    class Custom(EncoderConfig):
+        def build(self, space):
+            return nn.Flatten()
+
+    Custom().check_image_size(spaces.Box(0, 255, (210, 160, 3), np.uint8))
+
+
+@pytest.mark.parametrize(("shape", "inputs"), [((84, 84, 4), 64 * 7 * 7), ((3, 36, 36), 64), ((96, 96, 3), 64 * 8 * 8)])
+def test_nature_cnn_has_published_layers(shape, inputs):
+    encoder = build(spaces.Box(0, 255, shape, np.uint8), EncoderConfig(kind="nature", out_features=512))
+    layers = [(layer.out_channels, layer.kernel_size[0], layer.stride[0]) for layer in layers_of(encoder, nn.Conv2d)]
+    assert layers == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
+    assert layers_of(encoder, nn.Linear)[0].in_features == inputs
+    assert encoder(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 512)
+
+
+def test_nature_cnn_rejects_small_image_and_encodes_vector_of_dict():
+    with pytest.raises(ConfigError, match=r"too small(.|\n)*--algo.encoder.kind cnn"):
+        build(spaces.Box(0, 255, (3, 35, 36), np.uint8), EncoderConfig(kind="nature"))
+    camera = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    encoder = build(spaces.Dict({"camera": camera, "speed": VECTOR}), EncoderConfig(kind="nature"))
+    assert [type(part) for part in encoder.parts.values()] == [CNN, MLP]
+
+
 def test_hidden_sizes_last_entry_repeats_for_remaining_layers():
     def channels(*width, depth):
         config = EncoderConfig(hidden_sizes=width, num_layers=depth)

@@ -14,13 +14,14 @@ environment, K action features, M samples per lane in a batch; N = L x M samples
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lockstep.algorithms.ddpg.networks import ActionCodec, Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
+from lockstep.algorithms.ddpg.networks import Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
+from lockstep.algorithms.ddpg.policy import DDPGPolicy
 from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
@@ -33,7 +34,7 @@ from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.ops.functional import Scaling, scaled_rate
-from lockstep.protocols import BenchmarkOp, Loss, Policy
+from lockstep.protocols import BenchmarkOp, Loss
 from lockstep.pytree import Tree, tree_map
 
 
@@ -101,6 +102,12 @@ class DDPGConfig(Algorithm.Config):
     """Micro-batches per batch, to save memory. One optimizer step is taken for all of them."""
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(hidden_sizes=(256,), activation="relu"))
     """Encoder architecture of each network."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = (
+        *("actor_lr", "critic_lr", "batch_size", "updates_per_sample", "gamma", "n_step", "tau", "policy_delay"),
+        *("target_noise", "exploration_noise", "epsilon", "epsilon_end", "epsilon_schedule"),
+        *("epsilon_decay_fraction", "lr_scaling", "grad_accum_steps"),
+        *("gumbel_temperature", "logit_penalty", "snapshot_every", "max_grad_norm"),
+    )
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""
@@ -140,6 +147,9 @@ class DDPGConfig(Algorithm.Config):
                 f"self_play_fraction {self.self_play_fraction}.",
                 "Use 0 or more snapshots, an interval of 1 or more, and a fraction from 0 to 1.",
             )
+
+    def check_task(self, task: Any) -> None:
+        self.encoder.check_image_size(AgentAxis(task).agent_space)
 
     def updates_until(self, samples: int) -> int:
         """Return the updates due after `samples` samples. They depend on the clock only, so a resume adds none."""
@@ -364,19 +374,5 @@ class DDPG(Algorithm):
         env = env_step_op(self.task, action, config.rollout_steps)
         return [env, *ops] if fewer == 1 else ops
 
-    def policy(self) -> "DDPGPolicy":
+    def policy(self) -> DDPGPolicy:
         return DDPGPolicy(self.actor, self.codec, self.team)
-
-
-class DDPGPolicy(Policy):
-    """Actions of the actor without noise."""
-
-    def __init__(self, actor: Actor, codec: ActionCodec, team: AgentAxis) -> None:
-        self.actor, self.codec, self.team = actor, codec, team
-
-    @torch.no_grad()
-    def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        agent_obs, legal = self.team.agent_inputs(self.team.drop_rivals(obs))
-        outputs = self.actor(agent_obs)
-        action = self.codec.to_env(self.codec.encode(self.codec.act(outputs, None, legal)))
-        return self.team.add_rivals(self.team.group_by_env(action)), self.team.group_by_env(outputs), memory

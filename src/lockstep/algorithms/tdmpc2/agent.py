@@ -12,7 +12,7 @@ exact mode, lane by lane), H horizon, K action features, Z latent features, R pl
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium.spaces import Box, Dict
@@ -89,6 +89,10 @@ class TDMPC2Config(Algorithm.Config):
     """Settings of the planner."""
     model: WorldModelConfig = field(default_factory=WorldModelConfig)
     """Architecture of the networks."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = (
+        *("learning_rate", "encoder_lr_scale", "batch_size", "updates_per_sample", "gamma", "tau", "max_grad_norm"),
+        *("lr_scaling", "grad_accum_steps", "mpc", "loss", "plan"),
+    )
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""

@@ -204,9 +204,18 @@ class PriorPolicy(Policy):
         action = self.model.act(z, z.new_zeros(z.shape[0], self.model.actions), task).action
         return action * self.action_scale + self.action_bias, action, memory
 
+    @torch.no_grad()
+    def sample(self, obs: Tree, memory: Tree, seed: int, counter: int) -> tuple[Tensor, Tree]:
+        inputs, task = split_obs(obs)
+        noise = RandomStream(seed, "policy.noise").normal(
+            counter, len(inputs), self.model.actions, device=self.action_bias.device
+        )
+        action = self.model.act(self.model.encode(inputs, task), noise, task).action
+        return action * self.action_scale + self.action_bias, memory
+
 
 class PlanningPolicy(Policy):
-    """Planned actions. The noise is fixed, so that they are deterministic."""
+    """Planned actions. The noise of `act` is fixed, so that its actions are deterministic."""
 
     def __init__(self, planner: Planner, action_bias: Tensor, action_scale: Tensor) -> None:
         self.planner, self.action_bias, self.action_scale = planner, action_bias, action_scale
@@ -226,3 +235,12 @@ class PlanningPolicy(Policy):
         noise = tree_map(lambda x: x.expand(len(inputs), *x.shape[1:]), self.noise)
         action, mean = self.planner.plan(inputs, task, shift_mean(memory["plan"]), noise, self.pairs, explore=False)
         return action * self.action_scale + self.action_bias, action, {"plan": mean}
+
+    @torch.no_grad()
+    def sample(self, obs: Tree, memory: Any, seed: int, counter: int) -> tuple[Tensor, Tree]:
+        inputs, task = split_obs(obs)
+        normal, gumbel = (LaneStreams((RandomStream(seed, f"policy.{kind}"),)) for kind in ("noise", "choice"))
+        noise = self.planner.draw_noise(normal, gumbel, counter, len(inputs))
+        pairs = self.planner.draw_pairs(RandomStream(seed, "policy.pairs"), counter)
+        action, mean = self.planner.plan(inputs, task, shift_mean(memory["plan"]), noise, pairs, explore=True)
+        return action * self.action_scale + self.action_bias, {"plan": mean}

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -41,6 +41,8 @@ VELOCITIES = {
     "Pendulum": (2,),
 }
 """Indices of the velocities in an observation."""
+RESERVED = frozenset(("reward", "rewards", "return", "length", "terminated", "truncated"))
+"""Names of other results of a step or an episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +57,23 @@ class GymConfig(VecEnv.Config):
     """Keyword arguments for `gymnasium.make`."""
     mask_velocity: bool = False
     """Replace velocities by zero, so that a policy needs recurrent state (classic control and LunarLander)."""
+    info_keys: tuple[str, ...] = ("is_success",)
+    """Keys of the last `info` of an episode whose numbers and booleans are averaged over episodes and logged, as
+    `rollout/ep_KEY_mean` and `eval/KEY_mean`. A key that no episode reports is not logged."""
     max_replay_steps: int = 20_000
     """Longest episode, in steps, whose actions are kept to restore it. A longer one is restarted on resume."""
     num_workers: int = 0
     """Worker processes per process; affects only speed, and helps if a step is slow (1 ms). 0: step in the process."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = ("info_keys", "num_workers")
 
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}.", "Use 0 or more.")
+        if taken := sorted({*self.info_keys} & RESERVED):
+            raise ConfigError(
+                f"task.info_keys contains {', '.join(taken)}, which Lockstep measures itself.",
+                "Rename the key in a wrapper of the environment.",
+            )
 
 
 class GymEnvs(VecEnv):
@@ -93,6 +104,7 @@ class GymEnvs(VecEnv):
             truncated=np.zeros(count, bool),
             final_obs=allocate(self.observation_space, count),
             total=np.zeros(count, np.float64),
+            info={key: np.full(count, np.nan, np.float32) for key in dict.fromkeys(config.info_keys)},
         )
         with _convert_errors(config.id):
             self._envs = (
@@ -102,7 +114,7 @@ class GymEnvs(VecEnv):
             )
         self._table = self._envs.table
         returned = {name: getattr(self._table, name) for name in Step._fields if name in SharedArrays._fields}
-        self._host: Any = tree_map(torch.from_numpy, returned)  # shares memory
+        self._host: Any = tree_map(torch.from_numpy, returned | {"episode_info": self._table.info})  # shares memory
         self._upload = Uploader(self.device)
 
     def reset(self) -> Tree:
@@ -125,7 +137,7 @@ class GymEnvs(VecEnv):
         for row in np.flatnonzero(table.terminated | table.truncated).tolist():
             self._start_episode(row, self._episode[row] + 1)
         self._on_device = self._upload(self._host)
-        return Step(**self._on_device, episode_info={}, any_truncated=bool(table.truncated.any()))
+        return Step(**self._on_device, any_truncated=bool(table.truncated.any()))
 
     def step_numpy(self, actions: np.ndarray) -> None:
         """Step the environments alone, without tensors."""

@@ -3,6 +3,7 @@
 Shapes: B environments.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ class SharedArrays(NamedTuple):
     """[B, ...] The last observation of the episodes that ended in the last step."""
     total: Any
     """[B] float64: return of the current episode so far, for rendering."""
+    info: Any
+    """[B] float32 by key of the last `info`, for episodes that ended in the last step; NaN: not a finite number."""
 
 
 def make(id: str, options: Mapping[str, Any]) -> Any:
@@ -71,10 +74,12 @@ class SyncEnvs:
         """Take the actions in the table. An environment that ends starts its next episode at once."""
         table, total, ended = self.table, self.table.total, []
         for row, (env, action) in enumerate(zip(self.envs, _split_actions(self._act_space, table.action), strict=True)):
-            obs, table.reward[row], terminated, truncated, _ = env.step(action)
+            obs, table.reward[row], terminated, truncated, info = env.step(action)
             table.terminated[row], table.truncated[row] = terminated, truncated
             if terminated or truncated:
                 ended.append(row)
+                for key, values in table.info.items():
+                    values[row] = _to_number(info.get(key))
             encode_obs(self._obs_space, obs, table.final_obs if terminated or truncated else table.obs, row)
         total += table.reward
         self.begin({row: int(table.seed[row]) for row in ended})
@@ -113,6 +118,17 @@ class SyncEnvs:
     def close(self) -> None:
         for env in self.envs:
             env.close()
+
+
+def _to_number(value: Any) -> float:
+    """Return a bool or number of an `info` as a float; NaN for anything else, and for infinity."""
+    if not isinstance(value, bool | int | float | np.generic | np.ndarray):
+        return math.nan
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        return math.nan
+    number = float(array.item())
+    return number if math.isfinite(number) else math.nan
 
 
 def _split_actions(space: Space[Any], actions: np.ndarray) -> list[Any]:
