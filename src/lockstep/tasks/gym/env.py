@@ -25,6 +25,7 @@ from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
+from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.worker_pool import WorkerPool
 from lockstep.tasks.obs_encoding import encoded_space
@@ -287,12 +288,12 @@ def _convert_errors(id: str) -> Iterator[None]:
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise ConfigError(f"{id} needs a package that is not installed.", str(error)) from error
+        raise ConfigError(f"{id} needs a package that is not installed.", install_hint(error)) from error
     except TypeError as error:
         raise ConfigError(f"{id} cannot be made: {error}.", "Fix --task.env-kwargs.") from error
     except gymnasium.error.Error as error:
         close = difflib.get_close_matches(id, gymnasium.registry, n=2)
-        hint = "Prefix the id of another package's environment with its module, as in ale_py:ALE/Pong-v5."
+        hint = "Prefix the id of another package's environment with its module, as in my_package:Name-v0."
         if close:
             hint = f"Did you mean {' or '.join(close)}?"
         raise ConfigError(f"{id} is not a registered environment.", hint) from error

@@ -3,6 +3,7 @@
 Shapes: B environments.
 """
 
+import importlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Discrete
 
 from lockstep.config import ConfigError
+from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import prepare_opengl
 
@@ -39,6 +41,8 @@ class SharedArrays(NamedTuple):
 
 def make(id: str, options: Mapping[str, Any]) -> Any:
     """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
+    if id.startswith("ALE/"):
+        importlib.import_module("ale_py")  # registers the Atari environments
     hidden = list(options.get("hidden", ()))
     env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
     if not hidden:
@@ -108,11 +112,12 @@ class SyncEnvs:
         try:
             return np.asarray(self.envs[row].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"{self._id} needs a package to render images.", str(error)) from error
+            raise ConfigError(f"{self._id} needs a package to render images.", install_hint(error)) from error
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+        self.envs.clear()  # ale_py prints a list of leaks if an environment still exists when Python exits
 
 
 def _split_actions(space: Space[Any], actions: np.ndarray) -> list[Any]:

@@ -1,0 +1,17 @@
+"""Packages that Gymnasium environments need, and how to install them."""
+
+EXTRAS = {"mujoco": "mujoco", "imageio": "mujoco", "Box2D": "box2d", "ale_py": "atari", "pygame": "gym"}
+"""Extra of this package by the module that it installs."""
+
+
+def install_hint(error: BaseException) -> str:
+    """Return the pip command for the module whose import caused an error, or the error's own message."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, ImportError) and cause.name):
+        cause = cause.__cause__ or cause.__context__
+    if not isinstance(cause, ImportError) or not cause.name:
+        return str(error)
+    module = cause.name.partition(".")[0]
+    if module in EXTRAS:
+        return f"pip install 'lockstep-rl[{EXTRAS[module]}]'"
+    return f"Install the package with the module {module}, which may have another name: pip install {module}"
