@@ -202,7 +202,7 @@ def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
 
 def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
-    from lockstep.cli.options import resolve, with_preset, with_reference
+    from lockstep.cli.options import resolve, with_absolute_paths, with_preset, with_reference
 
     current = reference = with_preset(_recipe(recipe), preset, smoke)
     for name, value in settings.items():
@@ -210,7 +210,7 @@ def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings:
             current = dataclasses.replace(current, **{name: value})  # type: ignore[type-var]
         else:
             current = apply_overrides(current, {name: value})
-    return resolve(with_reference(current, reference), procs)
+    return resolve(with_reference(with_absolute_paths(current), reference), procs)
 
 
 def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:

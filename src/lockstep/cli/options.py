@@ -102,7 +102,15 @@ def parse_recipe(
     if config is not None:
         recipe = apply_overrides(recipe, read_yaml(config))
     recipe = apply_overrides(recipe, parsed.settings)
-    return with_reference(tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog), reference)
+    parsed_recipe = tyro.cli(type(recipe), default=recipe, args=parsed.flags, prog=prog)
+    return with_reference(with_absolute_paths(parsed_recipe), reference)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Resolve the file of code that a task names, if any, so that workers and later commands find it."""
+    if not hasattr(recipe.task, "with_absolute_paths"):
+        return recipe
+    return dataclasses.replace(recipe, task=recipe.task.with_absolute_paths())  # type: ignore[type-var]
 
 
 def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:

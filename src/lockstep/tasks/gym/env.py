@@ -11,8 +11,9 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -25,6 +26,7 @@ from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
+from lockstep.tasks.gym.env_file import env_file, with_absolute_path
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.worker_pool import WorkerPool
@@ -49,7 +51,8 @@ class GymConfig(VecEnv.Config):
     """Settings of a Gymnasium task. Every number but `num_workers` is for the whole run, not for one process."""
 
     id: str = "CartPole-v1"
-    """Id of the environment; `package:Name-v0` imports the package that registers it."""
+    """Id of the environment. `package:Name-v0` imports the package that registers it, and `my_env.py:Name-v0` loads a
+    file."""
     num_envs: int = 8
     """Number of environments in the whole run, stepped in parallel."""
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)
@@ -64,6 +67,15 @@ class GymConfig(VecEnv.Config):
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}.", "Use 0 or more.")
+
+    @property
+    def code_file(self) -> Path | None:
+        """Python file of the user that this task executes."""
+        return env_file(self.id)
+
+    def with_absolute_paths(self) -> "GymConfig":
+        """Resolve a file that the user named, against the working directory."""
+        return replace(self, id=with_absolute_path(self.id))
 
 
 class GymEnvs(VecEnv):
@@ -288,10 +300,14 @@ def _convert_errors(id: str) -> Iterator[None]:
     try:
         yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise ConfigError(f"{id} needs a package that is not installed.", install_hint(error)) from error
+        raise ConfigError(f"{id} needs a package that is not installed.", install_hint(error, id)) from error
     except TypeError as error:
         raise ConfigError(f"{id} cannot be made: {error}.", "Fix --task.env-kwargs.") from error
     except gymnasium.error.Error as error:
+        if (file := env_file(id)) is not None:
+            name = id.rpartition(":")[2]
+            fix = f"Add to the file: gymnasium.register({name!r}, entry_point=CLASS)"
+            raise ConfigError(f"{file} does not register {name}: {error}", fix) from error
         close = difflib.get_close_matches(id, gymnasium.registry, n=2)
         hint = "Prefix the id of another package's environment with its module, as in my_package:Name-v0."
         if close:

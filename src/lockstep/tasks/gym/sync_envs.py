@@ -13,6 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Discrete
 
 from lockstep.config import ConfigError
+from lockstep.tasks.gym.env_file import env_file, load_env_file
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import prepare_opengl
@@ -43,6 +44,9 @@ def make(id: str, options: Mapping[str, Any]) -> Any:
     """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
     if id.startswith("ALE/"):
         importlib.import_module("ale_py")  # registers the Atari environments
+    if (file := env_file(id)) is not None:
+        load_env_file(file)
+        id = id.rpartition(":")[2]
     hidden = list(options.get("hidden", ()))
     env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
     if not hidden:
@@ -112,7 +116,7 @@ class SyncEnvs:
         try:
             return np.asarray(self.envs[row].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"{self._id} needs a package to render images.", install_hint(error)) from error
+            raise ConfigError(f"{self._id} needs a package to render images.", install_hint(error, self._id)) from error
 
     def close(self) -> None:
         for env in self.envs:
