@@ -195,6 +195,15 @@ def test_check_gymnasium_packages_broken_package_is_advice(monkeypatch):
     assert "libengine.so is missing pip install --force-reinstall 'lockstep-rl[mujoco]'" in found[0][1]
 
 
+def test_check_rendering_mujoco_without_opengl_is_advice(monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(rendering, "headless_backend", lambda: "disabled")
+    level, words = only(rendering.check_rendering())
+    assert level == "advice"
+    assert "apt install libegl1" in words
+
+
 def test_check_rendering_invalid_mujoco_gl_is_trouble(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "mujoco" or None)
     monkeypatch.setenv("MUJOCO_GL", "opengl")

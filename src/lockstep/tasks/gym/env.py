@@ -31,6 +31,7 @@ from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.worker_pool import WorkerPool
 from lockstep.tasks.obs_encoding import encoded_space
+from lockstep.tasks.rendering.opengl import convert_opengl_errors
 from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space
 from lockstep.transfer import Uploader
 
@@ -298,7 +299,8 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
 def _convert_errors(id: str) -> Iterator[None]:
     """Convert errors of Gymnasium when it makes an environment to a ConfigError with a fix."""
     try:
-        yield
+        with convert_opengl_errors(id):  # MuJoCo loads OpenGL when it is imported, if MUJOCO_GL is set
+            yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise ConfigError(f"{id} needs a package that is not installed.", install_hint(error, id)) from error
     except TypeError as error:

@@ -4,6 +4,7 @@ Shapes: B environments.
 """
 
 import importlib
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from lockstep.config import ConfigError
 from lockstep.tasks.gym.env_file import env_file, load_env_file
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.obs_encoding import encode_obs
-from lockstep.tasks.rendering.opengl import prepare_opengl
+from lockstep.tasks.rendering.opengl import MUJOCO_GL, convert_opengl_errors, headless_backend, prepare_opengl
 
 
 class SharedArrays(NamedTuple):
@@ -113,8 +114,11 @@ class SyncEnvs:
     def render(self, row: int) -> np.ndarray:
         """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
         prepare_opengl()
+        if hasattr(self.envs[row].unwrapped, "mujoco_renderer") and (backend := headless_backend()) != "disabled":
+            os.environ.setdefault(MUJOCO_GL, backend)  # Gymnasium's own choice needs a display
         try:
-            return np.asarray(self.envs[row].render(), np.uint8)
+            with convert_opengl_errors(self._id):
+                return np.asarray(self.envs[row].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"{self._id} needs a package to render images.", install_hint(error, self._id)) from error
 
