@@ -63,8 +63,9 @@ def train(
 
     _refuse_launched_process()
     resolved = _resolve(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
-    with reserved(resolved) as (path, named):
-        return _run(named, path, procs, (on_log, on_evaluation, on_checkpoint), init_from=init_from and str(init_from))
+    callbacks = on_log, on_evaluation, on_checkpoint
+    with reserved(resolved) as (path, named, job):
+        return _run(named, path, procs, callbacks, job, init_from=init_from and str(init_from))
 
 
 def resume(
@@ -206,7 +207,7 @@ def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
 
 def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
-    from lockstep.cli.options import resolve, with_preset, with_reference
+    from lockstep.cli.options import resolve, with_absolute_paths, with_preset, with_reference
 
     current = reference = with_preset(_recipe(recipe), preset, smoke)
     for name, value in settings.items():
@@ -214,10 +215,17 @@ def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings:
             current = dataclasses.replace(current, **{name: value})  # type: ignore[type-var]
         else:
             current = apply_overrides(current, {name: value})
-    return resolve(with_reference(current, reference), procs)
+    return resolve(with_reference(with_absolute_paths(current), reference), procs)
 
 
-def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | None, ...], **options: Any) -> Run:
+def _run(
+    recipe: Recipe,
+    path: Path,
+    procs: int,
+    callbacks: tuple[Callback | None, ...],
+    job: str | None = None,
+    **options: Any,
+) -> Run:
     """Train in this process, or start processes and report their log to the callbacks."""
     _make_importable(recipe, required=procs > 1)
     poll = RunEvents(path, *callbacks).poll if any(callbacks) else None
@@ -226,7 +234,7 @@ def _run(recipe: Recipe, path: Path, procs: int, callbacks: tuple[Callback | Non
 
         train_in_process(recipe, **options, on_record=poll)
     else:
-        _launch(recipe, procs, poll, options)
+        _launch(recipe, procs, job, poll, options)
     if poll is not None:
         poll()
     return Run(path, recipe)
@@ -246,7 +254,9 @@ def _refuse_launched_process() -> None:
         )
 
 
-def _launch(recipe: Recipe, procs: int, poll: Callable[[], None] | None, options: Mapping[str, Any]) -> None:
+def _launch(
+    recipe: Recipe, procs: int, job: str | None, poll: Callable[[], None] | None, options: Mapping[str, Any]
+) -> None:
     from lockstep.cli.worker_spec import write_spec
     from lockstep.launch.device import require_gpus
     from lockstep.launch.launcher import INTERRUPTED, launch
@@ -254,7 +264,8 @@ def _launch(recipe: Recipe, procs: int, poll: Callable[[], None] | None, options
 
     require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     with temporary_directory("train") as directory:
-        outcome = launch(write_spec(directory / "spec.json", recipe, **options), LaunchConfig(procs), poll=poll)
+        worker_args = write_spec(directory / "spec.json", recipe, **options)
+        outcome = launch(worker_args, LaunchConfig(procs, job=job), poll=poll)
     if outcome.code == INTERRUPTED:
         raise KeyboardInterrupt
     if outcome.cause:

@@ -136,18 +136,26 @@ def load_recipe(run: Path) -> Recipe:
     from lockstep.registry import find_recipe
 
     name, values = read_config(run)
-    if name.endswith(".py") and Path(name).resolve().is_relative_to(run.resolve()):
-        # A run directory from an untrusted source must not execute its own code.
+    if name.endswith(".py"):
+        _refuse_code_of_run(run, Path(name), "recipe")
+    recipe = apply_overrides(find_recipe(name)(), values)
+    if (file := getattr(recipe.task, "code_file", None)) is not None:
+        _refuse_code_of_run(run, file, "environment")
+    return recipe
+
+
+def _refuse_code_of_run(run: Path, file: Path, what: str) -> None:
+    """Reject a Python file inside the run directory: one from an untrusted source must not execute its own code."""
+    if file.resolve().is_relative_to(run.resolve()):
         raise ConfigError(
-            f"the recipe of {run} is a file inside it, {name}.", "Move the file to a directory of your own code."
+            f"the {what} of {run} is a file inside it, {file}.", "Move the file to a directory of your own code."
         )
-    if name.endswith(".py") and Path(name) != Path(name).resolve():
+    if file != file.resolve():
         # Lockstep writes absolute paths. A relative path could refer to another file in the current directory.
         raise ConfigError(
-            f"the recipe of {run} is {name}, which is not an absolute path.",
+            f"the {what} of {run} is {file}, which is not an absolute path.",
             f"If you trust the file, write its absolute path into {run / CONFIG}.",
         )
-    return apply_overrides(find_recipe(name)(), values)
 
 
 def load_algorithm(

@@ -27,7 +27,17 @@ from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, flat_settings, read_yaml
 from lockstep.distributed import Runtime
-from lockstep.io.jsonl import CHANGES, CHECKPOINTS, CONFIG, HEARTBEATS, STATUS, TASK, append_jsonl, read_status
+from lockstep.io.jsonl import (
+    CHANGES,
+    CHECKPOINTS,
+    CONFIG,
+    HANG_REPORT,
+    HEARTBEATS,
+    STATUS,
+    TASK,
+    append_jsonl,
+    read_status,
+)
 from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.lanes import Lanes, partition_lanes
 from lockstep.launch.world import AUTO_JOB
@@ -68,9 +78,11 @@ class RunDir:
         runtime.watchdog.set_status_dir(path / HEARTBEATS / heartbeat_id)
         log = open_log(path, recipe, runtime)
         run = cls(path, recipe, runtime, log, heartbeat_id)
+        failed_new_run = False
         try:
             yield run
         except BaseException as error:
+            failed_new_run = not resume
             log.failed(error)
             runtime.watchdog.join_pending_save()
             # Do not change the status after a failed resume: another job may be training the run.
@@ -80,6 +92,8 @@ class RunDir:
             raise
         finally:
             log.close()
+            if failed_new_run and runtime.is_main:
+                remove_if_unstarted(path, runtime.job_id)
 
     def restore(
         self, algorithm: Algorithm, task: VecEnv, clock: TrainState, at: int | None = None, without_replay: bool = False
@@ -196,12 +210,16 @@ def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
 
 
 @contextmanager
-def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT]]:
-    """Reserve a directory and name the run after it. It is removed at the end if nothing was written there."""
-    path = reserve(recipe)
+def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT, str]]:
+    """Reserve a directory and name the run after it. It is removed at the end if no training started there.
+
+    Yields the directory, the named recipe, and a job ID for the processes that train it.
+    """
+    path, job = reserve(recipe), uuid.uuid4().hex
     try:
-        yield path, apply_overrides(recipe, {"run.name": path.name})
+        yield path, apply_overrides(recipe, {"run.name": path.name}), job
     finally:
+        remove_if_unstarted(path, job)  # the launcher may have ended rank 0 before it could do that
         with suppress(OSError):
             path.rmdir()
 
@@ -221,6 +239,21 @@ def _record_changes(path: Path, recipe: Recipe, clock: TrainState) -> list[str]:
     if changes:
         append_jsonl(path / CHANGES, {"samples": clock.samples, "changes": changes})
     return [f"Changed from {clock.samples:,} samples: {key} {old} -> {new}." for key, (old, new) in changes.items()]
+
+
+def remove_if_unstarted(path: Path, job: str) -> None:
+    """Remove the directory of a new run that failed before its training started. Keep the report of a hang.
+
+    A start claims its run in the directory of checkpoints when task and algorithm are built. The job ID protects the
+    directory of another start.
+    """
+    claimed = (path / CHECKPOINTS).is_dir() and any((path / CHECKPOINTS).iterdir())
+    status = read_status(path)
+    if status and status.get("job") == job and not claimed and not (path / HANG_REPORT).exists():
+        removed = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
+        with suppress(OSError):
+            path.rename(removed)  # first, because other processes may still write to their logs
+            shutil.rmtree(removed)
 
 
 def _write_status_and_config(path: Path, recipe: Recipe, runtime: Runtime) -> None:

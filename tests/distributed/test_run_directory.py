@@ -54,3 +54,37 @@ def test_run_leaves_one_directory_that_tensorboard_can_read(words, tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "Return of evaluations" in page
     assert ("in sync at update" if processes == 2 else "nothing to compare") in page
+
+
+BROKEN = """
+import os, gymnasium
+
+class Broken(gymnasium.Env):
+    def __init__(self, rank, render_mode=None):
+        if os.environ.get("RANK", "0") == str(rank):
+            raise RuntimeError("no engine")
+        self.observation_space, self.action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        return self.observation_space.low, {}
+
+gymnasium.register("Broken-v0", entry_point=Broken)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--task.id", "Nothing-v1"], "is not a registered environment"),
+        (["--task.id", "Nothing-v1", "--procs", "2"], "is not a registered environment"),
+        (["--task.id", "broken.py:Broken-v0", "--task.env-kwargs", "rank", "0"], "no engine"),
+        (["--task.id", "broken.py:Broken-v0", "--task.env-kwargs", "rank", "1", "--procs", "2"], "no engine"),
+        (["--algo.encoder.kind", "cnn", "--procs", "2"], "are not images"),
+    ],
+)
+def test_start_that_fails_before_training_leaves_no_directory(tmp_path, flags, words):
+    (tmp_path / "broken.py").write_text(BROKEN)
+    ended = command([*LOCKSTEP, "train", "gym-ppo", "--smoke", *flags], directory=tmp_path)
+    assert ended.code != 0
+    assert words in ended.output
+    assert [*(tmp_path / "runs").iterdir()] == []

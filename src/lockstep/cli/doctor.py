@@ -124,7 +124,7 @@ def _examine(command: Doctor, set_status: Callable[[str], None]) -> Iterator["Ch
 
     from lockstep.io.temporary_directory import temporary_directory
     from lockstep.launch.rendezvous import interfaces
-    from lockstep.tools.doctor import disk, environment, machine, network, rendering
+    from lockstep.tools.doctor import disk, environment, gymnasium_packages, machine, network, rendering
 
     checks = (
         machine.check_versions(),
@@ -134,6 +134,7 @@ def _examine(command: Doctor, set_status: Callable[[str], None]) -> Iterator["Ch
         network.check_network(os.environ),
         environment.check_variables(os.environ, interfaces(), command.procs),
         rendering.check_rendering(),
+        gymnasium_packages.check_gymnasium_packages(),
     )
     passed = True
     for results in checks:

@@ -131,7 +131,14 @@ def parse_recipe(
     recipe = apply_overrides(recipe, parsed.settings)
     recipe, notes = convert_units(parse_args(type(recipe), parsed.flags, prog, recipe), parsed.unit_flags)
     print_notes(notes)
-    return with_reference(recipe, reference)
+    return with_reference(with_absolute_paths(recipe), reference)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Resolve the file of code that a task names, if any, so that workers and later commands find it."""
+    if not hasattr(recipe.task, "with_absolute_paths"):
+        return recipe
+    return dataclasses.replace(recipe, task=recipe.task.with_absolute_paths())  # type: ignore[type-var]
 
 
 def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,9 @@ def run(arguments: Sequence[str]) -> int:
         if not standalone:
             # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
             return launch_and_report(write_spec(spec, recipe, init_from=init_from), launch_config)
-        with reserved(resolved) as (_, named_recipe):  # before workers start, so that a name in use fails early
-            return launch_and_report(write_spec(spec, named_recipe, init_from=init_from), launch_config)
+        with reserved(resolved) as (_, named_recipe, job):  # before workers start, so that a name in use fails early
+            worker_args = write_spec(spec, named_recipe, init_from=init_from)
+            return launch_and_report(worker_args, replace(launch_config, job=job))
 
 
 def _resume(options: TrainOptions, rest: list[str]) -> int:

@@ -20,6 +20,7 @@ from lockstep.distributed import heartbeat
 from lockstep.distributed.heartbeat import Heartbeat, UtilizationReport
 from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.resource_usage import ResourceMonitor
+from lockstep.io.jsonl import HANG_REPORT
 from lockstep.launch.failures import record_failure
 from lockstep.launch.hang_report import CollectiveTimeoutError, in_time, write_report, written_since
 from lockstep.launch.process_lifetime import EXIT_PEER_FAILED, PEER_FAILED, launch_directory
@@ -335,7 +336,7 @@ class Watchdog:
         message = (
             f"{report}\nCollective timed out after {self.timeout:.0f} s (run.collective_timeout). Aborting the run."
         )
-        path = directory.parent.parent / "hang.txt"
+        path = directory.parent.parent / HANG_REPORT
         # One process writes the report. The others exit after it, because the launcher ends all after the first exit.
         now = time.time()
         while not is_writer and not written_since(path, now - self.timeout):

@@ -13,7 +13,7 @@ from lockstep.io.safe_read import JSON_BYTES, UnreadableFileError, open_regular,
 
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 _LOGGER = logging.getLogger("lockstep")
-STATUS, HEARTBEATS, LOGS, VIDEO = "status.json", "heartbeats", "logs", "best.gif"
+STATUS, HEARTBEATS, LOGS, VIDEO, HANG_REPORT = "status.json", "heartbeats", "logs", "best.gif", "hang.txt"
 TASK, CHANGES = "task.json", "config_changes.jsonl"
 BLOCK = 16 * 2**10
 """Bytes read at a time from the end of a log."""

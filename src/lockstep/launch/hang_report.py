@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.io.jsonl import HANG_REPORT
 from lockstep.launch.process_lifetime import STACKS, STACKS_FILE
 from lockstep.launch.progress import WorkerProgress
 from lockstep.launch.stack_traces import is_internal_frame
@@ -86,7 +87,7 @@ def in_time(action: Callable[[], object], seconds: float = 3.0) -> None:
 def write_report(run: Path, message: str) -> None:
     """Write a hang report to a run directory. Ignore disk errors."""
     with suppress(OSError):
-        (run / "hang.txt").write_text(message + "\n")
+        (run / HANG_REPORT).write_text(message + "\n")
 
 
 def written_since(path: Path, since: float) -> bool:

@@ -172,7 +172,7 @@ def test_normalize_args_accepts_any_strings(line):
 
 
 def test_aliases_map_to_settings_or_command_flags():
-    verb = {"procs", "resume", "init-from"}
+    verb = {"procs", "resume", "init-from", "debug"}
     assert {field for field in ALIASES.values() if "." not in field} <= verb
     assert {field.partition(".")[0] for field in ALIASES.values() if "." in field} <= {"task", "algo", "run"}
     assert not ALIASES.keys() & DROPPED.keys()

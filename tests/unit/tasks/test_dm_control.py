@@ -326,13 +326,6 @@ def test_rendering_disabled_keeps_physics_and_raises_on_render():
     assert b"libegl1" in done.stderr
 
 
-def test_render_backend_is_chosen_by_available_libraries(monkeypatch):
-    monkeypatch.setattr(suite.sys, "platform", "linux")
-    for there, chosen in (({"EGL", "OSMesa"}, "egl"), ({"OSMesa"}, "osmesa"), (set(), "disabled")):
-        monkeypatch.setattr(suite.ctypes.util, "find_library", lambda name, there=there: name in there or None)
-        assert suite._backend() == chosen
-
-
 def test_task_sets_contain_only_known_tasks():
     assert set(SETS["mt30"]) <= suite._known().keys()
 

@@ -1,5 +1,6 @@
 """Gymnasium environments as a task: seeds, encoding, episode ends, and restoring by replay."""
 
+import sys
 import warnings
 
 import gymnasium
@@ -291,6 +292,44 @@ def test_missing_dependency_raises_with_install_command():
     gymnasium.register("LockstepEngine-v0", needs_an_engine)
     with pytest.raises(ConfigError, match=r"LockstepEngine-v0 needs a package.*\n.*gymnasium\[engine\]"):
         build("LockstepEngine-v0")
+
+
+@pytest.mark.parametrize(
+    ("id", "module", "extra"),
+    [
+        ("Hopper-v5", "mujoco", "mujoco"),
+        ("Hopper-v5", "imageio", "mujoco"),
+        ("LunarLander-v3", "Box2D", "box2d"),
+        ("ALE/Pong-v5", "ale_py", "atari"),
+    ],
+)
+def test_missing_package_raises_with_pip_command_of_extra(monkeypatch, id, module, extra):
+    for name in [name for name in sys.modules if name.startswith(("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))]:
+        monkeypatch.delitem(sys.modules, name)
+    if module == "imageio":
+        pytest.importorskip("mujoco")
+    monkeypatch.setitem(sys.modules, module, None)  # its import raises
+    with pytest.raises(ConfigError, match=rf"{id} needs a package.*\npip install 'lockstep-rl\[{extra}\]'$"):
+        build(id)
+
+
+def test_missing_package_for_rendering_raises_with_pip_command(monkeypatch):
+    envs = build("CartPole-v1")
+    envs.reset()
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    with pytest.raises(ConfigError, match=r"to render images.*\npip install 'lockstep-rl\[gym\]'$"):
+        envs.render(0)
+
+
+@pytest.mark.parametrize(
+    ("id", "package"), [("Hopper-v5", "imageio"), ("LunarLander-v3", "Box2D"), ("ALE/Pong-v5", "ale_py")]
+)
+def test_env_of_extra_steps(id, package):
+    pytest.importorskip(package)
+    envs = build(id, num_envs=8)
+    envs.reset()
+    [step] = play(envs, range(1), range(4))
+    assert len(step["reward"]) == 8
 
 
 def test_unknown_env_kwarg_raises_naming_it():

@@ -2,12 +2,13 @@
 
 import os
 import socket
+import sys
 from collections import namedtuple
 
 import pytest
 
 from lockstep.cli import main
-from lockstep.tools.doctor import disk, machine, network, rendering, smoke_test
+from lockstep.tools.doctor import disk, gymnasium_packages, machine, network, rendering, smoke_test
 from lockstep.tools.doctor.bug_report import without_names, write_bug_report
 from lockstep.tools.doctor.environment import check_variables
 from lockstep.tools.doctor.finding import failure, ok
@@ -174,6 +175,33 @@ def test_check_network_unreachable_wandb_advises_offline_mode(monkeypatch):
     monkeypatch.setattr("socket.create_connection", unreachable)
     assert "WANDB_MODE=offline" in only(network.check_network({}))[1]
     assert bad(network.check_network({"WANDB_MODE": "offline"})) == []
+
+
+def test_check_gymnasium_packages_names_extra_of_missing_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    found = list(gymnasium_packages.check_gymnasium_packages())
+    assert len(found) == 3
+    assert bad(found) == []
+    assert "pip install 'lockstep-rl[atari]'" in found[-1].message
+
+
+def test_check_gymnasium_packages_broken_package_is_advice(monkeypatch):
+    def broken(id, options):
+        raise OSError("libengine.so is missing")
+
+    monkeypatch.setattr("lockstep.tasks.gym.sync_envs.make", broken)
+    found = bad(gymnasium_packages.check_gymnasium_packages())
+    assert [level for level, _ in found] == ["advice"] * 3
+    assert "libengine.so is missing pip install --force-reinstall 'lockstep-rl[mujoco]'" in found[0][1]
+
+
+def test_check_rendering_mujoco_without_opengl_is_advice(monkeypatch):
+    pytest.importorskip("mujoco")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setattr(rendering, "headless_backend", lambda: "disabled")
+    level, words = only(rendering.check_rendering())
+    assert level == "advice"
+    assert "apt install libegl1" in words
 
 
 def test_check_rendering_invalid_mujoco_gl_is_trouble(monkeypatch):

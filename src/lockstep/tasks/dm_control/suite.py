@@ -5,7 +5,6 @@ restored by starting its episode again and overwriting the physics state.
 """
 
 import copy
-import ctypes.util
 import difflib
 import importlib
 import os
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.config import ConfigError
-from lockstep.tasks.rendering.opengl import prepare_opengl
+from lockstep.tasks.rendering.opengl import headless_backend, prepare_opengl, render_error
 
 SHORT_NAMES = {"ball_in_cup": "cup", "point_mass": "pointmass"}
 """Short names of domains."""
@@ -127,11 +126,7 @@ class SimulatedTask:
         try:
             return np.asarray(self._env.physics.render(height, width, camera_id=self._camera))
         except Exception as error:  # each backend raises its own errors, even AttributeError
-            backend = os.environ.get("MUJOCO_GL", "")
-            raise ConfigError(
-                f"{self.name} cannot be rendered here (MUJOCO_GL={backend}): {error}",
-                "Install libegl1 and libgl1-mesa-dri (EGL), or libosmesa6 (OSMesa), and unset MUJOCO_GL.",
-            ) from error
+            raise render_error(self.name, error) from error
 
     def close(self) -> None:
         self._env.close()
@@ -194,7 +189,7 @@ def _known() -> dict[str, tuple[str, str]]:
 def suite() -> Any:
     """Import the suite with a headless rendering backend. MUJOCO_GL takes precedence if the user set it."""
     if "MUJOCO_GL" not in os.environ:
-        os.environ["MUJOCO_GL"] = _backend()
+        os.environ["MUJOCO_GL"] = headless_backend()
     prepare_opengl()  # importing the suite loads OpenGL
     try:
         return importlib.import_module("dm_control.suite")
@@ -208,11 +203,3 @@ def suite() -> Any:
             del sys.modules[module]
         os.environ["MUJOCO_GL"] = "disabled"
         return importlib.import_module("dm_control.suite")
-
-
-def _backend() -> str:
-    """Choose EGL if installed, with or without a GPU, then OSMesa; otherwise disable rendering."""
-    if os.name != "posix" or sys.platform == "darwin":
-        return "glfw"
-    libraries = {"egl": "EGL", "osmesa": "OSMesa"}
-    return next((backend for backend, library in libraries.items() if ctypes.util.find_library(library)), "disabled")

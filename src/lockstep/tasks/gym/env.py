@@ -11,8 +11,9 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -25,9 +26,12 @@ from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
+from lockstep.tasks.gym.env_file import env_file, with_absolute_path
+from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.worker_pool import WorkerPool
 from lockstep.tasks.obs_encoding import encoded_space
+from lockstep.tasks.rendering.opengl import convert_opengl_errors
 from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space
 from lockstep.transfer import Uploader
 
@@ -50,7 +54,8 @@ class GymConfig(VecEnv.Config):
     """Settings of a Gymnasium task. Every number but `num_workers` is for the whole run, not for one process."""
 
     id: str = "CartPole-v1"
-    """Id of the environment; `package:Name-v0` imports the package that registers it."""
+    """Id of the environment. `package:Name-v0` imports the package that registers it, and `my_env.py:Name-v0` loads a
+    file."""
     num_envs: int = 8
     """Number of environments in the whole run, stepped in parallel."""
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)
@@ -74,6 +79,15 @@ class GymConfig(VecEnv.Config):
                 f"task.info_keys contains {', '.join(taken)}, which Lockstep measures itself.",
                 "Rename the key in a wrapper of the environment.",
             )
+
+    @property
+    def code_file(self) -> Path | None:
+        """Python file of the user that this task executes."""
+        return env_file(self.id)
+
+    def with_absolute_paths(self) -> "GymConfig":
+        """Resolve a file that the user named, against the working directory."""
+        return replace(self, id=with_absolute_path(self.id))
 
 
 class GymEnvs(VecEnv):
@@ -297,14 +311,19 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
 def _convert_errors(id: str) -> Iterator[None]:
     """Convert errors of Gymnasium when it makes an environment to a ConfigError with a fix."""
     try:
-        yield
+        with convert_opengl_errors(id):  # MuJoCo loads OpenGL when it is imported, if MUJOCO_GL is set
+            yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        raise ConfigError(f"{id} needs a package that is not installed.", str(error)) from error
+        raise ConfigError(f"{id} needs a package that is not installed.", install_hint(error, id)) from error
     except TypeError as error:
         raise ConfigError(f"{id} cannot be made: {error}.", "Fix --task.env-kwargs.") from error
     except gymnasium.error.Error as error:
+        if (file := env_file(id)) is not None:
+            name = id.rpartition(":")[2]
+            fix = f"Add to the file: gymnasium.register({name!r}, entry_point=CLASS)"
+            raise ConfigError(f"{file} does not register {name}: {error}", fix) from error
         close = difflib.get_close_matches(id, gymnasium.registry, n=2)
-        hint = "Prefix the id of another package's environment with its module, as in ale_py:ALE/Pong-v5."
+        hint = "Prefix the id of another package's environment with its module, as in my_package:Name-v0."
         if close:
             hint = f"Did you mean {' or '.join(close)}?"
         raise ConfigError(f"{id} is not a registered environment.", hint) from error

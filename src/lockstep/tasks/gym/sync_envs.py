@@ -3,7 +3,9 @@
 Shapes: B environments.
 """
 
+import importlib
 import math
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,8 +15,10 @@ from gymnasium import Space
 from gymnasium.spaces import Discrete
 
 from lockstep.config import ConfigError
+from lockstep.tasks.gym.env_file import env_file, load_env_file
+from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.obs_encoding import encode_obs
-from lockstep.tasks.rendering.opengl import prepare_opengl
+from lockstep.tasks.rendering.opengl import MUJOCO_GL, convert_opengl_errors, headless_backend, prepare_opengl
 
 
 class SharedArrays(NamedTuple):
@@ -42,6 +46,11 @@ class SharedArrays(NamedTuple):
 
 def make(id: str, options: Mapping[str, Any]) -> Any:
     """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
+    if id.startswith("ALE/"):
+        importlib.import_module("ale_py")  # registers the Atari environments
+    if (file := env_file(id)) is not None:
+        load_env_file(file)
+        id = id.rpartition(":")[2]
     hidden = list(options.get("hidden", ()))
     env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
     if not hidden:
@@ -110,14 +119,18 @@ class SyncEnvs:
     def render(self, row: int) -> np.ndarray:
         """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
         prepare_opengl()
+        if hasattr(self.envs[row].unwrapped, "mujoco_renderer") and (backend := headless_backend()) != "disabled":
+            os.environ.setdefault(MUJOCO_GL, backend)  # Gymnasium's own choice needs a display
         try:
-            return np.asarray(self.envs[row].render(), np.uint8)
+            with convert_opengl_errors(self._id):
+                return np.asarray(self.envs[row].render(), np.uint8)
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ConfigError(f"{self._id} needs a package to render images.", str(error)) from error
+            raise ConfigError(f"{self._id} needs a package to render images.", install_hint(error, self._id)) from error
 
     def close(self) -> None:
         for env in self.envs:
             env.close()
+        self.envs.clear()  # ale_py prints a list of leaks if an environment still exists when Python exits
 
 
 def _to_number(value: Any) -> float:

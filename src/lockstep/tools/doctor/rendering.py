@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from PIL import Image
 
+from lockstep.tasks.rendering.opengl import headless_backend
 from lockstep.tools.doctor.finding import CheckResult, failure, ok, warning
 
 
@@ -48,14 +49,14 @@ def _gymnasium() -> Iterator[CheckResult]:
 
 
 def _mujoco() -> Iterator[CheckResult]:
-    backend = os.environ.get("MUJOCO_GL", "")
-    if not backend and "DISPLAY" not in os.environ:
+    backend = os.environ.get("MUJOCO_GL") or headless_backend()
+    if backend == "disabled" and "MUJOCO_GL" not in os.environ:
         yield warning(
             "rendering",
-            "MuJoCo is installed, but there is no display and MUJOCO_GL is not set",
-            "export MUJOCO_GL=egl (or osmesa, without a GPU)",
+            "MuJoCo is installed, but neither EGL nor OSMesa is",
+            "apt install libegl1 libgl1-mesa-dri, for EGL; or apt install libosmesa6, for OSMesa",
         )
-    elif backend not in ("", "egl", "osmesa", "glfw", "disabled"):
+    elif backend not in ("egl", "osmesa", "glfw", "disabled"):
         yield failure("rendering", f"MUJOCO_GL={backend} is not a rendering backend", "export MUJOCO_GL=egl")
     else:
-        yield ok("rendering", f"MuJoCo renders with {backend or 'the display'}")
+        yield ok("rendering", f"MuJoCo renders with {backend}")

@@ -46,11 +46,12 @@ def write_gif(scenes: Iterable[Renderable], path: Path, fps: float, limit: float
             frames, every = frames[::2], 2 * every
     if not frames:
         raise ConfigError(*_NO_FRAMES)
-    images = _in_one_palette(frames)
-    encoded = _encode(images, fps)
-    while limit is not None and len(encoded) > limit and len(images) > MIN_FRAMES:
-        images, every = images[::2], 2 * every
+    with PrintableConsole(stderr=True).status(f"encoding {len(frames)} frames"):
+        images = _in_one_palette(frames)
         encoded = _encode(images, fps)
+        while limit is not None and len(encoded) > limit and len(images) > MIN_FRAMES:
+            images, every = images[::2], 2 * every
+            encoded = _encode(images, fps)
     _write(path, encoded)
     return VideoInfo(len(images), every, len(encoded))
 
