@@ -127,8 +127,9 @@ def load(
     """
     recipe = recipe or load_recipe(Path(run))
     algorithm = load_algorithm(Path(run), recipe, at, device, read_task_spec(Path(run)))
-    observed, acted = (getattr(algorithm.task, name, None) for name in ("observation_space", "action_space"))
-    return LoadedPolicy(algorithm.policy(), recipe, torch.device(device), observed, acted, seed)
+    task: Any = algorithm.task
+    observation_space, action_space = getattr(task, "observation_space", None), getattr(task, "action_space", None)
+    return LoadedPolicy(algorithm.policy(), recipe, torch.device(device), observation_space, action_space, seed)
 
 
 def load_recipe(run: Path) -> Recipe:

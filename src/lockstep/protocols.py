@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.pytree import Tree
 
@@ -108,8 +109,9 @@ class Policy(Protocol):
 
         Random numbers are a function of the seed and the counter, which is the number of earlier calls.
         """
-        policy = type(self).__name__
-        raise NotImplementedError(f"{policy} has no exploration: implement sample().")
+        raise ConfigError(
+            f"{type(self).__name__} has no exploration.", "Call act(obs), or implement sample() in the policy."
+        )
 
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
         """Return actions, the network outputs they were computed from, and the next recurrent state."""

@@ -18,6 +18,7 @@ from lockstep.checkpoint import format as form
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.distributed import Runtime
 from lockstep.inference import LoadedPolicy, build_algorithm
+from lockstep.protocols import Policy
 from lockstep.registry import find_recipe
 from lockstep.tasks.spaces import env_actions
 from lockstep.training_loop import train
@@ -241,6 +242,16 @@ def test_tdmpc2_policy_samples_around_its_action(mpc):
         actions.append(policy.act(obs, deterministic))
     assert actions[0].tolist() == actions[1].tolist()
     assert len({tuple(action.tolist()) for action in actions}) == 3
+
+
+def test_policy_without_exploration_error_names_sample():
+    class Fixed(Policy):
+        def forward(self, obs, memory):
+            return obs, obs, memory
+
+    policy = LoadedPolicy(Fixed(), None, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"Fixed has no exploration(.|\n)*sample\(\)"):
+        policy.act(np.zeros((1, 2)), deterministic=False)
 
 
 def test_ddpg_policy_samples_with_exploration_noise():
