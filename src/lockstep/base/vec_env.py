@@ -44,6 +44,8 @@ class VecEnv(Configurable):
     """Observation space of one environment."""
     action_space: Space[Any]
     """Action space of one environment."""
+    prefers_image: bool = False
+    """Whether `play` also shows the image in a terminal with 24-bit color, because `render_text` lists only numbers."""
 
     def __init__(self, config: Any, lanes: Lanes, device: torch.device) -> None:
         self.config, self.lanes, self.device = config, lanes, device

@@ -16,6 +16,7 @@ from lockstep.inference import LoadedPolicy
 from lockstep.registry import find_recipe
 from lockstep.tools.play import video_files
 from lockstep.tools.play.display import show_in_terminal, show_in_window
+from lockstep.tools.play.half_blocks import as_half_blocks
 from lockstep.tools.play.playback import play_episodes
 from lockstep.tools.play.video_files import write_gif, write_mp4
 
@@ -85,6 +86,71 @@ def test_play_episodes_of_dataset_without_playback_raises_with_fix(policy):
 def test_show_in_terminal_without_tty_prints_last_frame(capsys):
     show_in_terminal([Shade(1), Shade(2)], fps=1e-3)
     assert capsys.readouterr().out == "scene 2\n"
+
+
+def test_show_in_terminal_prints_final_return_of_each_episode(policy, capsys):
+    lengths, returns = [], []
+    for scene in play_episodes(policy, 2, 1, 2000):
+        if scene.length == 0:
+            lengths.append(0)
+            returns.append(scene)
+        lengths[-1] += 1
+    show_in_terminal(play_episodes(policy, 2, 1, 2000), fps=1e9)
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert lines == [
+        f"episode {number}: return {scene.total:.2f} in {length} steps"
+        for number, (length, scene) in enumerate(zip(lengths, returns, strict=True), 1)
+    ]
+
+
+def test_show_in_terminal_marks_episode_that_was_cut_off(policy, capsys):
+    show_in_terminal(play_episodes(policy, 1, 1, 2), fps=1e9)
+    assert capsys.readouterr().out.splitlines()[-1].endswith("in 1 steps, not ended")
+
+
+@pytest.mark.parametrize(("colors", "images"), [("truecolor", True), ("", False)])
+def test_show_in_terminal_shows_image_in_24_bit_color(monkeypatch, capsys, colors, images):
+    for name, value in {
+        "FORCE_COLOR": "1",
+        "TERM": "xterm",
+        "COLORTERM": colors,
+        "COLUMNS": "40",
+        "LINES": "12",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    scene = Shade(3)
+    scene.prefers_image = True
+    show_in_terminal([scene], fps=1e9)
+    shown = capsys.readouterr().out
+    assert ("38;2;255;255;255;48;2;255;255;255m" in shown) is images
+    assert "scene 3" in shown
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(20, 30), (100, 4), (100, 100)])
+def test_half_blocks_fit_and_keep_colors(columns, lines):
+    frame = np.zeros((20, 40, 3), np.uint8)
+    frame[10:] = 9, 8, 7
+    text = as_half_blocks(frame, columns, lines)
+    rows = text.plain.splitlines()
+    assert len(rows) <= lines
+    assert {len(row) for row in rows} == {min(40, columns, 4 * lines)}
+    assert len(rows[0]) == 4 * len(rows)
+    assert (text.spans[0].style.color.triplet, text.spans[-1].style.bgcolor.triplet) == ((0, 0, 0), (9, 8, 7))
+
+
+def test_show_in_terminal_without_packages_shows_text(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+
+    def render():
+        raise ConfigError("no pygame.", "pip install it")
+
+    scene = Shade(3)
+    scene.prefers_image, scene.render = True, render
+    show_in_terminal([scene], fps=1e9)
+    assert "no image: no pygame." in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------------------------------------------- files

@@ -62,6 +62,7 @@ class DMControl(VecEnv):
 
     Config = DMControlConfig
     config: DMControlConfig
+    prefers_image = True
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs

@@ -101,6 +101,7 @@ class GymEnvs(VecEnv):
         with _convert_errors(config.id):
             options, self._modes, self._obs_space, self._action_space = _probe(config)
         self.observation_space, self.action_space = encoded_space(self._obs_space), policy_space(self._action_space)
+        self.prefers_image = "rgb_array" in self._modes and "ansi" not in self._modes
 
         self._streams = self.env_streams("gym")
         self._episode = np.zeros(count, np.int64)

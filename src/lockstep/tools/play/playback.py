@@ -26,14 +26,25 @@ class _EnvScene:
     """Scene of an environment before a step."""
 
     env: VecEnv
+    number: int
     total: float = 0.0
     length: int = 0
+    done: bool = False
 
     def render_text(self) -> str:
         return f"{self.env.render_text(0)}\nstep {self.length}  return {self.total:.2f}"
 
     def render(self) -> np.ndarray:
         return self.env.render(0)
+
+    @property
+    def prefers_image(self) -> bool:
+        return self.env.prefers_image
+
+    def result(self) -> str:
+        """Return the result of the episode, which includes its last step."""
+        ended = "" if self.done else ", not ended"
+        return f"episode {self.number}: return {self.total:.2f} in {self.length} steps{ended}"
 
 
 def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
@@ -42,13 +53,13 @@ def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Rend
     env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
     with closing(env):
         obs = env.reset()
-        for _ in range(episodes):
+        for number in range(1, episodes + 1):
             policy.reset()
-            scene, done = _EnvScene(env), False
-            while not done:
+            scene = _EnvScene(env, number)
+            while not scene.done:
                 yield scene
                 step = env.step(torch.from_numpy(policy.act(obs)))
-                obs, done = step.obs, bool(step.terminated[0] or step.truncated[0])
+                obs, scene.done = step.obs, bool(step.terminated[0] or step.truncated[0])
                 scene.total, scene.length = scene.total + float(step.reward[0]), scene.length + 1
 
 
