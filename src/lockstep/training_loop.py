@@ -9,7 +9,7 @@ from lockstep.checkpoint.manager import load_weights
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
 from lockstep.distributed import Runtime
-from lockstep.evaluation import evaluate
+from lockstep.evaluation import evaluate_during_training
 from lockstep.launch.device import device_notes
 from lockstep.nan_dump import dump_on_nonfinite
 from lockstep.run_dir import RunDir, TrainResult
@@ -53,7 +53,7 @@ def train(
             # Evaluate. Interrupted by a stop request (None): the evaluation reruns after resume.
             if clock.eval_pending:
                 with runtime.phase("evaluate"):
-                    scores = evaluate(algorithm.policy(), recipe.task, runtime, config.eval_episodes)
+                    scores = evaluate_during_training(algorithm.policy(), recipe.task, runtime, config, clock.done)
                 if scores is not None:
                     run.record_evaluation(clock, scores, algorithm, task)
             if config.log_tensor_digests:

@@ -69,7 +69,9 @@ def _final_message(result: TrainResult) -> list[str]:
     clock, path = result.clock, result.path
     best = "" if clock.best is None else f", best evaluation {clock.best:,.4g}"
     progress = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
-    head = f"{progress} in {format_duration(result.seconds)}{best}: {path}"
+    share = result.evaluation_seconds / max(result.seconds, 1e-9)
+    evaluations = f" (evaluations {share:.0%})" if result.evaluation_seconds else ""
+    head = f"{progress} in {format_duration(result.seconds)}{evaluations}{best}: {path}"
     watch, report = f"  watch    lockstep play {path}", f"  report   lockstep report {path}"
     if result.preempted:
         return [head, f"  resume   lockstep resume {path}", watch, report]

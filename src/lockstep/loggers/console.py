@@ -39,6 +39,7 @@ _COLORS = {
     "load": "yellow",
     "learn": "green",
     "reduce": "magenta",
+    "evaluate": "red",
     "other": "bright_black",
 }
 _PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving"}
@@ -51,6 +52,9 @@ class Snapshot:
 
     metrics: dict[str, float]
     speed: float
+    """Training samples per second, without the time of evaluations."""
+    eta: float
+    """Seconds until the end of the run, with the evaluations still to come."""
     split: dict[str, float]
     checked: int
     """The last update at which replicas were compared."""
@@ -73,7 +77,7 @@ class PlainConsole:
         reward = "return   -  " if value is None else f"return {value:8.2f}"
         reward = reward if loss is None else f"loss {loss:8.4f}"
         split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
-        eta = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        eta = format_duration(snapshot.eta)
         steps = f"{clock.samples:>12,} of {clock.total_samples:,} steps"
         line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         results = format_results(snapshot.metrics) + format_losses(snapshot.metrics)
@@ -108,7 +112,7 @@ class LiveConsole:
         self.snapshot: Snapshot | None = None
         self.loads: dict[int, float] = {}
         self.clock: TrainState | None = None
-        self._since = time.monotonic()
+        self._since = self._shown = time.monotonic()
         self.live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=2)
 
     def start(self, clock: TrainState) -> None:
@@ -116,7 +120,7 @@ class LiveConsole:
         self.live.start(refresh=True)
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self._shown = snapshot, time.monotonic()
         self.loads = snapshot.usage.utilization or self.loads  # log entries may be more frequent than heartbeats
         if RETURN in snapshot.metrics:
             self.returns.append(snapshot.metrics[RETURN])
@@ -153,7 +157,7 @@ class LiveConsole:
             rows["now"] = Text(f"first iteration, running for {elapsed}", style="italic")
             return rows
         rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
-        remaining = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        remaining = format_duration(snapshot.eta - (time.monotonic() - self._shown))
         rows["clock"] = Text(f"{elapsed} so far · {remaining} to go{_PHASE_LABELS.get(self.phase(), '')}")
         if self.returns:
             rows["return"] = Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}")
