@@ -61,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"'{key}' cannot be changed when a run is resumed.",
                 f"Change one of: {', '.join(CHANGEABLE)}. For a new run: lockstep train ... --init-from {command.run}",
             )
-    import_torch_with_status()
+    import_torch_with_status("lockstep.training_loop")
 
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.inference import load_recipe

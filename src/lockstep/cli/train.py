@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.cli.options import LaunchOptions, parse_recipe, parse_train, resolve, resolve_procs
-from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.io.printable import print_line
@@ -34,7 +33,6 @@ def run(arguments: Sequence[str]) -> int:
         changed = {name: value for name, value in launch_options.items() if value != getattr(LaunchOptions(), name)}
         flags = [arg for name, value in changed.items() for arg in (f"--{name}", str(value))]
         return resume([options.resume, *flags, *rest])
-    import_torch_with_status()
 
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.launch.device import require_gpus

@@ -11,8 +11,9 @@ from lockstep.checkpoint.fencing import SupersededError
 from lockstep.cli import fail
 from lockstep.distributed import NonFiniteError
 from lockstep.io.printable import print_line
+from lockstep.io.status_line import STARTUP
 from lockstep.launch.failures import record_failure, to_user_error
-from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, OUTCOME, launch_directory
+from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, OUTCOME, launch_directory, started_by_a_launcher
 from lockstep.launch.world import EXIT_PREEMPTED, STOP_SIGNALS, WorldInfo
 from lockstep.launch.world import warn_user as warn
 from lockstep.loggers.formatting import format_duration
@@ -47,6 +48,8 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
 
     # Block stop signals. The watchdog handles them while a run is active; before and after it they are ignored.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    if not started_by_a_launcher():
+        STARTUP.start("starting")  # the console of the run stops it
     try:
         result = work()
     except SupersededError as error:
@@ -59,6 +62,8 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
         if ENV_LAUNCH_DIR in os.environ:
             return 1
         raise
+    finally:
+        STARTUP.stop()
     for line in _final_message(result):
         print_on_main(line)
     return _finish("preempted", EXIT_PREEMPTED) if result.preempted else 0

@@ -20,6 +20,7 @@ from lockstep.config import Recipe
 from lockstep.distributed import Runtime
 from lockstep.distributed.heartbeat import UtilizationReport
 from lockstep.io.rich_console import PrintableConsole
+from lockstep.io.status_line import STARTUP, StatusLine
 from lockstep.loggers.formatting import (
     format_duration,
     format_evaluation,
@@ -31,6 +32,7 @@ from lockstep.loggers.formatting import (
     format_utilization,
     sparkline,
 )
+from lockstep.ops.compilation import COMPILE
 
 RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
 _COLORS = {
@@ -40,10 +42,11 @@ _COLORS = {
     "learn": "green",
     "reduce": "magenta",
     "evaluate": "red",
+    COMPILE: "bright_yellow",
     "other": "bright_black",
 }
-_PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving"}
-"""Phases shown in the live panel, because they pause training for long."""
+_PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving", COMPILE: " · compiling kernels"}
+"""Phases that the console shows, because they pause training for long."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,20 @@ class Snapshot:
 class PlainConsole:
     """Prints one line per log entry, for files and pipes."""
 
-    def __init__(self, heading: str, processes: int) -> None:
-        self.processes = processes
+    def __init__(self, heading: str, processes: int, phase: Callable[[], str] = str) -> None:
+        self.processes, self.phase = processes, phase
+        self._status = StatusLine()
         self.console = PrintableConsole(soft_wrap=True)
         self.heading = heading
 
     def start(self, clock: TrainState) -> None:
+        STARTUP.stop()
         self._print(self.heading)
+        # Compilation and a long first iteration would leave the user without output.
+        self._status.start(lambda: f"{clock.samples:,} steps{_PHASE_LABELS.get(self.phase(), '')}")
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
+        self._status.stop()
         value, loss = snapshot.metrics.get(RETURN), snapshot.metrics.get(LOSS)
         reward = "return   -  " if value is None else f"return {value:8.2f}"
         reward = reward if loss is None else f"loss {loss:8.4f}"
@@ -92,7 +100,8 @@ class PlainConsole:
     def message(self, text: str) -> None:
         self._print(text)
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        self._status.stop()
 
     def _print(self, line: str) -> None:
         with suppress(OSError):  # output may go to a file on a full disk, which must not end a run
@@ -117,6 +126,7 @@ class LiveConsole:
 
     def start(self, clock: TrainState) -> None:
         self.clock = clock
+        STARTUP.stop()
         self.live.start(refresh=True)
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
@@ -154,7 +164,8 @@ class LiveConsole:
         )
         elapsed = format_duration(time.monotonic() - self._since)
         if snapshot is None:
-            rows["now"] = Text(f"first iteration, running for {elapsed}", style="italic")
+            label = _PHASE_LABELS.get(self.phase(), "")
+            rows["now"] = Text(f"first iteration, running for {elapsed}{label}", style="italic")
             return rows
         rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
         remaining = format_duration(snapshot.eta - (time.monotonic() - self._shown))
@@ -186,6 +197,10 @@ def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
 def open_console(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
     processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
     heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
+
+    def phase() -> str:
+        return COMPILE if COMPILE in runtime.status.phases else runtime.watchdog.outer_phase
+
     if sys.stdout.isatty():
-        return LiveConsole(heading, str(path), runtime.size, lambda: runtime.watchdog.outer_phase)
-    return PlainConsole(f"{heading} · {path}", runtime.size)
+        return LiveConsole(heading, str(path), runtime.size, phase)
+    return PlainConsole(f"{heading} · {path}", runtime.size, phase)

@@ -25,7 +25,7 @@ class EvaluationCost:
         # The run ends with an evaluation, also if its total is not a multiple of the interval.
         remaining = -(-clock.total_samples // self.eval_every) - clock.samples // self.eval_every
         due_now = clock.crossed(self.eval_every) or clock.done  # the log entry precedes the evaluation
-        evaluations = max(0, remaining) + due_now
+        evaluations = float(max(0, remaining) + due_now)
         if self.eval_episodes is None and evaluations:  # only the last one plays all episodes
             episodes = clock.evaluation.get("episodes", DEFAULT_EVAL_EPISODES)
             evaluations += DEFAULT_EVAL_EPISODES / episodes - 1.0

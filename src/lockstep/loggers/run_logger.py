@@ -17,11 +17,12 @@ from lockstep.loggers.evaluation_cost import EvaluationCost
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.video import VideoRecorder
 from lockstep.loggers.wandb_logger import WandbLog
+from lockstep.ops.compilation import COMPILE
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPLIT = ("env", "act", "load", "learn", "reduce", "evaluate")
+SPLIT = ("env", "act", "load", "learn", "reduce", "evaluate", COMPILE)
 """Phases of the time split, if a run has them; the rest is `other`."""
 
 

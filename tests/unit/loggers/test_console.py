@@ -31,6 +31,11 @@ USE |= {"process1_memory_gb": 0.75, "gpu0_memory_allocated_gb": 10.2, "gpu0_util
 WORK = UtilizationReport(utilization={0: 0.9, 1: 0.8}, resources=USE | {"gpu1_memory_allocated_gb": 9.8})
 
 
+@pytest.fixture(autouse=True)
+def no_status_thread(monkeypatch):
+    monkeypatch.setattr("lockstep.io.status_line.StatusLine.start", lambda *_: None)
+
+
 def snapshot(value=2.5, speed=1000.0, checked=0, work=WORK, eta=60.0):
     return Snapshot({} if value is None else {RETURN: value}, speed, eta, SPLIT, checked, work)
 

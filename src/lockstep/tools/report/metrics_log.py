@@ -24,6 +24,7 @@ PHASES = {
     "learn": "learning",
     "reduce": "reduction between processes",
     "evaluate": "evaluations",
+    "compile": "compilation",
     "check": "replica checks",
     "copy": "copying for checkpoints",
 }
