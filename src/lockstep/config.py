@@ -25,6 +25,10 @@ class ConfigError(ValueError):
         super().__init__(f"{problem}\n{hint}" if hint else problem)
 
 
+DEFAULT_EVAL_EPISODES = 32
+"""Episodes of a complete evaluation if `run.eval_episodes` is None."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Settings of the run. Every number is for the whole run, not per process."""
@@ -63,8 +67,9 @@ class RunConfig:
     """Global samples between log lines."""
     eval_every: int | None = 100_000
     """Global samples between evaluations. None: no evaluations."""
-    eval_episodes: int = 32
-    """Episodes per evaluation, over all processes."""
+    eval_episodes: int | None = None
+    """Episodes per evaluation, over all processes. None: 32 in the last evaluation. Earlier evaluations play up to 32,
+    at least one per lane, as many as fit into a tenth of run.eval_every in environment steps."""
     early_stop_patience: int | None = None
     """Stop after this number of evaluations without a new best. None: train for all samples."""
     save_every: int | None = None

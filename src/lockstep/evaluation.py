@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.base import Dataset
+from lockstep.config import DEFAULT_EVAL_EPISODES, RunConfig
 from lockstep.distributed import Runtime
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, Split, TaskConfig
@@ -22,22 +23,43 @@ from lockstep.transfer import has_float64
 
 CHUNK = 256
 """Examples per forward pass. Fixed, because the rounding of outputs may depend on the batch size."""
+EVAL_SHARE = 0.1
+"""Environment steps of an evaluation during training, relative to the samples between evaluations."""
 CHECK_EVERY = 16
 """Steps between checks on CUDA whether all episodes have ended. Each check synchronizes with the device."""
 
 
 def evaluate(
-    policy: Policy, task: TaskConfig | Dataset.Config, runtime: Runtime, episodes: int, split: Split = "validation"
+    policy: Policy,
+    task: TaskConfig | Dataset.Config,
+    runtime: Runtime,
+    episodes: int,
+    split: Split = "validation",
+    max_steps: int | None = None,
 ) -> dict[str, float] | None:
     """Evaluate a policy on episodes, or on a split of a dataset. The result is the same on every process.
+
+    Args:
+        max_steps: Environment steps to spend. Each lane plays one episode, and another one as long as it is expected
+            to fit. None: play all episodes.
 
     Returns None on all processes if one of them received a stop request during the evaluation.
     """
     if isinstance(task, TaskConfig):
-        return _evaluate_episodes(policy, task, runtime, episodes)
+        return _evaluate_episodes(policy, task, runtime, episodes, max_steps)
     with closing(task.build(runtime.lanes, runtime.device)) as data:
         predictions = predict(policy, data, runtime, split)
         return None if predictions is None else measure(data, split, predictions)
+
+
+def evaluate_during_training(
+    policy: Policy, task: TaskConfig | Dataset.Config, runtime: Runtime, run: RunConfig, last: bool
+) -> dict[str, float] | None:
+    """Evaluate with the settings of a run. The limit depends on settings and episodes only, never on measured time."""
+    if run.eval_episodes is not None:
+        return evaluate(policy, task, runtime, run.eval_episodes)
+    max_steps = None if last or run.eval_every is None else int(EVAL_SHARE * run.eval_every)
+    return evaluate(policy, task, runtime, DEFAULT_EVAL_EPISODES, max_steps=max_steps)
 
 
 def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
@@ -73,16 +95,19 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
     return runtime.all_reduce_sum(predictions).numpy()  # exact: each entry is nonzero on one process only
 
 
-def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int) -> dict[str, float] | None:
+def _evaluate_episodes(
+    policy: Policy, task: TaskConfig, runtime: Runtime, episodes: int, max_steps: int | None
+) -> dict[str, float] | None:
     """Play episodes on separate environments with separate random streams.
 
     Environment i plays episodes i, i + n, i + 2n, ... to the end, so that short episodes are not overrepresented.
     """
     lanes = replace(runtime.lanes, seed=stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1))
-    needed = min(episodes, max(task.num_envs, lanes.num_lanes))
+    # With limited steps, one environment per lane: each of them plays at least one episode.
+    needed = min(episodes, max(task.num_envs if max_steps is None else 0, lanes.num_lanes))
     envs = math.ceil(needed / lanes.num_lanes) * lanes.num_lanes
     with closing(replace(task, num_envs=envs).build(lanes, runtime.device)) as env:  # type: ignore[type-var]
-        local_results = _play(policy, env, lanes, runtime, envs, episodes)
+        local_results = _play(policy, env, lanes, runtime, envs, episodes, max_steps)
     if runtime.all_reduce_any(interrupted=local_results is None)["interrupted"]:
         return None
     all_results = sorted(tuple(row) for rows in runtime.all_gather_json(local_results) for row in rows)
@@ -93,7 +118,9 @@ def _evaluate_episodes(policy: Policy, task: TaskConfig, runtime: Runtime, episo
     return summary | {"return_std": math.sqrt(variance), "episodes": float(len(all_results))}
 
 
-def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int) -> list[Any] | None:
+def _play(
+    policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, episodes: int, max_steps: int | None
+) -> list[Any] | None:
     """Play the local share of the episodes.
 
     Returns:
@@ -101,7 +128,7 @@ def _play(policy: Policy, env: Any, lanes: Lanes, runtime: Runtime, envs: int, e
     """
     first = lanes.local.start * (envs // lanes.num_lanes)
     numbers = torch.arange(first, first + env.num_envs)  # first episode of each environment
-    scoreboard = Scoreboard(numbers, envs, episodes, runtime.device)
+    scoreboard = Scoreboard(numbers, envs, episodes, runtime.device, None if max_steps is None else max_steps // envs)
     initial_memory = tree_map(torch.clone, policy.initial_state(env.num_envs))
     obs, memory = env.observations(), initial_memory  # the environments were just built, which resets them
 
@@ -131,8 +158,14 @@ class Scoreboard:
     Shapes: B local environments, R rounds (the most episodes of an environment), K = 2 + extras.
     """
 
-    def __init__(self, numbers: Tensor, envs: int, episodes: int, device: torch.device) -> None:
-        """Environment i plays episodes `numbers[i]`, `numbers[i] + envs`, ... below `episodes`."""
+    def __init__(
+        self, numbers: Tensor, envs: int, episodes: int, device: torch.device, max_steps: int | None = None
+    ) -> None:
+        """Environment i plays episodes `numbers[i]`, `numbers[i] + envs`, ... below `episodes`.
+
+        With `max_steps`, it starts another episode only if one of its average length would end within that many steps.
+        """
+        self.max_steps = max_steps
         self.device = device if device.type == "cuda" and has_float64(device) else torch.device("cpu")
         self.numbers, self.envs = numbers, envs
         quota = (episodes - numbers + envs - 1).clamp(min=0) // envs
@@ -170,6 +203,10 @@ class Scoreboard:
         row_index = torch.where(counted, self.played, self.rounds)  # [B]
         self.table.scatter_(1, row_index.view(-1, 1, 1).expand_as(row), row)
         self.played += counted
+        if self.max_steps is not None:
+            # All steps so far belong to the episodes played. Steps of one environment only: independent of processes.
+            fits = self.steps * (self.played + 1) <= self.max_steps * self.played
+            self.quota = torch.where(counted & ~fits, self.played, self.quota)
         self.totals.masked_fill_(ended, 0.0)
         self.lengths.masked_fill_(ended, 0)
 

@@ -57,6 +57,8 @@ class TrainResult:
     """Duration in seconds since this start of the run."""
     preempted: bool = False
     """Whether a stop request ended the run early. It can be resumed from its last checkpoint."""
+    evaluation_seconds: float = 0.0
+    """Seconds of evaluations since this start of the run."""
 
 
 class RunDir:
@@ -133,7 +135,9 @@ class RunDir:
         self.write_status("preempted" if preempted else "finished")
         if self.runtime.is_main:
             shutil.rmtree(self.path / HEARTBEATS, ignore_errors=True)
-        result = TrainResult(self.path, clock, time.monotonic() - self.runtime.status.started, preempted)
+        self.log.take_times()
+        seconds = time.monotonic() - self.runtime.status.started
+        result = TrainResult(self.path, clock, seconds, preempted, self.log.evaluation_seconds)
         if not preempted:
             self.log.finish()
         return result

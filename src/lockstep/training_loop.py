@@ -8,7 +8,7 @@ from lockstep.checkpoint.fencing import SupersededError
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
 from lockstep.distributed import Runtime
-from lockstep.evaluation import evaluate
+from lockstep.evaluation import evaluate_during_training
 from lockstep.initial_weights import load_weights
 from lockstep.launch.device import device_notes
 from lockstep.memory_report import explain_out_of_memory
@@ -59,7 +59,7 @@ def train(
             # Evaluate. Interrupted by a stop request (None): the evaluation reruns after resume.
             if clock.eval_pending:
                 with runtime.phase("evaluate"):
-                    scores = evaluate(algorithm.policy(), recipe.task, runtime, config.eval_episodes)
+                    scores = evaluate_during_training(algorithm.policy(), recipe.task, runtime, config, clock.done)
                 if scores is not None:
                     run.record_evaluation(clock, scores, algorithm, task)
             if config.log_tensor_digests:

@@ -116,7 +116,8 @@ def test_stop_signal_is_handled_while_blocked(tmp_path):
     finally:
         process.kill()
     assert process.returncode == EXIT_PREEMPTED, said
-    assert "saving at the end of this iteration, or exiting without a checkpoint after" in said
+    assert "saving at the end of this iteration, expected within " in said
+    assert " or exiting without a checkpoint after " in said
     assert "of the stop request: exiting" in said
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from helpers.toy_envs import ToyWorlds, ToyWorldsConfig
-from lockstep.config import RunConfig
+from lockstep.config import DEFAULT_EVAL_EPISODES, RunConfig
 from lockstep.distributed import Runtime
-from lockstep.evaluation import Scoreboard, evaluate
+from lockstep.evaluation import EVAL_SHARE, Scoreboard, evaluate, evaluate_during_training
 from lockstep.lanes import Lanes
 from lockstep.rng import stable_hash
 from lockstep.tasks.snake.env import SnakeConfig
@@ -114,3 +114,50 @@ def test_scoreboard_without_episodes_is_done_and_empty():
     board = Scoreboard(torch.arange(6, 8), envs=8, episodes=5, device=CPU)
     assert board.done()
     assert board.results() == []
+
+
+LONG = ToyWorldsConfig(num_envs=32, length=50, ends=0.0)
+"""Every episode has 50 steps."""
+
+
+@pytest.mark.parametrize(
+    ("eval_every", "last", "episodes"),
+    [
+        (1_000, False, 8),  # one episode per lane, however small the interval is
+        (8 * 50 * 20, False, 16),  # two episodes per lane fit into a tenth of the interval
+        (10**9, False, DEFAULT_EVAL_EPISODES),
+        (1_000, True, DEFAULT_EVAL_EPISODES),  # the last evaluation of a run is complete
+    ],
+)
+def test_default_evaluation_is_limited_to_a_tenth_of_the_interval(eval_every, last, episodes):
+    run = RunConfig(lanes=8, eval_every=eval_every)
+    scores = evaluate_during_training(Walker(discrete=False), LONG, Runtime.single_process(run), run, last)
+    assert scores["episodes"] == episodes
+    assert last or episodes == 8 or episodes * scores["length_mean"] <= EVAL_SHARE * eval_every
+
+
+def test_explicit_eval_episodes_are_all_played():
+    run = RunConfig(lanes=8, eval_every=10, eval_episodes=19)
+    assert evaluate_during_training(Walker(False), LONG, Runtime.single_process(run), run, False)["episodes"] == 19
+
+
+def test_limited_evaluation_plays_every_started_episode_to_its_end():
+    task = ToyWorldsConfig(num_envs=8, length=30, ends=0.1)
+    runtime = Runtime.single_process(RunConfig(lanes=2, seed=5))
+    full, limited = (evaluate(Walker(False), task, runtime, 16, max_steps=steps) for steps in (10**6, 40))
+    assert 2 <= limited["episodes"] < full["episodes"] == 16
+
+
+def test_limited_episodes_do_not_depend_on_the_process_of_an_environment():
+    ends = torch.rand(200, 8, generator=torch.Generator().manual_seed(0)) < 0.1
+
+    def play(first, stop):
+        board = Scoreboard(torch.arange(first, stop), envs=8, episodes=32, device=CPU, max_steps=40)
+        for ended in ends:
+            if not board.done():
+                board.count(torch.ones(stop - first), ended[first:stop], {})
+        return board.results()
+
+    together = play(0, 8)
+    assert 8 < len(together) < 32
+    assert sorted(together, key=str) == sorted(play(0, 3) + play(3, 8), key=str)

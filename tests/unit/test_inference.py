@@ -43,7 +43,9 @@ def run(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         scores = iter(SCORES.values())
         result = {"return_std": 0.0, "episodes": 1.0}
-        patch.setattr("lockstep.training_loop.evaluate", lambda *_: {"return_mean": next(scores)} | result)
+        patch.setattr(
+            "lockstep.training_loop.evaluate_during_training", lambda *_: {"return_mean": next(scores)} | result
+        )
         # With this learning rate the policies of all iterations differ; with this seed the best policy selects
         # different actions for different boards.
         recipe = tiny(tmp_path_factory.mktemp("runs"), eval_every=ITERATION, seed=3)

@@ -179,7 +179,9 @@ def scripted(monkeypatch, *scores):
     """Make the evaluations return these scores in order."""
     script = iter(scores)
     others = {"return_std": 0.0, "episodes": 1.0}
-    monkeypatch.setattr("lockstep.training_loop.evaluate", lambda *_: {"return_mean": next(script)} | others)
+    monkeypatch.setattr(
+        "lockstep.training_loop.evaluate_during_training", lambda *_: {"return_mean": next(script)} | others
+    )
 
 
 def kept(path):

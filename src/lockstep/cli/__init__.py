@@ -28,6 +28,7 @@ COMMANDS = {
     "backtest": "Run a walk-forward backtest of a trading recipe on a price file.",
     "jobfile": "Print a job file for SLURM, Kubernetes or SkyPilot.",
     "doctor": "Check this machine and print a fix for every problem found.",
+    "warmup": "Compile all kernels ahead, so that the first run starts at once.",
     "audit": "Check that all processes of a training script train the same model.",
     "prove": "Prove that any number of processes, killed or not, trains the same agent.",
 }

@@ -25,8 +25,9 @@ TRIAL = "--trial"
 class Doctor:
     """Check this machine, train a small agent on it in several processes, and print a fix for every problem found.
 
-    Takes less than half a minute. Exit code 1 if there is trouble; advice does not count. With --gpu, test everything
-    on the GPUs instead, in less than 15 minutes, and write a report file.
+    Takes less than half a minute, and a minute or two more if kernels have to be compiled, as by `lockstep warmup`.
+    Exit code 1 if there is trouble; advice does not count. With --gpu, test everything on the GPUs instead, in less
+    than 15 minutes, and write a report file.
     """
 
     procs: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 2
@@ -143,6 +144,10 @@ def _examine(command: Doctor, set_status: Callable[[str], None]) -> Iterator["Ch
             yield result
     if not passed:
         return
+    set_status("compiling numba kernels")
+    from lockstep.tools.doctor.kernels import check_kernels
+
+    yield check_kernels(set_status)
     set_status(f"training a small agent on {command.procs} processes")
     from lockstep.tools.doctor.smoke_test import check_distributed
 

@@ -193,10 +193,15 @@ def resolve(recipe: Recipe, processes: int) -> Recipe:
 
 def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list[str]]:
     """Parse the arguments of `lockstep train`. Return options, remaining arguments and notes to print."""
-    from lockstep.registry import RECIPES, find_recipe
+    from lockstep.cli.torch_import import import_torch_with_status
+    from lockstep.registry import RECIPES, find_recipe, recipe_module
 
     arguments, name = _recipe_first(arguments, RECIPES)
     wants_help = any(arg in ("-h", "--help") for arg in arguments)
+    if name in RECIPES:  # recipes import torch
+        import_torch_with_status("lockstep.training_loop", recipe_module(name))
+    elif name is not None and name.endswith(".py"):
+        import_torch_with_status("lockstep.training_loop")
     if wants_help and name is not None and (name in RECIPES or name.endswith(".py")):
         from lockstep.cli.recipe_help import print_recipe_help
 

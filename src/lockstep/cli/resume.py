@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     settings |= parsed.settings
     if command.total_samples is not None:
         settings["run.total_samples"] = command.total_samples
-    import_torch_with_status()
+    import_torch_with_status("lockstep.training_loop")
 
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.inference import load_recipe

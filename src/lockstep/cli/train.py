@@ -19,7 +19,6 @@ from lockstep.cli.options import (
     resolve_procs,
     with_preset,
 )
-from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, apply_overrides, as_dict, flat_settings
 from lockstep.io.printable import print_line
@@ -38,7 +37,6 @@ def run(arguments: Sequence[str]) -> int:
     options, rest, notes = parse_train(arguments)
     if options.resume is not None:
         return _resume(options, rest)
-    import_torch_with_status()
 
     from lockstep.cli.find_run import resolve_init_from
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
@@ -83,7 +81,6 @@ def _resume(options: TrainOptions, rest: list[str]) -> int:
     flags = [arg for name, value in changed.items() for arg in (f"--{name}", str(value))]
     if options.resume != RESUME_NEWEST or Path(RESUME_NEWEST).exists():
         return resume([str(options.resume), *flags, *rest])
-    import_torch_with_status()
 
     from lockstep.cli.find_run import newest_run
     from lockstep.cli.workers import print_notes

@@ -11,8 +11,9 @@ from lockstep.checkpoint.fencing import SupersededError
 from lockstep.cli import fail
 from lockstep.distributed import NonFiniteError
 from lockstep.io.printable import print_line
+from lockstep.io.status_line import STARTUP
 from lockstep.launch.failures import record_failure, to_user_error
-from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, OUTCOME, launch_directory
+from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, OUTCOME, launch_directory, started_by_a_launcher
 from lockstep.launch.world import EXIT_PREEMPTED, STOP_SIGNALS, WorldInfo
 from lockstep.launch.world import warn_user as warn
 from lockstep.loggers.formatting import format_duration
@@ -48,6 +49,8 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
 
     # Block stop signals. The watchdog handles them while a run is active; before and after it they are ignored.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    if not started_by_a_launcher():
+        STARTUP.start("starting")  # the console of the run stops it
     try:
         result = work()
     except SupersededError as error:
@@ -60,6 +63,8 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
         if ENV_LAUNCH_DIR in os.environ:
             return 1
         raise
+    finally:
+        STARTUP.stop()
     for line in _final_message(result):
         print_on_main(line)
     return _finish("preempted", EXIT_PREEMPTED) if result.preempted else 0
@@ -70,7 +75,9 @@ def _final_message(result: TrainResult) -> list[str]:
     clock, path = result.clock, result.path
     best = "" if clock.best is None else f", best evaluation {clock.best:,.4g}"
     progress = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
-    head = f"{progress} in {format_duration(result.seconds)}{best}: {path}"
+    share = result.evaluation_seconds / max(result.seconds, 1e-9)
+    evaluations = f" (evaluations {share:.0%})" if result.evaluation_seconds else ""
+    head = f"{progress} in {format_duration(result.seconds)}{evaluations}{best}: {path}"
     watch, report = f"  watch    lockstep play {path}", f"  report   lockstep report {path}"
     if result.preempted:
         return [head, f"  resume   lockstep resume {path}", watch, report]

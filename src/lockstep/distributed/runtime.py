@@ -29,7 +29,7 @@ from lockstep.lanes import Lanes, partition_lanes
 from lockstep.launch import device as device_setup
 from lockstep.launch.failures import record_failure, to_user_error
 from lockstep.launch.hang_report import in_time
-from lockstep.launch.kernel_compilation import share_compilation
+from lockstep.launch.kernel_compilation import announce_compilation, share_compilation
 from lockstep.launch.private_store import sealed_sockets
 from lockstep.launch.process_lifetime import die_with_launcher
 from lockstep.launch.rendezvous import join_store, loopback
@@ -118,6 +118,7 @@ class Runtime:
         runtime = cls(run, world, device, store)
         runtime._over_host = device.type == "cuda" and "nccl" not in backend
         runtime._phase_file = open_phase_file(world)
+        announce_compilation(runtime.phase)
         try:
             with runtime.watchdog.watching():
                 yield runtime

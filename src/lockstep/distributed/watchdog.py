@@ -50,6 +50,7 @@ class Watchdog:
         """Thread of a running checkpoint save. An exiting process waits for it for a few seconds."""
         self.longest_save = 0.0
         self._longest_iteration, self._iteration_end = 0.0, time.monotonic()
+        """Longest time between iteration ends; 0 until an iteration with an update has ended."""
         self._deadline = time.monotonic() + max_hours * 3600 if max_hours is not None else None
         self._directory: Path | None = None
         self._requested_at: float | None = None
@@ -138,7 +139,9 @@ class Watchdog:
     def mark_iteration_end(self) -> None:
         """Record the duration of an iteration. A run can stop only at the end of an iteration."""
         now = time.monotonic()
-        self._longest_iteration = max(0.8 * self._longest_iteration, now - self._iteration_end)
+        # Iterations before the first update, and parts of the startup, say nothing about how long learning takes.
+        if self.status.update > 0:
+            self._longest_iteration = max(0.8 * self._longest_iteration, now - self._iteration_end)
         self._iteration_end = now
         self._check_time_limit()  # iterations may be shorter than a tick
 
@@ -151,15 +154,20 @@ class Watchdog:
         self._requested_at = time.monotonic()
         self.status.stop_requested = True
         if reason is not None:
-            warn_user(f"{reason}: saving at the end of this iteration{self._set_exit_deadline()}.")
+            warn_user(
+                f"{reason}: saving at the end of this iteration{self._set_exit_deadline()}.\n"
+                f"To exit at once without saving, press Ctrl-C or send the signal again after "
+                f"{SIGNAL_DEBOUNCE_SECONDS:.0f} s."
+            )
 
     def _set_exit_deadline(self) -> str:
         """Set the time limit of a stop request, once an iteration and a save have been timed. Return it as a phrase."""
-        if not self._longest_iteration or not self.longest_save:
-            return ""
-        iteration = max(self._longest_iteration, time.monotonic() - self._iteration_end)
-        self._exit_after = 10.0 + 3.0 * (iteration + self.longest_save)
-        return f", or exiting without a checkpoint after {self._exit_after:.0f} s"
+        elapsed = time.monotonic() - self._iteration_end
+        if not self._longest_iteration or not self.longest_save or self.status.phase == COMPILE:
+            return f" (running for {elapsed:.0f} s; its duration is not known yet)"
+        needed = max(self._longest_iteration, elapsed) + self.longest_save
+        self._exit_after = 10.0 + 3.0 * needed
+        return f", expected within {needed:.1f} s, or exiting without a checkpoint after {self._exit_after:.0f} s"
 
     def _run(self) -> None:
         poller = select.poll()

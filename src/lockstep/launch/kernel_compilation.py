@@ -2,17 +2,27 @@
 
 Numba keeps compiled kernels in a cache on disk. Without a lock, workers that start together with an empty cache would
 each compile every kernel.
+
+Compiling takes from seconds to a minute. It is announced, and timed as a phase of its own.
 """
 
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from lockstep.io.status_line import STARTUP
 from lockstep.launch.process_lifetime import launch_directory
+from lockstep.launch.world import warn_user
+from lockstep.ops.compilation import COMPILE
 
+compiled_kernels: list[str] = []
+"""Names of the kernels that this process has compiled. Kernels loaded from the cache are not among them."""
+_announced_kernels: list[str] = []
+"""Names of the kernels that are being compiled, outermost first."""
 _depth = 0
 """Depth of nested compilations in this process. Compiling a kernel also compiles the kernels that it calls."""
 
@@ -36,6 +46,46 @@ def share_compilation() -> None:
 
     compile_once.shared = True  # type: ignore[attr-defined]
     dispatcher_class.compile = compile_once
+
+
+def announce_compilation(phase: Callable[[str], AbstractContextManager[Any]]) -> None:
+    """Announce the first compilation of this process, and time compilations as `phase(COMPILE)`.
+
+    Without that, their time would count as time of the environments that call a kernel first.
+    """
+    if "numba" not in sys.modules:
+        return
+    from numba.core import dispatcher
+
+    compiler_class: Any = dispatcher._FunctionCompiler  # type: ignore[attr-defined]  # called only for kernels that the cache does not have
+    compile_silently = getattr(compiler_class.compile, "silently", compiler_class.compile)
+
+    def compile_announced(self: Any, args: Any, return_type: Any) -> Any:
+        with _announced(self.py_func.__name__, phase):
+            return compile_silently(self, args, return_type)
+
+    compile_announced.silently = compile_silently  # type: ignore[attr-defined]
+    compiler_class.compile = compile_announced
+
+
+@contextmanager
+def _announced(kernel: str, phase: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
+    if not compiled_kernels and not _announced_kernels:
+        warn_user(
+            "compiling numba kernels, which takes up to a minute. Later runs load them from a cache. "
+            "`lockstep warmup` compiles all kernels ahead."
+        )
+    STARTUP.update(f"compiling the numba kernel {kernel}")
+    # Phases belong to the main thread. A kernel that another kernel calls is part of the outer compilation.
+    is_timed = not _announced_kernels and threading.current_thread() is threading.main_thread()
+    _announced_kernels.append(kernel)
+    try:
+        with phase(COMPILE) if is_timed else nullcontext():
+            yield
+    finally:
+        compiled_kernels.append(_announced_kernels.pop())
+        outer = _announced_kernels[-1:]
+        STARTUP.update(f"compiling the numba kernel {outer[0]}" if outer else "starting")
 
 
 def is_compiling_kernel() -> bool:

@@ -20,6 +20,7 @@ from lockstep.config import Recipe
 from lockstep.distributed import Runtime
 from lockstep.distributed.heartbeat import UtilizationReport
 from lockstep.io.rich_console import PrintableConsole
+from lockstep.io.status_line import STARTUP, StatusLine
 from lockstep.loggers.formatting import (
     format_duration,
     format_evaluation,
@@ -31,6 +32,7 @@ from lockstep.loggers.formatting import (
     format_utilization,
     sparkline,
 )
+from lockstep.ops.compilation import COMPILE
 
 RETURN, LOSS = "rollout/ep_return_mean", "train/example_loss"
 _COLORS = {
@@ -39,10 +41,12 @@ _COLORS = {
     "load": "yellow",
     "learn": "green",
     "reduce": "magenta",
+    "evaluate": "red",
+    COMPILE: "bright_yellow",
     "other": "bright_black",
 }
-_PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving"}
-"""Phases shown in the live panel, because they pause training for long."""
+_PHASE_LABELS = {"evaluate": " · evaluating", "copy": " · saving", COMPILE: " · compiling kernels"}
+"""Phases that the console shows, because they pause training for long."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class Snapshot:
 
     metrics: dict[str, float]
     speed: float
+    """Training samples per second, without the time of evaluations."""
+    eta: float
+    """Seconds until the end of the run, with the evaluations still to come."""
     split: dict[str, float]
     checked: int
     """The last update at which replicas were compared."""
@@ -60,20 +67,25 @@ class Snapshot:
 class PlainConsole:
     """Prints one line per log entry, for files and pipes."""
 
-    def __init__(self, heading: str, processes: int) -> None:
-        self.processes = processes
+    def __init__(self, heading: str, processes: int, phase: Callable[[], str] = str) -> None:
+        self.processes, self.phase = processes, phase
+        self._status = StatusLine()
         self.console = PrintableConsole(soft_wrap=True)
         self.heading = heading
 
     def start(self, clock: TrainState) -> None:
+        STARTUP.stop()
         self._print(self.heading)
+        # Compilation and a long first iteration would leave the user without output.
+        self._status.start(lambda: f"{clock.samples:,} steps{_PHASE_LABELS.get(self.phase(), '')}")
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
+        self._status.stop()
         value, loss = snapshot.metrics.get(RETURN), snapshot.metrics.get(LOSS)
         reward = "return   -  " if value is None else f"return {value:8.2f}"
         reward = reward if loss is None else f"loss {loss:8.4f}"
         split = " ".join(f"{name} {share:.0%}" for name, share in snapshot.split.items())
-        eta = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        eta = format_duration(snapshot.eta)
         steps = f"{clock.samples:>12,} of {clock.total_samples:,} steps"
         line = f"{steps}  {snapshot.speed:>9,.0f}/s  {reward}  eta {eta}  {split}"
         results = format_results(snapshot.metrics) + format_losses(snapshot.metrics)
@@ -88,7 +100,8 @@ class PlainConsole:
     def message(self, text: str) -> None:
         self._print(text)
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        self._status.stop()
 
     def _print(self, line: str) -> None:
         with suppress(OSError):  # output may go to a file on a full disk, which must not end a run
@@ -108,15 +121,16 @@ class LiveConsole:
         self.snapshot: Snapshot | None = None
         self.loads: dict[int, float] = {}
         self.clock: TrainState | None = None
-        self._since = time.monotonic()
+        self._since = self._shown = time.monotonic()
         self.live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=2)
 
     def start(self, clock: TrainState) -> None:
         self.clock = clock
+        STARTUP.stop()
         self.live.start(refresh=True)
 
     def show(self, clock: TrainState, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
+        self.snapshot, self._shown = snapshot, time.monotonic()
         self.loads = snapshot.usage.utilization or self.loads  # log entries may be more frequent than heartbeats
         if RETURN in snapshot.metrics:
             self.returns.append(snapshot.metrics[RETURN])
@@ -150,10 +164,11 @@ class LiveConsole:
         )
         elapsed = format_duration(time.monotonic() - self._since)
         if snapshot is None:
-            rows["now"] = Text(f"first iteration, running for {elapsed}", style="italic")
+            label = _PHASE_LABELS.get(self.phase(), "")
+            rows["now"] = Text(f"first iteration, running for {elapsed}{label}", style="italic")
             return rows
         rows["speed"] = Text(format_speed(snapshot.speed, self.loads))
-        remaining = format_duration((clock.total_samples - clock.samples) / max(snapshot.speed, 1e-9))
+        remaining = format_duration(snapshot.eta - (time.monotonic() - self._shown))
         rows["clock"] = Text(f"{elapsed} so far · {remaining} to go{_PHASE_LABELS.get(self.phase(), '')}")
         if self.returns:
             rows["return"] = Text(f"{self.returns[-1]:.2f}  {sparkline(list(self.returns))}")
@@ -182,6 +197,10 @@ def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
 def open_console(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
     processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
     heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
+
+    def phase() -> str:
+        return COMPILE if COMPILE in runtime.status.phases else runtime.watchdog.outer_phase
+
     if sys.stdout.isatty():
-        return LiveConsole(heading, str(path), runtime.size, lambda: runtime.watchdog.outer_phase)
-    return PlainConsole(f"{heading} · {path}", runtime.size)
+        return LiveConsole(heading, str(path), runtime.size, phase)
+    return PlainConsole(f"{heading} · {path}", runtime.size, phase)

@@ -27,6 +27,8 @@ class ProcessLog:
         self.run, self.runtime = run, runtime
         self.path = run / LOGS / f"process-{runtime.rank}.log"
         self._since = time.perf_counter()
+        self.evaluation_seconds = 0.0
+        """Seconds of evaluations up to the last call of `take_times`."""
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
         runtime, lanes = self.runtime, self.runtime.lanes.local
@@ -79,5 +81,6 @@ class ProcessLog:
         """Return the seconds since the last call, and the fraction of them spent in each phase."""
         now = time.perf_counter()
         elapsed, self._since = now - self._since, now
-        shares = {name: seconds / elapsed for name, seconds in self.runtime.timer.take().items()}
-        return elapsed, shares
+        seconds = self.runtime.timer.take()
+        self.evaluation_seconds += seconds.get("evaluate", 0.0)
+        return elapsed, {name: value / elapsed for name, value in seconds.items()}

@@ -13,14 +13,16 @@ from lockstep.distributed import Runtime
 from lockstep.distributed.resource_usage import MAX_REPORTED_PROCESSES
 from lockstep.io.jsonl import DIGESTS, METRICS, append_jsonl, truncate_after
 from lockstep.loggers.console import Snapshot, open_console
+from lockstep.loggers.evaluation_cost import EvaluationCost
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.video import VideoRecorder
 from lockstep.loggers.wandb_logger import WandbLog
+from lockstep.ops.compilation import COMPILE
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-SPLIT = ("env", "act", "load", "learn", "reduce")
+SPLIT = ("env", "act", "load", "learn", "reduce", "evaluate", COMPILE)
 """Phases of the time split, if a run has them; the rest is `other`."""
 
 
@@ -34,6 +36,7 @@ class RunLogger(ProcessLog):
         self._wandb = wandb
         self._checked, self._check_every = 0, recipe.run.replica_check_every
         self._samples = 0
+        self._evaluations = EvaluationCost(recipe.run)
         self.video = VideoRecorder(run, recipe.run.record_video, self.message, lambda: self._tensorboard)
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
@@ -58,19 +61,24 @@ class RunLogger(ProcessLog):
         super().on_iteration_end(clock, updates)
 
     def write(self, clock: TrainState, metrics: dict[str, float]) -> None:
-        """Write pooled metrics, with the speed and the time split since the last entry."""
+        """Write pooled metrics, with the training speed and the time split since the last entry."""
         elapsed, shares = self.take_times()
-        speed, self._samples = (clock.samples - self._samples) / elapsed, clock.samples
+        training = elapsed * (1.0 - min(shares.get("evaluate", 0.0), 0.999))
+        speed, self._samples = (clock.samples - self._samples) / training, clock.samples
+        self._evaluations.measured(elapsed - training, clock)
+        eta = max(0, clock.total_samples - clock.samples) / max(speed, 1e-9)
+        eta += self._evaluations.remaining_seconds(clock)
         split = {name: shares[name] for name in SPLIT if name in shares}
         split["other"] = max(0.0, 1.0 - sum(split.values()))
-        times = {"time/global_fps": speed} | {f"time/{name}": share for name, share in (shares | split).items()}
+        times = {"time/global_fps": speed, "time/seconds": elapsed}
+        times |= {f"time/{name}": share for name, share in (shares | split).items()}
         usage = self.runtime.watchdog.utilization_report()
         loads = {process: load for process, load in usage.utilization.items() if process < MAX_REPORTED_PROCESSES}
         system = usage.resources | {f"process{process}_load_percent": 100 * load for process, load in loads.items()}
         checked = {"sync/update": float(self._checked)} if self.runtime.size > 1 else {}  # for `lockstep report`
         self._put(clock, metrics | times | checked | {f"system/{name}": value for name, value in system.items()})
         self.record_progress(clock, elapsed, shares)
-        self.console.show(clock, Snapshot(metrics, speed, split, self._checked, usage))
+        self.console.show(clock, Snapshot(metrics, speed, eta, split, self._checked, usage))
 
     def evaluation(self, clock: TrainState) -> None:
         self._put(clock, {f"eval/{name}": value for name, value in clock.evaluation.items()})

@@ -106,7 +106,7 @@ def test_help_lists_every_command_with_description(helped):
 def test_command_help_shows_usage(helped, verb):
     page = helped[0][verb].stdout
     assert f"lockstep {verb}" in page
-    assert "(required)" in page or verb in ("ls", "doctor")
+    assert "(required)" in page or verb in ("ls", "doctor", "warmup")
 
 
 def test_train_help_lists_recipes(helped):

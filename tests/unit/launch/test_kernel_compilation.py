@@ -1,15 +1,22 @@
 """Compilation of numba kernels is reported as the compile phase, not as a hang."""
 
+import itertools
+import os
+import subprocess
+import sys
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
 import torch
+from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
 from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.watchdog import COMPILE_TIMEOUT, Watchdog
-from lockstep.launch.kernel_compilation import is_compiling_kernel
+from lockstep.io.status_line import STATUS_SECONDS
+from lockstep.launch.kernel_compilation import announce_compilation, is_compiling_kernel
 from lockstep.ops.compilation import COMPILE
 
 
@@ -57,3 +64,46 @@ def test_watchdog_while_kernel_compiles_allows_compile_timeout(status, tmp_path)
     assert watchdog._allowed(saving=False) == 20.0
     with compiling():
         assert watchdog._allowed(saving=False) == COMPILE_TIMEOUT
+
+
+def test_compilation_is_announced_and_timed_as_its_own_phase(monkeypatch, capsys):
+    monkeypatch.setattr("lockstep.launch.kernel_compilation.compiled_kernels", [])
+    entered = []
+
+    @contextmanager
+    def phase(name):
+        entered.append(name)
+        yield
+
+    @njit
+    def inner(x):
+        return x + 1
+
+    @njit
+    def outer(x):
+        return inner(x) * 2
+
+    announce_compilation(phase)
+    assert outer(3) == outer(3) == 8
+    assert entered == [COMPILE]  # once: the inner kernel is part of the outer compilation
+    assert capsys.readouterr().err.count("compiling numba kernels") == 1
+
+
+def test_training_with_empty_cache_prints_lines_until_the_first_update(tmp_path):
+    settings = [f"run.runs_dir={tmp_path}", "run.name=run", "run.device=cpu", "run.eval_every=none"]
+    command = [sys.executable, "-m", "lockstep", "train", "snake-ppo", "--smoke", *settings]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
+    arrivals, lines = [time.monotonic()], []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        for line in process.stdout:
+            arrivals.append(time.monotonic())
+            lines.append(line)
+    assert process.returncode == 0, lines
+    first = next(index for index, line in enumerate(lines) if " of 4,096 steps " in line)
+    gaps = [after - before for before, after in itertools.pairwise(arrivals[: first + 2])]
+    assert max(gaps) < max(10 * STATUS_SECONDS, 0.5 * sum(gaps)), lines  # without status lines: one gap is most of it
+    announced = next(index for index, line in enumerate(lines) if "compiling numba kernels" in line)
+    assert announced < next(index for index, line in enumerate(lines) if "compiling kernels, " in line) < first
+    assert " compile " in lines[first]

@@ -31,8 +31,13 @@ USE |= {"process1_memory_gb": 0.75, "gpu0_memory_allocated_gb": 10.2, "gpu0_util
 WORK = UtilizationReport(utilization={0: 0.9, 1: 0.8}, resources=USE | {"gpu1_memory_allocated_gb": 9.8})
 
 
-def snapshot(value=2.5, speed=1000.0, checked=0, work=WORK):
-    return Snapshot({} if value is None else {RETURN: value}, speed, SPLIT, checked, work)
+@pytest.fixture(autouse=True)
+def no_status_thread(monkeypatch):
+    monkeypatch.setattr("lockstep.io.status_line.StatusLine.start", lambda *_: None)
+
+
+def snapshot(value=2.5, speed=1000.0, checked=0, work=WORK, eta=60.0):
+    return Snapshot({} if value is None else {RETURN: value}, speed, eta, SPLIT, checked, work)
 
 
 def captured(screen):
@@ -141,7 +146,7 @@ def test_plain_console_without_return_shows_dash():
 
 def test_plain_console_beyond_budget_shows_zero_eta():
     screen, page = captured(PlainConsole("heading", 1))
-    screen.show(TrainState(total_samples=1000, samples=1024), snapshot(speed=1.0))
+    screen.show(TrainState(total_samples=1000, samples=1024), snapshot(speed=1.0, eta=-24.0))
     assert "eta 0 s" in page.getvalue()
 
 
@@ -187,7 +192,7 @@ def test_plain_console_shows_task_counts_and_win_rate():
     counts = {"trades": 4.0, "wins": 1.0, "open": 0.5}
     metrics = {RETURN: 1.0, "rollout/ep_length_mean": 9.0, "train/kl": 0.1}
     metrics |= {f"rollout/ep_{name}_mean": value for name, value in counts.items()}
-    screen.show(TrainState(total_samples=10, samples=5), Snapshot(metrics, 1.0, SPLIT, 0))
+    screen.show(TrainState(total_samples=10, samples=5), Snapshot(metrics, 1.0, 5.0, SPLIT, 0))
     assert "trades 4.00, open 0.50, win rate 25%" in page.getvalue()
     assert "kl" not in page.getvalue()
     assert "length" not in page.getvalue()
@@ -205,7 +210,7 @@ def test_open_console_is_live_on_terminal_and_plain_otherwise(monkeypatch, tmp_p
 def test_consoles_show_losses_of_several_networks():
     metrics = {"rollout/ep_score_mean": 3.0, "rollout/ep_level_mean": 2.0, "train/critic/loss": 0.51234}
     metrics |= {"train/actor/loss": -1.5, "train/loss": 9.0, "train/critic/value": 8.0}
-    entry = Snapshot(metrics, 1000.0, SPLIT, 0)
+    entry = Snapshot(metrics, 1000.0, 60.0, SPLIT, 0)
     lines, page = captured(PlainConsole("team", 1))
     lines.show(TrainState(total_samples=100, samples=10), entry)
     assert "score 3.00, level 2.00, critic loss 0.5123, actor loss -1.5\n" in page.getvalue()

@@ -14,8 +14,9 @@ LOG_BYTES = 256 * 2**20
 """Bytes of a log that are read."""
 MAX_METRICS, MAX_ABS = 300, 1e100
 """Largest number of metrics that are kept, and largest absolute value that is drawn."""
-SPEED, NOT_DRAWN = "time/global_fps", ("system/", "time/")
-"""Metric of the speed, and prefixes of metrics that are neither drawn nor kept, except the speed."""
+SPEED, DURATION, NOT_DRAWN = "time/global_fps", "time/seconds", ("system/", "time/")
+"""Metrics of the speed and of the seconds since the last entry, and prefixes of metrics that are neither drawn nor
+kept, except the speed."""
 PHASES = {
     "env": "environments",
     "act": "acting",
@@ -23,6 +24,7 @@ PHASES = {
     "learn": "learning",
     "reduce": "reduction between processes",
     "evaluate": "evaluations",
+    "compile": "compilation",
     "check": "replica checks",
     "copy": "copying for checkpoints",
 }
@@ -58,8 +60,9 @@ class MetricsLog:
 
     @property
     def speed(self) -> float:
-        """Samples per second over the whole log."""
-        return self.timed_samples / self.seconds if self.seconds > 0 else math.nan
+        """Training samples per second over the whole log, without the time of evaluations."""
+        training = self.seconds - self.phase_seconds.get("evaluate", 0.0)
+        return self.timed_samples / training if training > 0 else math.nan
 
     @property
     def shares(self) -> dict[str, float]:
@@ -127,7 +130,9 @@ def _add_time(log: MetricsLog, line: dict[str, Any], samples: float) -> None:
     speed = number(line.get(SPEED))
     if not speed > 0 or samples <= log.timed_samples:
         return
-    seconds, log.timed_samples = (samples - log.timed_samples) / speed, samples
+    # Logs of Lockstep 0.2 have no duration; their speed includes evaluations.
+    duration = number(line.get(DURATION))
+    seconds, log.timed_samples = duration if duration > 0 else (samples - log.timed_samples) / speed, samples
     log.seconds += seconds
     for name, key in _PHASE_KEYS.items():
         share = line.get(key)
