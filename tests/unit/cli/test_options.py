@@ -247,3 +247,27 @@ def test_gpus_option_sets_visible_devices_and_process_count(monkeypatch):
 
 def test_procs_auto_without_gpu_is_one():
     assert resolve_procs(LaunchOptions(procs="auto")) == 1
+
+
+INCOMPLETE = """
+from dataclasses import dataclass
+import lockstep
+from lockstep.base import Algorithm
+
+class Half(Algorithm):
+    def setup(self): ...
+    def collect(self, clock): ...
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(lockstep.Recipe):
+    task: lockstep.SnakeConfig = lockstep.SnakeConfig()
+    algo: Half.Config = Half.Config()
+    run: lockstep.RunConfig = lockstep.RunConfig()
+"""
+
+
+def test_missing_methods_of_an_algorithm_are_named_before_training(tmp_path):
+    (tmp_path / "half.py").write_text(INCOMPLETE)
+    message = refused(str(tmp_path / "half.py"))
+    assert message.startswith("Half has no update() and no policy().")
+    assert "docs/customization/algorithm.md" in message
