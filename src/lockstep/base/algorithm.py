@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lockstep.base.config_binding import Configurable
 from lockstep.clock import TrainState
-from lockstep.config import RunConfig, resolve_lanes
+from lockstep.config import ConfigError, RunConfig, resolve_lanes
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
 from lockstep.protocols import LaneState, Policy, StateDict
@@ -68,6 +68,17 @@ class Algorithm(Configurable):
         def build(self, task: Any, runtime: Any) -> Any:
             """Build the algorithm."""
             return self.owner(self, task, runtime)
+
+    @classmethod
+    def require_methods(cls) -> None:
+        """Raise ConfigError if the class does not implement every required method."""
+        required = ("setup", "collect", "update", "policy")
+        missing = [f"{name}()" for name in required if getattr(cls, name) is getattr(Algorithm, name)]
+        if missing:
+            raise ConfigError(
+                f"{cls.__name__} has no {' and no '.join(missing)}.",
+                f"Implement {'them' if len(missing) > 1 else 'it'} as in docs/customization/algorithm.md.",
+            )
 
     def __init__(self, config: Any, task: Any, runtime: Any) -> None:
         self.config, self.task, self.runtime, self.lanes = config, task, runtime, runtime.lanes

@@ -187,6 +187,8 @@ def resolve(recipe: Recipe, processes: int) -> Recipe:
             "Use --run.reduction fast, or --run.compile off.",
         )
     partition_lanes(run.lanes, processes)
+    if (algorithm := getattr(recipe.algo, "owner", None)) is not None:
+        algorithm.require_methods()
     recipe.algo.validate(recipe.task, run)
     return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
 

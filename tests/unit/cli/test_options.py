@@ -259,3 +259,27 @@ def test_debug_level_sets_variables_but_not_those_of_the_user(monkeypatch):
     monkeypatch.setenv("NCCL_DEBUG", "TRACE")
     resolve_procs(parse_train(["snake-ppo", "--debug", "detail"])[0])
     assert (os.environ["TORCH_DISTRIBUTED_DEBUG"], os.environ["NCCL_DEBUG"]) == ("DETAIL", "TRACE")
+
+
+INCOMPLETE = """
+from dataclasses import dataclass
+import lockstep
+from lockstep.base import Algorithm
+
+class Half(Algorithm):
+    def setup(self): ...
+    def collect(self, clock): ...
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(lockstep.Recipe):
+    task: lockstep.SnakeConfig = lockstep.SnakeConfig()
+    algo: Half.Config = Half.Config()
+    run: lockstep.RunConfig = lockstep.RunConfig()
+"""
+
+
+def test_missing_methods_of_an_algorithm_are_named_before_training(tmp_path):
+    (tmp_path / "half.py").write_text(INCOMPLETE)
+    message = refused(str(tmp_path / "half.py"))
+    assert message.startswith("Half has no update() and no policy().")
+    assert "docs/customization/algorithm.md" in message
