@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from lockstep.config import ConfigError
 from lockstep.tools.doctor.kernels import check_kernels
+from lockstep.tools.warmup import warm_up
 
 WARM_UP = """
 from lockstep import registry
@@ -40,3 +42,14 @@ def test_doctor_reports_a_failed_compilation_with_a_fix(monkeypatch):
     result = check_kernels(lambda _: None)
     assert result.level == "trouble"
     assert "lockstep warmup" in result.fix
+
+
+def test_warmup_without_an_extra_skips_the_recipe_with_the_reason(monkeypatch):
+    def missing(_):
+        raise ConfigError("dm_control is not installed.", "Install it.")
+
+    monkeypatch.setattr("lockstep.tools.warmup.RECIPES", {"dmc-tdmpc2": ""})
+    monkeypatch.setattr("lockstep.tools.warmup._train_briefly", missing)
+    lines = []
+    warm_up(lines.append)
+    assert lines[-1].endswith("skipped: dm_control is not installed.")
