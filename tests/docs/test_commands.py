@@ -258,12 +258,19 @@ def uncommented(code):
     return re.sub(r'\s*(#.*|""".*?""")', "", code)
 
 
-@pytest.mark.parametrize("readme", BOTH, ids=lambda readme: readme.name)
-def test_readme_link_targets_exist(readme):
-    text = readme.read_text()
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
+def link_targets(text):
+    return re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text) + re.findall(r'src="([^"]+)"', text)
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")), ids=lambda page: page.name)
+def test_link_targets_of_top_level_pages_exist(page):
+    targets = link_targets(page.read_text())
     assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
-    assert BOTH[readme == BOTH[0]].name in targets
+
+
+def test_readmes_link_to_each_other():
+    for readme, other in (BOTH, BOTH[::-1]):
+        assert other.name in link_targets(readme.read_text())
 
 
 def test_unlisted_command_is_run():

@@ -30,6 +30,7 @@ CASES = [
     ["backtest", "prices.csv"],
     ["jobfile", "slurm", "--", "train", "gym-ppo"],
     ["doctor", "--procs", "2"],
+    ["warmup"],
     ["audit", "../script.py", "--procs", "2", "--steps", "1", "--step-timeout", "20"],
     ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
 ]

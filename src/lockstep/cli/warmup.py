@@ -4,8 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import tyro
-
+from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.io.printable import print_line
 
@@ -19,7 +18,7 @@ class Warmup:
 
 
 def run(arguments: Sequence[str]) -> int:
-    tyro.cli(Warmup, args=list(arguments), prog="lockstep warmup")
+    parse_args(Warmup, arguments, "lockstep warmup")
     import_torch_with_status("lockstep.training_loop")
 
     from lockstep.io.status_line import STARTUP
