@@ -349,7 +349,7 @@ def test_recipe_smoke_run_finishes_and_evaluates(name, tmp_path, capsys):
     assert f"evaluation: {'return' if name in PLAYED else 'mae'}" in told
     done = find(tmp_path / "run" / "checkpoints")[0].samples
     assert done == budget or (name in READ and budget <= done < budget + parse(name).algo.batch_size)
-    farewell = rf"^Done at {done:,} steps in \d+ s, best evaluation \S+: {tmp_path / 'run'}$"
+    farewell = rf"^Done at {done:,} steps in \d+ s( \(evaluations \d+%\))?, best evaluation \S+: {tmp_path / 'run'}$"
     assert re.search(farewell, told, re.MULTILINE)
     assert f"lockstep report {tmp_path / 'run'}\n" in told
     path = tmp_path / "run"
