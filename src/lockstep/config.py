@@ -38,7 +38,7 @@ class RunConfig:
     seed: int = 0
     """Seed of initialization, environments and sampling."""
     name: str = ""
-    """Name of the run directory. Empty: recipe name and time."""
+    """Name of the run directory. Empty: recipe, environment and time."""
     runs_dir: str = "runs"
     """Parent directory of run directories."""
     lanes: int | None = None

@@ -44,6 +44,7 @@ from lockstep.launch.world import AUTO_JOB
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
+from lockstep.run_name import automatic_name
 from lockstep.task_spec import describe_task
 
 
@@ -315,9 +316,8 @@ def _is_visible(path: Path) -> bool:
 
 
 def run_path(recipe: Recipe) -> Path:
-    """Return the path of a run: its name, or the recipe name and the time."""
-    name = recipe.run.name or f"{Path(recipe.name).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Path(recipe.run.runs_dir) / name
+    """Return the path of a run: its name, or an automatic one."""
+    return Path(recipe.run.runs_dir) / (recipe.run.name or automatic_name(recipe))
 
 
 def require_unused(path: Path) -> None:

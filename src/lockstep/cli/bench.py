@@ -51,8 +51,10 @@ def run(arguments: Sequence[str]) -> int:
         return 0
 
     from lockstep.launch.device import require_gpus
+    from lockstep.tools.bench.busy import warn_if_busy
 
     require_gpus(recipe.run.device, max(sizes), recipe.run.share_gpu)
+    warn_if_busy()
     reports = [_measure(command, rest, recipe, processes) for processes in sizes]
     _present(command, reports)
     return 0
@@ -115,13 +117,14 @@ def _print(name: str, reports: list[dict[str, Any]]) -> None:
     console = PrintableConsole()
     title = f"{name}: {first['parameters']:,} parameters, {first['precision']}"
     columns = [Column(str(report["processes"]), justify="right") for report in reports]
-    table = Table("processes", *columns, title=title, title_justify="left")
+    table = Table("processes", *columns)
     table.add_row("threads each", *(str(report["threads"]) for report in reports))
     table.add_row("steps/s", *(f"{report['steps_per_second']:,.0f}" for report in reports))
     table.add_row("speed-up", *(f"{report['speedup']:.2f}x" for report in reports))
     for phase in first["split"]:
         table.add_row(f"  {phase}", *(f"{report['split'][phase]:.1%}" for report in reports))
     table.add_row("ratio to bare", *(f"{report['ratio_to_bare']:.3f}" for report in reports))
+    console.print(title)  # not the title of the table, which wraps to the width of the table
     console.print(table)
     if len(reports) > 1:
         console.print("The global batch is the same for every number of processes (strong scaling).")

@@ -1,9 +1,12 @@
 """`lockstep ls`: list the runs in a directory with their state, progress and returns."""
 
 import re
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import tyro
 
@@ -12,18 +15,28 @@ from lockstep.io.printable import print_line, printable
 
 LISTED_METRICS = ("samples", "time/global_fps", "rollout/ep_return_mean", "eval/return_mean")
 """Metrics that are listed."""
-HEADINGS = ("run", "recipe", "state", "steps", "of", "steps/s", "return", "eval")
-TEXT_HEADINGS = HEADINGS[:3]
+HEADINGS = (
+    ("run", "state", "steps", "return", "started"),
+    ("  recipe, environment", "", "steps/s", "eval", "seed"),
+)
+"""Headings of the two lines of a run. One line would not fit 80 columns."""
+TEXT_COLUMNS = 2
+"""Number of columns with text. The others are aligned right."""
 MAX_TABLE_ROWS = 200
 """More runs than this are listed as plain text, because rich tables are slow."""
 _FORMAT = re.compile(r"^format: (\d{1,9})$", re.ASCII | re.MULTILINE)
 _RECIPE = re.compile(r"^recipe: ([\w./-]{1,200})$", re.ASCII | re.MULTILINE)
+_SEED = re.compile(r"^run:\n(?:  .*\n)*?  seed: (\d{1,18})$", re.ASCII | re.MULTILINE)
+_TASK = re.compile(r"^task:(?: \{\}|((?:\n  .*)*))$", re.MULTILINE)
+_ENV_KEY = re.compile(r"^  (?:id|tasks):", re.MULTILINE)
+_ENV_ID = re.compile(r"^  id: ([\w./:-]{1,200}-v\d{1,3})$", re.ASCII | re.MULTILINE)
+_ENV_TASKS = re.compile(r"^  tasks:((?:\n  - [a-z][\w]*-[\w-]+)+)$", re.ASCII | re.MULTILINE)
 _TOTAL_SAMPLES = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class List:
-    """List the runs in a directory with their state, progress, throughput and returns."""
+    """List the runs in a directory: state, steps, returns, throughput, start time, recipe, environment and seed."""
 
     dir: tyro.conf.Positional[Path] = Path("runs")
     """Directory that contains the run directories."""
@@ -32,6 +45,7 @@ class List:
 def run(arguments: Sequence[str]) -> int:
     command = parse_args(List, arguments, "lockstep ls")
 
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from lockstep.io.jsonl import CONFIG
@@ -42,14 +56,15 @@ def run(arguments: Sequence[str]) -> int:
     if not paths:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
-    rows = [(printable(path.name, newlines=False), *_cells(path)) for path in paths]
-    if len(rows) > MAX_TABLE_ROWS:
-        print_line("\n".join(_aligned([HEADINGS, *rows])))
+    rows = [row for path in paths for row in _rows(path)]
+    if len(paths) > MAX_TABLE_ROWS:
+        print_line("\n".join(_aligned([*HEADINGS, *rows])))
         return 0
-    table = Table()
-    for heading in HEADINGS:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for number, headings in enumerate(zip(*HEADINGS, strict=True)):
         # Fold long cells instead of truncating them, so that run names can be copied.
-        table.add_column(heading, justify="left" if heading in TEXT_HEADINGS else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if number < TEXT_COLUMNS else "right"
+        table.add_column("\n".join(headings), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
@@ -58,39 +73,55 @@ def run(arguments: Sequence[str]) -> int:
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows as plain columns. A rich table takes about 1 ms per row."""
-    padded = [(*row, *[""] * (len(HEADINGS) - len(row))) for row in rows]
+    columns = len(HEADINGS[0])
+    padded = [(*row, *[""] * (columns - len(row))) for row in rows]
     widths = [max(map(len, column)) for column in zip(*padded, strict=True)]
-    alignments = ["<" if heading in TEXT_HEADINGS else ">" for heading in HEADINGS]
+    alignments = ["<" if number < TEXT_COLUMNS else ">" for number in range(columns)]
     template = "  ".join(f"{{:{alignment}{width}}}" for alignment, width in zip(alignments, widths, strict=True))
     return [template.format(*row).rstrip() for row in padded]
 
 
-def _cells(path: Path) -> tuple[str, ...]:
-    """Return the table cells of a run after its name."""
+def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the two lines of a run, in the order of `HEADINGS`."""
     from lockstep.checkpoint.format_version import UnknownFormat
     from lockstep.config import ConfigError
     from lockstep.io.jsonl import METRICS, newest_values, read_status
 
+    name = printable(path.name, newlines=False)
     try:
-        recipe, total_samples = _read_config(path)
+        config = _read_config(path)
     except UnknownFormat as error:
-        return (f"format {error.version} of another Lockstep version",)
+        return (name,), (f"  format {error.version} of another Lockstep version",)
     except ConfigError:
-        return ("config.yaml cannot be read",)
+        return (name,), ("  config.yaml cannot be read",)
     values = newest_values(path / METRICS, LISTED_METRICS)
+    recipe = Path(config.recipe).stem if isinstance(config.recipe, str) else config.recipe
     return (
-        _truncated(Path(recipe).stem if isinstance(recipe, str) else recipe),
+        name,
         _truncated(read_status(path).get("state", "-")),
-        _number(values.get("samples", 0), ",.0f"),
-        _number(total_samples, ",.0f"),
-        _number(values.get("time/global_fps"), ",.0f"),
+        f"{_short(values.get('samples', 0))}/{_short(config.total_samples)}",
         _number(values.get("rollout/ep_return_mean"), ".2f"),
+        _started(path),
+    ), (
+        f"  {_truncated(recipe)}, {_truncated(config.environment)}",
+        "",
+        _number(values.get("time/global_fps"), ",.0f"),
         _number(values.get("eval/return_mean"), ".2f"),
+        _number(config.seed, ".0f"),
     )
 
 
-def _read_config(path: Path) -> tuple[object, object]:
-    """Return the recipe and the total samples of a run. Raise ConfigError if they cannot be read.
+class _Config(NamedTuple):
+    """Settings that are listed. A config from an untrusted source may contain other types."""
+
+    recipe: object
+    environment: str
+    total_samples: object
+    seed: object
+
+
+def _read_config(path: Path) -> _Config:
+    """Return the listed settings of a run. Raise ConfigError if they cannot be read.
 
     Use regular expressions if the file has the usual layout, because parsing yaml takes 7 ms per run.
     """
@@ -103,12 +134,52 @@ def _read_config(path: Path) -> tuple[object, object]:
         text = read_text(path / CONFIG, YAML_BYTES)
     except (OSError, UnreadableFileError):
         text = ""
-    version, recipe, total_samples = _FORMAT.search(text), _RECIPE.search(text), _TOTAL_SAMPLES.search(text)
-    if version and int(version[1]) == FORMAT and recipe and total_samples:
-        return recipe[1], int(total_samples[1])
+    version, recipe = _FORMAT.search(text), _RECIPE.search(text)
+    total_samples, seed, environment = _TOTAL_SAMPLES.search(text), _SEED.search(text), _find_environment(text)
+    if version and int(version[1]) == FORMAT and recipe and total_samples and seed and environment:
+        return _Config(recipe[1], environment, int(total_samples[1]), int(seed[1]))
     config = config_without_version(read_yaml(path / CONFIG), path / CONFIG)
-    run = config.get("run")
-    return config.get("recipe"), run.get("total_samples") if isinstance(run, dict) else None
+    run, task = (value if isinstance(value, dict) else {} for value in (config.get("run"), config.get("task")))
+    environment = _join(task.get("id"), task.get("tasks"))
+    return _Config(config.get("recipe"), environment, run.get("total_samples"), run.get("seed"))
+
+
+def _find_environment(text: str) -> str | None:
+    """Return the environment in the text of a config. None: the text must be parsed."""
+    task = _TASK.search(text)
+    if task is None:
+        return None
+    settings = task[1] or ""
+    if not _ENV_KEY.search(settings):
+        return _join(None, None)
+    env_id, tasks = _ENV_ID.search(settings), _ENV_TASKS.search(settings)
+    if env_id is None and tasks is None:
+        return None
+    return _join(env_id and env_id[1], tasks and tasks[1].replace("  - ", "").split())
+
+
+def _join(env_id: object, tasks: object) -> str:
+    from lockstep.run_name import environment_names
+
+    return ", ".join(environment_names(env_id, tasks)) or "-"
+
+
+def _started(path: Path) -> str:
+    """Return the local time of the first start of a run."""
+    from lockstep.io.jsonl import CHECKPOINTS, CONFIG
+
+    for file in (path / CHECKPOINTS / "attempt-0001.json", path / CONFIG):
+        with suppress(OSError, ValueError, OverflowError):
+            return time.strftime("%m-%d %H:%M", time.localtime(file.stat().st_mtime))
+    return "-"
+
+
+def _short(value: object) -> str:
+    """Format a count in few characters: 4096, 57.3k, 10M."""
+    for unit, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if isinstance(value, int | float) and 10_000 <= value < 10**18 and value >= size:
+            return f"{value / size:.1f}".removesuffix(".0") + unit
+    return _number(value, ".0f")
 
 
 def _number(value: object, format_spec: str) -> str:

@@ -112,8 +112,11 @@ def _measure_shares(command: Plan, recipe: Recipe) -> "CostProfile":
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import configure_torch, threads_per_process
     from lockstep.launch.world import WorldInfo
+    from lockstep.tools.bench.busy import warn_if_busy
     from lockstep.tools.bench.scaling_model import measure_shares
 
+    if command.network != "here":  # _measure_network has warned
+        warn_if_busy()
     configure_torch(recipe.run, WorldInfo(local_size=threads_per_process(1) if command.network == "here" else 1))
     with PrintableConsole(stderr=True).status("measuring") as status:
         shares = measure_shares(recipe, command.rounds, status.update)
@@ -139,7 +142,9 @@ def _measure_network(command: Plan, rest: list[str]) -> "NetworkModel":
     """Measure the loopback of this machine by timing all-reduces between two processes."""
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.launcher import launch_captured
+    from lockstep.tools.bench.busy import warn_if_busy
 
+    warn_if_busy()
     args = ["plan", command.recipe, *rest, *command.flags()]
     with temporary_directory("plan") as directory, PrintableConsole(stderr=True).status("measuring the network"):
         path = directory / "here.json"
@@ -201,10 +206,12 @@ def _print(
     from lockstep.tools.bench.scaling_model import scaling_limit, slowest_of
 
     console = PrintableConsole()
-    console.print(_table(f"{name}: fixed global batch", fixed))
+    console.print(f"{name}: fixed global batch")  # not the title of the table, which wraps to the width of the table
+    console.print(_table(fixed))
     console.print(scaling_limit(shares, fixed, cores))
     console.print()
-    console.print(_table(f"{name}: global batch proportional to GPUs", growing))
+    console.print(f"{name}: global batch proportional to GPUs")
+    console.print(_table(growing))
     console.print(
         "A larger batch learns less per sample: times are to the same number of samples, not to the same score. "
         "--algo.lr-scaling sets how the learning rate scales with the batch."
@@ -215,14 +222,15 @@ def _print(
     jitter = network.jitter or shares.jitter
     waits = f"All processes wait for the slowest: the slower of two takes {slowest_of(2, jitter):.2f}x the mean time."
     for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
-        console.print(f"  - {line}", soft_wrap=True)
+        console.print(f"  - {line}")
 
 
-def _table(title: str, rows: list["Prediction"]) -> Any:
+def _table(rows: list["Prediction"]) -> Any:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for column in ("GPUs", "batch", "steps/s", "efficiency", "time", "waiting", "memory", "way"):
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))  # fits 80 columns
+    for column in ("GPUs", "batch", "steps/s", "effic.", "time", "waiting", "memory", "way"):
         table.add_column(column, justify="right", overflow="fold")  # never truncate a number
     for row in rows:
         if row.impossible:

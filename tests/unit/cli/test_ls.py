@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.logs import last_values
 from helpers.multiprocess import command
-from helpers.run_fixtures import lines, write_run
+from helpers.run_fixtures import CONFIG, lines, write_run
 from lockstep.cli import ls, main
 from lockstep.io import jsonl, safe_read
 from lockstep.io.jsonl import newest_values
@@ -89,7 +90,7 @@ def test_newest_values_of_endless_line_is_empty(tmp_path):
 
 
 def test_ls_parses_no_yaml_of_configs_written_by_lockstep(tmp_path, monkeypatch, capsys):
-    for name in ("gym-ppo", "snake-ppo", "cricket-gnn"):
+    for name in ("gym-ppo", "snake-ppo", "cricket-gnn", "dmc-tdmpc2"):
         run = write_run(tmp_path / name)
         (run / "config.yaml").write_text(to_yaml(find_recipe(name)()))
 
@@ -100,7 +101,56 @@ def test_ls_parses_no_yaml_of_configs_written_by_lockstep(tmp_path, monkeypatch,
     monkeypatch.setattr(safe_read, "parse_yaml", parsed)
     monkeypatch.setattr("lockstep.config.parse_yaml", parsed)
     assert main(["ls", str(tmp_path)]) == 0
-    assert "snake-ppo" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for text in ("gym-ppo, CartPole-v1", "snake-ppo, -", "cricket-gnn, -", "dmc-tdmpc2, walker-run"):
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("task", "environment"),
+    [
+        ({"id": "Hopper-v5"}, "Hopper-v5"),
+        ({"id": "ALE/Pong-v5"}, "ALE/Pong-v5"),
+        ({"id": "/home/me/my env.py:Reach-v0"}, "Reach-v0"),
+        ({"id": "Unversioned"}, "Unversioned"),
+        ({"tasks": ["walker-run", "cup-catch"], "num_envs": 8}, "walker-run, cup-catch"),
+        ({"tasks": ["mt30"]}, "mt30"),
+        ({"id": None, "size": 3}, "-"),
+        ({"env_kwargs": {"id": "Inner-v0"}}, "-"),
+        ({}, "-"),
+        (None, "-"),
+        ([1], "-"),
+    ],
+)
+def test_ls_shows_environment(tmp_path, capsys, task, environment):
+    write_run(tmp_path / "run", config=CONFIG | {"task": task})
+    assert main(["ls", str(tmp_path)]) == 0
+    assert f"  gym-ppo, {environment}  " in capsys.readouterr().out
+
+
+def test_ls_shows_start_date_seed_and_short_steps(tmp_path, capsys):
+    run = CONFIG["run"] | {"total_samples": 10_000_000, "seed": 17}
+    path = write_run(tmp_path / "run", told=[{"samples": 57_344}], config=CONFIG | {"run": run})
+    began = time.mktime((2026, 3, 4, 5, 6, 0, 0, 0, -1))
+    os.utime(path / "checkpoints" / "attempt-0001.json", (began, began))
+    assert main(["ls", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    assert first.split() == ["run", "finished", "57.3k/10M", "-", "03-04", "05:06"]
+    assert second.split()[-1] == "17"
+
+
+@pytest.mark.parametrize("table_rows", [200, 0])
+def test_ls_of_automatic_name_fits_80_columns_unfolded(tmp_path, monkeypatch, capsys, table_rows):
+    name = "gym-ppo-Hopper-v5-20261117-223958"
+    values = {"rollout/ep_return_mean": -1234.56, "eval/return_mean": -1234.56, "time/global_fps": 123_456}
+    run = CONFIG["run"] | {"total_samples": 123_456_789}
+    write_run(tmp_path / name, told=[{"samples": 98_765_432} | values], config=CONFIG | {"run": run})
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(ls, "MAX_TABLE_ROWS", table_rows)
+    assert main(["ls", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{name}  finished" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_ls_of_many_runs_shows_same_content_as_table(tmp_path, monkeypatch, capsys):
@@ -115,7 +165,7 @@ def test_ls_of_many_runs_shows_same_content_as_table(tmp_path, monkeypatch, caps
     main(["ls", str(tmp_path)])
     plain = capsys.readouterr().out
     assert plain.split() == [word for word in framed.split() if word.strip("┏━┳┓┃┡╇┩│└─┴┘")]
-    assert len({line.index("gym-ppo") for line in plain.splitlines() if "gym-ppo" in line}) == 1
+    assert len({line.index("gym-ppo,") for line in plain.splitlines() if "gym-ppo," in line}) == 1
 
 
 def test_ls_of_runs_does_not_import_torch(tmp_path):

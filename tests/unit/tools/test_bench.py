@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -10,6 +11,7 @@ from helpers.multiprocess import command
 from lockstep.cli import bench, main
 from lockstep.cli.plan import ASSUMPTIONS
 from lockstep.launch import launcher
+from lockstep.tools.bench import busy, scaling_model
 from lockstep.tools.bench.network_model import NETWORKS, ring
 
 PROMISED = {
@@ -37,8 +39,9 @@ PARTS = ["env", "inference", "learning", "reduction", "rest"]
 
 
 @pytest.fixture(autouse=True)
-def _wide_pages_and_one_thread(monkeypatch):
+def _wide_pages_one_thread_and_idle_machine(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(busy, "load_of_others", lambda: 0.0)
     monkeypatch.setattr(launcher, "threads_per_process", lambda processes: 1)
 
 
@@ -60,7 +63,9 @@ def scaled(tmp_path_factory):
     words = ["--smoke", "--seconds", "0.2", "--scaling", "1,2", "--json", "--out", directory]
     ended = command([sys.executable, "-m", "lockstep", "bench", "snake-ppo", *words])
     assert ended.code == 0, ended.output
-    return ended.output, directory
+    # The output includes standard error, with a warning if this machine is busy.
+    lines = [line for line in ended.output.splitlines() if not line.startswith("Other programs use")]
+    return "\n".join(lines), directory
 
 
 @pytest.mark.distributed
@@ -154,6 +159,20 @@ def test_bench_prints_table_with_column_per_process_count(asked, capsys):
     assert lines["env"].count("50.0%") == 2
     assert "The global batch is the same for every number of processes (strong scaling)." in printed
     assert printed.rstrip().endswith("a faster GPU does not.")
+
+
+def test_bench_prints_title_on_one_line_of_80_columns(asked, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["bench", "snake-ppo", "--smoke"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "snake-ppo: 6,197 parameters, fp32" in lines
+    assert max(map(len, lines)) <= 80
+
+
+def test_bench_warns_once_on_busy_machine(asked, capsys, monkeypatch):
+    monkeypatch.setattr(busy, "load_of_others", lambda: 0.9)
+    assert main(["bench", "snake-ppo", "--smoke", "--scaling", "1,2", "--json"]) == 0
+    assert capsys.readouterr().err.count("Other programs use 90%") == 1
 
 
 def test_bench_scaling_sets_lanes_for_largest_process_count(asked):
@@ -259,6 +278,31 @@ def test_plan_text_has_tables_verdict_and_assumptions(planned, capsys):
     assert "Scaling at this batch size ends between" in printed or "The run scales up to" in printed
     assert "nvlink+ib: 8 processes per machine" in printed
     assert all(" ".join(line.split()) in printed for line in ASSUMPTIONS)
+
+
+@pytest.mark.parametrize("network", ["nvlink+ib", "here"])
+def test_plan_warns_once_on_busy_machine(planned, capsys, monkeypatch, network):
+    shares = scaling_model.shares_from(json.loads(planned[1].read_text())["shares"])
+    times = {"processes": 2, "seconds": {"64": 1e-5, "6400": 1e-4}}
+
+    def launched(args, processes):
+        Path(args[-1]).write_text(json.dumps(times))
+
+    monkeypatch.setattr(scaling_model, "measure_shares", lambda *_: shares)
+    monkeypatch.setattr(launcher, "launch_captured", launched)
+    monkeypatch.setattr(busy, "load_of_others", lambda: 0.9)
+    assert main(["plan", "snake-ppo", "--smoke", "--gpus", "1", "--json", "--network", network]) == 0
+    assert capsys.readouterr().err.count("Other programs use 90%") == 1
+
+
+def test_plan_tables_fit_80_columns_without_folded_cells(planned, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    settings = ["--task.num-envs", "8192", "--gpus", "1", "64", "4096"]
+    assert main(["plan", "snake-ppo", "--smoke", "--measured", str(planned[1]), *settings]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum("hierarchical" in line for line in lines) >= 2
+    assert any(line.startswith("4,096  524,288  ") for line in lines)
 
 
 def test_plan_without_possible_gpu_count_says_why(planned, capsys):
