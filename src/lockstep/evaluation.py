@@ -111,11 +111,22 @@ def _evaluate_episodes(
     if runtime.all_reduce_any(interrupted=local_results is None)["interrupted"]:
         return None
     all_results = sorted(tuple(row) for rows in runtime.all_gather_json(local_results) for row in rows)
+    if max_steps is not None:
+        all_results = _whole_rounds(all_results, envs, episodes)
     names = sorted({name for _, result in all_results for name in result})
     by_name = {name: [result[name] for _, result in all_results if name in result] for name in names}
     summary = {f"{name}_mean": sum(values) / len(values) for name, values in by_name.items()}
     variance = sum((value - summary["return_mean"]) ** 2 for value in by_name["return"]) / len(all_results)
     return summary | {"return_std": math.sqrt(variance), "episodes": float(len(all_results))}
+
+
+def _whole_rounds(results: list[tuple[int, Any]], envs: int, episodes: int) -> list[tuple[int, Any]]:
+    """Drop episodes after the last round that every environment played: short episodes would be overrepresented."""
+    played = {number for number, _ in results}
+    whole = 0
+    while whole < episodes and played.issuperset(range(whole, min(whole + envs, episodes))):
+        whole = min(whole + envs, episodes)
+    return [result for result in results if result[0] < whole]
 
 
 def _play(

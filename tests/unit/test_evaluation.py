@@ -9,7 +9,7 @@ import torch
 from helpers.toy_envs import ToyWorlds, ToyWorldsConfig
 from lockstep.config import DEFAULT_EVAL_EPISODES, RunConfig
 from lockstep.distributed import Runtime
-from lockstep.evaluation import EVAL_SHARE, Scoreboard, evaluate, evaluate_during_training
+from lockstep.evaluation import EVAL_SHARE, Scoreboard, _whole_rounds, evaluate, evaluate_during_training
 from lockstep.lanes import Lanes
 from lockstep.rng import stable_hash
 from lockstep.tasks.snake.env import SnakeConfig
@@ -161,3 +161,16 @@ def test_limited_episodes_do_not_depend_on_the_process_of_an_environment():
     together = play(0, 8)
     assert 8 < len(together) < 32
     assert sorted(together, key=str) == sorted(play(0, 3) + play(3, 8), key=str)
+
+
+@pytest.mark.parametrize(
+    ("played", "episodes", "counted"),
+    [
+        ([0, 1, 2, 3, 4, 6, 8], 10, [0, 1, 2, 3]),  # environment 0 had short episodes and played more of them
+        ([0, 1], 10, [0, 1]),
+        ([0, 1, 2], 3, [0, 1, 2]),  # the last round is smaller than the number of environments
+    ],
+)
+def test_limited_evaluation_counts_whole_rounds_of_two_environments(played, episodes, counted):
+    results = [(number, {"return": 1.0}) for number in played]
+    assert [number for number, _ in _whole_rounds(results, envs=2, episodes=episodes)] == counted
