@@ -274,7 +274,9 @@ def test_init_from_loads_weights_only(tmp_path, begun, suffix, samples):
 def test_init_from_uses_best_checkpoint(tmp_path, begun, monkeypatch):
     scores = iter((1.0, 5.0, 2.0, 3.0))
     result = {"return_std": 0.0, "episodes": 1.0}
-    monkeypatch.setattr("lockstep.training_loop.evaluate", lambda *_: {"return_mean": next(scores)} | result)
+    monkeypatch.setattr(
+        "lockstep.training_loop.evaluate_during_training", lambda *_: {"return_mean": next(scores)} | result
+    )
     source = train(tiny(tmp_path, "source", eval_every=ITERATION)).path
     begun.clear()
     train(tiny(tmp_path, "new", total_samples=ITERATION), init_from=str(source))

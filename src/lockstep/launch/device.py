@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -123,6 +124,10 @@ def share_gpus(store: dist.Store, world: WorldInfo, device: torch.device, allowe
         store.set("devices", json.dumps([found for gpu, found in ranks.items() if gpu and len(found) > 1]))
     shared: list[list[int]] = json.loads(store.get("devices"))
     if shared and not allowed:
+        store.set(f"refused/{world.rank}", "")
+        if world.rank == 0:  # it hosts the store: others must have read their answer before it exits
+            with contextlib.suppress(dist.DistError):  # a process that is gone does not change the error
+                store.wait([f"refused/{rank}" for rank in range(world.size)], timedelta(seconds=10))
         raise ConfigError(
             f"processes {', '.join(map(str, shared[0]))} are on the same GPU.",
             "Give each process its own GPU, or allow several on one with --run.share-gpu.",
