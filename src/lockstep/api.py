@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.base import VecEnv
-from lockstep.config import ConfigError, Recipe, apply_overrides
+from lockstep.config import ConfigError, Recipe, apply_overrides, with_preset
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import launch_directory
 from lockstep.launch.world import WorldInfo
@@ -207,7 +207,7 @@ def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
 
 def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
-    from lockstep.cli.options import resolve, with_absolute_paths, with_preset, with_reference
+    from lockstep.cli.options import resolve, with_absolute_paths, with_reference
 
     current = reference = with_preset(_recipe(recipe), preset, smoke)
     for name, value in settings.items():

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -159,6 +160,19 @@ def apply_overrides(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
     return config
 
 
+def with_preset(recipe: RecipeT, preset: str | None, smoke: bool) -> RecipeT:
+    """Apply a preset, and then the smoke setting, to a recipe."""
+    if preset is not None:
+        if preset not in recipe.presets:
+            available = ", ".join(recipe.presets) or "none"
+            name = recipe.name or type(recipe).__name__
+            raise ConfigError(f"{name} has no preset '{preset}'.", f"It has: {available}.")
+        recipe = apply_overrides(recipe, recipe.presets[preset])
+    if smoke:
+        recipe = apply_overrides(recipe, {"run.record_video": False, **recipe.smoke_overrides})
+    return recipe
+
+
 def _replace(config: Any, path: list[str], value: Any, full_key: str) -> Any:
     name, rest = path[0].replace("-", "_"), path[1:]
     fields = {field.name for field in dataclasses.fields(config)}
@@ -255,9 +269,9 @@ def to_int(value: Any) -> int:
         with contextlib.suppress(ValueError):
             number = int(value)
     if number is None:
-        number = int(float(value))
-        if number != float(value):
+        if not float(value).is_integer():  # also infinity
             raise ValueError(f"{value} is not whole")
+        number = int(float(value))
     if number.bit_length() > 256:
         raise ValueError("the number is too large")
     return number
@@ -285,6 +299,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def as_dict(config: Any) -> dict[str, Any]:
     """Return a config as plain values for yaml and json."""
     return dataclasses.asdict(config)
+
+
+def setting_differences(before: Mapping[str, Any], now: Any) -> dict[str, list[Any]]:
+    """Return settings that a stored config and a recipe both have with other values: [before, now] by dotted name."""
+    old = flat_settings(before)
+    new = flat_settings(json.loads(json.dumps(as_dict(now))))  # tuples become lists, as in the stored config
+    return {key: [old[key], value] for key, value in new.items() if key in old and old[key] != value}
 
 
 def flat_settings(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

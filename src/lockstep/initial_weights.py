@@ -1,6 +1,5 @@
 """Initial weights of a run from a checkpoint of another run (`--init-from`)."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find, find_best
-from lockstep.config import ConfigError, Recipe, as_dict, flat_settings
+from lockstep.config import ConfigError, Recipe, setting_differences
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, TASK
 from lockstep.protocols import StateDict
@@ -60,10 +59,12 @@ def _choose(run: Path, at: int | None, recipe: Recipe, task: VecEnv) -> tuple[st
     _check_spaces(run, task)
     if not (run / CONFIG).is_file():  # only checkpoints were copied
         return str(name), notes, []
-    before = flat_settings(read_config(run)[1])
-    now = flat_settings(json.loads(json.dumps(as_dict(recipe))))
-    differing = [key for key in now if key in before and before[key] != now[key] and key not in UNRELATED]
-    texts = {key: f"{key} is {now[key]!r} here and {before[key]!r} in {run}." for key in differing}
+    differences = setting_differences(read_config(run)[1], recipe)
+    texts = {
+        key: f"{key} is {now!r} here and {before!r} in {run}."
+        for key, (before, now) in differences.items()
+        if key not in UNRELATED
+    }
     notes += [text for key, text in texts.items() if key.startswith("task.")][:MAX_NOTES]
     networks = [text for key, text in texts.items() if key.startswith("algo.")]
     return str(name), notes, networks[:MAX_NOTES]

@@ -25,7 +25,16 @@ from lockstep.checkpoint.format_version import FORMAT, config_without_version
 from lockstep.checkpoint.manager import CheckpointManager
 from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, check_text, flat_settings, read_yaml
+from lockstep.config import (
+    ConfigError,
+    Recipe,
+    RecipeT,
+    apply_overrides,
+    as_dict,
+    check_text,
+    read_yaml,
+    setting_differences,
+)
 from lockstep.distributed import Runtime
 from lockstep.io.jsonl import (
     CHANGES,
@@ -233,14 +242,10 @@ def _record_changes(path: Path, recipe: Recipe, clock: TrainState) -> list[str]:
     """Append the settings that differ from the config of a resumed run to its history. Return a message for each."""
     if clock.iteration == 0 or not (path / CONFIG).is_file():
         return []
-    before, now = flat_settings(read_config(path)[1]), flat_settings(json.loads(json.dumps(as_dict(recipe))))
     # The number of lanes and the location are those of the directory. Settings of a newer version have no old value.
     ignored = ("run.lanes", "run.name", "run.runs_dir")
-    changes = {
-        key: [before[key], value]
-        for key, value in now.items()
-        if key in before and before[key] != value and key not in ignored
-    }
+    differences = setting_differences(read_config(path)[1], recipe)
+    changes = {key: values for key, values in differences.items() if key not in ignored}
     if changes:
         append_jsonl(path / CHANGES, {"samples": clock.samples, "changes": changes})
     return [f"Changed from {clock.samples:,} samples: {key} {old} -> {new}." for key, (old, new) in changes.items()]

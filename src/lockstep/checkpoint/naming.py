@@ -30,6 +30,14 @@ def generation_file(directory: Path, generation: int) -> Path:
     return directory / f"attempt-{generation:04d}.json"
 
 
+def started_at(directory: Path) -> float | None:
+    """Return the time of a run's first start, in seconds since the epoch; None without its claim file."""
+    try:
+        return generation_file(directory, 1).stat().st_mtime
+    except OSError:
+        return None
+
+
 def generations(names: Iterable[str]) -> list[int]:
     """Return the generations whose claim files are among these names, unsorted."""
     return [int(match[1]) for match in map(_GENERATION.fullmatch, names) if match]

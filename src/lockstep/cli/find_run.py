@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from lockstep.checkpoint.naming import started_at
 from lockstep.config import ConfigError, Recipe
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG, STATUS
 from lockstep.run_dir import read_config
@@ -17,7 +18,7 @@ def runs_of(recipe: Recipe) -> list[Path]:
             continue
         if name == recipe.name:
             found.append(path.parent)
-    return sorted(found, key=lambda run: (_mtime(run / CHECKPOINTS / "attempt-0001.json", run / CONFIG), run.name))
+    return sorted(found, key=lambda run: (started_at(run / CHECKPOINTS) or _mtime(run / CONFIG), run.name))
 
 
 def newest_run(recipe: Recipe) -> Path:

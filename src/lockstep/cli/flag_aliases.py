@@ -132,13 +132,13 @@ def normalize_args(arguments: Sequence[str], aliases: Mapping[str, str]) -> Pars
             continue
         name, has_value, value = arg.removeprefix("--").partition("=")
         name = name.replace("_", "-")
-        if name in (*DROPPED, "distributed", "enable-opponent-evasion") and not has_value:
+        if name in (*DROPPED, "distributed", "enable-opponent-evasion", "anneal-lr") and not has_value:
             # These may be given without a value: only a boolean or a number belongs to them.
             value = rest.pop(0) if rest and _is_boolean(rest[0]) else "true"
         elif name in ("resume", "resume-from") and not has_value:
             value = rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else RESUME_NEWEST
         elif name in ("master-addr", "master-port", "load-model-run-episode", "compile", *UNIT_FLAGS) and not has_value:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else ""
+            value = rest.pop(0) if rest and not rest[0].startswith("-") else ""
 
         if name == "distributed":
             distributed = value.lower() not in ("false", "0")
@@ -165,14 +165,14 @@ def normalize_args(arguments: Sequence[str], aliases: Mapping[str, str]) -> Pars
 
     if "load-model-run-episode" in command and "--init-from" in parsed.flags[:-1]:
         parsed.flags[parsed.flags.index("--init-from") + 1] += f"@{command['load-model-run-episode']}ep"
-    parsed.flags += _rendezvous(arguments, parsed, command)
+    parsed.flags += _rendezvous(parsed, command)
     if distributed and not {"--procs", "-n"}.intersection(parsed.flags):
         parsed.flags += ["--procs", "auto"]
         parsed.notes.append("--distributed means --procs auto: one process for each GPU.")
     return parsed
 
 
-def _rendezvous(arguments: Sequence[str], parsed: ParsedArgs, command: Mapping[str, str]) -> list[str]:
+def _rendezvous(parsed: ParsedArgs, command: Mapping[str, str]) -> list[str]:
     """Return the flags of a rendezvous that is named by --master-addr and --master-port, as for torchrun."""
     several = "--nnodes" in parsed.flags[:-1] and parsed.flags[parsed.flags.index("--nnodes") + 1] != "1"
     if not several or "master-addr" not in command:
@@ -182,25 +182,14 @@ def _rendezvous(arguments: Sequence[str], parsed: ParsedArgs, command: Mapping[s
         return []
     flags = ["--rdzv-endpoint", f"{command['master-addr']}:{command.get('master-port', MASTER_PORT)}"]
     if "--rdzv-id" not in parsed.flags:
-        job = AUTO_JOB + _digest_without(arguments, "node-rank")
+        words = [*parsed.flags, *flags, *parsed.rest([])]  # without --node-rank, which differs between hosts
+        job = AUTO_JOB + hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
         flags += ["--rdzv-id", job]
         parsed.notes.append(
             f"The job ID is {job}, from this command, which must be the same on every host. It continues an unfinished "
             "run of the same command. Choose an ID with --rdzv-id."
         )
     return flags
-
-
-def _digest_without(arguments: Sequence[str], dropped: str) -> str:
-    """Return a digest of a command line without one of its flags."""
-    words, rest = [], [arg.replace("_", "-") if arg.startswith("--") else arg for arg in arguments]
-    while rest:
-        word = rest.pop(0)
-        if word == f"--{dropped}":
-            rest = rest[1:]
-        elif not word.startswith(f"--{dropped}="):
-            words.append(word)
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 
 
 def normalize_run_args(arguments: Sequence[str]) -> list[str]:

@@ -166,11 +166,12 @@ def _join(env_id: object, tasks: object) -> str:
 
 def _started(path: Path) -> str:
     """Return the local time of the first start of a run."""
+    from lockstep.checkpoint.naming import started_at
     from lockstep.io.jsonl import CHECKPOINTS, CONFIG
 
-    for file in (path / CHECKPOINTS / "attempt-0001.json", path / CONFIG):
-        with suppress(OSError, ValueError, OverflowError):
-            return time.strftime("%m-%d %H:%M", time.localtime(file.stat().st_mtime))
+    with suppress(OSError, ValueError, OverflowError):  # a file system may store impossible times
+        started = started_at(path / CHECKPOINTS) or (path / CONFIG).stat().st_mtime
+        return time.strftime("%m-%d %H:%M", time.localtime(started))
     return "-"
 
 

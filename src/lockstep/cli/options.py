@@ -13,7 +13,7 @@ from lockstep.cli import COMMANDS
 from lockstep.cli.flag_aliases import normalize_args
 from lockstep.cli.parser import parse_args, parse_known_args
 from lockstep.cli.unit_flags import convert_units
-from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes
+from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes, with_preset
 
 if TYPE_CHECKING:
     from lockstep.launch.rendezvous import LaunchConfig
@@ -139,19 +139,6 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     if not hasattr(recipe.task, "with_absolute_paths"):
         return recipe
     return dataclasses.replace(recipe, task=recipe.task.with_absolute_paths())  # type: ignore[type-var]
-
-
-def with_preset(recipe: Recipe, preset: str | None, smoke: bool) -> Recipe:
-    """Apply a preset, and then the smoke setting, to a recipe."""
-    if preset is not None:
-        if preset not in recipe.presets:
-            available = ", ".join(recipe.presets) or "none"
-            name = recipe.name or type(recipe).__name__
-            raise ConfigError(f"{name} has no preset '{preset}'.", f"It has: {available}.")
-        recipe = apply_overrides(recipe, recipe.presets[preset])
-    if smoke:
-        recipe = apply_overrides(recipe, {"run.record_video": False, **recipe.smoke_overrides})
-    return recipe
 
 
 def with_reference(recipe: Recipe, reference: Recipe) -> Recipe:

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, make_dataclass
+from dataclasses import make_dataclass
 from typing import Annotated, Any
 
 import tyro
@@ -11,7 +11,7 @@ from lockstep.cli.flag_aliases import ALIASES
 from lockstep.cli.options import StartOptions
 from lockstep.cli.parser import parse_args
 from lockstep.cli.unit_flags import UNIT_FLAGS
-from lockstep.config import Recipe
+from lockstep.config import Recipe, as_dict, flat_settings
 
 WIDTH = 80
 NO_BREAK = "\0"
@@ -32,8 +32,8 @@ def print_recipe_help(name: str, recipe_class: type[Recipe]) -> None:
 
 def _description(recipe: Recipe) -> str:
     paragraphs = [(type(recipe).__doc__ or "").strip().partition("\n")[0]]
-    paragraphs += [f"Preset: --preset {preset} sets {_as_flags(values)}" for preset, values in recipe.presets.items()]
-    settings = set(_keys(recipe))
+    paragraphs += [f"Preset: --preset {preset} sets {_as_text(values)}" for preset, values in recipe.presets.items()]
+    settings = {key.replace("_", "-") for key in flat_settings(as_dict(recipe))}
     aliases = sorted({**ALIASES, **recipe.aliases}.items())
     names = ", ".join(f"--{alias}{NO_BREAK}({key})" for alias, key in aliases if key in settings)
     paragraphs += [
@@ -44,19 +44,5 @@ def _description(recipe: Recipe) -> str:
     return "\n\n".join(wrapped).replace(NO_BREAK, " ")
 
 
-def _as_flags(values: Mapping[str, Any], prefix: str = "") -> str:
-    """Return nested values as `key=value`."""
-    parts = [
-        _as_flags(value, f"{prefix}{key}.") if isinstance(value, Mapping) else f"{prefix}{key}={value}"
-        for key, value in values.items()
-    ]
-    return " ".join(parts)
-
-
-def _keys(config: Any, prefix: str = "") -> list[str]:
-    """Return the flags of all settings, without dashes in front."""
-    keys = []
-    for field in fields(config):
-        value, key = getattr(config, field.name), f"{prefix}{field.name.replace('_', '-')}"
-        keys += _keys(value, f"{key}.") if is_dataclass(value) else [key]
-    return keys
+def _as_text(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in flat_settings(values).items())

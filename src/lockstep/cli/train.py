@@ -17,7 +17,6 @@ from lockstep.cli.options import (
     parse_train,
     resolve,
     resolve_procs,
-    with_preset,
 )
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
 from lockstep.config import ConfigError, apply_overrides, as_dict, flat_settings
@@ -27,6 +26,8 @@ from lockstep.launch.process_lifetime import ENV_PARENT_PID
 
 PROBE = "--probe"
 """Internal first argument of the process that probes this machine for --autoscale."""
+LOCATION = ("run.runs_dir", "run.name")
+"""Settings that say where a run is."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -89,14 +90,11 @@ def _resume(options: TrainOptions, rest: list[str]) -> int:
     path = newest_run(recipe)
     print_notes([f"--resume means the newest run of {recipe.name}: {path}."])
     # Settings of the command line that are those of the run change nothing.
-    default, given = (flat_settings(as_dict(config)) for config in (with_preset(type(recipe)(), None, False), recipe))
-    changed = {key: value for key, value in given.items() if value != default.get(key) and key not in _PLACE}
+    default, given = (flat_settings(as_dict(config)) for config in (type(recipe)(), recipe))
+    changed = {key: value for key, value in given.items() if value != default.get(key) and key not in LOCATION}
     texts = {key: ",".join(map(str, value)) if isinstance(value, tuple) else value for key, value in changed.items()}
     settings = [f"{key}={text}" for key, text in texts.items()]
     return resume([str(path), *flags, *settings])
-
-
-_PLACE = ("run.runs_dir", "run.name")
 
 
 def _autoscaled(arguments: Sequence[str], started: int, procs: int) -> dict[str, Any]:

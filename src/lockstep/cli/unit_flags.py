@@ -44,13 +44,14 @@ def _evasion(recipe: Any, name: str, value: str) -> tuple[Settings, str]:
 
 
 def _update_interval(recipe: Any, name: str, value: str) -> tuple[Settings, str]:
-    interval, envs = _whole_number(name, value, "transitions"), recipe.task.num_envs
+    interval, envs = _whole_number(name, value, "transitions"), _setting(recipe, name, "task.num_envs")
+    bptt_steps = _setting(recipe, name, "algo.bptt_steps")  # of PPO: replay has no rollout that fills a batch
     steps = max(1, math.ceil(interval / envs))
     settings: Settings = {"algo.rollout_steps": steps}
     if recipe.algo.batch_size > steps * envs:
         settings["algo.batch_size"] = steps * envs
-    if recipe.algo.bptt_steps and steps % recipe.algo.bptt_steps:
-        settings["algo.bptt_steps"] = math.gcd(steps, recipe.algo.bptt_steps)
+    if bptt_steps and steps % bptt_steps:
+        settings["algo.bptt_steps"] = math.gcd(steps, bptt_steps)
     changes = ", ".join(f"{key} {number}" for key, number in settings.items())
     return settings, (
         f"--{name} {value} transitions per update are {steps} steps of {envs} environments"
@@ -59,7 +60,8 @@ def _update_interval(recipe: Any, name: str, value: str) -> tuple[Settings, str]
 
 
 def _minibatches(recipe: Any, name: str, value: str) -> tuple[Settings, str]:
-    count, samples = _whole_number(name, value, "minibatches"), recipe.task.num_envs * recipe.algo.rollout_steps
+    count = _whole_number(name, value, "minibatches")
+    samples = _setting(recipe, name, "task.num_envs") * _setting(recipe, name, "algo.rollout_steps")
     if samples % count:
         raise ConfigError(
             f"--{name} is {value}, which does not divide the {samples:,} samples of an iteration.",
@@ -82,9 +84,14 @@ def _epsilon_decay(recipe: Any, name: str, value: str) -> tuple[Settings, str]:
         factor = 0.0
     if not 0.0 < factor < 1.0:
         raise ConfigError(f"--{name} is {value!r}, which is not a factor between 0 and 1.", "Use one such as 0.9995.")
-    algo, steps = recipe.algo, recipe.task.episode_steps
-    end = algo.epsilon_end or 0.01  # an exponential schedule does not reach 0
-    episodes = math.log(end / algo.epsilon) / math.log(factor)
+    start, steps = _setting(recipe, name, "algo.epsilon"), _setting(recipe, name, "task.episode_steps")
+    end = recipe.algo.epsilon_end or 0.01  # an exponential schedule does not reach 0
+    if start <= end:
+        raise ConfigError(
+            f"--{name} lowers epsilon, but epsilon is {start:g} and epsilon_end is {end:g}.",
+            "Use a larger --algo.epsilon.",
+        )
+    episodes = math.log(end / start) / math.log(factor)
     fraction = episodes * steps / recipe.run.total_samples
     settings = {
         "algo.epsilon_schedule": "exponential",
@@ -92,7 +99,7 @@ def _epsilon_decay(recipe: Any, name: str, value: str) -> tuple[Settings, str]:
         "algo.epsilon_decay_fraction": fraction,
     }
     return settings, (
-        f"--{name} {value} per episode is read as algo.epsilon_schedule exponential: from {algo.epsilon:g} to {end:g} "
+        f"--{name} {value} per episode is read as algo.epsilon_schedule exponential: from {start:g} to {end:g} "
         f"in {episodes:,.0f} episodes of {steps} steps, {fraction:.3g} of the run (algo.epsilon_decay_fraction)."
     )
 
@@ -154,10 +161,20 @@ def convert_units(recipe: RecipeT, given: Mapping[str, str]) -> tuple[RecipeT, l
     return recipe, notes
 
 
+def _setting(recipe: Any, name: str, key: str) -> Any:
+    """Return a setting that a flag is converted with."""
+    group, _, field = key.partition(".")
+    if not hasattr(getattr(recipe, group), field):
+        raise ConfigError(
+            f"--{name} cannot be converted: {recipe.name} has no {key}.", f"See lockstep train {recipe.name} --help."
+        )
+    return getattr(getattr(recipe, group), field)
+
+
 def _whole_number(name: str, value: str, unit: str) -> int:
     try:
         number = to_int(value)
-    except (ValueError, OverflowError):
+    except ValueError:
         number = 0
     if number < 1:
         raise ConfigError(f"--{name} is {value!r}, which is not a whole number.", f"Use a number of {unit}.")

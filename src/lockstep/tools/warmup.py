@@ -2,19 +2,17 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from lockstep.clock import TrainState
-from lockstep.config import ConfigError, Recipe, apply_overrides
+from lockstep.config import ConfigError, Recipe, with_preset
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate
 from lockstep.launch.kernel_compilation import announce_compilation, compiled_kernels
 from lockstep.registry import RECIPES, find_recipe
-from lockstep.training_loop import iterate
+from lockstep.tools.bench.measure import IterationTimer
 
-MAX_ITERATIONS = 64
-"""Iterations until an algorithm that first fills a replay buffer must have learned."""
 WITHOUT_KERNELS = ("cricket-gnn",)
 """Recipes that use no kernel."""
 
@@ -45,29 +43,17 @@ def cache_directory() -> Path:
 
 def _variants() -> Iterator[tuple[str, Recipe]]:
     for name in RECIPES:
-        if name in WITHOUT_KERNELS:
-            continue
-        recipe = find_recipe(name)
-        for preset in ("", *recipe.presets):
-            overrides = [recipe.presets[preset]] if preset else []
-            variant = recipe()
-            for values in (*overrides, recipe.smoke_overrides):
-                variant = apply_overrides(variant, values)
-            yield f"{name} --preset {preset}" if preset else name, variant
+        if name not in WITHOUT_KERNELS:
+            recipe = find_recipe(name)
+            for preset in (None, *recipe.presets):
+                label = f"{name} --preset {preset}" if preset else name
+                yield label, with_preset(recipe(), preset, smoke=True)
 
 
 def _train_briefly(recipe: Recipe) -> None:
     """Collect, learn and evaluate until the first update, without files."""
     runtime = Runtime.single_process(recipe.run)
     announce_compilation(runtime.phase)
-    task = recipe.task.build(runtime.lanes, runtime.device)
-    try:
-        algorithm = recipe.algo.build(task, runtime)
-        clock = TrainState(total_samples=recipe.run.total_samples)
-        for _ in range(MAX_ITERATIONS):
-            iterate(task, algorithm, clock, runtime, recipe.run.replica_check_every)
-            if algorithm.updates:
-                break
-        evaluate(algorithm.policy(), recipe.task, runtime, episodes=1)
-    finally:
-        task.close()
+    timer = IterationTimer(recipe, runtime)
+    with closing(timer.task):
+        evaluate(timer.algorithm.policy(), recipe.task, runtime, episodes=1)

@@ -79,6 +79,11 @@ COMMANDS = {
         "algo.epochs": 3,
         "algo.schedule": "linear",
     },
+    "gym-ppo --anneal-lr run.seed=3 --compile -n 2": {
+        "algo.schedule": "linear",
+        "run.seed": 3,
+        "run.compile": "on",
+    },
     "gym-ppo --run.eval-every none --run.save-every 1e5": {"run.eval_every": None, "run.save_every": 100_000},
     "gym-ddpg --learning-starts 500 --policy-frequency 2 --policy-noise 0.3 --exploration-noise 0.2 --track false": {
         "algo.learning_starts": 500,
@@ -149,6 +154,11 @@ def test_epochs_of_a_data_set_become_samples(capsys):
         ("team-ddpg --epsilon_speed 2", "--epsilon-speed is '2', which is not a factor between 0 and 1."),
         ("team-ddpg --epochs 3", "--epochs counts passes over a data set, but team-ddpg has none."),
         ("gym-ppo --num-minibatches 3", "--num-minibatches is 3, which does not divide the 256 samples"),
+        ("cricket-gnn --num-minibatches 4", "--num-minibatches cannot be converted: cricket-gnn has no task.num_envs."),
+        ("gym-ddpg --update-interval 512", "--update-interval cannot be converted: gym-ddpg has no algo.bptt_steps."),
+        ("gym-ddpg --epsilon_speed 0.9", "--epsilon-speed cannot be converted: gym-ddpg has no task.episode_steps."),
+        ("gym-ppo --epsilon_speed 0.9", "--epsilon-speed cannot be converted: gym-ppo has no algo.epsilon."),
+        ("team-ddpg --epsilon 0 --epsilon_speed 0.9", "--epsilon-speed lowers epsilon, but epsilon is 0 and"),
     ],
 )
 def test_value_that_cannot_be_converted_is_refused(line, problem):
@@ -170,3 +180,10 @@ def test_help_of_a_recipe_shows_presets_options_and_names(capsys):
     ):
         assert part in text
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_infinite_integer_is_an_error_of_the_command_line(capsys):
+    with pytest.raises(SystemExit) as caught:
+        recipe_of("gym-ppo --run.seed inf")
+    assert caught.value.code == 2
+    assert "--run.seed" in capsys.readouterr().err

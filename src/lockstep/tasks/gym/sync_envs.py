@@ -119,8 +119,10 @@ class SyncEnvs:
     def render(self, row: int) -> np.ndarray:
         """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
         prepare_opengl()
-        if hasattr(self.envs[row].unwrapped, "mujoco_renderer") and (backend := headless_backend()) != "disabled":
-            os.environ.setdefault(MUJOCO_GL, backend)  # Gymnasium's own choice needs a display
+        # Gymnasium's own choice needs a display. Looking for libraries starts a process: not in every frame.
+        uses_mujoco = hasattr(self.envs[row].unwrapped, "mujoco_renderer")
+        if uses_mujoco and MUJOCO_GL not in os.environ and (backend := headless_backend()) != "disabled":
+            os.environ[MUJOCO_GL] = backend
         try:
             with convert_opengl_errors(self._id):
                 return np.asarray(self.envs[row].render(), np.uint8)

@@ -64,11 +64,12 @@ class IterationTimer:
 
         Before `learning_starts` an iteration has no update, and would be compared with the bare work of one.
         """
-        start, waiting = time.perf_counter(), True
-        while waiting:
+        self.iterate()
+        start = time.perf_counter()  # after the first iteration, which may compile for a minute
+        waiting = self.algorithm.updates == 0
+        while self.runtime.all_reduce_any(waiting=waiting)["waiting"]:
             self.iterate()
             waiting = self.algorithm.updates == 0 and time.perf_counter() - start < WARM_UP_SECONDS
-            waiting = self.runtime.all_reduce_any(waiting=waiting)["waiting"]
 
     def seconds(self, work: Callable[[], object], times: int = 1) -> tuple[float, float]:
         """Return the seconds of `times` calls: CPU seconds where they apply (see the module), and wall seconds."""
