@@ -12,8 +12,8 @@ import lockstep
 PACKAGE = Path(lockstep.__file__).parent
 WIDTH = 100
 """Longest signature on one line."""
-ALSO = {"load": ("inference", "LoadedPolicy")}
-"""Classes without a public name that a public function returns."""
+ALSO = {"load": ("inference", "LoadedPolicy"), "VecEnv": ("base.env_rendering", "EnvRendering")}
+"""Classes without a public name that belong to a public one: what a function returns, or a base class."""
 INTRODUCTION = """\
 # Python API
 

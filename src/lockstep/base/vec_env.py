@@ -12,15 +12,15 @@ from gymnasium import Space
 from torch import Tensor
 
 from lockstep.base.config_binding import Configurable
+from lockstep.base.env_rendering import EnvRendering
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import Tree, load_into
 from lockstep.rng import RandomStream
 
 
-class VecEnv(Configurable):
+class VecEnv(Configurable, EnvRendering):
     """Base class of tasks: environments of the local lanes, stepped together.
 
     `setup` can read the attributes `config`, `lanes`, `device`, `envs_per_lane` (E) and `num_envs` (B).
@@ -44,8 +44,6 @@ class VecEnv(Configurable):
     """Observation space of one environment."""
     action_space: Space[Any]
     """Action space of one environment."""
-    prefers_image: bool = False
-    """Whether `play` also shows the image in a terminal with 24-bit color, because `render_text` lists only numbers."""
 
     def __init__(self, config: Any, lanes: Lanes, device: torch.device) -> None:
         self.config, self.lanes, self.device = config, lanes, device
@@ -98,14 +96,6 @@ class VecEnv(Configurable):
 
     def close(self) -> None:
         """Release resources."""
-
-    def render_text(self, env: int) -> str:
-        """Return one environment as characters, for the terminal."""
-        raise ConfigError(f"{type(self).__name__} does not render as text.", "Implement render_text(env).")
-
-    def render(self, env: int) -> np.ndarray:
-        """Return one environment as an image, uint8 [height, width, 3]."""
-        raise ConfigError(f"{type(self).__name__} does not render as an image.", "Implement render(env).")
 
     def shared_state(self) -> StateDict:
         """Return tensors that are equal on all processes."""

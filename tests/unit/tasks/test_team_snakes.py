@@ -381,11 +381,13 @@ def test_num_envs_not_divisible_by_lanes_raises():
 def test_render_text_shows_board_with_own_team_as_first_letters(number):
     ours = number * TEAM
     games = arrange({ours: [(0, 1), (0, 0), (0, 19), (1, 19)]}, beans=[(2, 2)], number=number)
-    rows = put(build(1), games).render_text(0).splitlines()
+    env = put(build(1), games)
+    rows = env.render_text(0).splitlines()
     assert rows[1] == "| a A . . . . . . . . . . . . . . . . . a |"
     assert rows[2].endswith(" a |")
     assert rows[3].startswith("| . . * .")
-    assert rows[-1] == "step 0  we 1  they 0"
+    assert env.render_score(0) == "score 1 : 0"
+    assert env.render_title(0) == "trained team (green, ABC) against level 2 (orange, XYZ)"
     assert "X" in "".join(rows)
 
 

@@ -15,9 +15,10 @@ from lockstep.distributed import Runtime
 from lockstep.inference import LoadedPolicy
 from lockstep.registry import find_recipe
 from lockstep.tools.play import video_files
+from lockstep.tools.play.caption import LINE_HEIGHT, MARGIN, add_caption
 from lockstep.tools.play.display import show_in_terminal, show_in_window
 from lockstep.tools.play.half_blocks import as_half_blocks
-from lockstep.tools.play.playback import play_episodes
+from lockstep.tools.play.playback import END_FRAMES, play_episodes
 from lockstep.tools.play.video_files import write_gif, write_mp4
 
 
@@ -68,7 +69,7 @@ def test_play_episodes_plays_in_sequence_up_to_max_steps(policy):
     one, two = (len(list(play_episodes(policy, episodes, 1, 500))) for episodes in (1, 2))
     assert 0 < one < two < 500
     assert len(list(play_episodes(policy, 50, 1, 7))) == 7
-    starts = [scene.render_text().endswith("step 0  return 0.00") for scene in play_episodes(policy, 2, 1, 500)]
+    starts = ["step 0  return 0.00" in scene.render_text() for scene in play_episodes(policy, 2, 1, 500)]
     assert sum(starts) == 2
     assert starts[0]
 
@@ -94,11 +95,11 @@ def test_show_in_terminal_prints_final_return_of_each_episode(policy, capsys):
         if scene.length == 0:
             lengths.append(0)
             returns.append(scene)
-        lengths[-1] += 1
+        lengths[-1] += not scene.ended
     show_in_terminal(play_episodes(policy, 2, 1, 2000), fps=1e9)
     lines = capsys.readouterr().out.splitlines()[-2:]
     assert lines == [
-        f"episode {number}: return {scene.total:.2f} in {length} steps"
+        f"episode {number}: return {scene.total:.2f} in {length} steps  {scene._score}"
         for number, (length, scene) in enumerate(zip(lengths, returns, strict=True), 1)
     ]
 
@@ -120,7 +121,7 @@ def test_show_in_terminal_shows_image_in_24_bit_color(monkeypatch, capsys, color
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
     scene = Shade(3)
-    scene.prefers_image = True
+    scene.terminal_image = scene.render
     show_in_terminal([scene], fps=1e9)
     shown = capsys.readouterr().out
     assert ("38;2;255;255;255;48;2;255;255;255m" in shown) is images
@@ -148,9 +149,52 @@ def test_show_in_terminal_without_packages_shows_text(monkeypatch, capsys):
         raise ConfigError("no pygame.", "pip install it")
 
     scene = Shade(3)
-    scene.prefers_image, scene.render = True, render
+    scene.terminal_image = render
     show_in_terminal([scene], fps=1e9)
     assert "no image: no pygame." in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------------- captions
+
+
+def test_scene_shows_title_step_score_and_result_of_its_last_frame(policy):
+    texts = [scene.render_text() for scene in play_episodes(policy, 1, 1, 2000)]
+    title, progress = texts[0].splitlines()[-2:]
+    assert (title, progress) == ("Snake 6 x 6", "step 0  return 0.00  food 0 of 33")
+    steps = len(texts) - END_FRAMES
+    assert len(set(texts[steps:])) == 1
+    assert texts[-1].splitlines()[:-1] == texts[steps - 1].splitlines()[:-1]  # the board before the last step
+    assert texts[-1].splitlines()[-1].startswith(f"step {steps}  return ")
+    assert texts[-1].endswith("game over")
+
+
+def test_scene_image_has_caption_of_constant_size_below_the_board(policy):
+    shapes, boards = set(), set()
+    for scene in play_episodes(policy, 1, 1, 2000):
+        image = scene.render()
+        board = scene.terminal_image() if scene.env.prefers_image else scene._render_env()
+        factor = image.shape[1] // board.shape[1]
+        assert (image[: factor * len(board) : factor, ::factor] == board).all()
+        shapes.add(image.shape)
+        boards.add(image[factor * len(board) :].tobytes())
+    assert shapes == {(2 * 168 + 2 * LINE_HEIGHT + MARGIN, 2 * 168, 3)}
+    assert len(boards) == scene.length + 1  # each step, and the result
+
+
+def test_caption_shrinks_long_lines():
+    image = np.zeros((10, 300, 3), np.uint8)
+    short, long = (add_caption(image, ["m" * count])[10:] for count in (10, 40))
+    assert short.shape == long.shape
+    assert (short[:, -MARGIN:] == short[0, 0]).all()
+    assert (long[:, -MARGIN:] == long[0, 0]).all()
+
+
+def test_write_gif_keeps_the_result_when_it_drops_frames(tmp_path, monkeypatch):
+    monkeypatch.setattr(video_files, "MAX_FRAMES", 8)
+    scenes = [Shade(number / 10) for number in range(99)] + [Shade(23)]
+    scenes[-1].ended = True
+    write_gif(scenes, tmp_path / "a.gif", fps=10.0)
+    assert decoded(tmp_path / "a.gif")[-1][20, 20, 0] == pytest.approx(250, abs=6)
 
 
 # -------------------------------------------------------------------------------------------------------------- files

@@ -183,12 +183,15 @@ class DMControl(VecEnv):
     # Rendering
 
     def render_text(self, env: int) -> str:
-        task, obs = self._envs[env], self._obs[env]
-        obs_text = "" if self.config.pixels else np.array2string(obs, precision=2, threshold=24, suppress_small=True)
-        return f"{task.name}  decision {task.taken}  return {self._total[env]:.1f}\n{obs_text}"
+        if self.config.pixels:
+            return ""
+        return np.array2string(self._obs[env], precision=2, threshold=24, suppress_small=True)
 
     def render(self, env: int) -> np.ndarray:
         return self._envs[env].render(240, 320)
+
+    def render_title(self, env: int) -> str:
+        return str(self._envs[env].name)
 
     def close(self) -> None:
         if self._pool is not None:

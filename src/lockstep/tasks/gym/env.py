@@ -222,16 +222,18 @@ class GymEnvs(VecEnv):
     def render_text(self, env: int) -> str:
         if "ansi" in self._modes:
             return self._envs.render_text(env)
-        obs_text = "  ".join(
+        return "  ".join(
             f"{name} {np.array2string(obs[env].numpy(), precision=3, threshold=12)}"
             for name, obs in named_leaves(self._host["obs"], "obs").items()
         )
-        return f"{self.config.id}  step {self._steps[env]}  return {self._table.total[env]:.1f}  {obs_text}"
 
     def render(self, env: int) -> np.ndarray:
         if "rgb_array" not in self._modes:
             raise ConfigError(f"{self.config.id} cannot render images.", "Render it as text.")
         return self._envs.render(env)
+
+    def render_title(self, env: int) -> str:
+        return str(self.config.id)
 
     def close(self) -> None:
         self._envs.close()

@@ -121,6 +121,11 @@ _DOTS = np.array([[1, 8], [2, 16], [4, 32], [64, 128]])
 """Bit of each of the 4 by 2 dots in the code of a Braille character."""
 
 
+def fitting_size(label: str, width: float, largest: int, smallest: int = 8) -> int:
+    """Return the largest font size at which text fits into a width."""
+    return next((size for size in range(largest, smallest, -1) if _font(size).getlength(label) <= width), smallest)
+
+
 def _span(bounds: tuple[float, float]) -> float:
     return bounds[1] - bounds[0] or 1.0
 

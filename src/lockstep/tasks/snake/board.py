@@ -94,6 +94,16 @@ def as_frame(size: int, board: Mapping[str, int], body: np.ndarray) -> np.ndarra
     return image.astype(np.uint8)
 
 
+def score(size: int, length: int) -> str:
+    """Return the food eaten so far, of all that a board has room for."""
+    return f"food {length - START_LENGTH} of {size * size - START_LENGTH}"
+
+
+def describe_end(info: Mapping[str, float]) -> str:
+    """Return the result of an episode from its metrics."""
+    return f"food {info['apples']:.0f}, " + ("board filled" if info["full"] else "game over")
+
+
 def _snake(board: Mapping[str, int], body: np.ndarray) -> np.ndarray:
     """Return the cells [length] of the snake, from tail to head."""
     return body[np.arange(board["front"] - board["length"] + 1, board["front"] + 1) % body.size]

@@ -6,6 +6,7 @@ same in any batch, on any process and after any resume.
 Shapes: E boards a lane, B local boards, G size, C = G x G cells; a cell's number is row x G + column.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -33,7 +34,9 @@ from lockstep.tasks.snake.board import (
     actions_error,
     as_frame,
     as_text,
+    describe_end,
     is_valid,
+    score,
 )
 from lockstep.tasks.snake.torch_backend import TorchSnake
 
@@ -266,3 +269,12 @@ class Snake(VecEnv):
 
     def render(self, env: int) -> np.ndarray:
         return as_frame(self._rules.size, self._boards.state[env], self._boards.body[env])
+
+    def render_title(self, env: int) -> str:
+        return f"Snake {self._rules.size} x {self._rules.size}"
+
+    def render_score(self, env: int) -> str:
+        return score(self._rules.size, int(self._boards.state.length[env]))
+
+    def render_result(self, info: Mapping[str, float]) -> str:
+        return describe_end(info)

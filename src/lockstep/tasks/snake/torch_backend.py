@@ -6,6 +6,8 @@ is updated in place, so that a CUDA graph can capture a step.
 Shapes: E boards of a lane, B local boards, G size, C = G x G cells; a cell's number is row x G + column.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
@@ -28,7 +30,9 @@ from lockstep.tasks.snake.board import (
     actions_error,
     as_frame,
     as_text,
+    describe_end,
     is_valid,
+    score,
 )
 
 
@@ -176,6 +180,15 @@ class TorchSnake(VecEnv):
 
     def render(self, env: int) -> np.ndarray:
         return as_frame(*self._copy_board(env))
+
+    def render_title(self, env: int) -> str:
+        return f"Snake {self._rules.size} x {self._rules.size}"
+
+    def render_score(self, env: int) -> str:
+        return score(self._rules.size, int(self._field("length")[env]))
+
+    def render_result(self, info: Mapping[str, float]) -> str:
+        return describe_end(info)
 
     def _copy_board(self, env: int) -> tuple[int, dict[str, int], np.ndarray]:
         """Copy one board to the host: its size, scalars and body."""

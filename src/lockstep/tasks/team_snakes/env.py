@@ -13,6 +13,7 @@ snapshots. With the action SCRIPTED, the script moves a snake of the other team.
 Shapes: E games per lane, B local games, A agents of an environment (3, or 6 with both teams), F features, P planes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,8 +40,17 @@ from lockstep.tasks.team_snakes.kernel import (
     start_all,
     step_all,
 )
-from lockstep.tasks.team_snakes.opponents import CAUTIOUS, EVADER, GREEDY, LEVELS, RANDOM, LevelSchedule, level_at
-from lockstep.tasks.team_snakes.rendering import as_frame, as_text
+from lockstep.tasks.team_snakes.opponents import (
+    CAUTIOUS,
+    EVADER,
+    GREEDY,
+    LEVELS,
+    RANDOM,
+    LevelSchedule,
+    level_at,
+    name_of,
+)
+from lockstep.tasks.team_snakes.rendering import as_frame, as_text, score, winner
 from lockstep.tasks.team_snakes.rules import CELLS, FIELDS, GAME, HEIGHT, TEAM, WIDTH, is_valid_state
 
 
@@ -236,3 +246,12 @@ class TeamSnakes(VecEnv):
 
     def render(self, env: int) -> np.ndarray:
         return as_frame(self._games[env], int(side_of(self._games[env])))
+
+    def render_title(self, env: int) -> str:
+        return f"trained team (green, ABC) against {name_of(int(self._level))} (orange, XYZ)"
+
+    def render_score(self, env: int) -> str:
+        return score(self._games[env], int(side_of(self._games[env])))
+
+    def render_result(self, info: Mapping[str, float]) -> str:
+        return winner(info)

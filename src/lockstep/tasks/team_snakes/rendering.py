@@ -1,4 +1,6 @@
-"""Team snakes as text and as images. Ours are A, B, C and green; the others X, Y, Z and orange."""
+"""Team snakes as text and as images. The trained team is A, B, C and green; the other X, Y, Z and orange."""
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,7 +19,7 @@ _SKINS = np.array(
 
 
 def as_text(game: Game, side: int) -> str:
-    """Draw the board as text, with the score below; `side` is our team, 0 or 1."""
+    """Draw the board as text; `side` is our team, 0 or 1."""
     image = np.full((HEIGHT, WIDTH), " .")
     for position in _positions(game["beans"][: game["served"]]):
         image[tuple(position)] = " *"
@@ -27,9 +29,20 @@ def as_text(game: Game, side: int) -> str:
         image[tuple(cells[:1].T)] = f" {letter}"
     edge = "+" + "-" * (2 * WIDTH + 1) + "+"
     rows = ["|" + "".join(cells) + " |" for cells in image]
+    return "\n".join([edge, *rows, edge])
+
+
+def score(game: Game, side: int) -> str:
+    """Return the score of a game, ours first."""
     # A snake that could not return to the board has no gain.
     gains = np.maximum(game["length"] - START_LENGTH, 0).reshape(2, TEAM).sum(axis=1)
-    return "\n".join([edge, *rows, edge, f"step {game['step']}  we {gains[side]}  they {gains[1 - side]}"])
+    return f"score {gains[side]} : {gains[1 - side]}"
+
+
+def winner(info: Mapping[str, float]) -> str:
+    """Return the final score and the winner from the metrics of a game."""
+    outcome = "draw" if info["drawn"] else "green wins" if info["won"] else "orange wins"
+    return f"score {info['score']:.0f} : {info['conceded']:.0f}  {outcome}"
 
 
 def as_frame(game: Game, side: int) -> np.ndarray:

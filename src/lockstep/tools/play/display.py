@@ -43,11 +43,12 @@ def _with_results(scenes: Iterable[Renderable], results: list[str]) -> Iterator[
 def _as_text(scene: Renderable, console: PrintableConsole) -> Text:
     """Return a scene as text, with its image if the text has no board and the terminal has 24-bit color."""
     text = scene.render_text()
-    if not getattr(scene, "prefers_image", False) or console.color_system != "truecolor":
+    if not hasattr(scene, "terminal_image") or console.color_system != "truecolor":
         return Text(text)
     lines = console.height - len(Text(text).wrap(console, console.width)) - 1
     try:
-        return as_half_blocks(scene.render(), console.width, max(1, lines)).append(text)
+        image = scene.terminal_image()
+        return Text(text) if image is None else as_half_blocks(image, console.width, max(1, lines)).append(text)
     except ConfigError as error:  # a package or a display is missing
         return Text(f"{text}\nno image: {error}")
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, repeat
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from lockstep.base import Dataset, VecEnv
 from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.lanes import Lanes
-from lockstep.protocols import Renderable, TaskConfig
+from lockstep.protocols import Renderable, Step, TaskConfig
+from lockstep.tools.play.caption import add_caption
 
 
 def play_episodes(policy: LoadedPolicy, episodes: int, seed: int, max_steps: int) -> Iterator[Renderable]:
@@ -21,30 +22,57 @@ def play_episodes(policy: LoadedPolicy, episodes: int, seed: int, max_steps: int
     return islice(scenes(policy, episodes, seed), max_steps)
 
 
-@dataclass
-class _EnvScene:
-    """Scene of an environment before a step."""
+END_FRAMES = 12
+"""How often the last frame of an episode is repeated, so that its result can be read."""
 
-    env: VecEnv
-    number: int
-    total: float = 0.0
-    length: int = 0
-    done: bool = False
+
+class _EnvScene:
+    """Scene of an environment before a step.
+
+    The environment resets itself when the episode ends. The end therefore shows the last scene that was rendered, with
+    the result.
+    """
+
+    def __init__(self, env: VecEnv, number: int) -> None:
+        self.env, self.number, self.total, self.length = env, number, 0.0, 0
+        self.ended = False
+        self._title, self._score = env.render_title(0), ""
+        self._text, self._image = "", np.zeros((1, 1, 3), np.uint8)
+
+    def advance(self, step: Step) -> None:
+        """Record a step that the environment has taken."""
+        self.total, self.length = self.total + float(step.reward[0]), self.length + 1
+        self.ended = bool(step.terminated[0] or step.truncated[0])
+        if self.ended:
+            self._score = self.env.render_result({name: float(value[0]) for name, value in step.episode_info.items()})
 
     def render_text(self) -> str:
-        return f"{self.env.render_text(0)}\nstep {self.length}  return {self.total:.2f}"
+        if not self.ended:
+            self._text = self.env.render_text(0)
+        return "\n".join([self._text, *self._caption()])
 
     def render(self) -> np.ndarray:
-        return self.env.render(0)
+        return add_caption(self._render_env(), self._caption())
 
-    @property
-    def prefers_image(self) -> bool:
-        return self.env.prefers_image
+    def terminal_image(self) -> np.ndarray | None:
+        """Return the image to show above the text in a terminal. None: the text is enough."""
+        return self._render_env() if self.env.prefers_image else None
 
     def result(self) -> str:
         """Return the result of the episode, which includes its last step."""
-        ended = "" if self.done else ", not ended"
-        return f"episode {self.number}: return {self.total:.2f} in {self.length} steps{ended}"
+        end = f"  {self._score}".rstrip() if self.ended else ", not ended"
+        return f"episode {self.number}: return {self.total:.2f} in {self.length} steps{end}"
+
+    def _render_env(self) -> np.ndarray:
+        if not self.ended:
+            self._image = self.env.render(0)
+        return self._image
+
+    def _caption(self) -> list[str]:
+        if not self.ended:
+            self._score = self.env.render_score(0)
+        progress = f"step {self.length}  return {self.total:.2f}  {self._score}".rstrip()
+        return [self._title, progress] if self._title else [progress]
 
 
 def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
@@ -56,11 +84,12 @@ def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Rend
         for number in range(1, episodes + 1):
             policy.reset()
             scene = _EnvScene(env, number)
-            while not scene.done:
+            while not scene.ended:
                 yield scene
                 step = env.step(torch.from_numpy(policy.act(obs)))
-                obs, scene.done = step.obs, bool(step.terminated[0] or step.truncated[0])
-                scene.total, scene.length = scene.total + float(step.reward[0]), scene.length + 1
+                obs = step.obs
+                scene.advance(step)
+            yield from repeat(scene, END_FRAMES)
 
 
 def _dataset_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:

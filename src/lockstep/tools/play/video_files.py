@@ -39,7 +39,7 @@ def write_gif(scenes: Iterable[Renderable], path: Path, fps: float, limit: float
     frames: list[_Packed] = []
     every = 1
     for number, scene in enumerate(_with_progress(scenes)):
-        if number % every:
+        if number % every and not getattr(scene, "ended", False):  # the result is always shown
             continue
         frames.append(_Packed.of(scene.render()))
         if len(frames) > MAX_FRAMES:
