@@ -1,6 +1,7 @@
 """Trading: exact costs, no look-ahead, and accounts restored from saved state."""
 
 import math
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from lockstep.rng import RandomStream
 from lockstep.tasks.rendering.line_chart import GREEN, RED
 from lockstep.tasks.trading.env import TradingConfig
 from lockstep.tasks.trading.price_data import CLOSE, OPEN
+from lockstep.tasks.trading.rendering import WholeEpisode, _equity_range
 from lockstep.tasks.trading.simulated_market import LOOKBACK
 
 SHORT, FLAT, LONG = 0, 1, 2
@@ -34,8 +36,8 @@ def random_walk_bars(seed=0, bars=BARS):
     return np.stack([opened, np.maximum(opened, close) * 1.001, np.minimum(opened, close) * 0.999, close], axis=1)
 
 
-def build(path, prices=None, lanes=1, **settings):
-    data = () if prices is None else (write(path / "prices.csv", prices),)
+def build(path, prices=None, lanes=1, files=(), **settings):
+    data = files if prices is None else (write(path / "prices.csv", prices),)
     common = {
         "num_envs": lanes,
         "start_at_first_bar": True,
@@ -260,12 +262,13 @@ def test_rendered_account_records_equity_and_buy_and_hold(tmp_path):
     _, rewards, _ = trade(env, [LONG] * 20 + [FLAT] * 10)
     bars = env._recorded[0]
     assert [bar.age for bar in bars] == list(range(31))
-    assert bars[0].equity == bars[0].buy_and_hold == 1.0
+    hold = env._whole_episode(0).buy_and_hold
+    assert bars[0].equity == hold[0] == 1.0
     # Paying the fee on top of the amount or out of it differs by the square of the fee.
-    assert bars[20].equity == pytest.approx(bars[20].buy_and_hold, rel=1e-3)
+    assert bars[20].equity == pytest.approx(hold[20], rel=1e-3)
     assert bars[30].equity == pytest.approx(math.exp(sum(rewards)), rel=1e-6)
     opened, close = prices[LOOKBACK + 4, OPEN], prices[LOOKBACK + 4 + 29, CLOSE]
-    assert bars[30].buy_and_hold == pytest.approx(close / opened / 1.01)
+    assert hold[30] == pytest.approx(close / opened / 1.01)
     assert (bars[0].position, bars[-1].position, bars[-1].trades) == (0.0, 0.0, 1)
     assert f"equity {bars[30].equity - 1:+.2%}" in env.render_text(0)
     assert "trades 1" in env.render_text(0)
@@ -290,3 +293,40 @@ def test_render_colors_position_by_side(tmp_path):
         frames[side] = env.render(0)
     painted = {side: [(frame == color).all(axis=-1).any() for color in (RED, GREEN)] for side, frame in frames.items()}
     assert painted == {SHORT: [True, False], FLAT: [False, False], LONG: [False, True]}
+
+
+def test_render_price_axis_stays_the_same_from_frame_to_frame(tmp_path):
+    env = build(tmp_path, random_walk_bars(), episode_length=50)
+    labels = []
+    for _ in range(40):
+        labels.append(env.render(0)[36:180, :60].tobytes())
+        env.step(torch.tensor([FLAT]))
+    assert len(set(labels)) == 1
+
+
+def test_equity_range_doubles_only_where_equity_leaves_it():
+    episode = WholeEpisode("", np.zeros(0), np.ones(5), np.array([1.0, 1.1, 0.9, 1.05, 1.0]))
+    ranges = [_equity_range(np.array([1.0, equity]), episode) for equity in (1.0, 1.1, 0.9, 1.2, 1.5)]
+    assert [round((high - low) / 2, 4) for low, high in ranges] == [0.105, 0.105, 0.105, 0.21, 0.84]
+
+
+@pytest.mark.parametrize("envs", [1, 8])
+def test_title_and_score_name_symbol_and_dates_of_the_prices(tmp_path, envs):
+    # Each symbol has its own level of prices, which rise by 1 a day: a price tells the symbol and the day.
+    levels, days = {"LOW": 100, "HIGH": 1000}, np.arange(BARS)[:, None] * np.ones(4)
+    files = tuple(write(tmp_path / f"{name}.csv", level + days) for name, level in levels.items())
+    env = build(tmp_path, lanes=envs, files=files, start_at_first_bar=False, episode_length=20)
+    env.step(torch.full((envs,), FLAT))
+    for row in range(envs):
+        first = env._table.prices[row, LOOKBACK + 3, CLOSE]
+        name = "LOW" if first < 1000 else "HIGH"
+        start, now, end = (
+            f"{datetime.fromtimestamp(86_400 * (first - levels[name] + step), UTC):%Y-%m-%d}" for step in (0, 1, 20)
+        )
+        assert env.render_title(row) == f"{name}, {start} to {end}"
+        assert env.render_score(row) == now
+
+
+def test_title_names_simulated_market(tmp_path):
+    env = build(tmp_path, market="gbm")
+    assert (env.render_title(0), env.render_score(0)) == ("simulated market: gbm", "")

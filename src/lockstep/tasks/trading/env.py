@@ -8,6 +8,7 @@ Shapes: E environments per lane, B local environments, F indicators, N bars of a
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -22,11 +23,12 @@ from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import load_into
 from lockstep.rng import RandomStream
-from lockstep.tasks.kernels import Buffers, random_below
+from lockstep.tasks.kernels import Buffers
 from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_account, rebalance
 from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
+from lockstep.tasks.trading.history import History, choose_start, find_bars
 from lockstep.tasks.trading.price_data import CLOSE, OPEN, PriceSeries, read_bars
-from lockstep.tasks.trading.rendering import RecordedBar, as_frame, as_text
+from lockstep.tasks.trading.rendering import RecordedBar, WholeEpisode, as_frame, as_text
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
 
 PORTFOLIO = 4
@@ -102,17 +104,6 @@ class TradingConfig(VecEnv.Config):
         return LOOKBACK + self.lookback + self.episode_length + 2
 
 
-class History(NamedTuple):
-    """The bars that episodes use, all symbols concatenated."""
-
-    prices: np.ndarray
-    """[bars, 4] float64."""
-    first_starts: np.ndarray
-    """[symbols] int64: the first bar at which an episode of a symbol can start."""
-    num_starts: np.ndarray
-    """[symbols] int64: number of bars at which an episode can start."""
-
-
 class TradingRules(NamedTuple):
     """Settings that the kernel needs."""
 
@@ -143,18 +134,10 @@ class MarketTable(NamedTuple):
 def _start_episode(b: int, table: MarketTable, history: History, scale: Any, rules: TradingRules) -> None:
     """Compute the prices and indicators of an environment's current episode."""
     prices, indicators = table.prices[b], table.indicators[b]
-    key, episode = table.key[b], table.episode[b]
-    symbols = len(history.first_starts)
-    if symbols == 0 or random_below(1 << 30, key, episode, 0) < rules.simulated_fraction * (1 << 30):
-        simulate(prices, rules.market, key, episode, rules.volatility)
+    start = choose_start(table.key[b], table.episode[b], history, rules.simulated_fraction)
+    if start < 0:
+        simulate(prices, rules.market, table.key[b], table.episode[b], rules.volatility)
     else:
-        # Choose uniformly among all start bars of all symbols.
-        offset = random_below(history.num_starts.sum(), key, episode, 1 << 40)
-        symbol = 0
-        while offset >= history.num_starts[symbol]:
-            offset -= history.num_starts[symbol]
-            symbol += 1
-        start = history.first_starts[symbol] + offset
         prices[:] = history.prices[start : start + len(prices)]
     compute_indicators(prices, indicators)
     for n in range(LOOKBACK, len(indicators)):
@@ -222,7 +205,7 @@ class Trading(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        symbols = [read_bars(path, config.columns) for path in config.data]
+        self._symbols = symbols = [read_bars(path, config.columns) for path in config.data]
         features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
         self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
         self.action_space = Discrete(2 * config.position_levels + 1)
@@ -317,12 +300,31 @@ class Trading(VecEnv):
     # Rendering
 
     def render_text(self, env: int) -> str:
-        return as_text(self._episode_bars(env), self.config.episode_length)
+        return as_text(self._recorded_bars(env), self._whole_episode(env))
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(self._episode_bars(env), self.config.episode_length)
+        return as_frame(self._recorded_bars(env), self._whole_episode(env))
 
-    def _episode_bars(self, env: int) -> list[RecordedBar]:
+    def render_title(self, env: int) -> str:
+        return self._whole_episode(env).title() or f"simulated market: {self.config.market}"
+
+    def render_score(self, env: int) -> str:
+        return self._whole_episode(env).date(int(self._table.age[env]))
+
+    def render_result(self, info: Mapping[str, float]) -> str:
+        return f"equity {info['growth']:+.1%}"
+
+    def _whole_episode(self, env: int) -> WholeEpisode:
+        """Return the bars of the current episode, those to come included."""
+        table, rules, first = self._table, self._rules, LOOKBACK + self._rules.lookback - 1
+        start = int(choose_start(table.key[env], table.episode[env], self._history, rules.simulated_fraction))
+        symbol, time = find_bars(self._symbols, start)
+        bars, costs = slice(first, first + rules.episode_length + 1), 1.0 + rules.costs.fee + rules.costs.slippage
+        close = table.prices[env, bars, CLOSE]
+        buy_and_hold = np.append(1.0, close[1:] / (table.prices[env, first + 1, OPEN] * costs))
+        return WholeEpisode(symbol, time[bars], close, buy_and_hold)
+
+    def _recorded_bars(self, env: int) -> list[RecordedBar]:
         """Return the bars of an episode. They are recorded from the first call on, and only for rendered accounts."""
         bars = self._recorded.setdefault(env, [])
         if not bars or bars[-1].age != self._table.age[env]:  # at first, and after a restore
@@ -331,16 +333,12 @@ class Trading(VecEnv):
 
     def _record(self, env: int) -> None:
         """Add the current bar of an account. The first bar of an episode clears the earlier ones."""
-        account, prices, age = self._table.account[env], self._table.prices[env], int(self._table.age[env])
-        first_bar = LOOKBACK + self._rules.lookback
-        close = prices[first_bar - 1 + age, CLOSE]
+        account, age, bars = self._table.account[env], int(self._table.age[env]), self._recorded[env]
+        close = self._table.prices[env, LOOKBACK + self._rules.lookback - 1 + age, CLOSE]
         equity = max(account.cash + account.units * close, BANKRUPTCY)
-        costs = 1.0 + self._rules.costs.fee + self._rules.costs.slippage
-        buy_and_hold = close / (prices[first_bar, OPEN] * costs) if age else 1.0
-        position, bars = account.units * close / equity, self._recorded[env]
         if bars and age <= bars[-1].age:
             bars.clear()
-        bars.append(RecordedBar(age, close, equity, buy_and_hold, position, int(account.trades), account.fees))
+        bars.append(RecordedBar(age, equity, account.units * close / equity, int(account.trades), account.fees))
 
 
 def _build_history(config: TradingConfig, symbols: list[PriceSeries]) -> History:

@@ -1,5 +1,6 @@
 """Rendering of one account: its equity next to buy and hold, as text and as an image."""
 
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -16,44 +17,73 @@ class RecordedBar(NamedTuple):
 
     age: int
     """Steps of the episode so far."""
-    close: float
     equity: float
     """Equity with the position valued at the close; 1 at the start of the episode."""
-    buy_and_hold: float
-    """Equity of buying at the first open and holding."""
     position: float
     """Fraction of equity in the symbol; negative when short."""
     trades: int
     fees: float
 
 
-def as_text(bars: list[RecordedBar], length: int) -> str:
-    """Draw price, position and equity of an episode with `length` steps as text plots, with a summary line."""
-    _, close, equity, buy_and_hold, positions, _, _ = np.array(bars).T
-    y_range = _padded_range(equity, buy_and_hold, min_size=0.02)
+class WholeEpisode(NamedTuple):
+    """An episode from its first bar to its last. The bars to come set the range of the axes only.
+
+    Shapes: N steps of the episode, plus one.
+    """
+
+    symbol: str
+    """Empty for the simulated market."""
+    time: np.ndarray
+    """[N] float64: seconds since 1970. Empty for the simulated market."""
+    close: np.ndarray
+    """[N] float64."""
+    buy_and_hold: np.ndarray
+    """[N] float64: equity of buying at the first open and holding."""
+
+    def title(self) -> str:
+        """Return the symbol with the first and the last date; empty for the simulated market."""
+        return f"{self.symbol}, {self.date(0)} to {self.date(-1)}" if self.symbol else ""
+
+    def date(self, age: int) -> str:
+        """Return the date of a bar, with the time of the day if it is not midnight."""
+        if not self.symbol:
+            return ""
+        time = datetime.fromtimestamp(self.time[age], UTC)
+        return f"{time:%Y-%m-%d}" if time.hour == time.minute == 0 else f"{time:%Y-%m-%d %H:%M}"
+
+
+def as_text(bars: list[RecordedBar], episode: WholeEpisode) -> str:
+    """Draw price, position and equity of an episode as text plots, with a summary line."""
+    age, equity, positions, _, _ = np.array(bars).T
+    length, ages = len(episode.close) - 1, age.astype(int)
+    close, buy_and_hold = episode.close[ages], episode.buy_and_hold[ages]
+    y_range = _equity_range(equity, episode)
     labels = f"{y_range[1] - 1:+.1%}", f"{y_range[0] - 1:+.1%}"
     plots = {"equity": equity, "buy and hold": buy_and_hold}
     lines = [f"{name}\n{add_axes(braille_chart(y, 64, 5, length, y_range), labels)}" for name, y in plots.items()]
     last = bars[-1]
     summary = (
-        f"bar {last.age} of {length}  close {last.close:,.2f}  {_describe_position(last.position)[0]}\n"
-        f"equity {last.equity - 1:+.2%}  buy and hold {last.buy_and_hold - 1:+.2%}  "
+        f"bar {last.age} of {length}  close {close[-1]:,.2f}  {_describe_position(last.position)[0]}\n"
+        f"equity {last.equity - 1:+.2%}  buy and hold {buy_and_hold[-1] - 1:+.2%}  "
         f"fees {last.fees:.2%}  trades {last.trades}"
     )
     sides = "".join("+" if position > 0 else "-" if position < 0 else "·" for position in positions[-64:])
     return "\n".join([f"price  {_sparkline(close)}", f"holds  {sides}", *lines, summary])
 
 
-def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
+def as_frame(bars: list[RecordedBar], episode: WholeEpisode) -> np.ndarray:
     """Draw an image, uint8 [HEIGHT, WIDTH, 3]. Top: price, colored by position. Bottom: equity, buy and hold."""
     canvas, last = Canvas(WIDTH, HEIGHT), bars[-1]
-    age, close, equity, buy_and_hold, positions, _, _ = np.array(bars).T
+    age, equity, positions, _, _ = np.array(bars).T
+    length, ages = len(episode.close) - 1, age.astype(int)
+    close, buy_and_hold = episode.close[ages], episode.buy_and_hold[ages]
     position_text, color = _describe_position(last.position)
     canvas.write(16, 26, f"bar {last.age} of {length}", 16)
     canvas.write(150, 26, position_text, 16, color)
     canvas.write(WIDTH - 16, 26, f"fees {last.fees:.2%}   trades {last.trades}", 14, GRAY, "rs")
 
-    price_axes = Axes(canvas, 64, 42, WIDTH - 16, 170, (0, length), _padded_range(close, min_size=0.05 * close[0]))
+    price_range = _padded_range(episode.close, min_size=0.05 * close[0])
+    price_axes = Axes(canvas, 64, 42, WIDTH - 16, 170, (0, length), price_range)
     for y in price_axes.label_values():
         price_axes.gridline(y, f"{y:,.0f}" if y >= 1000 else f"{y:,.4g}")
     sides = np.sign(positions)
@@ -63,7 +93,7 @@ def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
             price_axes.curve(age[stop - 1 : stop + 1], close[stop - 1 : stop + 1], side_color)
     canvas.dot(*price_axes.to_pixels(age[-1], close[-1]), 3.5, color)
 
-    y_range = _padded_range(equity, buy_and_hold, np.ones(1), min_size=0.04)
+    y_range = _equity_range(equity, episode)
     equity_axes = Axes(canvas, 64, 222, WIDTH - 16, 372, (0, length), y_range)
     equity_axes.gridline(1.0, "0")
     for y in equity_axes.label_values():
@@ -79,9 +109,16 @@ def as_frame(bars: list[RecordedBar], length: int) -> np.ndarray:
     return canvas.to_array()
 
 
-def _padded_range(*curves: np.ndarray, min_size: float) -> tuple[float, float]:
-    """Return the range of the values of some curves with a margin, at least `min_size` wide."""
-    values = np.concatenate(curves)
+def _equity_range(equity: np.ndarray, episode: WholeEpisode) -> tuple[float, float]:
+    """Return a range around 1 that contains buy and hold until the end. It is doubled where equity leaves it."""
+    half = max(0.02, 1.05 * float(np.abs(episode.buy_and_hold - 1.0).max()))
+    while np.abs(equity - 1.0).max() > half:
+        half *= 2.0
+    return 1.0 - half, 1.0 + half
+
+
+def _padded_range(values: np.ndarray, min_size: float) -> tuple[float, float]:
+    """Return the range of some values with a margin, at least `min_size` wide."""
     low, high = float(values.min()), float(values.max())
     margin = max(0.05 * (high - low), (min_size - (high - low)) / 2, 1e-9 * abs(high))
     return low - margin, high + margin
