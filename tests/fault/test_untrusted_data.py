@@ -186,7 +186,7 @@ def test_open_archive_path_traversal_in_names_writes_nothing(tmp_path):
     text = json.dumps(sound_match())
     path = zipped(tmp_path / "x.zip", **{"../../17.json": text, "/etc/18.json": text, "..\\19.json": text})
     found = open_archive(path, tmp_path / "inside" / "cache")
-    assert len(found.ids) == 3
+    assert len(found.matches) == 3
     assert {entry.name for entry in tmp_path.iterdir()} == {"x.zip", "inside"}
 
 
@@ -285,4 +285,4 @@ def test_parquet_with_changed_byte_is_read_or_refused(tmp_path, place, byte):
 
 def test_synthetic_matches_are_valid(tmp_path):
     write_matches(tmp_path / "x.zip", 20)
-    assert len(open_archive(tmp_path / "x.zip", tmp_path / "cache").ids) == 20
+    assert len(open_archive(tmp_path / "x.zip", tmp_path / "cache").matches) == 20

@@ -158,7 +158,7 @@ def test_inputs_do_not_change_when_future_deliveries_change(tmp_path, innings):
     plain = build(data=str(tmp_path / "made-up.zip"), **common)
     # Use a match of the test split, which does not affect vocabularies and scalers.
     chosen = int(plain.matches["test"][0])
-    name = f"{plain.archive.ids[chosen]}.json"
+    name = sorted(matches)[chosen]  # synthetic matches are numbered by date
     count = sum(len(over["deliveries"]) for over in matches[name]["innings"][innings]["overs"])
     for place in (1, count // 3, count * 4 // 5):
         changed = {**matches, name: shuffled_future(matches[name], innings, place, place)}

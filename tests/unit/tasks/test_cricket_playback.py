@@ -52,7 +52,8 @@ def test_playback_of_win_target_shows_closest_chase_ball_by_ball(chases):
     assert "over 19.5   119/0   needs 2 from 1   last ball: 1\nchance to win: 88%" in seen[119].render_text()
     assert seen[120].render_text().endswith("over 20.0   120/0   the chase failed")
     assert seen[120].win_probabilities()[-1] == 0.0  # the actual result
-    assert seen[0].render().shape == seen[120].render().shape == (360, 640, 3)
+    assert seen[0].render().shape == seen[120].render().shape == (384, 640, 3)
+    assert seen[0].render_text().startswith("Two chase 121 against One, 2020-01-02\n")
 
 
 def test_playback_of_score_target_places_prediction_at_its_mark(chases):

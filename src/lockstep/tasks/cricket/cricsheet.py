@@ -28,7 +28,9 @@ from lockstep.io.rich_console import PrintableConsole
 from lockstep.io.safe_read import JSON_BYTES, parse_json
 
 VERSION = 1
-"""Version of the cached arrays. Data of another version is parsed again."""
+"""Version of the values of the arrays, part of the checksum: a run cannot resume with those of another version."""
+CACHE_VERSION = 2
+"""Version of the cached files. A cache of another version is not read; the data is parsed again."""
 MAX_VALUE = 1e6
 """Upper limit of any value of an innings."""
 MAX_MATCHES, MAX_BYTES = 100_000, 2**32
@@ -67,13 +69,20 @@ class MatchArchive(NamedTuple):
 
     The result is 1 if the side batting second won, 0 if it lost, -1 if there is no regular result.
     """
-    ids: tuple[str, ...]
-    """[M] ids of Cricsheet."""
+    teams: tuple[str, ...]
+    """Names of the sides, by their number in `innings`."""
     digest: str
     """Checksum of the data, so that a run resumes with the same data."""
 
+    def title(self, innings: int) -> str:
+        """Return teams, target and date of a chase."""
+        first, _, match, _, _, batting, bowling = (int(value) for value in self.innings[innings])
+        date, target = str(self.matches[match, 0]), int(self.features[first, FEATURES.index("target")])
+        sides = f"{self.teams[batting]} chase {target} against {self.teams[bowling]}"
+        return f"{sides}, {date[:4]}-{date[4:6]}-{date[6:]}"
 
-_ARRAYS = [name for name in MatchArchive._fields if name not in ("ids", "digest")]
+
+_ARRAYS = [name for name in MatchArchive._fields if name not in ("teams", "digest")]
 
 
 def mark_of(over: int) -> int:
@@ -84,7 +93,7 @@ def mark_of(over: int) -> int:
 def open_archive(source: Path, cache: Path) -> MatchArchive:
     """Open the arrays of a Cricsheet zip or directory; parse it if they are not cached."""
     digest = _digest(source)
-    directory = cache / f"cricket-{digest[:16]}"
+    directory = cache / f"cricket-{CACHE_VERSION}-{digest[:16]}"
     if not directory.is_dir():
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -94,7 +103,7 @@ def open_archive(source: Path, cache: Path) -> MatchArchive:
         except OSError as error:
             raise ConfigError(f"{cache} cannot be written: {error}.", "Choose another --task.cache-dir.") from None
     arrays = {name: np.load(directory / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
-    return MatchArchive(**arrays, ids=tuple(json.loads((directory / "ids.json").read_text())), digest=digest)
+    return MatchArchive(**arrays, teams=tuple(json.loads((directory / "teams.json").read_text())), digest=digest)
 
 
 def _digest(source: Path) -> str:
@@ -130,7 +139,7 @@ def _build(source: Path, directory: Path, digest: str) -> None:
         archive = _read(source, digest)
         for name in _ARRAYS:
             np.save(partial_dir / f"{name}.npy", getattr(archive, name), allow_pickle=False)
-        (partial_dir / "ids.json").write_text(json.dumps(archive.ids))
+        (partial_dir / "teams.json").write_text(json.dumps(archive.teams))
         with suppress(OSError):  # another process was faster, with the same data
             os.rename(partial_dir, directory)
     finally:
@@ -184,7 +193,7 @@ def _read(source: Path, digest: str) -> MatchArchive:
         innings=np.array(rows, np.int64),
         players=np.array(players, np.int32),
         matches=np.array([(date, result) for date, _, result, _ in matches], np.int64),
-        ids=tuple(name for _, name, _, _ in matches),
+        teams=tuple(names["team"]),
         digest=digest,
     )
 

@@ -23,9 +23,10 @@ from lockstep.tasks.rendering.line_chart import (
     Color,
     add_axes,
     braille_chart,
+    fitting_size,
 )
 
-WIDTH, HEIGHT = 640, 360
+WIDTH, HEIGHT = 640, 384
 END_FRAMES = 12
 """How often the last frame is repeated, so that it can be read."""
 
@@ -115,8 +116,8 @@ class ReplayFrame:
     def render(self) -> np.ndarray:
         chase, canvas = self.chase, Canvas(WIDTH, HEIGHT)
         y_range = (0.0, 100.0) if chase.classify else (0.0, _max_score(chase))
-        axes = Axes(canvas, 52, 78, WIDTH - 20, HEIGHT - 34, (0, chase.width), y_range)
-        canvas.write(16, 28, chase.title, 16)
+        axes = Axes(canvas, 52, 102, WIDTH - 20, HEIGHT - 34, (0, chase.width), y_range)
+        canvas.write(16, 28, chase.title, fitting_size(chase.title, WIDTH - 32, 16))
         canvas.write(16, 54, self.score_line(), 14, GRAY)
         starts = np.flatnonzero(np.diff(chase.over, prepend=-1))  # where overs begin
         for start in starts[chase.over[starts] % 5 == 0]:
@@ -137,7 +138,7 @@ class ReplayFrame:
         axes.canvas.dot(*axes.to_pixels(len(line) - 1, line[-1]), 5, WHITE)
         _legend(axes.canvas, ("wicket", RED), ("six", ORANGE))
         color = GREEN if line[-1] >= 50 else RED
-        axes.canvas.write(WIDTH - 20, 44, self.forecast(), 34, color, "rm")
+        axes.canvas.write(WIDTH - 20, 68, self.forecast(), 34, color, "rm")
 
     def _draw_score(self, axes: Axes) -> None:
         chase, now = self.chase, self.now
@@ -157,7 +158,7 @@ class ReplayFrame:
             axes.canvas.dot(*predicted, 5, ORANGE)
         axes.canvas.dot(*current, 5, WHITE)
         _legend(axes.canvas, ("score", BLUE), ("predicted", ORANGE), ("wicket", RED))
-        axes.canvas.write(WIDTH - 20, 50, self.forecast(), 26, WHITE if self.ended else ORANGE, "rm")
+        axes.canvas.write(WIDTH - 20, 70, self.forecast(), 26, WHITE if self.ended else ORANGE, "rm")
 
     def _wicket_balls(self) -> np.ndarray:
         """Return the deliveries so far that took a wicket."""
@@ -192,10 +193,9 @@ def replay(
     score = {name: np.append(values, values[-1] + ends[name][-1]).astype(int) for name, values in state.items()}
     predictions = predict(rows)
     marks = np.array([mark_of(over) for over in balls["over"]])
-    match = archive.innings[innings, 2]
-    date, target = str(archive.matches[match, 0]), int(archive.features[deliveries[0], FEATURES.index("target")])
+    target = int(archive.features[deliveries[0], FEATURES.index("target")])
     chase = InningsReplay(
-        title=f"Match {archive.ids[match]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}",
+        title=archive.title(innings),
         target=target,
         **score,
         over=balls["over"],
@@ -224,10 +224,10 @@ def closest_matches(archive: MatchArchive, matches: np.ndarray) -> np.ndarray:
 
 
 def _legend(canvas: Canvas, *names: tuple[str, Color]) -> None:
-    """Draw the legend next to the title."""
+    """Draw the legend below the score."""
     for index, (name, color) in enumerate(names):
-        canvas.dot(360 + 80 * index, 22, 4, color)
-        canvas.write(370 + 80 * index, 22, name, 12, GRAY, "lm")
+        canvas.dot(20 + 80 * index, 76, 4, color)
+        canvas.write(30 + 80 * index, 76, name, 12, GRAY, "lm")
 
 
 def _max_score(chase: InningsReplay) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 
 from lockstep.config import ConfigError
 from lockstep.ops import prediction_metrics
-from lockstep.tasks.cricket.cricsheet import BALL, FEATURES, MatchArchive
+from lockstep.tasks.cricket.cricsheet import BALL, MatchArchive
 
 BLUE, ORANGE, GRAY = "#1f5fa8", "#d9822b", "#8a8f98"
 
@@ -124,9 +124,7 @@ def _match(archive: MatchArchive, rows: np.ndarray, predictions: np.ndarray) -> 
     # The x axis counts all balls bowled, wides and no-balls included, so that each delivery has its own position.
     ball = np.arange(1, len(line) + 1)
     won = archive.matches[chosen, 1] == 1
-    date = str(archive.matches[chosen, 0])
-    target = int(archive.features[deliveries[0], FEATURES.index("target")])
-    title = f"Match {archive.ids[chosen]}, {date[:4]}-{date[4:6]}-{date[6:]}: chasing {target}"
+    title = archive.title(archive.innings_of[deliveries[0]]).replace("$", r"\$")  # no formulas in names of teams
     figure, axes = _figure(title, "delivery of the chase", "win probability, %", width=8.0)
     axes.axhline(50, color=GRAY, linewidth=1, linestyle="--")
     axes.plot(ball, line, color=BLUE, linewidth=1.8)
