@@ -102,4 +102,5 @@ def _fit(games: np.ndarray, shares: np.ndarray, rounds: int = 10_000) -> np.ndar
         strength = updated
         if change < 1e-9:
             break
-    return 400 * np.log10(strength)
+    ratings: np.ndarray = 400 * np.log10(strength)
+    return ratings
