@@ -232,7 +232,7 @@ def title(experiment: Experiment, seeds: list[dict]) -> str:
 
 
 def draw_reference(name: str, axes, reference: Reference, directories: list[Path], samples: int) -> None:
-    """Draw the mean of a published curve and its range over seeds, in gray."""
+    """Draw the mean of a published curve and its range over seeds (vertical lines), in gray."""
     paths = [directory / reference.file for directory in directories if (directory / reference.file).exists()]
     if not paths:
         print(
@@ -244,10 +244,12 @@ def draw_reference(name: str, axes, reference: Reference, directories: list[Path
     x = [step / reference.steps_per_sample for step, _ in scores]
     count = len({point.seed for point in points})
     label = f"{reference.label}, {count} seed{'s' * (count != 1)}"
-    axes.plot(x, [np.mean(values) for _, values in scores], "0.5", marker="o", ms=3, label=label, gid="reference")
+    # A line between a few distant points would suggest values that were not published.
+    style = {"linestyle": "-" if len(x) > 3 else "", "marker": "o", "markersize": 3, "color": "0.5"}
+    axes.plot(x, [np.mean(values) for _, values in scores], **style, label=label, gid="reference")
     if count > 1:
         low, high = [min(values) for _, values in scores], [max(values) for _, values in scores]
-        axes.fill_between(x, low, high, color="0.5", alpha=0.25, linewidth=0, gid="reference-range")
+        axes.vlines(x, low, high, color="0.5", gid="reference-range")
 
 
 def plot_runs(args: argparse.Namespace) -> Figure:
