@@ -166,6 +166,8 @@ def load_algorithm(
 
     Its task is closed, or only a `TaskSpec` if the description of the task is given.
     """
+    if (algorithm_class := getattr(recipe.algo, "owner", None)) is not None:
+        algorithm_class.require_methods()  # the user's file may have changed since training
     directory = run / CHECKPOINTS
     # Check the weights only: they are usable even if replay or environment state is damaged.
     if at is None:

@@ -2,14 +2,16 @@
 
 import json
 import math
+from itertools import combinations
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.apps.league.matches import Player, play_match, script, trained
-from lockstep.apps.league.ratings import MatchRecord, elo, wilson
+from lockstep.apps.league.ratings import MatchRecord, elo, elo_intervals, wilson
 from lockstep.apps.league.table import draw
 from lockstep.cli import main
 from lockstep.config import ConfigError
@@ -72,6 +74,41 @@ def test_elo_of_undefeated_player_is_finite():
     assert 1000 < ratings["a"] < 1100  # 401 to 1
 
 
+def test_elo_interval_of_two_players_matches_the_analytic_variance():
+    # Each rating is half of the difference away from the mean. The log odds have the variance 1 / (n p (1 - p)).
+    records = {("a", "b"): record(6000, 4000)}
+    half = 1.96 * 400 / math.log(10) / math.sqrt(10_000 * 0.6 * 0.4) / 2
+    rating, (low, high) = elo(["a", "b"], records)["a"], elo_intervals(["a", "b"], records, resamples=20_000)["a"]
+    assert (rating - low, high - rating) == pytest.approx((half, half), rel=0.05)
+    # With half of the games drawn, the score of a game varies less: 0.35 + 0.5 / 4 - 0.6**2 = 0.115, not 0.24.
+    drawn_low, drawn_high = elo_intervals(["a", "b"], {("a", "b"): record(3500, 1500, draws=5000)}, resamples=20_000)[
+        "a"
+    ]
+    assert (drawn_high - drawn_low) / (high - low) == pytest.approx(math.sqrt(0.115 / 0.24), rel=0.05)
+
+
+def test_elo_intervals_contain_the_true_ratings_in_95_percent_of_leagues():
+    truth, generator, hits = {"a": 350.0, "b": 100.0, "c": 0.0}, np.random.default_rng(0), []
+    for _ in range(200):
+        records = {}
+        for one, other in combinations(truth, 2):
+            wins = int(generator.binomial(60, 1 / (1 + 10 ** ((truth[other] - truth[one]) / 400))))
+            records[one, other] = record(wins, 60 - wins)
+        shift = sum(elo(list(truth), records).values()) / 3 - 150  # the mean rating is the fixed point
+        intervals = elo_intervals(list(truth), records, resamples=200)
+        hits += [low <= truth[name] + shift <= high for name, (low, high) in intervals.items()]
+    assert 0.92 < sum(hits) / len(hits) < 0.98
+
+
+def test_elo_intervals_of_undefeated_player_are_wide_and_repeatable():
+    names, records = ["a", "b"], {("a", "b"): record(200, 0)}
+    intervals = elo_intervals(names, records, seed=3)
+    for name, rating in elo(names, records).items():
+        low, high = intervals[name]
+        assert low + 100 < rating < high - 100
+    assert elo_intervals(names, records, seed=3) == intervals != elo_intervals(names, records, seed=4)
+
+
 # -------------------------------------------------------------------------------------------------------------- matches
 
 
@@ -114,11 +151,13 @@ def test_eval_opponents_prints_table_and_writes_ladder_plot(run, tmp_path, capsy
     words = ["eval", str(run), "--opponents", "random", "4", f"{run}@512", "--games", "10", "--plots", str(tmp_path)]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert f"{run.name}@512" in out
+    assert f"{run.name}@512" in "".join(line[1:].split(" ")[0] for line in out.splitlines())  # may be folded
     assert all(name in out for name in ("random", "level 4", "95 % CI", "score", "Elo"))
     picture = ElementTree.parse(tmp_path / "league.svg")
     texts = [node.text for node in picture.iter() if node.tag.endswith("text")]
     assert {run.name, f"{run.name}@512", "random", "level 4"} <= set(texts)
+    assert sum(node.get("class") == "interval" for node in picture.iter()) == 4
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_eval_opponents_json_has_matches_and_elo(run, capsys):
@@ -127,6 +166,8 @@ def test_eval_opponents_json_has_matches_and_elo(run, capsys):
     assert set(result_json["matches"]) == {"random", "level 1", "level 2", "level 3", "level 4", "evader"}
     assert set(result_json["elo"]) == {run.name, *result_json["matches"]}
     assert min(result_json["elo"].values()) == 0
+    assert result_json["elo_intervals"].keys() == result_json["elo"].keys()
+    assert all(low < result_json["elo"][name] < high for name, (low, high) in result_json["elo_intervals"].items())
     match = result_json["matches"]["level 2"]
     assert match["wins"] + match["draws"] + match["losses"] == 4
     assert match["interval"] == list(wilson(match["wins"], 4))
@@ -146,6 +187,15 @@ def test_eval_opponents_invalid_arguments_exit_with_message(run, words, said, ca
 
 
 def test_ladder_plot_escapes_names():
-    svg = draw("<a&b>", {"<a&b>": 100.0, "c": 0.0}, {"c": record(3, 1)})
+    svg = draw("<a&b>", {"<a&b>": 100.0, "c": 0.0}, {"<a&b>": (20.0, 180.0), "c": (-80.0, 80.0)}, {"c": record(3, 1)})
     assert "&lt;a&amp;b&gt;" in svg
     ElementTree.fromstring(svg)
+
+
+def test_ladder_plot_draws_intervals_on_the_scale_of_the_ratings():
+    svg = draw("a", {"a": 100.0, "b": 0.0}, {"a": (20.0, 180.0), "b": (-80.0, 80.0)}, {"b": record(3, 1)})
+    nodes = [node for node in ElementTree.fromstring(svg).iter() if node.get("class") == "interval" or node.get("rx")]
+    bar, first, _, second = [[float(node.get(name, 0)) for name in ("x", "width", "x1", "x2")] for node in nodes]
+    zero, point = bar[0], bar[1] / 100
+    assert first[2:] == pytest.approx([zero + 20 * point, zero + 180 * point], abs=0.2)
+    assert second[2:] == pytest.approx([zero - 80 * point, zero + 80 * point], abs=0.2)

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -156,6 +157,63 @@ def test_export_untraceable_network_exits_with_advice(capsys, monkeypatch, runs,
 def test_export_unsupported_format_or_run_exits_with_message(capsys, runs, tmp_path, kind, to, told):
     assert main(["export", str(runs / kind), "--to", to, "--out", str(tmp_path / "x")]) == 2
     assert told in capsys.readouterr().err
+
+
+OWN_POLICY = """
+import torch
+
+class Chooser(BASE):
+    def __init__(self, net, actions):
+        super().__init__()
+        self.net, self.actions = net, actions
+
+    def initial_state(self, count):
+        return {}
+
+    def act(self, obs, memory):
+        return self.actions.mode(self.net(obs)[0]), memory
+
+class A2C("""
+
+
+@pytest.fixture(scope="module")
+def own_file(tmp_path_factory):
+    """A file of a user with an algorithm whose policy acts but cannot be exported; `run` beside it is a run of it."""
+    file = tmp_path_factory.mktemp("own") / "own.py"
+    source = (Path(__file__).parents[3] / "examples" / "a2c.py").read_text()
+    source = source.replace("import Loss", "import Loss, Policy").replace("GreedyPolicy(self", "Chooser(self")
+    file.write_text(source.replace("class A2C(", OWN_POLICY.replace("BASE", "Policy")))
+    assert main(["train", str(file), "--smoke", f"run.runs_dir={file.parent}", "run.name=run"]) == 0
+    return file
+
+
+@pytest.fixture
+def edited(own_file):
+    """Function that replaces text in that file until the end of the test. It returns the run."""
+    before = own_file.read_text()
+
+    def edit(old, new):
+        own_file.write_text(before.replace(old, new))
+        return own_file.parent / "run"
+
+    yield edit
+    own_file.write_text(before)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "onnx", "pt2"])
+@pytest.mark.parametrize("base", ["Policy", "object", "torch.nn.Module"])
+def test_export_names_the_method_that_a_policy_lacks(capsys, edited, tmp_path, monkeypatch, base, to):
+    run = edited("Chooser(Policy)", f"Chooser({base})")
+    monkeypatch.setattr(formats, "draw_observations", None)  # the error comes before any computation
+    assert main(["export", str(run), "--to", to, "--out", str(tmp_path / "x")]) == 2
+    assert "Chooser has no forward(), which an export needs." in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_names_the_method_that_an_algorithm_lacks(capsys, edited, tmp_path):
+    run = edited("def policy(", "def renamed(")
+    assert main(["export", str(run), "--out", str(tmp_path / "x")]) == 2
+    assert "A2C has no policy()." in capsys.readouterr().err
 
 
 def test_export_to_missing_directory_exits_with_fix(capsys, runs, tmp_path):

@@ -10,7 +10,7 @@ from rich.progress import track
 from rich.table import Table
 
 from lockstep.apps.league.matches import Player, play_match, script, trained
-from lockstep.apps.league.ratings import MatchRecord, elo, wilson
+from lockstep.apps.league.ratings import Interval, MatchRecord, elo, elo_intervals, wilson
 from lockstep.config import ConfigError
 from lockstep.inference import load
 from lockstep.io.rich_console import PrintableConsole
@@ -34,16 +34,16 @@ def show_standings(
     progress = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
     records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in progress}
     against = {other: record for (one, other), record in records.items() if one == team.name}
-    ratings = elo(names, records)
+    ratings, intervals = elo(names, records), elo_intervals(names, records, seed)
     console = PrintableConsole()
     if as_json:
-        console.print(json.dumps(_as_json(team.name, against, ratings)), soft_wrap=True)
+        console.print(json.dumps(_as_json(team.name, against, ratings, intervals)), soft_wrap=True)
     else:
-        console.print(_table(team.name, against, ratings, games))
+        console.print(_table(team.name, against, ratings, intervals, games))
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         path = plots / "league.svg"
-        path.write_text(draw(team.name, ratings, against))
+        path.write_text(draw(team.name, ratings, intervals, against))
         if not as_json:
             console.print(f"plot: {path}", soft_wrap=True)
 
@@ -66,11 +66,18 @@ def _name(run: Path, at: int | None) -> str:
     return run.resolve().name + ("" if at is None else f"@{at}")
 
 
-def _table(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, float], games: int) -> Table:
-    title = f"{team} (Elo {ratings[team]:,.0f}): {games:,} games each, half on each side"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+def _table(
+    team: str,
+    against: Mapping[str, MatchRecord],
+    ratings: Mapping[str, float],
+    intervals: Mapping[str, Interval],
+    games: int,
+) -> Table:
+    elo_range = "{:,.0f} to {:,.0f}"
+    title = f"{team}: Elo {ratings[team]:,.0f} ({elo_range.format(*intervals[team])}), {games:,} games per opponent"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("opponent", overflow="fold")
-    for heading in ("won", "95 % CI", "drawn", "score", "Elo"):
+    for heading in ("won", "95 % CI", "drawn", "score", "Elo", "95 % CI"):
         table.add_column(heading, justify="right")
     for name in sorted(against, key=lambda name: ratings[name]):
         record = against[name]
@@ -82,22 +89,32 @@ def _table(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, 
             f"{record.draws / record.games:.1%}",
             f"{record.scored:.1f} : {record.conceded:.1f}",
             f"{ratings[name]:,.0f}",
+            elo_range.format(*intervals[name]),
         )
     return table
 
 
-def _as_json(team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, float]) -> dict[str, object]:
+def _as_json(
+    team: str, against: Mapping[str, MatchRecord], ratings: Mapping[str, float], intervals: Mapping[str, Interval]
+) -> dict[str, object]:
     matches = {
         name: record._asdict() | {"win_rate": record.win_rate, "interval": wilson(record.wins, record.games)}
         for name, record in against.items()
     }
-    return {"team": team, "matches": matches, "elo": dict(ratings)}
+    return {"team": team, "matches": matches, "elo": dict(ratings), "elo_intervals": dict(intervals)}
 
 
-def draw(team: str, ratings: Mapping[str, float], against: Mapping[str, MatchRecord]) -> str:
-    """Return an SVG with Elo ratings, the strongest on top, and the team's win rates with 95 % intervals."""
-    ranked = sorted(ratings.items(), key=lambda rated: -rated[1])
-    played = [(name, against[name]) for name, _ in ranked if name in against]
+def draw(
+    team: str,
+    ratings: Mapping[str, float],
+    intervals: Mapping[str, Interval],
+    against: Mapping[str, MatchRecord],
+) -> str:
+    """Return an SVG with Elo ratings, the strongest on top, and the team's win rates, both with 95 % intervals."""
+    ranked = [(name, ratings[name], intervals[name]) for name in sorted(ratings, key=lambda name: -ratings[name])]
+    played = [(name, against[name]) for name, _, _ in ranked if name in against]
     rates = [(name, record.win_rate, wilson(record.wins, record.games)) for name, record in played]
     games = sum(record.games for record in against.values()) // max(len(against), 1)
-    return render("league.svg.j2", team=team, ratings=ranked, rates=rates, games=games)
+    lowest = min(0.0, *(low for low, _ in intervals.values()))
+    highest = max(1.0, *(high for _, high in intervals.values()))
+    return render("league.svg.j2", team=team, ratings=ranked, lowest=lowest, highest=highest, rates=rates, games=games)

@@ -44,9 +44,19 @@ class ExportablePolicy(nn.Module):
 
 
 def exportable_policy(algorithm: Algorithm) -> Policy:
-    """Return the policy that can be exported: the policy itself, or the prior of a planner."""
+    """Return the policy that can be exported: the policy itself, or the prior of a planner.
+
+    Raises ConfigError if its class lacks a method. To act, a policy does not need `forward`.
+    """
     policy = algorithm.policy()
     prior: Policy = getattr(policy, "prior", policy)
+    inherited = (None, Policy.forward, nn.Module.forward)  # none of them computes anything
+    missing = [f"{name}()" for name in ("initial_state", "forward") if getattr(type(prior), name, None) in inherited]
+    if missing:
+        raise ConfigError(
+            f"{type(prior).__name__} has no {' and no '.join(missing)}, which an export needs.",
+            f"Implement {'them' if len(missing) > 1 else 'it'} in the policy: see lockstep.protocols.Policy.",
+        )
     return prior
 
 

@@ -73,12 +73,13 @@ def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float
     """Write all weights of the agent by name, and its recipe. PyTorch and `lockstep import` can read them."""
     from safetensors.torch import load_file, save_file
 
+    policy = exportable_policy(algorithm)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in algorithm.model_state_dict().items()}
     metadata = {"lockstep": __version__, "recipe": recipe.name, "config": json.dumps(as_dict(recipe))}
     save_file(weights, str(path), metadata=metadata)
     reloaded = build_algorithm(recipe)
     load_weights(reloaded, load_file(str(path)))
-    return compare(exportable_policy(algorithm), exportable_policy(reloaded).forward, recipe, tolerance=0.0)
+    return compare(policy, exportable_policy(reloaded).forward, recipe, tolerance=0.0)
 
 
 def load_weights(algorithm: Algorithm, weights: dict[str, Tensor]) -> None:
