@@ -62,17 +62,20 @@ EXPERIMENTS = {
     ),
     "snake-tiny": Experiment("snake-ppo --preset tiny", "apples_mean", "apples", {"greedy script": 12.05}),
     "gym-ppo": Experiment(
-        "gym-ppo run.eval_every=10000",
+        "gym-ppo run.eval_every=10000 run.eval_episodes=32",
         "return_mean",
         "return, CartPole-v1",
         {"random actions": 22.2},
         Reference("zoo-ppo-CartPole-v1_1.csv", "PPO of SB3 (RL Zoo)"),
     ),
     "gym-ppo-lstm": Experiment(
-        "gym-ppo-lstm run.eval_every=10000", "return_mean", "return, CartPole-v1", {"random actions": 22.2}
+        "gym-ppo-lstm run.eval_every=10000 run.eval_episodes=32",
+        "return_mean",
+        "return, CartPole-v1 without velocities",
+        {"random actions": 22.2},
     ),
     "gym-ddpg": Experiment(
-        "gym-ddpg run.eval_every=2000",
+        "gym-ddpg run.eval_every=2000 run.eval_episodes=32",
         "return_mean",
         "return, Pendulum-v1",
         {"random actions": -1217},
