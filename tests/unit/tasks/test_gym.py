@@ -386,6 +386,11 @@ def test_render_returns_image_that_changes_with_steps():
     assert (envs.render(0) != before).any()
 
 
+def test_max_episode_steps_is_the_limit_of_the_environment():
+    assert build("CartPole-v1").max_episode_steps == 500
+    assert build("CartPole-v1", env_kwargs={"max_episode_steps": 20}).max_episode_steps == 20
+
+
 def test_render_without_display_prints_nothing():
     pytest.importorskip("pygame")
     code = (
