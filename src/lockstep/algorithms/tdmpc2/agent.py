@@ -12,7 +12,7 @@ exact mode, lane by lane), H horizon, K action features, Z latent features, R pl
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from gymnasium.spaces import Box, Dict
@@ -64,7 +64,9 @@ class TDMPC2Config(Algorithm.Config):
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Storage of the replay buffer."""
     seed_samples: int = 2_500
-    """Samples with random actions before learning starts. The updates for these samples are then taken at once."""
+    """Samples before learning starts. The updates for these samples are then taken at once."""
+    seed_policy: Literal["random", "agent"] = "random"
+    """Actions of these samples. agent: planned by the agent, for a run that starts from trained weights."""
     rollout_steps: int = 1
     """Steps each environment takes between updates."""
     updates_per_sample: float = 1.0
@@ -91,7 +93,7 @@ class TDMPC2Config(Algorithm.Config):
     """Architecture of the networks."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "encoder_lr_scale", "batch_size", "updates_per_sample", "gamma", "tau", "max_grad_norm"),
-        *("lr_scaling", "grad_accum_steps", "mpc", "loss", "plan"),
+        *("lr_scaling", "grad_accum_steps", "mpc", "loss", "plan", "seed_policy"),
     )
 
     def validate(self, task: Any, run: RunConfig) -> None:
@@ -214,7 +216,7 @@ class TDMPC2(Algorithm):
         """Return actions [B, K]: random before learning starts, then planned, or without `mpc` from the policy."""
         config, device = self.config, self.runtime.device
         # Random actions
-        if self.replay.count < config.seed_samples:
+        if config.seed_policy == "random" and self.replay.count < config.seed_samples:
             uniform = self.act_rng.uniform(counter, self.envs_per_lane, self.model.actions, device=device).flatten(0, 1)
             return (2.0 * uniform - 1.0) * self.model.mask(split_obs(obs)[1])
         # Policy

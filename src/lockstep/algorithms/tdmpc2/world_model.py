@@ -23,8 +23,6 @@ from lockstep.ops.two_hot import two_hot_inverse
 
 SIMPLEX_SIZE = 8
 """Features per simplex."""
-EMBEDDING_SIZE = 96
-"""Features of a task embedding."""
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 """Bounds of the policy's log standard deviation."""
 CHANNELS = 32
@@ -65,6 +63,8 @@ class WorldModelConfig:
     """Layers of the encoder, including the latent layer. None: given by `size`."""
     num_q: int | None = None
     """Number of critics, of which two are used at a time. None: given by `size`."""
+    task_embedding: int = 96
+    """Features of a task's embedding, if there are several tasks."""
     bins: int = 101
     """Number of bins of rewards and values."""
     vmax: float = 10.0
@@ -76,10 +76,11 @@ class WorldModelConfig:
         overrides = (self.encoder, self.width, self.latent, self.depth, self.num_q)
         numbers = zip(overrides, SIZES[self.size], strict=True)
         size = Size(*(default if value is None else value for value, default in numbers))
-        if size.latent % SIMPLEX_SIZE or min(size) < 1 or size.critics < 2 or self.bins < 2:
+        if size.latent % SIMPLEX_SIZE or min(size) < 1 or size.critics < 2 or self.bins < 2 or self.task_embedding < 1:
             raise ConfigError(
                 f"a world model of {size} with {self.bins} bins is invalid.",
-                f"Use a latent that is a multiple of {SIMPLEX_SIZE}, and at least two critics (num_q) and two bins.",
+                f"Use a latent that is a multiple of {SIMPLEX_SIZE}, and at least two critics (num_q), two bins and a "
+                "task_embedding of 1.",
             )
         return size
 
@@ -189,6 +190,9 @@ class PolicySample(NamedTuple):
 class WorldModel(nn.Module):
     """Encoder, dynamics, reward, termination, policy and critics. Target critics are not part of it."""
 
+    masks: Tensor
+    """[tasks, K] 1 for the action features that a task has."""
+
     def __init__(
         self, config: WorldModelConfig, space: Space, actions: tuple[int, ...], episodic: bool = False
     ) -> None:
@@ -199,7 +203,7 @@ class WorldModel(nn.Module):
         size, multitask = config.shape(), len(actions) > 1
         self.vmax, self.dropout = config.vmax, config.dropout
         self.actions, self.multitask = max(actions), multitask
-        extra = EMBEDDING_SIZE if multitask else 0
+        extra = config.task_embedding if multitask else 0
         width = [size.width] * 2
         if len(space.shape) == 3:
             self.encoder: PixelEncoder | nn.Sequential = PixelEncoder(space)
@@ -214,7 +218,7 @@ class WorldModel(nn.Module):
         self.termination = mlp(state_size, width, 1) if episodic else None
         self.policy = mlp(state_size, width, 2 * self.actions)
         self.critics = QEnsemble(size.critics, joint_size, size.width, config.bins)
-        self.task = nn.Embedding(len(actions), EMBEDDING_SIZE) if multitask else None
+        self.task = nn.Embedding(len(actions), extra) if multitask else None
         masks = torch.arange(self.actions) < torch.tensor(actions).unsqueeze(1)
         self.register_buffer("masks", masks.float(), persistent=False)
         self.images = len(space.shape) == 3
@@ -255,7 +259,7 @@ class WorldModel(nn.Module):
 
     def mask(self, task: Tensor | None) -> Tensor:
         """Return the mask [..., K] of the action features that a task has."""
-        return self.masks[0] if task is None else self.masks[task]  # type: ignore[index]
+        return self.masks[0] if task is None else self.masks[task]
 
     @torch.no_grad()
     def limit_task_norms(self) -> None:

@@ -41,6 +41,8 @@ class DMControlConfig(VecEnv.Config):
     """Threads per process that step environments; affects only speed, and helps large models on many cores."""
 
     def __post_init__(self) -> None:
+        # `--task.tasks a,b` reaches the config as one name.
+        object.__setattr__(self, "tasks", tuple(part for name in self.tasks for part in name.split(",")))
         if self.action_repeat < 1 or self.threads < 0 or (self.episode_length is not None and self.episode_length < 1):
             raise ConfigError(
                 f"action_repeat is {self.action_repeat}, episode_length {self.episode_length}, threads {self.threads}.",
