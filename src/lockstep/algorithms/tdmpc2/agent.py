@@ -40,6 +40,7 @@ from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
 from lockstep.ops.functional import Scaling, scaled_rate
+from lockstep.ops.random_shift import random_shift
 from lockstep.ops.two_hot import discount_from_episode_length, percentile_range
 from lockstep.protocols import BenchmarkOp, Loss, SubtaskSpec
 from lockstep.pytree import Tree
@@ -83,6 +84,8 @@ class TDMPC2Config(Algorithm.Config):
     """Maximum norm of the gradient of the whole batch, separately for model and policy."""
     grad_accum_steps: int = 1
     """Micro-batches per batch, to save memory. One optimizer step is taken for all of them."""
+    random_shift: int = 3
+    """Largest random shift of images in learning, in pixels. 0: none."""
     mpc: bool = True
     """Whether to plan actions. Otherwise they are sampled from the policy."""
     loss: LossConfig = field(default_factory=LossConfig)
@@ -93,7 +96,7 @@ class TDMPC2Config(Algorithm.Config):
     """Architecture of the networks."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "encoder_lr_scale", "batch_size", "updates_per_sample", "gamma", "tau", "max_grad_norm"),
-        *("lr_scaling", "grad_accum_steps", "mpc", "loss", "plan", "seed_policy"),
+        *("lr_scaling", "grad_accum_steps", "mpc", "loss", "plan", "seed_policy", "random_shift"),
     )
 
     def validate(self, task: Any, run: RunConfig) -> None:
@@ -112,12 +115,15 @@ class TDMPC2Config(Algorithm.Config):
         if (
             min(self.horizon, self.rollout_steps, self.grad_accum_steps) < 1
             or self.updates_per_sample <= 0
+            or self.random_shift < 0
             or not 0 < self.tau <= 1
         ):
             raise ConfigError(
                 f"horizon is {self.horizon}, rollout_steps {self.rollout_steps}, grad_accum_steps "
-                f"{self.grad_accum_steps}, updates_per_sample {self.updates_per_sample} and tau {self.tau}.",
-                "Use 1 or more for the first three, more than 0 for the others, and at most 1 for tau.",
+                f"{self.grad_accum_steps}, updates_per_sample {self.updates_per_sample}, tau {self.tau} and "
+                f"random_shift {self.random_shift}.",
+                "Use 1 or more for the first three, more than 0 for the next two, at most 1 for tau, and 0 or more for "
+                "random_shift.",
             )
         if not task.num_envs * self.horizon <= self.seed_samples <= self.buffer_size:
             raise ConfigError(
@@ -157,6 +163,7 @@ class TDMPC2(Algorithm):
         self.model_optimizer, self.policy_optimizer = self._optimizers()
         self.act_rng, self.elite_rng = lanes.streams("tdmpc2.acting"), lanes.streams("tdmpc2.choosing")
         self.noise_rng, self.dropout_rng = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
+        self.shift_rng = lanes.streams("tdmpc2.shifting")
         self.pair_rng = lanes.shared_stream("tdmpc2.pairs")
         self.plan_pair_rng = lanes.shared_stream("tdmpc2.plan_pairs")
         self.pairs = torch.zeros(2, 2, dtype=torch.int64, device=device)
@@ -280,12 +287,17 @@ class TDMPC2(Algorithm):
         return metrics
 
     def add_random_draws(self, batch: dict[str, Any], counter: int) -> dict[str, Any]:
-        """Add the random draws of an update to sequences [L x M, ...]: noise, dropout masks and critic pairs."""
+        """Add the random draws of an update to sequences [L x M, ...]: shifts, noise, dropout masks, critic pairs."""
         config, count = self.config, self.lane_batch
         critics, actions, device = self.model.critics.count, self.model.actions, self.runtime.device
         batch["obs"], task = split_obs(batch["obs"])
         if task is not None:
             batch["task"] = task[:, 0]
+        # Random shifts, one for each image
+        if self.model.images and config.random_shift:
+            choices, steps = 2 * config.random_shift + 1, config.horizon + 1
+            offsets = self.shift_rng.integers(counter, choices, count, steps, 2, device=device).flatten(0, 1)
+            batch["obs"] = random_shift(batch["obs"], offsets, config.random_shift)
         batch["row"], batch["whole"] = torch.arange(len(self.latents), device=device), batch["whole"].float()
         # Noise of target actions and of the policy's actions
         steps, policy_steps = config.horizon, config.horizon + 1
