@@ -27,6 +27,13 @@ def test_random_shift_equals_pad_and_crop():
             assert torch.equal(shifted[n, t].float(), padded[n, t, :, row : row + 12, column : column + 10])
 
 
+def test_random_shift_of_channels_last_moves_rows_and_columns():
+    x, at = images(4, 9, 10, 3), offsets(4)
+    assert torch.equal(
+        random_shift(x, at, PAD, channels_last=True), random_shift(x.movedim(-1, 1), at, PAD).movedim(1, -1)
+    )
+
+
 def test_random_shift_by_pad_changes_nothing():
     x = images(5, 3, 8, 8)
     assert torch.equal(random_shift(x, torch.full((5, 2), PAD), PAD), x)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from lockstep.algorithms.tdmpc2.benchmark import benchmark_ops
@@ -147,15 +147,18 @@ class TDMPC2(Algorithm):
         config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes
         device = runtime.device
         self.lane_batch = config.batch_size // lanes.num_lanes
-        if not isinstance(task.action_space, Box) or not task.action_space.is_bounded():
-            raise ConfigError(f"actions of {task.action_space} are not supported.", "Use a bounded Box.")
+        space = task.action_space
+        if not isinstance(space, Box) or not space.is_bounded() or len(space.shape) != 1:
+            raise ConfigError(
+                f"actions of {space} are not supported by TD-MPC2.",
+                "Use a task with a bounded one-dimensional Box, or another algorithm: --recipe gym-ppo.",
+            )
         low, high = torch.from_numpy(task.action_space.low), torch.from_numpy(task.action_space.high)
         self.action_bias = ((high + low) / 2).to(device)
         self.action_scale = ((high - low) / 2).to(device)
         parts = getattr(task, "parts", ())
         actions = tuple(part.actions for part in parts) or (int(task.action_space.shape[0]),)
-        space = task.observation_space["obs"] if isinstance(task.observation_space, Dict) else task.observation_space
-        self.model = WorldModel(config.model, space, actions, config.episodic).to(device)
+        self.model = WorldModel(config.model, task.observation_space, actions, config.episodic).to(device)
         self.targets = copy.deepcopy(self.model.critics).requires_grad_(False)
         self.scale = self.register_state("scale", torch.ones(1, device=device))
         self.discounts = torch.tensor(_discounts(config, parts), device=device)
@@ -297,7 +300,8 @@ class TDMPC2(Algorithm):
         if self.model.images and config.random_shift:
             choices, steps = 2 * config.random_shift + 1, config.horizon + 1
             offsets = self.shift_rng.integers(counter, choices, count, steps, 2, device=device).flatten(0, 1)
-            batch["obs"] = random_shift(batch["obs"], offsets, config.random_shift)
+            channels_last = bool(self.model.encoder.channels_last)
+            batch["obs"] = random_shift(batch["obs"], offsets, config.random_shift, channels_last)
         batch["row"], batch["whole"] = torch.arange(len(self.latents), device=device), batch["whole"].float()
         # Noise of target actions and of the policy's actions
         steps, policy_steps = config.horizon, config.horizon + 1
@@ -378,7 +382,9 @@ class TDMPC2(Algorithm):
 def _discounts(config: TDMPC2Config, parts: tuple[SubtaskSpec, ...]) -> list[float]:
     """Return the discount factor of each task."""
     if config.gamma is None and not parts:
-        raise ConfigError("gamma is none, but the episode length of this task is unknown.", "Use --algo.gamma 0.99.")
+        raise ConfigError(
+            "gamma is none, but the task does not say how long an episode is.", "Set the discount: --algo.gamma 0.99."
+        )
     if config.gamma is not None:
         return [config.gamma] * max(1, len(parts))
     return [discount_from_episode_length(part.length) for part in parts]

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium import Space
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import mish, simplicial
+from lockstep.nn.encoders import is_channels_last
 from lockstep.ops.two_hot import two_hot_inverse
 
 SIMPLEX_SIZE = 8
@@ -27,6 +29,8 @@ LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 """Bounds of the policy's log standard deviation."""
 CHANNELS = 32
 """Channels of each convolution of the image encoder."""
+IMAGE_SIDES = (44, 128)
+"""Smallest and largest side of an image in pixels."""
 
 
 class Size(NamedTuple):
@@ -110,14 +114,24 @@ class PixelEncoder(nn.Module):
 
     def __init__(self, space: Box) -> None:
         super().__init__()
-        channels, side, layers = int(space.shape[0]), int(space.shape[1]), list[nn.Module]()
+        self.channels_last = is_channels_last(space)
+        shape = np.roll(space.shape, 1) if self.channels_last else space.shape
+        channels, height, width = map(int, shape)
+        if not IMAGE_SIDES[0] <= min(height, width) <= max(height, width) <= IMAGE_SIDES[1]:
+            raise ConfigError(
+                f"images of {height} x {width} are not supported: a side must have {IMAGE_SIDES[0]} to "
+                f"{IMAGE_SIDES[1]} pixels.",
+                "Resize them with a wrapper, such as gymnasium.wrappers.ResizeObservation(env, (64, 64)).",
+            )
+        layers = list[nn.Module]()
         for kernel, stride in ((7, 2), (5, 2), (3, 2), (3, 1)):
             layers += [nn.Conv2d(channels, CHANNELS, kernel, stride), nn.ReLU()]
-            channels, side = CHANNELS, (side - kernel) // stride + 1
+            channels, height, width = CHANNELS, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.layers = nn.Sequential(*layers[:-1], nn.Flatten())
-        self.latent = CHANNELS * side**2
+        self.latent = CHANNELS * height * width
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.movedim(-1, -3) if self.channels_last else x
         images = x.flatten(0, -4).float() / 255.0 - 0.5
         return simplicial(self.layers(images), SIMPLEX_SIZE).unflatten(0, x.shape[:-3])
 
@@ -178,6 +192,23 @@ class QEnsemble(nn.ModuleList):
         return last(hidden, pair).unflatten(1, x.shape[:-1])
 
 
+def encoder_space(space: Space) -> Box:
+    """Return the space of the encoder's input: vectors of a Dict are concatenated, and the task's index is removed."""
+    if isinstance(space, Dict) and set(space) == {"obs", "task"}:
+        return encoder_space(space["obs"])
+    if isinstance(space, Dict):
+        parts = list(space.values())
+        if parts and all(isinstance(part, Box) and len(part.shape) == 1 and part.dtype == np.float32 for part in parts):
+            return Box(-np.inf, np.inf, (sum(part.shape[0] for part in parts),), np.float32)  # type: ignore[index, misc]
+    elif isinstance(space, Box) and (len(space.shape) == 1 or (len(space.shape) == 3 and space.dtype == np.uint8)):
+        return space
+    raise ConfigError(
+        f"observations of {space} are not supported.",
+        "Use a one-dimensional Box, a Dict of such boxes, or images of uint8. A wrapper can flatten others: "
+        "gymnasium.wrappers.FlattenObservation.",
+    )
+
+
 class PolicySample(NamedTuple):
     """Sampled actions and their entropy."""
 
@@ -198,8 +229,7 @@ class WorldModel(nn.Module):
     ) -> None:
         """Create a model. `actions` are the action features of each task; a single task has no embedding."""
         super().__init__()
-        if not isinstance(space, Box) or len(space.shape) not in (1, 3):
-            raise ConfigError(f"observations of {space} are not supported.", "Use a one-dimensional Box, or images.")
+        space = encoder_space(space)
         size, multitask = config.shape(), len(actions) > 1
         self.vmax, self.dropout = config.vmax, config.dropout
         self.actions, self.multitask = max(actions), multitask
@@ -226,6 +256,8 @@ class WorldModel(nn.Module):
 
     def encode(self, obs: Tensor, task: Tensor | None) -> Tensor:
         """Encode observations [..., D] as latents [..., Z]. `task` are indices [...], or None for a single task."""
+        if obs.dtype == torch.uint8 and not self.images:
+            obs = obs.float() / 255.0
         return self.encoder(obs if self.images else self._with_task(obs, task))
 
     def termination_logit(self, z: Tensor, task: Tensor | None) -> Tensor:
