@@ -176,8 +176,9 @@ def resolve(recipe: Recipe, processes: int) -> Recipe:
     partition_lanes(run.lanes, processes)
     if (algorithm := getattr(recipe.algo, "owner", None)) is not None:
         algorithm.require_methods()
-    recipe.algo.validate(recipe.task, run)
-    return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
+    task = recipe.task.for_lanes(run.lanes) if hasattr(recipe.task, "for_lanes") else recipe.task
+    recipe.algo.validate(task, run)
+    return dataclasses.replace(recipe, task=task, run=run)  # type: ignore[type-var]
 
 
 def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list[str]]:

@@ -10,6 +10,7 @@ exact mode, lane by lane), H horizon, K action features, Z latent features, R pl
 """
 
 import copy
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -110,7 +111,7 @@ class TDMPC2Config(Algorithm.Config):
         if task.num_envs % tasks:
             raise ConfigError(
                 f"num_envs is {task.num_envs}, which {tasks} tasks cannot share evenly.",
-                f"Use a multiple of both {tasks} tasks and {lanes} lanes, or change --run.lanes.",
+                f"Use --task.num-envs {math.lcm(tasks, lanes)}, a multiple of {tasks} tasks and {lanes} lanes.",
             )
         if (
             min(self.horizon, self.rollout_steps, self.grad_accum_steps) < 1
