@@ -135,10 +135,12 @@ def parse_recipe(
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Resolve the file of code that a task names, if any, so that workers and later commands find it."""
-    if not hasattr(recipe.task, "with_absolute_paths"):
-        return recipe
-    return dataclasses.replace(recipe, task=recipe.task.with_absolute_paths())  # type: ignore[type-var]
+    """Resolve the files that a task or an algorithm names, if any, so that workers and later commands find them."""
+    for name in ("task", "algo"):
+        part = getattr(recipe, name)
+        if hasattr(part, "with_absolute_paths"):
+            recipe = dataclasses.replace(recipe, **{name: part.with_absolute_paths()})  # type: ignore[type-var]
+    return recipe
 
 
 def with_reference(recipe: Recipe, reference: Recipe) -> Recipe:
