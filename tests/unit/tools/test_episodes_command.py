@@ -238,6 +238,14 @@ def test_online_training_continues_after_offline(tmp_path, data):
     assert json.loads((tmp_path / "d" / INDEX).read_text())["steps"] == 128  # the second half of the samples
 
 
+def test_another_run_starts_online_from_an_offline_run(tmp_path, data):
+    train(tmp_path / "offline", *OFFLINE, f"algo.offline.data={data}", "run.total_samples=128")
+    words = ["task=cup-catch,pendulum-swingup", "--init-from", str(tmp_path / "offline"), "algo.seed_policy=agent"]
+    train(tmp_path / "online", *words, "run.total_samples=32", "algo.seed_samples=200")  # ends before its first update
+    before, after = (shared_state(tmp_path / name) for name in ("offline", "online"))
+    assert all(torch.equal(x, before[name]) for name, x in after.items() if name.startswith("algorithm.model."))
+
+
 def test_resumed_run_refuses_changed_data(capsys, tmp_path, data):
     shutil.copytree(data, tmp_path / "data")
     words = [*OFFLINE, f"algo.offline.data={tmp_path / 'data'}"]
