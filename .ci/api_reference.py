@@ -80,12 +80,11 @@ def api() -> str:
 
 def definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
     """Return the definition of a name in a module of the package."""
-    source = (PACKAGE / f"{module.replace('.', '/')}.py").read_text()
-    (found,) = (
-        node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
-    )
+    body = ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text()).body
+    for node in body:  # a module may export a name of another one
+        if isinstance(node, ast.ImportFrom) and any(alias.asname == name for alias in node.names):
+            return definition(str(node.module).removeprefix("lockstep."), name)
+    (found,) = (node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name)
     return found
 
 

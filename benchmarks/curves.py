@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from lockstep.io.jsonl import CONFIG, METRICS, append_jsonl, read_jsonl, read_status
-from lockstep.tools.report.reference_curves import read_reference, scores_by_step
+from lockstep.tools.report.reference_curves import first_connected, read_reference, scores_by_step
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PICTURES = ROOT / "benchmarks/results/curves", ROOT / "docs/pictures"
@@ -247,9 +247,10 @@ def draw_reference(name: str, axes, reference: Reference, directories: list[Path
     x = [step / reference.steps_per_sample for step, _ in scores]
     count = len({point.seed for point in points})
     label = f"{reference.label}, {count} seed{'s' * (count != 1)}"
-    # A line between a few distant points would suggest values that were not published.
-    style = {"linestyle": "-" if len(x) > 3 else "", "marker": "o", "markersize": 3, "color": "0.5"}
-    axes.plot(x, [np.mean(values) for _, values in scores], **style, label=label, gid="reference")
+    means, start = [np.mean(values) for _, values in scores], first_connected(x)
+    axes.plot(x, means, color="0.5", linestyle="", marker="o", markersize=3, label=label, gid="reference")
+    if start < len(x):
+        axes.plot(x[start:], means[start:], color="0.5", gid="reference-line")
     if count > 1:
         low, high = [min(values) for _, values in scores], [max(values) for _, values in scores]
         axes.vlines(x, low, high, color="0.5", gid="reference-range")

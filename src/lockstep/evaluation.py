@@ -120,6 +120,7 @@ def _evaluate_episodes(
     Environment i plays episodes i, i + n, i + 2n, ... to the end, so that short episodes are not overrepresented.
     """
     lanes = replace(runtime.lanes, seed=stable_hash(runtime.lanes.seed, "evaluation") & (2**63 - 1))
+    episodes = max(episodes, getattr(task, "num_tasks", 1))  # at least one episode of each task
     # With limited steps, one environment per lane: each of them plays at least one episode.
     needed = min(episodes, max(task.num_envs if max_steps is None else 0, lanes.num_lanes))
     envs = math.ceil(needed / lanes.num_lanes) * lanes.num_lanes

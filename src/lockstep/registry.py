@@ -14,6 +14,7 @@ RECIPES = {
     "gym-ppo": "PPO on any Gymnasium environment (default CartPole-v1)",
     "gym-ppo-lstm": "PPO with an LSTM on any Gymnasium environment (see --task.mask-velocity)",
     "gym-ddpg": "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)",
+    "gym-tdmpc2": "TD-MPC2 on any Gymnasium environment with continuous actions (default Pendulum-v1; preset small)",
     "team-ddpg": "DDPG on team snakes, three against three (presets central, scripts)",
     "dmc-tdmpc2": "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",
     "trading-lstm": "PPO with an LSTM on trading: price files or a simulated market",

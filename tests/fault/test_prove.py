@@ -73,3 +73,16 @@ def test_prove_gym_ppo_with_kills_finds_one_hash_on_1_2_3_processes(tmp_path):
     assert ended.output.count(hash_of_all) == 6  # five rows and the verdict
     assert re.search(r"3 → \d .*killed in mid-iteration", ended.output)
     assert re.search(r"2 → \d .*killed during a save", ended.output)
+
+
+def test_prove_tdmpc2_offline_then_online_with_kills_finds_one_hash(tmp_path):
+    pytest.importorskip("dm_control")
+    tasks = "task=cup-catch,pendulum-swingup"
+    train = [sys.executable, "-m", "lockstep", "train", "dmc-tdmpc2", "--smoke", tasks, "run.name=source"]
+    assert command([*train, "run.eval_every=none"], directory=tmp_path).code == 0
+    write = [sys.executable, "-m", "lockstep", "episodes", "runs/source", "--out", "data"]
+    assert command(write, directory=tmp_path).code == 0
+    offline = [tasks, "algo.offline.data=data", "algo.offline.samples=128"]  # the first half of the smoke setting
+    ended = command([*PROVE, "dmc-tdmpc2", "--procs", "1", "2", "--kill", *offline], directory=tmp_path)
+    assert ended.code == 0, ended.output
+    assert "One agent. 4 runs, one hash" in ended.output

@@ -177,5 +177,41 @@ class Goal(gymnasium.Env):
         return np.zeros(2, np.float32), 1.0, self.left == 0, False, info
 
 
+class Cliff(gymnasium.Env):
+    """Moves on a line by its action; beyond 1 the episode terminates. The observation has the given form."""
+
+    def __init__(self, form="vector", actions=(1,)):
+        self.form = form
+        self.action_space = Box(-2.0, 1.0, actions, np.float32)
+        self.observation_space = {
+            "vector": Box(-np.inf, np.inf, (2,), np.float64),
+            "dict": Dict({"at": Box(-9, 9, (1,), np.float32), "goal": Box(-9, 9, (1,), np.float32)}),
+            "image": Box(0, 255, (44, 48, 3), np.uint8),
+            "matrix": Box(-9, 9, (2, 2), np.float32),
+        }[form]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at = float(self.np_random.uniform(-1, 0))
+        return self.look(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.at += 0.5 * float(np.sum(action)) + 0.2
+        return self.look(), -abs(self.at), bool(self.at > 1), False, {}
+
+    def look(self):
+        at, goal = np.array([self.at], np.float32), np.ones(1, np.float32)
+        if self.form == "image":
+            image = np.zeros((44, 48, 3), np.uint8)
+            image[:, : int(np.clip(24 + 8 * self.at, 0, 48))] = 255
+            return image
+        if self.form == "matrix":
+            return np.full((2, 2), self.at, np.float32)
+        return {"at": at, "goal": goal} if self.form == "dict" else np.concatenate([at, goal]).astype(np.float64)
+
+
+gymnasium.register("LockstepCliff-v0", Cliff, max_episode_steps=20)
+gymnasium.register("LockstepEndlessCliff-v0", Cliff)
 for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind, Goal):
     gymnasium.register(f"Lockstep{env.__name__}-v0", env, max_episode_steps=5 if env is Diary else None)

@@ -22,6 +22,8 @@ class ToyWorldsConfig:
     length: int = 30
     ends: float = 0.1
     """Probability that a step ends the episode."""
+    pixels: bool = False
+    """Observe an image, a pattern that depends on the state."""
 
     def build(self, lanes, device):
         return ToyWorlds(self, lanes, device)
@@ -38,6 +40,7 @@ class ToyWorlds:
         self.parts = tuple(SubtaskSpec(f"toy-{task}", task + 1, config.length) for task in range(config.num_tasks))
         self.action_space = Box(-1.0, 1.0, (config.num_tasks,), np.float32)
         space = Box(-np.inf, np.inf, (FEATURES,), np.float32)
+        space = Box(0, 255, (3, 44, 44), np.uint8) if config.pixels else space
         several = Dict([("obs", space), ("task", Box(0, config.num_tasks - 1, (), np.int64))])
         self.observation_space = space if config.num_tasks == 1 else several
         self._at = torch.zeros(self.num_envs, FEATURES)
@@ -50,6 +53,9 @@ class ToyWorlds:
 
     def observations(self):
         seen = self._at.clone()
+        if self._config.pixels:
+            pattern = torch.arange(3 * 44 * 44).view(3, 44, 44)
+            seen = ((pattern + (64 * seen.sum(1)).long().view(-1, 1, 1, 1)) % 256).to(torch.uint8)
         return seen if self._config.num_tasks == 1 else {"obs": seen, "task": self._task}
 
     def step(self, action):

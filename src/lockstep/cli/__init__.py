@@ -20,6 +20,7 @@ COMMANDS = {
     "play": "Watch a run's policy in the terminal or a window, or record a GIF or MP4.",
     "export": "Export a policy: safetensors, ONNX, pt2, Stable-Baselines3 or Jidi.",
     "import": "Import weights (Stable-Baselines3, an export, a state dict) as a new run.",
+    "episodes": "Write a data set of episodes for offline training, from runs or the authors' TD-MPC2 data.",
     "verify-files": "Check the checkpoint files of a run and repair damaged replay data.",
     "ls": "List runs with their state, progress and returns.",
     "report": "Write one HTML file about runs: curves, evaluations, speed, proof, config.",

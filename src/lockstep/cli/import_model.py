@@ -9,8 +9,9 @@ import tyro
 
 @dataclass(frozen=True)
 class Import:
-    """Import weights as a new run: a PPO model of Stable-Baselines3 (.zip), a `lockstep export` (.safetensors), or a
-    state dict (.pt, .pth, .safetensors), with or without the prefix `module.`.
+    """Import weights as a new run: a PPO model of Stable-Baselines3 (.zip), a `lockstep export` (.safetensors), a
+    checkpoint of the authors' TD-MPC2 (.pt), or a state dict (.pt, .pth, .safetensors), with or without the prefix
+    `module.`.
 
     Accepts settings of the recipe, as `train` does. No code in the file is executed: only tensors are read.
     """
@@ -30,8 +31,10 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
     from lockstep.io.rich_console import PrintableConsole
+    from lockstep.registry import find_recipe
     from lockstep.tools.export.import_weights import import_run, read_weights, refuse_code
     from lockstep.tools.export.resource_limits import bounded
+    from lockstep.tools.export.tdmpc2_checkpoint import settings_for
 
     console = PrintableConsole(soft_wrap=True)
     if not command.file.is_file():
@@ -44,6 +47,7 @@ def run(arguments: Sequence[str]) -> int:
             raise ConfigError(
                 f"{command.file} does not name its recipe.", "Add --recipe, for example --recipe gym-ppo."
             )
+        settings = dict(settings_for(find_recipe(name)(), weights, settings, command.file))
         options = RecipeOptions(recipe=name, preset=command.preset)
         recipe = resolve(parse_recipe(options, rest, f"lockstep import {command.file}", imported=settings), 1)
         path = import_run(weights, recipe, command.file)

@@ -153,10 +153,12 @@ def _refuse_unknown(flags: Sequence[str], recipe: Recipe) -> None:
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Resolve the file of code that a task names, if any, so that workers and later commands find it."""
-    if not hasattr(recipe.task, "with_absolute_paths"):
-        return recipe
-    return dataclasses.replace(recipe, task=recipe.task.with_absolute_paths())  # type: ignore[type-var]
+    """Resolve the files that a task or an algorithm names, if any, so that workers and later commands find them."""
+    for name in ("task", "algo"):
+        part = getattr(recipe, name)
+        if hasattr(part, "with_absolute_paths"):
+            recipe = dataclasses.replace(recipe, **{name: part.with_absolute_paths()})  # type: ignore[type-var]
+    return recipe
 
 
 def with_reference(recipe: Recipe, reference: Recipe) -> Recipe:
@@ -194,8 +196,9 @@ def resolve(recipe: Recipe, processes: int) -> Recipe:
     partition_lanes(run.lanes, processes)
     if (algorithm := getattr(recipe.algo, "owner", None)) is not None:
         algorithm.require_methods()
-    recipe.algo.validate(recipe.task, run)
-    return dataclasses.replace(recipe, run=run)  # type: ignore[type-var]
+    task = recipe.task.for_lanes(run.lanes) if hasattr(recipe.task, "for_lanes") else recipe.task
+    recipe.algo.validate(task, run)
+    return dataclasses.replace(recipe, task=task, run=run)  # type: ignore[type-var]
 
 
 def parse_train(arguments: Sequence[str]) -> tuple[TrainOptions, list[str], list[str]]:

@@ -105,7 +105,7 @@ class CNN(nn.Module):
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
-        self.channels_last = _channels_last(space)
+        self.channels_last = is_channels_last(space)
         planes, height, width = _planes_first(space)
         layers: list[nn.Module] = []
         if config.kind == "nature":
@@ -154,7 +154,7 @@ class DictEncoder(nn.Module):
         return torch.cat([encode(obs[name]) for name, encode in self.parts.items()], dim=-1)  # [N, D]
 
 
-def _channels_last(space: spaces.Box) -> bool:
+def is_channels_last(space: spaces.Box) -> bool:
     """Return whether an image is height x width x channels, as from many cameras. Boards are channels-first."""
     return space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
 
@@ -162,7 +162,7 @@ def _channels_last(space: spaces.Box) -> bool:
 def _planes_first(space: spaces.Box) -> tuple[int, int, int]:
     """Return channels, height and width of an image."""
     a, b, c = space.shape
-    return (c, a, b) if _channels_last(space) else (a, b, c)
+    return (c, a, b) if is_channels_last(space) else (a, b, c)
 
 
 def _scale(space: spaces.Box) -> float:

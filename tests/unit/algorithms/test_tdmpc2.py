@@ -120,6 +120,31 @@ def test_discounts_come_from_task_unless_gamma_is_set():
     assert Agent(task={"length": 500}, gamma=0.9).algorithm.discounts.tolist() == pytest.approx([0.9])
 
 
+def test_images_are_shifted_in_learning_by_lane_and_counter():
+    whole, part = Agent(task={"pixels": True}), Agent(task={"pixels": True}, hosting=range(1, 2))
+    plain = Agent(task={"pixels": True}, random_shift=0)
+    for agent in (whole, part, plain):
+        while agent.algorithm.replay.count < 24:  # without updates, which need every lane
+            agent.algorithm.collect(agent.clock)
+            rollout, outcomes = agent.algorithm.rollout, agent.algorithm.outcomes
+            agent.algorithm.replay.write({name: x[0] for name, x in (rollout.buffers | outcomes.buffers).items()})
+    shifted, lane, original = (agent.algorithm._sample_batch(7)["obs"] for agent in (whole, part, plain))
+    assert shifted.shape == original.shape == (16, 4, 3, 44, 44)
+    assert not torch.equal(shifted, original)
+    assert torch.equal(shifted[4:8], lane)  # of the second of four lanes, whatever lanes share its process
+    assert torch.equal(shifted, whole.algorithm._sample_batch(7)["obs"])
+    assert (shifted != original).flatten(2).any(2).float().mean() > 0.9  # each step of a sequence has its own shift
+
+
+def test_images_are_learned_from_and_not_shifted_in_acting():
+    agent = Agent(task={"pixels": True})
+    agent.iterate(5)
+    assert agent.algorithm.updates > 0
+    policy, obs = agent.algorithm.policy(), agent.task.observations()
+    first, _ = policy.act(obs, policy.initial_state(8))
+    assert torch.equal(first, policy.act(obs, policy.initial_state(8))[0])
+
+
 # --------------------------------------------------------------------------------------------------------------- losses
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from lockstep.algorithms.tdmpc2.reference_weights import from_reference, to_reference
+from lockstep.algorithms.tdmpc2.reference_weights import from_reference, model_settings, to_reference
 from lockstep.algorithms.tdmpc2.world_model import SIZES, QEnsemble, WorldModel, WorldModelConfig
 from lockstep.config import ConfigError
 from lockstep.pytree import load_into
@@ -166,6 +166,7 @@ def test_reference_weights_load_and_give_equal_outputs(options, older):
     if older:
         written = as_older(written)
     load_into(ours.named(), from_reference(written), "the agent")
+    theirs.model.limit_task_norms()  # as the reference does when it reads an embedding
     tasks = torch.tensor([0, 1, 1]) if len(theirs.model.masks) > 1 else None
     obs, action = noise(3, 4), noise(3, theirs.model.actions)
     for net in (ours, theirs):
@@ -188,6 +189,24 @@ def as_older(written):
         if "Qs" not in name:
             renamed[name] = tensor
     return renamed
+
+
+@pytest.mark.parametrize("size", [1, 5, 19, 48])
+def test_model_settings_find_the_size_from_tensors(size):
+    with torch.device("meta"):
+        model = WorldModel(WorldModelConfig(size=size), space(4), (2,))
+    named = {f"model.{name}": x for name, x in model.state_dict().items()}
+    named |= {f"targets.{name}": x for name, x in model.critics.state_dict().items()}
+    assert model_settings(named) == {"size": size, "bins": 101}
+
+
+def test_model_settings_name_what_differs_from_a_size():
+    config = WorldModelConfig(size=19, latent=512, task_embedding=64)  # the reference's model of 19 M for mt30
+    with torch.device("meta"):
+        model = WorldModel(config, space(4), (2, 1))
+    named = {f"model.{name}": x for name, x in model.state_dict().items()}
+    named |= {f"targets.{name}": x for name, x in model.critics.state_dict().items()}
+    assert model_settings(named) == {"size": 19, "latent": 512, "bins": 101, "task_embedding": 64}
 
 
 def test_from_reference_rejects_unrelated_weights():

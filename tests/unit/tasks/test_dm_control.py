@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.cli.options import RecipeOptions, parse_recipe
+from lockstep.cli.options import resolve as resolve_recipe
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate
@@ -168,7 +170,9 @@ def test_resolve_mt30_gives_19_suite_tasks_and_11_variants():
 
 
 def test_resolve_mt80_raises():
-    with pytest.raises(ConfigError, match="mt80 needs the 50 tasks of Meta-World"):
+    with pytest.raises(
+        ConfigError, match=r"mt80 needs the 50 tasks of Meta-World.* metaworld 3\.1\.1 requires mujoco 3\.3\.0"
+    ):
         resolve(("mt80",))
 
 
@@ -252,6 +256,39 @@ def test_multi_task_assigns_tasks_in_turn_and_observes_task_index():
         ("walker-run", 6, 500),
     ]
     assert env.action_space.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("names", "lanes", "envs"), [("mt30", 8, 120), ("mt30", 16, 240), ("cup-catch,walker-run,cup-spin", 8, 24)]
+)
+def test_several_tasks_set_number_of_environments(names, lanes, envs):
+    recipe = parse_recipe(RecipeOptions(recipe="dmc-tdmpc2"), [f"task={names}", f"run.lanes={lanes}"], "")
+    assert resolve_recipe(recipe, 1).task.num_envs == envs
+
+
+@pytest.mark.parametrize(("words", "envs"), [(["task=walker-run"], 8), (["task=walker-run,cup-catch"], 8)])
+def test_tasks_that_share_eight_environments_keep_them(words, envs):
+    assert resolve_recipe(parse_recipe(RecipeOptions(recipe="dmc-tdmpc2"), words, ""), 1).task.num_envs == envs
+
+
+def test_number_of_environments_that_tasks_cannot_share_is_rejected_with_number():
+    recipe = parse_recipe(RecipeOptions(recipe="dmc-tdmpc2"), ["task=mt30", "task.num_envs=16"], "")
+    with pytest.raises(ConfigError, match=r"Use --task\.num-envs 120"):
+        resolve_recipe(recipe, 1)
+
+
+def test_evaluate_plays_each_task_at_least_once():
+    class Idle:
+        def initial_state(self, count):
+            return {}
+
+        def act(self, obs, memory):
+            return torch.zeros(len(obs["task"]), 2), memory
+
+    names = ("cartpole-balance", "pendulum-swingup", "cup-catch")
+    config = DMControlConfig(tasks=names, num_envs=6, episode_length=5)
+    scores = evaluate(Idle(), config, Runtime.single_process(RunConfig(lanes=2)), 2)
+    assert {f"return/{name}_mean" for name in names} <= scores.keys()
 
 
 def test_multi_task_spaces_cover_tasks_of_other_processes():

@@ -18,9 +18,11 @@ from lockstep.cli import main
 from lockstep.cli.prove import RunRecord, Verification, record
 from lockstep.config import ConfigError
 from lockstep.tools.report import consistency, sections
+from lockstep.tools.report.charts import Reference, _reference_curve
 from lockstep.tools.report.html import text
 from lockstep.tools.report.metrics_log import read_log
 from lockstep.tools.report.page import write_page
+from lockstep.tools.report.reference_curves import ReferencePoint
 from lockstep.tools.report.run_data import differences, group, read_run, read_runs
 from lockstep.tools.report.series import (
     Point,
@@ -345,6 +347,28 @@ def test_page_reference_is_drawn_up_to_the_last_evaluation(run, tmp_path):
     assert told
     assert any("walker: 600 (500 to 700)" in words for words in told)
     assert not any("900" in words.partition("walker: ")[2] for words in told)
+
+
+@pytest.mark.parametrize(
+    ("steps", "line_from"), [((0, 9000), None), ((0, 2000, 4000, 8000), 1), ((2000, 4000, 6000, 8000), 0)]
+)
+def test_page_reference_shows_its_points_and_no_line_before_the_first(run, steps, line_from):
+    points = [ReferencePoint(step, 100 + step / 100 + seed, str(seed)) for step in steps for seed in (0, 40)]
+    page = page_of(run, reference=Reference("walker", points, 2.0))
+    (drawn,) = re.findall(r"<g style='--c:var\(--muted\)'>(.*?)</g>", page, re.DOTALL)
+    centers = [float(x) for x in re.findall(r"<circle cx='([\d.]+)'", drawn)]
+    assert len(centers) == len(steps)
+    assert drawn.count("class='range'") == len(steps)  # of its seeds
+    starts = [float(x) for x in re.findall(r"class='line' d='M([\d.]+)", drawn)]
+    assert starts == ([] if line_from is None else [pytest.approx(centers[line_from], abs=0.1)])
+
+
+def test_page_long_reference_line_passes_through_its_own_points(run):
+    points = [ReferencePoint(step, float(step % 2)) for step in range(3000)]
+    curve = _reference_curve(Reference("walker", points, 1.0), 3000.0)
+    assert len(curve.points) <= 240
+    assert {point.y for point in curve.points} <= {0.0, 1.0}  # means of neighbors would be 0.5
+    assert curve.points[-1].x == 2999
 
 
 def test_page_embeds_gif_unless_too_large_invalid_or_linked(run, tmp_path):

@@ -10,18 +10,18 @@ exact mode, lane by lane), H horizon, K action features, Z latent features, R pl
 """
 
 import copy
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from lockstep.algorithms.tdmpc2.benchmark import benchmark_ops
-from lockstep.algorithms.tdmpc2.losses import LossConfig, model_loss, policy_loss, policy_sample_and_value
+from lockstep.algorithms.tdmpc2.config import TDMPC2Config as TDMPC2Config
+from lockstep.algorithms.tdmpc2.config import discounts
+from lockstep.algorithms.tdmpc2.losses import model_loss, policy_loss, policy_sample_and_value
 from lockstep.algorithms.tdmpc2.mppi import (
-    PlanConfig,
     Planner,
     PlanningPolicy,
     PriorPolicy,
@@ -29,104 +29,21 @@ from lockstep.algorithms.tdmpc2.mppi import (
     shift_mean,
     split_obs,
 )
-from lockstep.algorithms.tdmpc2.world_model import WorldModel, WorldModelConfig
+from lockstep.algorithms.tdmpc2.world_model import WorldModel, encoder_space
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError, RunConfig, resolve_lanes
+from lockstep.config import ConfigError
 from lockstep.data.episode_statistics import EpisodeStatistics
-from lockstep.data.replay_buffer import Replay, ReplayConfig, add_rollout, outcome
+from lockstep.data.episodes import EpisodeData
+from lockstep.data.replay_buffer import Replay, add_rollout, outcome
 from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer, FusedAdam
-from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
-from lockstep.ops.functional import Scaling, scaled_rate
-from lockstep.ops.two_hot import discount_from_episode_length, percentile_range
-from lockstep.protocols import BenchmarkOp, Loss, SubtaskSpec
-from lockstep.pytree import Tree
-
-
-@dataclass(frozen=True, kw_only=True)
-class TDMPC2Config(Algorithm.Config):
-    """Settings of TD-MPC2. Every number is for the whole run, not for one process."""
-
-    learning_rate: float = 3e-4
-    """Learning rate of all networks."""
-    encoder_lr_scale: float = 0.3
-    """Factor on the learning rate of the encoder."""
-    lr_scaling: Scaling = "none"
-    """Scaling of learning rates with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
-    reference_batch_size: int | None = None
-    """Batch size that learning rates were tuned for. None: the recipe's own."""
-    batch_size: int = 256
-    """Sequences of `horizon` steps per update, over all processes."""
-    buffer_size: int = 1_000_000
-    """Capacity of the replay buffer, in samples over all processes."""
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """Storage of the replay buffer."""
-    seed_samples: int = 2_500
-    """Samples with random actions before learning starts. The updates for these samples are then taken at once."""
-    rollout_steps: int = 1
-    """Steps each environment takes between updates."""
-    updates_per_sample: float = 1.0
-    """Updates per sample."""
-    horizon: int = 3
-    """Steps that the model predicts, in learning and in planning."""
-    gamma: float | None = None
-    """Discount factor. None: derived from the episode length of each task, 0.99 for 500 steps."""
-    episodic: bool = False
-    """Whether episodes can terminate, so that the model predicts it. Those of the control suite are only truncated."""
-    tau: float = 0.01
-    """Coefficient of the soft update of the target critics and of the value scale."""
-    max_grad_norm: float = 20.0
-    """Maximum norm of the gradient of the whole batch, separately for model and policy."""
-    grad_accum_steps: int = 1
-    """Micro-batches per batch, to save memory. One optimizer step is taken for all of them."""
-    mpc: bool = True
-    """Whether to plan actions. Otherwise they are sampled from the policy."""
-    loss: LossConfig = field(default_factory=LossConfig)
-    """Weights of the losses."""
-    plan: PlanConfig = field(default_factory=PlanConfig)
-    """Settings of the planner."""
-    model: WorldModelConfig = field(default_factory=WorldModelConfig)
-    """Architecture of the networks."""
-    changeable_on_resume: ClassVar[tuple[str, ...]] = (
-        *("learning_rate", "encoder_lr_scale", "batch_size", "updates_per_sample", "gamma", "tau", "max_grad_norm"),
-        *("lr_scaling", "grad_accum_steps", "mpc", "loss", "plan"),
-    )
-
-    def validate(self, task: Any, run: RunConfig) -> None:
-        """Raise ConfigError for invalid settings, before any process starts."""
-        lanes = resolve_lanes(run, 1).lanes or 0
-        Lanes(lanes, range(0), run.seed).per_lane(task.num_envs, "num_envs")
-        Lanes(lanes, range(0), run.seed).per_lane(self.batch_size, "batch_size")
-        self.model.shape()
-        self.plan.validate()
-        tasks = getattr(task, "num_tasks", 1)
-        if task.num_envs % tasks:
-            raise ConfigError(
-                f"num_envs is {task.num_envs}, which {tasks} tasks cannot share evenly.",
-                f"Use a multiple of both {tasks} tasks and {lanes} lanes, or change --run.lanes.",
-            )
-        if (
-            min(self.horizon, self.rollout_steps, self.grad_accum_steps) < 1
-            or self.updates_per_sample <= 0
-            or not 0 < self.tau <= 1
-        ):
-            raise ConfigError(
-                f"horizon is {self.horizon}, rollout_steps {self.rollout_steps}, grad_accum_steps "
-                f"{self.grad_accum_steps}, updates_per_sample {self.updates_per_sample} and tau {self.tau}.",
-                "Use 1 or more for the first three, more than 0 for the others, and at most 1 for tau.",
-            )
-        if not task.num_envs * self.horizon <= self.seed_samples <= self.buffer_size:
-            raise ConfigError(
-                f"seed_samples is {self.seed_samples}, but must be at least num_envs x horizon ({task.num_envs} x "
-                f"{self.horizon}) and at most buffer_size ({self.buffer_size}).",
-                f"Set --algo.seed-samples to at least {task.num_envs * self.horizon}, or increase --algo.buffer-size.",
-            )
-
-    def updates_until(self, samples: int) -> int:
-        """Return the updates due after `samples` samples. They depend on the clock only, so a resume adds none."""
-        return int(samples * self.updates_per_sample) if samples >= self.seed_samples else 0
+from lockstep.ops.functional import scaled_rate
+from lockstep.ops.random_shift import random_shift
+from lockstep.ops.two_hot import percentile_range
+from lockstep.protocols import BenchmarkOp, Loss
+from lockstep.pytree import Tree, tree_map
 
 
 class TDMPC2(Algorithm):
@@ -139,22 +56,26 @@ class TDMPC2(Algorithm):
         config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes
         device = runtime.device
         self.lane_batch = config.batch_size // lanes.num_lanes
-        if not isinstance(task.action_space, Box) or not task.action_space.is_bounded():
-            raise ConfigError(f"actions of {task.action_space} are not supported.", "Use a bounded Box.")
+        space = task.action_space
+        if not isinstance(space, Box) or not space.is_bounded() or len(space.shape) != 1:
+            raise ConfigError(
+                f"actions of {space} are not supported by TD-MPC2.",
+                "Use a task with a bounded one-dimensional Box, or another algorithm: --recipe gym-ppo.",
+            )
         low, high = torch.from_numpy(task.action_space.low), torch.from_numpy(task.action_space.high)
         self.action_bias = ((high + low) / 2).to(device)
         self.action_scale = ((high - low) / 2).to(device)
         parts = getattr(task, "parts", ())
         actions = tuple(part.actions for part in parts) or (int(task.action_space.shape[0]),)
-        space = task.observation_space["obs"] if isinstance(task.observation_space, Dict) else task.observation_space
-        self.model = WorldModel(config.model, space, actions, config.episodic).to(device)
+        self.model = WorldModel(config.model, task.observation_space, actions, config.episodic).to(device)
         self.targets = copy.deepcopy(self.model.critics).requires_grad_(False)
         self.scale = self.register_state("scale", torch.ones(1, device=device))
-        self.discounts = torch.tensor(_discounts(config, parts), device=device)
+        self.discounts = torch.tensor(discounts(config, parts), device=device)
         self.planner = Planner(self.model, config.plan, config.horizon, self.discounts)
         self.model_optimizer, self.policy_optimizer = self._optimizers()
         self.act_rng, self.elite_rng = lanes.streams("tdmpc2.acting"), lanes.streams("tdmpc2.choosing")
         self.noise_rng, self.dropout_rng = lanes.streams("tdmpc2.noise"), lanes.streams("tdmpc2.forgetting")
+        self.shift_rng = lanes.streams("tdmpc2.shifting")
         self.pair_rng = lanes.shared_stream("tdmpc2.pairs")
         self.plan_pair_rng = lanes.shared_stream("tdmpc2.plan_pairs")
         self.pairs = torch.zeros(2, 2, dtype=torch.int64, device=device)
@@ -169,6 +90,9 @@ class TDMPC2(Algorithm):
         example = {"obs": obs, "action": torch.zeros(task.num_envs, self.model.actions)}
         example |= {"reward": torch.zeros(task.num_envs), "terminated": ended, "truncated": ended, "next_obs": obs}
         self.replay = Replay(config.buffer_size, lanes, example, "tdmpc2.replay", config.replay, runtime.device)
+        self.offline_data: EpisodeData | None = None
+        if config.offline.data:
+            self.data_digest = self.register_state("data_digest", torch.zeros(1, dtype=torch.int64, device=device))
         self._plan = runtime.compilation(self._plan_for, "planning")
         self._prior = runtime.compilation(self._follow_policy, "acting")
         self._policy_value = runtime.compilation(self._compute_policy_value, "the policy's value")
@@ -191,8 +115,10 @@ class TDMPC2(Algorithm):
 
     @torch.no_grad()
     def collect(self, clock: TrainState) -> Metrics:
-        """Take `rollout_steps` steps in every environment."""
+        """Take `rollout_steps` steps in every environment, unless the run still learns from data alone."""
         config, runtime = self.config, self.runtime
+        if clock.samples < config.offline.samples:
+            return Metrics()
         # Environment steps
         for t in range(config.rollout_steps):
             obs = self.task.observations()
@@ -214,7 +140,8 @@ class TDMPC2(Algorithm):
         """Return actions [B, K]: random before learning starts, then planned, or without `mpc` from the policy."""
         config, device = self.config, self.runtime.device
         # Random actions
-        if self.replay.count < config.seed_samples:
+        seeding = self.replay.count < config.seed_samples and not config.offline.samples
+        if seeding and config.seed_policy == "random":
             uniform = self.act_rng.uniform(counter, self.envs_per_lane, self.model.actions, device=device).flatten(0, 1)
             return (2.0 * uniform - 1.0) * self.model.mask(split_obs(obs)[1])
         # Policy
@@ -249,7 +176,8 @@ class TDMPC2(Algorithm):
         """Add the rollout to the replay buffer, then take the updates that are due."""
         config, model, policy, metrics = self.config, Metrics(), Metrics(), Metrics()
         # Replay buffer
-        if not add_rollout(self.replay, self.rollout, self.outcomes, self.model_optimizer, clock):
+        offline = clock.samples < config.offline.samples
+        if not offline and not add_rollout(self.replay, self.rollout, self.outcomes, self.model_optimizer, clock):
             return metrics
 
         size, reference = config.batch_size, config.reference_batch_size
@@ -278,12 +206,18 @@ class TDMPC2(Algorithm):
         return metrics
 
     def add_random_draws(self, batch: dict[str, Any], counter: int) -> dict[str, Any]:
-        """Add the random draws of an update to sequences [L x M, ...]: noise, dropout masks and critic pairs."""
+        """Add the random draws of an update to sequences [L x M, ...]: shifts, noise, dropout masks, critic pairs."""
         config, count = self.config, self.lane_batch
         critics, actions, device = self.model.critics.count, self.model.actions, self.runtime.device
         batch["obs"], task = split_obs(batch["obs"])
         if task is not None:
             batch["task"] = task[:, 0]
+        # Random shifts, one for each image
+        if self.model.images and config.random_shift:
+            choices, steps = 2 * config.random_shift + 1, config.horizon + 1
+            offsets = self.shift_rng.integers(counter, choices, count, steps, 2, device=device).flatten(0, 1)
+            channels_last = bool(self.model.encoder.channels_last)
+            batch["obs"] = random_shift(batch["obs"], offsets, config.random_shift, channels_last)
         batch["row"], batch["whole"] = torch.arange(len(self.latents), device=device), batch["whole"].float()
         # Noise of target actions and of the policy's actions
         steps, policy_steps = config.horizon, config.horizon + 1
@@ -303,7 +237,48 @@ class TDMPC2(Algorithm):
         return batch
 
     def _sample_batch(self, counter: int) -> dict[str, Any]:
-        return self.add_random_draws(self.replay.slices(counter, self.lane_batch, self.config.horizon), counter)
+        return self.add_random_draws(self._sample_sequences(counter), counter)
+
+    def _sample_sequences(self, counter: int) -> dict[str, Any]:
+        """Sample sequences [L x M, ...] of the replay buffer, of the offline data, or of both."""
+        config, count = self.config, self.lane_batch
+        if not config.offline.data:
+            return self.replay.slices(counter, count, config.horizon)
+        online = self.replay.count >= config.seed_samples
+        from_data = round(count * config.offline.fraction) if online else count
+        if not from_data:
+            return self.replay.slices(counter, count, config.horizon)
+        data = self._open_data().slices(counter, from_data)
+        if from_data == count:
+            return data
+        replayed = self.replay.slices(counter, count - from_data, config.horizon)
+        lanes = len(self.lanes)
+
+        def join(one: Tensor, other: Tensor) -> Tensor:
+            return torch.cat([x.unflatten(0, (lanes, -1)) for x in (one, other)], dim=1).flatten(0, 1)
+
+        return {name: tree_map(join, value, replayed[name]) for name, value in data.items()}
+
+    def _open_data(self) -> EpisodeData:
+        """Open the offline data once, when it is first needed: a policy is loaded without it."""
+        if self.offline_data is None:
+            task, config = self.task, self.config
+            tasks, shape = (
+                [part.name for part in getattr(task, "parts", ())],
+                encoder_space(task.observation_space).shape,
+            )
+            self.offline_data = EpisodeData(
+                *(config.offline.data, tasks, shape, self.model.actions, config.horizon),
+                *(self.lanes, "tdmpc2.offline", self.runtime.device),
+            )
+            digest = torch.tensor([self.offline_data.digest], device=self.runtime.device)
+            if self.data_digest.any() and not torch.equal(self.data_digest, digest):
+                raise ConfigError(
+                    f"{', '.join(config.offline.data)} has changed since the run started.",
+                    "Restore the data set, or start another run with --init-from.",
+                )
+            self.data_digest.copy_(digest)
+        return self.offline_data
 
     def _policy_batch(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return the inputs of the policy loss, after the model's step on a batch."""
@@ -359,12 +334,3 @@ class TDMPC2(Algorithm):
         if not self.config.mpc:
             return PriorPolicy(self.model, self.action_bias, self.action_scale)
         return PlanningPolicy(self.planner, self.action_bias, self.action_scale)
-
-
-def _discounts(config: TDMPC2Config, parts: tuple[SubtaskSpec, ...]) -> list[float]:
-    """Return the discount factor of each task."""
-    if config.gamma is None and not parts:
-        raise ConfigError("gamma is none, but the episode length of this task is unknown.", "Use --algo.gamma 0.99.")
-    if config.gamma is not None:
-        return [config.gamma] * max(1, len(parts))
-    return [discount_from_episode_length(part.length) for part in parts]

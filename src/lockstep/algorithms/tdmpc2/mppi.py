@@ -78,7 +78,9 @@ def choose_elites(
 
 def split_obs(obs: Any) -> tuple[Tensor, Tensor | None]:
     """Split observations into the tensor for the encoder and the task indices, None for a single task."""
-    return (obs["obs"], obs["task"]) if isinstance(obs, dict) else (obs, None)
+    if not isinstance(obs, dict):
+        return obs, None
+    return (obs["obs"], obs["task"]) if obs.keys() == {"obs", "task"} else (torch.cat(list(obs.values()), -1), None)
 
 
 def sample_critic_pairs(stream: RandomStream, counter: int, count: int, critics: int, device: Device = "cpu") -> Tensor:

@@ -5,11 +5,13 @@ no files. It reads both reference formats: critics named by layer, and in older 
 """
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.tdmpc2.world_model import LOG_STD_MAX, LOG_STD_MIN
+from lockstep.algorithms.tdmpc2.world_model import LOG_STD_MAX, LOG_STD_MIN, SIZES
 from lockstep.protocols import StateDict
 
 NETS = {
@@ -23,6 +25,31 @@ NETS = {
 """Names of our networks and of the reference's."""
 LEAVES = ("weight", "bias", "ln.weight", "ln.bias")
 """Parameters of a layer, in the order of the older format."""
+SIZE_FIELDS = ("encoder", "width", "latent", "depth", "num_q")
+"""Settings that a size stands for, in its order."""
+MASKS = "_action_masks"
+"""Reference name of the action masks [tasks, actions] of a model with several tasks."""
+
+
+def is_reference(weights: Mapping[str, Any]) -> bool:
+    """Return whether a state dict has the names of the authors' code."""
+    return {"_dynamics.0.weight", "_reward.0.weight", "_pi.0.weight"} <= weights.keys()
+
+
+def model_settings(weights: StateDict) -> dict[str, Any]:
+    """Find the settings of `WorldModelConfig` from converted weights: a size of the reference, with its differences."""
+    layers = sum(re.fullmatch(r"model\.encoder\.\d+\.weight", name) is not None for name in weights)
+    width, latent = len(weights["model.dynamics.0.weight"]), len(weights["model.dynamics.2.weight"])
+    critics, bins = len(weights["targets.0.weight"]), len(weights["model.reward.2.weight"])
+    found = {"width": width, "num_q": critics, "latent": latent}
+    if layers:  # images have an encoder of one size
+        found |= {"encoder": len(weights["model.encoder.0.weight"]), "depth": layers}
+    named = {number: dict(zip(SIZE_FIELDS, size, strict=True)) for number, size in SIZES.items()}
+    differences = {n: {key: x for key, x in found.items() if x != size[key]} for n, size in named.items()}
+    size = min(differences, key=lambda number: len(differences[number]))
+    task = weights.get("model.task.weight")
+    embedding = {} if task is None else {"task_embedding": task.shape[1]}
+    return {"size": size, "bins": bins, **differences[size], **embedding}
 
 
 def from_reference(weights: StateDict) -> StateDict:
@@ -32,6 +59,9 @@ def from_reference(weights: StateDict) -> StateDict:
         our_name = _our_name(name)
         if our_name is not None and isinstance(tensor, Tensor):
             converted[our_name] = tensor.float()
+    if "model.task.weight" in converted:
+        # The reference limits the norm of an embedding when it is read, so stored norms may be larger than 1.
+        converted["model.task.weight"] = converted["model.task.weight"].renorm(2, 0, 1.0)
     if not any(name.startswith("targets.") for name in converted):
         raise ValueError("not a TD-MPC2 state dict: it has no target critics. Use the entry 'model' of a checkpoint.")
     return converted
@@ -42,7 +72,7 @@ def to_reference(weights: StateDict, masks: Tensor | None = None) -> StateDict:
     converted: StateDict = {"log_std_min": torch.tensor(LOG_STD_MIN)}
     converted["log_std_dif"] = torch.tensor(LOG_STD_MAX - LOG_STD_MIN)
     if masks is not None:
-        converted["_action_masks"] = masks
+        converted[MASKS] = masks
     for name, tensor in weights.items():
         owner, _, rest = name.partition(".")
         net, _, leaf = rest.partition(".")

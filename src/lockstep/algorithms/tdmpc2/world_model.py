@@ -11,24 +11,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from gymnasium import Space
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import mish, simplicial
+from lockstep.nn.encoders import is_channels_last
 from lockstep.ops.two_hot import two_hot_inverse
 
 SIMPLEX_SIZE = 8
 """Features per simplex."""
-EMBEDDING_SIZE = 96
-"""Features of a task embedding."""
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 """Bounds of the policy's log standard deviation."""
 CHANNELS = 32
 """Channels of each convolution of the image encoder."""
+IMAGE_SIDES = (44, 128)
+"""Smallest and largest side of an image in pixels."""
 
 
 class Size(NamedTuple):
@@ -65,6 +67,8 @@ class WorldModelConfig:
     """Layers of the encoder, including the latent layer. None: given by `size`."""
     num_q: int | None = None
     """Number of critics, of which two are used at a time. None: given by `size`."""
+    task_embedding: int = 96
+    """Features of a task's embedding, if there are several tasks."""
     bins: int = 101
     """Number of bins of rewards and values."""
     vmax: float = 10.0
@@ -76,10 +80,11 @@ class WorldModelConfig:
         overrides = (self.encoder, self.width, self.latent, self.depth, self.num_q)
         numbers = zip(overrides, SIZES[self.size], strict=True)
         size = Size(*(default if value is None else value for value, default in numbers))
-        if size.latent % SIMPLEX_SIZE or min(size) < 1 or size.critics < 2 or self.bins < 2:
+        if size.latent % SIMPLEX_SIZE or min(size) < 1 or size.critics < 2 or self.bins < 2 or self.task_embedding < 1:
             raise ConfigError(
                 f"a world model of {size} with {self.bins} bins is invalid.",
-                f"Use a latent that is a multiple of {SIMPLEX_SIZE}, and at least two critics (num_q) and two bins.",
+                f"Use a latent that is a multiple of {SIMPLEX_SIZE}, and at least two critics (num_q), two bins and a "
+                "task_embedding of 1.",
             )
         return size
 
@@ -109,14 +114,24 @@ class PixelEncoder(nn.Module):
 
     def __init__(self, space: Box) -> None:
         super().__init__()
-        channels, side, layers = int(space.shape[0]), int(space.shape[1]), list[nn.Module]()
+        self.channels_last = is_channels_last(space)
+        shape = np.roll(space.shape, 1) if self.channels_last else space.shape
+        channels, height, width = map(int, shape)
+        if not IMAGE_SIDES[0] <= min(height, width) <= max(height, width) <= IMAGE_SIDES[1]:
+            raise ConfigError(
+                f"images of {height} x {width} are not supported: a side must have {IMAGE_SIDES[0]} to "
+                f"{IMAGE_SIDES[1]} pixels.",
+                "Resize them with a wrapper, such as gymnasium.wrappers.ResizeObservation(env, (64, 64)).",
+            )
+        layers = list[nn.Module]()
         for kernel, stride in ((7, 2), (5, 2), (3, 2), (3, 1)):
             layers += [nn.Conv2d(channels, CHANNELS, kernel, stride), nn.ReLU()]
-            channels, side = CHANNELS, (side - kernel) // stride + 1
+            channels, height, width = CHANNELS, (height - kernel) // stride + 1, (width - kernel) // stride + 1
         self.layers = nn.Sequential(*layers[:-1], nn.Flatten())
-        self.latent = CHANNELS * side**2
+        self.latent = CHANNELS * height * width
 
     def forward(self, x: Tensor) -> Tensor:
+        x = x.movedim(-1, -3) if self.channels_last else x
         images = x.flatten(0, -4).float() / 255.0 - 0.5
         return simplicial(self.layers(images), SIMPLEX_SIZE).unflatten(0, x.shape[:-3])
 
@@ -177,6 +192,23 @@ class QEnsemble(nn.ModuleList):
         return last(hidden, pair).unflatten(1, x.shape[:-1])
 
 
+def encoder_space(space: Space) -> Box:
+    """Return the space of the encoder's input: vectors of a Dict are concatenated, and the task's index is removed."""
+    if isinstance(space, Dict) and set(space) == {"obs", "task"}:
+        return encoder_space(space["obs"])
+    if isinstance(space, Dict):
+        parts = list(space.values())
+        if parts and all(isinstance(part, Box) and len(part.shape) == 1 and part.dtype == np.float32 for part in parts):
+            return Box(-np.inf, np.inf, (sum(part.shape[0] for part in parts),), np.float32)  # type: ignore[index, misc]
+    elif isinstance(space, Box) and (len(space.shape) == 1 or (len(space.shape) == 3 and space.dtype == np.uint8)):
+        return space
+    raise ConfigError(
+        f"observations of {space} are not supported.",
+        "Use a one-dimensional Box, a Dict of such boxes, or images of uint8. A wrapper can flatten others: "
+        "gymnasium.wrappers.FlattenObservation.",
+    )
+
+
 class PolicySample(NamedTuple):
     """Sampled actions and their entropy."""
 
@@ -189,17 +221,19 @@ class PolicySample(NamedTuple):
 class WorldModel(nn.Module):
     """Encoder, dynamics, reward, termination, policy and critics. Target critics are not part of it."""
 
+    masks: Tensor
+    """[tasks, K] 1 for the action features that a task has."""
+
     def __init__(
         self, config: WorldModelConfig, space: Space, actions: tuple[int, ...], episodic: bool = False
     ) -> None:
         """Create a model. `actions` are the action features of each task; a single task has no embedding."""
         super().__init__()
-        if not isinstance(space, Box) or len(space.shape) not in (1, 3):
-            raise ConfigError(f"observations of {space} are not supported.", "Use a one-dimensional Box, or images.")
+        space = encoder_space(space)
         size, multitask = config.shape(), len(actions) > 1
         self.vmax, self.dropout = config.vmax, config.dropout
         self.actions, self.multitask = max(actions), multitask
-        extra = EMBEDDING_SIZE if multitask else 0
+        extra = config.task_embedding if multitask else 0
         width = [size.width] * 2
         if len(space.shape) == 3:
             self.encoder: PixelEncoder | nn.Sequential = PixelEncoder(space)
@@ -214,7 +248,7 @@ class WorldModel(nn.Module):
         self.termination = mlp(state_size, width, 1) if episodic else None
         self.policy = mlp(state_size, width, 2 * self.actions)
         self.critics = QEnsemble(size.critics, joint_size, size.width, config.bins)
-        self.task = nn.Embedding(len(actions), EMBEDDING_SIZE) if multitask else None
+        self.task = nn.Embedding(len(actions), extra) if multitask else None
         masks = torch.arange(self.actions) < torch.tensor(actions).unsqueeze(1)
         self.register_buffer("masks", masks.float(), persistent=False)
         self.images = len(space.shape) == 3
@@ -222,6 +256,8 @@ class WorldModel(nn.Module):
 
     def encode(self, obs: Tensor, task: Tensor | None) -> Tensor:
         """Encode observations [..., D] as latents [..., Z]. `task` are indices [...], or None for a single task."""
+        if obs.dtype == torch.uint8 and not self.images:
+            obs = obs.float() / 255.0
         return self.encoder(obs if self.images else self._with_task(obs, task))
 
     def termination_logit(self, z: Tensor, task: Tensor | None) -> Tensor:
@@ -255,7 +291,7 @@ class WorldModel(nn.Module):
 
     def mask(self, task: Tensor | None) -> Tensor:
         """Return the mask [..., K] of the action features that a task has."""
-        return self.masks[0] if task is None else self.masks[task]  # type: ignore[index]
+        return self.masks[0] if task is None else self.masks[task]
 
     @torch.no_grad()
     def limit_task_norms(self) -> None:

@@ -6,8 +6,9 @@ include the task's number. A task uses as many features of an action as it has a
 Shapes: E environments per lane, B local environments, D features of an observation, K of an action.
 """
 
+import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from lockstep.pytree import Tree, load_into
 from lockstep.tasks.dm_control.suite import FRAMES, PIXELS, SimulatedTask, resolve
 from lockstep.transfer import Uploader
 
+DEFAULT_ENVS = 8
+"""Environments of a run with one task: one for each lane."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DMControlConfig(VecEnv.Config):
@@ -29,8 +33,9 @@ class DMControlConfig(VecEnv.Config):
 
     tasks: tuple[str, ...] = ("walker-run",)
     """A task such as walker-run or cup-catch, several tasks for one agent, or the set mt30."""
-    num_envs: int = 8
-    """Number of environments in the whole run, stepped in parallel."""
+    num_envs: int = DEFAULT_ENVS
+    """Number of environments in the whole run, stepped in parallel. If several tasks cannot share 8 evenly: the
+    smallest number that tasks and lanes share, such as 120 for the 30 tasks of mt30."""
     action_repeat: int = 2
     """Simulation steps per action. A sample is one action, so two simulation steps by default."""
     episode_length: int | None = None
@@ -41,6 +46,8 @@ class DMControlConfig(VecEnv.Config):
     """Threads per process that step environments; affects only speed, and helps large models on many cores."""
 
     def __post_init__(self) -> None:
+        # `--task.tasks a,b` reaches the config as one name.
+        object.__setattr__(self, "tasks", tuple(part for name in self.tasks for part in name.split(",")))
         if self.action_repeat < 1 or self.threads < 0 or (self.episode_length is not None and self.episode_length < 1):
             raise ConfigError(
                 f"action_repeat is {self.action_repeat}, episode_length {self.episode_length}, threads {self.threads}.",
@@ -55,6 +62,12 @@ class DMControlConfig(VecEnv.Config):
     def num_tasks(self) -> int:
         """Number of tasks that the environments share."""
         return len(resolve(self.tasks))
+
+    def for_lanes(self, lanes: int) -> "DMControlConfig":
+        """Return these settings with enough environments for the tasks, if their number was not set."""
+        if self.num_envs != DEFAULT_ENVS or self.num_envs % self.num_tasks == 0:
+            return self
+        return replace(self, num_envs=math.lcm(self.num_tasks, lanes))
 
 
 class DMControl(VecEnv):

@@ -144,7 +144,8 @@ def resolve(names: tuple[str, ...]) -> tuple[str, ...]:
         task = name.strip().lower().replace("_", "-").replace("ball-in-cup", "cup").replace("point-mass", "pointmass")
         if task == "mt80":
             raise ConfigError(
-                "mt80 needs the 50 tasks of Meta-World, which Lockstep does not have.",
+                "mt80 needs the 50 tasks of Meta-World, which do not work with the mujoco of the extra dmc (3.17 or "
+                "newer): metaworld 3.1.1 requires mujoco 3.3.0, and the tasks of metaworld 3.0.0 fail at their reset.",
                 "Use task=mt30, the 30 tasks of the control suite, or name tasks: task=walker-run,cheetah-run.",
             )
         if task not in known and task not in SETS:

@@ -7,6 +7,7 @@ Shapes: E environments per lane, B local environments.
 """
 
 import difflib
+import math
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -20,11 +21,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from lockstep.base import VecEnv
 from lockstep.config import ConfigError
-from lockstep.protocols import StateDict, Step
+from lockstep.protocols import StateDict, Step, SubtaskSpec
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
 from lockstep.tasks.gym.env_file import env_file, with_absolute_path
 from lockstep.tasks.gym.packages import install_hint
@@ -101,6 +103,9 @@ class GymEnvs(VecEnv):
         with _convert_errors(config.id):
             options, self._modes, self._obs_space, self._action_space, self.max_episode_steps = _probe(config)
         self.observation_space, self.action_space = encoded_space(self._obs_space), policy_space(self._action_space)
+        if self.max_episode_steps and isinstance(self._action_space, Box):
+            # Algorithms derive the discount from the length of episodes.
+            self.parts = (SubtaskSpec(config.id, math.prod(self._action_space.shape), self.max_episode_steps),)
         self.prefers_image = "rgb_array" in self._modes and "ansi" not in self._modes
 
         self._streams = self.env_streams("gym")

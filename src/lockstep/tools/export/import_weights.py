@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 from safetensors import SafetensorError
 from torch import Tensor
 
+from lockstep.algorithms.tdmpc2.reference_weights import is_reference
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe
 from lockstep.distributed import Runtime
@@ -19,6 +20,7 @@ from lockstep.tools.export.exportable_policy import exportable_policy
 from lockstep.tools.export.formats import compare, load_weights
 from lockstep.tools.export.load_state_dict import first_line, read_safetensors, read_tensors
 from lockstep.tools.export.sb3 import from_sb3, read_sb3, settings_of
+from lockstep.tools.export.tdmpc2_checkpoint import check_tdmpc2, from_tdmpc2
 
 _WRAPPERS = ("module.", "_orig_mod.")
 """Name prefixes that DDP and torch.compile add."""
@@ -37,7 +39,10 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], str]:
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)
-        return unwrapped(read_tensors(path)), {}, ""
+        weights = unwrapped(read_tensors(path))
+        if is_reference(weights):
+            return *from_tdmpc2(weights), ""
+        return weights, {}, ""
     except (ConfigError, MemoryError):
         raise
     except (OSError, UnreadableFileError, ValueError, TypeError, KeyError, SafetensorError, BadZipFile) as error:
@@ -82,6 +87,7 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
     with closing(task):
         with _config_errors(path):
             algorithm = recipe.algo.build(task, runtime)
+        weights = check_tdmpc2(weights, algorithm, path)
         load_weights(algorithm, match_state_dict(weights, algorithm.model_state_dict(), path))
         clock = TrainState(total_samples=recipe.run.total_samples)
         with RunDir.open(recipe, runtime, False) as run:

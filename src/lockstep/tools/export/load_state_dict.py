@@ -25,6 +25,9 @@ PICKLE_BYTES, HEADER_BYTES = 2 * 2**20, 4 * 2**20
 DIRECTORY_BYTES = 8 * 2**20
 """Size limit of a zip's central directory in bytes. An entry has about 100 bytes, more with a long name."""
 
+_METADATA = (".__batch_size", ".__device")
+"""Ends of the names of entries that tensordict adds to a state dict. They are not tensors."""
+
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors of a state dict saved by torch. Raises ValueError for anything else."""
@@ -45,11 +48,12 @@ def read_torch(file: IO[bytes]) -> dict[str, Tensor]:
         raise
     except Exception as error:  # refused pickle or invalid zip: torch raises many types
         raise ValueError(f"torch cannot load it with weights_only=True ({_reason(error)})") from None
-    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
-        found = found["state_dict"]  # some libraries nest the state dict
+    for name in ("state_dict", "model"):  # some libraries nest the state dict
+        if isinstance(found, dict) and isinstance(found.get(name), dict):
+            found = found[name]
     if not isinstance(found, dict):
         raise ValueError("it is not a state dict")
-    return checked(found)
+    return checked({name: value for name, value in found.items() if not str(name).endswith(_METADATA)})
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

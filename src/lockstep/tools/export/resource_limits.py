@@ -10,7 +10,9 @@ from types import FrameType
 from lockstep.config import ConfigError
 
 MEMORY = 2 * 2**30
-"""Bytes that an import may allocate beyond three times the file size (weights, network and a copy)."""
+"""Bytes that an import may allocate in addition to `FILE_SIZES` times the size of the file."""
+FILE_SIZES = 10
+"""Weights, two networks with gradients and moments of the optimizers, and the checkpoint."""
 SECONDS = 100.0
 """CPU seconds that an import may take."""
 
@@ -21,7 +23,7 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
 
     Readers check sizes before they read. This limit also covers costs that appear only when the network is built.
     """
-    allowed = memory + 3 * path.stat().st_size
+    allowed = memory + FILE_SIZES * path.stat().st_size
     previous = _limit_memory(allowed)
     handler = signal.signal(signal.SIGPROF, _too_long)
     signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -41,7 +43,7 @@ def bounded(path: Path, memory: int = MEMORY, seconds: float = SECONDS) -> Itera
             resource.setrlimit(resource.RLIMIT_DATA, previous)
 
 
-_FIX = "Check the settings in the file (num_envs, the size of the network), and override them with smaller flags."
+_FIX = "Check the settings in the file (num_envs, the network, algo.buffer_size), and override them with smaller flags."
 
 
 class _TooLong(BaseException):

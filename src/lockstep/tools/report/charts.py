@@ -7,7 +7,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from lockstep.tools.report.metrics_log import MetricsLog, Series
-from lockstep.tools.report.reference_curves import ReferencePoint, scores_by_step
+from lockstep.tools.report.reference_curves import ReferencePoint, first_connected, scores_by_step
 from lockstep.tools.report.run_data import ReportedRun, differences
 from lockstep.tools.report.series import Point, band, downsample, format_number, robust_range, use_log
 from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, line_and_band_values, line_values
@@ -121,7 +121,7 @@ def chart(
     if reference is not None:
         until = max((curve.points[-1].x for curve in curves if curve.points), default=0.0)
         curves = [_reference_curve(reference, until), *curves]
-        notes.append(f"Gray: {reference.name}, the reference, from its lowest to its highest seed.")
+        notes.append(f"Gray: {reference.name}, the reference: its own points, from its lowest to its highest seed.")
     skipped = sum(series.skipped for _, all_series in found for series in all_series)
     if skipped:
         notes.append(f"{skipped:,} value{'s' if skipped > 1 else ''} not drawn (NaN, infinite or too large).")
@@ -157,11 +157,16 @@ def _with_std_range(points: Sequence[Point], log: MetricsLog) -> list[Point]:
 
 
 def _reference_curve(reference: Reference, until: float) -> Curve:
-    """Curve of the reference up to the end of the runs and one point beyond. A longer one would dwarf the runs."""
+    """Curve of the reference up to the end of the runs and one point beyond. A longer one would dwarf the runs.
+
+    It consists of the reference's own points, never of means of neighbors.
+    """
     steps = scores_by_step(reference.points, until * reference.per_sample)
     points = [Point(step / reference.per_sample, sum(s) / len(s), min(s), max(s)) for step, s in steps]
-    xs, ys, lows, highs = zip(*points, strict=True)
-    return Curve(reference.name, downsample(xs, ys, POINTS, (lows, highs)), "muted")
+    points = points[:: -max(1, -(-len(points) // POINTS))][::-1]  # every nth, with the last
+    few = len(points) <= EVALUATION_DOTS
+    start = first_connected([point.x for point in points])
+    return Curve(reference.name, points, "muted", band=not few, dots=few, ranges=few, line_from=start)
 
 
 def title_of(name: str) -> str:

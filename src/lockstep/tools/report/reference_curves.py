@@ -1,4 +1,4 @@
-"""Reference curves: read points from a CSV file and group them by step."""
+"""Reference curves: read points from a CSV file, group them by step, and choose what a line connects."""
 
 import csv
 import io
@@ -13,6 +13,10 @@ from lockstep.io.safe_read import UnreadableFileError, read_text
 
 REFERENCE_BYTES = 8 * 2**20
 """Size limit of a file of reference curves in bytes. This is enough for about 150,000 points."""
+
+
+LINE_POINTS = 4
+"""Smallest number of points that are connected by a line."""
 
 
 class ReferencePoint(NamedTuple):
@@ -47,3 +51,12 @@ def scores_by_step(points: Sequence[ReferencePoint], until: float) -> list[tuple
     steps = sorted(scores)
     index = bisect_left(steps, until)
     return [(step, scores[step]) for step in steps[: max(1, index + 1)]]
+
+
+def first_connected(steps: Sequence[float]) -> int:
+    """Return the index of the first point that a line connects to the next one; their number if there is no line.
+
+    A line between a few distant points would suggest values that were not measured. So would a line from step 0, the
+    untrained network, to the first point of training.
+    """
+    return len(steps) if len(steps) < LINE_POINTS else int(steps[0] <= 0)

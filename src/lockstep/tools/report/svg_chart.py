@@ -28,6 +28,10 @@ class Curve:
     """Curves that this curve averages, drawn as thin lines."""
     dots: bool = False
     dashed: bool = False
+    ranges: bool = False
+    """Whether to draw the range of each point as a vertical line."""
+    line_from: int = 0
+    """Index of the point at which the line and the band start."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,13 @@ def line_values(curves: Sequence[Curve]) -> list[float]:
 
 def line_and_band_values(curves: Sequence[Curve]) -> list[float]:
     """Return the values of all lines and bands, which the y axis has to include."""
-    bands = [value for curve in curves if curve.band for point in curve.points for value in (point.low, point.high)]
+    bands = [
+        value
+        for curve in curves
+        if curve.band or curve.ranges
+        for point in curve.points
+        for value in (point.low, point.high)
+    ]
     return line_values(curves) + bands
 
 
@@ -111,15 +121,18 @@ def _scale(low: float, high: float, first: float, last: float) -> Callable[[floa
 
 def _shape(curve: Curve, x_scale: Callable[[float], float], y_scale: Callable[[float], float]) -> dict[str, object]:
     """Return the paths of a curve, each with its CSS class, and its dots."""
-    paths = []
-    if curve.band and any(point.high > point.low for point in curve.points):
-        over = [(x_scale(point.x), y_scale(point.high)) for point in curve.points]
-        under = [(x_scale(point.x), y_scale(point.low)) for point in reversed(curve.points)]
+    paths, connected = [], curve.points[curve.line_from :]
+    if curve.band and any(point.high > point.low for point in connected):
+        over = [(x_scale(point.x), y_scale(point.high)) for point in connected]
+        under = [(x_scale(point.x), y_scale(point.low)) for point in reversed(connected)]
         paths.append(("band", _path(over + under) + "Z"))
     paths += [("thin", _path([(x_scale(point.x), y_scale(point.y)) for point in line])) for line in curve.thin_lines]
     coordinates = [(x_scale(point.x), y_scale(point.y)) for point in curve.points]
-    if len(coordinates) > 1:
-        paths.append(("line", _path(coordinates)))
+    if curve.ranges:
+        ends = [[(x_scale(point.x), y_scale(end)) for end in (point.low, point.high)] for point in curve.points]
+        paths += [("range", _path(pair)) for pair in ends]
+    if len(connected) > 1:
+        paths.append(("line", _path(coordinates[curve.line_from :])))
     dots = coordinates if curve.dots or len(coordinates) == 1 else []
     return {"color": curve.color, "dashed": curve.dashed, "paths": paths, "dots": dots}
 
@@ -158,6 +171,6 @@ def _strips(
 
 def _tooltip(curve: Curve, point: Point) -> str:
     text = f"{curve.label}: {format_number(point.y)}" if curve.label else format_number(point.y)
-    if curve.band and point.high > point.low:
+    if (curve.band or curve.ranges) and point.high > point.low:
         text += f" ({format_number(point.low)} to {format_number(point.high)})"
     return text
