@@ -52,7 +52,9 @@ def benchmark_ops(agent: Any, fewer: int) -> list[BenchmarkOp]:
         BenchmarkOp("inference", envs, config.rollout_steps, act, fewer),
         BenchmarkOp("learning", rows, updates, learn, fewer),
     ]
-    env = env_step_op(agent.task, agent.rollout["action"][0].clone(), config.rollout_steps)
+    # A run that learns offline has collected nothing yet.
+    stepped = agent.rollout["action"][0] if agent.rollout.buffers else agent.plans[:, 0]
+    env = env_step_op(agent.task, stepped.clone(), config.rollout_steps)
     return [env, *ops] if fewer == 1 else ops
 
 
