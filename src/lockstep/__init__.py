@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from lockstep.config import Recipe as Recipe
     from lockstep.config import RunConfig as RunConfig
     from lockstep.inference import load as load
+    from lockstep.nn.networks import MLPConfig as MLPConfig
+    from lockstep.nn.networks import NetworkConfig as NetworkConfig
     from lockstep.run_results import Run as Run
     from lockstep.tasks.gym.env import GymConfig as GymConfig
     from lockstep.tasks.snake.env import SnakeConfig as SnakeConfig
@@ -43,6 +45,8 @@ _MODULES = {
     "DDPGConfig": "algorithms.ddpg.agent",
     "TDMPC2Config": "algorithms.tdmpc2.agent",
     "SupervisedConfig": "algorithms.supervised",
+    "NetworkConfig": "nn.networks",
+    "MLPConfig": "nn.networks",
     "SnakeConfig": "tasks.snake.env",
     "GymConfig": "tasks.gym.env",
 }

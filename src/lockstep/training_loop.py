@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
-from lockstep.base import Algorithm, VecEnv
+from lockstep.base import Algorithm, Dataset, VecEnv
 from lockstep.checkpoint.fencing import SupersededError
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
@@ -29,7 +30,7 @@ def train(
     config = recipe.run
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
         with explain_out_of_memory(recipe):
-            task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+            task: Any = recipe.task.build(runtime.lanes, runtime.device)  # a VecEnv or a Dataset
             on_exit.callback(task.close)
             if not resume:
                 recipe.algo.check_task(task)
@@ -37,6 +38,7 @@ def train(
         on_exit.enter_context(explain_out_of_memory(recipe, algorithm))
         runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
         initial = load_weights(init_from, recipe, algorithm, task, runtime) if init_from else []
+        evaluated = task if isinstance(task, Dataset) else recipe.task  # environments are built again
         clock = TrainState(total_samples=config.total_samples, patience=config.early_stop_patience)
         run.restore(algorithm, task, clock, at, without_replay)  # a new run has nothing to restore
         for message in initial if clock.iteration == 0 else ():
@@ -59,7 +61,7 @@ def train(
             # Evaluate. Interrupted by a stop request (None): the evaluation reruns after resume.
             if clock.eval_pending:
                 with runtime.phase("evaluate"):
-                    scores = evaluate_during_training(algorithm.policy(), recipe.task, runtime, config, clock.done)
+                    scores = evaluate_during_training(algorithm.policy(), evaluated, runtime, config, clock.done)
                 if scores is not None:
                     run.record_evaluation(clock, scores, algorithm, task)
             if config.log_tensor_digests:
