@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lockstep.base import VecEnv as VecEnv
     from lockstep.config import Recipe as Recipe
     from lockstep.config import RunConfig as RunConfig
+    from lockstep.data.graph_dataset import GraphDataset as GraphDataset
     from lockstep.inference import load as load
     from lockstep.nn.networks import MLPConfig as MLPConfig
     from lockstep.nn.networks import NetworkConfig as NetworkConfig
@@ -41,6 +42,7 @@ _MODULES = {
     "Algorithm": "base.algorithm",
     "VecEnv": "base.vec_env",
     "Dataset": "base.dataset",
+    "GraphDataset": "data.graph_dataset",
     "PPOConfig": "algorithms.ppo",
     "DDPGConfig": "algorithms.ddpg.agent",
     "TDMPC2Config": "algorithms.tdmpc2.agent",

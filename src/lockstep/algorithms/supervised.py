@@ -236,7 +236,7 @@ class Predictor(Policy):
     """Predictions of the network: numbers in the unit of the target, log-odds of the label 1, or logits of classes."""
 
     def __init__(self, net: nn.Module, task: Dataset) -> None:
-        self.net, self.task = net, task
+        self.net, self.task, self.ragged = net, task, task.ragged
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:

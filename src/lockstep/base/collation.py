@@ -24,6 +24,10 @@ def collate_pairs(examples: Sequence[Any]) -> tuple[Tree, Tree]:
         ConfigError: The examples are no such tuples, or cannot be stacked.
     """
     first = examples[0]
+    if hasattr(first, "edge_index") or hasattr(first, "edge_types"):
+        raise ConfigError(
+            f"an example of the data set is a graph ({type(first).__name__}).", "Inherit lockstep.GraphDataset."
+        )
     if not isinstance(first, tuple | list) or len(first) < 2:
         raise ConfigError(
             f"an example of the data set is {_describe(first)}, not a tuple (input, target).",

@@ -63,6 +63,8 @@ class Dataset(Configurable):
     target_mean_std: tuple[Any, Any] = (0.0, 1.0)
     """Mean and standard deviation of the training targets, numbers or one for each output; 0 and 1 for labels. The
     network learns standardized targets."""
+    ragged: bool = False
+    """Whether the second axis of inputs has another length in every batch. Exports then take any length."""
     vocabularies: Mapping[str, int] = {}
     """Number of distinct values of each categorical input."""
 

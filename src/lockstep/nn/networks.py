@@ -97,7 +97,7 @@ class FlattenMLP(nn.Module):
         features = []  # [N, F] each
         for name, x in named_leaves(inputs).items():
             embedded = self.embeddings[self.keys[name]](x.long()) if name in self.keys else x.float()
-            features.append(embedded.reshape(len(x), -1))
+            features.append(embedded.reshape(x.shape[0], -1))
         return self.layers(torch.cat(features, dim=1)).reshape(-1, *self.output_shape)
 
 
