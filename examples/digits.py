@@ -1,39 +1,40 @@
-"""Data set and network of your own in one file: images of digits. `lockstep train examples/digits.py`"""
+"""Data set, network and loss of your own in one file: images of digits. `lockstep train examples/digits.py`"""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-import torch
 from sklearn.datasets import load_digits
-from torch import nn
+from torch import Generator, Tensor, from_numpy, nn
 from torch.utils.data import TensorDataset, random_split
 
-from lockstep import Dataset, NetworkConfig, Recipe, RunConfig, SupervisedConfig
+from lockstep import Dataset, Loss, NetworkConfig, Recipe, RunConfig, SupervisedConfig
 
 
 class Digits(Dataset):
     def setup(self) -> None:
-        images, labels = (torch.from_numpy(x) for x in load_digits(return_X_y=True))
+        images, labels = (from_numpy(x) for x in load_digits(return_X_y=True))
         examples = TensorDataset(images.float().view(-1, 1, 8, 8) / 16, labels)  # any map-style data set of torch
-        parts = random_split(examples, [0.7, 0.1, 0.2], torch.Generator().manual_seed(0))
+        parts = random_split(examples, [0.7, 0.1, 0.2], Generator().manual_seed(0))
         self.splits = dict(zip(("train", "validation", "test"), parts, strict=True))
         self.target_type, self.num_classes = "multiclass", 10
+
+    def loss(self, outputs: Tensor, target: Tensor, weight: Tensor) -> Loss:
+        losses = nn.functional.cross_entropy(outputs, target, reduction="none", label_smoothing=0.05)  # [N]
+        return Loss((losses * weight).sum(), weight.sum())  # a sum and a count; padding has weight 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig(NetworkConfig):
     channels: int = 32
-    """Channels of both convolutions."""
 
     def build(self, data: Dataset) -> nn.Module:
-        first, second = nn.Conv2d(1, self.channels, 3, padding=1), nn.Conv2d(self.channels, self.channels, 3, padding=1)
-        head = nn.Linear(self.channels * 4 * 4, data.num_outputs)
-        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(), head)
+        c = self.channels
+        layers = [nn.Conv2d(1, c, 3, padding=1), nn.ReLU(), nn.Conv2d(c, c, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Dropout(), nn.Linear(c * 4 * 4, data.num_outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsCNN(Recipe):
     task: Digits.Config = Digits.Config()
-    algo: SupervisedConfig = SupervisedConfig(batch_size=64, learning_rate=2e-3, net=CNNConfig())
-    run: RunConfig = RunConfig(total_samples=40_000, log_every=5_000, eval_every=5_000, reduction="exact")
-    smoke_overrides: ClassVar = {"run": {"total_samples": 640, "eval_every": 320, "save_every": 128}}
+    algo: SupervisedConfig = SupervisedConfig(epochs=30, batch_size=64, learning_rate=2e-3, net=CNNConfig())
+    run: RunConfig = RunConfig(log_every=5_000, eval_every=5_000, reduction="exact")
+    smoke_overrides = {"run": {"total_samples": 640, "eval_every": 320, "save_every": 128}}

@@ -9,7 +9,7 @@ import lockstep
 from lockstep.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-METRICS = {"digits": "accuracy", "pyg_graphs": "r2"}
+METRICS = {"digits": "accuracy", "tabular": "r2", "pyg_graphs": "r2"}
 """Examples, and a metric of each."""
 
 
@@ -49,6 +49,6 @@ def test_example_has_one_hash_on_one_and_two_processes(name):
     assert proof["verdict"] == "one agent"
 
 
-@pytest.mark.parametrize("name", ["digits"])
+@pytest.mark.parametrize("name", ["digits", "tabular"])
 def test_example_has_at_most_forty_lines(name):
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 40
