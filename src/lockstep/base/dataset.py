@@ -125,7 +125,13 @@ class Dataset(Configurable):
                 f"{type(self).__name__} has no {split} split; it has {', '.join(self.splits) or 'none'}.",
                 f"Add it to `splits` in setup(), or implement count() and read() of {type(self).__name__}.",
             )
-        return self.splits[split]
+        data = self.splits[split]
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise ConfigError(
+                f"the {split} split of {type(self).__name__} is a {type(data).__name__}, which is not map-style.",
+                "Use a data set with __len__ and __getitem__: a batch is read by the numbers of its examples.",
+            )
+        return data
 
     # -- network and loss ----------------------------------------------------------------------------------------------
 

@@ -98,6 +98,11 @@ def test_missing_split_is_named():
         data.count("test")
 
 
+def test_iterable_data_set_is_rejected():
+    with pytest.raises(ConfigError, match=r"is a generator, which is not map-style"):
+        data_set(pair for pair in Pairs()).count("train")
+
+
 def test_multiclass_without_num_classes_is_rejected():
     with pytest.raises(ConfigError, match="num_classes is 0"):
         _ = data_set(Pairs(), target_type="multiclass").output_shape
