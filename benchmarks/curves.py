@@ -71,7 +71,7 @@ EXPERIMENTS = {
     "gym-ppo-lstm": Experiment(
         "gym-ppo-lstm run.eval_every=10000 run.eval_episodes=32",
         "return_mean",
-        "return, CartPole-v1 without velocities",
+        "return, CartPole-v1",
         {"random actions": 22.2},
     ),
     "gym-ddpg": Experiment(
@@ -223,7 +223,7 @@ def plot_experiment(name: str, seeds: list[dict], references: list[Path], path: 
         axes.plot(shared, means, "C0", linewidth=2.2, label="Lockstep, mean of the seeds", gid="mean")
         for number, (label, value) in enumerate(experiment.baselines.items()):
             axes.axhline(value, color=f"C{number + 1}", linestyle="--", label=label, gid=f"baseline-{number}")
-        axes.legend(loc="best", frameon=False, fontsize="small")
+        axes.legend(loc="best", framealpha=0.85, edgecolor="none", fontsize="small")
         figure.savefig(path, metadata={"Date": None})
 
 

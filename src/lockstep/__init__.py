@@ -1,6 +1,7 @@
 """Lockstep: distributed training in which the number of processes changes the speed, never the result."""
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from lockstep.tasks.snake.env import SnakeConfig as SnakeConfig
 
 __version__ = "0.2.0"
+
+# Spinning OpenMP threads make torch up to 20 times slower on busy cores. OpenMP reads this variable when torch is
+# imported. A value set by the user is kept.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _MODULES = {
     "train": "api",

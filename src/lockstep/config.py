@@ -69,8 +69,9 @@ class RunConfig:
     eval_every: int | None = 100_000
     """Global samples between evaluations. None: no evaluations."""
     eval_episodes: int | None = None
-    """Episodes per evaluation, over all processes. None: 32 in the last evaluation. Earlier evaluations play up to 32,
-    at least one per lane, as many as fit into a tenth of run.eval_every in environment steps."""
+    """Episodes per evaluation, over all processes. None: up to 32 and at least one per lane, as many as fit into 5 % of
+    run.eval_every in environment steps (40 % for DDPG, whose updates take longer than steps; half of it, relative to
+    run.total_samples, in the last evaluation). Evaluations are rarer if one episode per lane may take longer."""
     early_stop_patience: int | None = None
     """Stop after this number of evaluations without a new best. None: train for all samples."""
     save_every: int | None = None

@@ -23,8 +23,6 @@ from lockstep.transfer import has_float64
 
 CHUNK = 256
 """Examples per forward pass. Fixed, because the rounding of outputs may depend on the batch size."""
-EVAL_SHARE = 0.1
-"""Environment steps of an evaluation during training, relative to the samples between evaluations."""
 CHECK_EVERY = 16
 """Steps between checks on CUDA whether all episodes have ended. Each check synchronizes with the device."""
 
@@ -52,14 +50,33 @@ def evaluate(
         return None if predictions is None else measure(data, split, predictions)
 
 
+def evaluation_interval(task: Any, run: RunConfig, runtime: Runtime, share: float) -> int | None:
+    """Return the samples between evaluations: `run.eval_every`, or more if evaluations would take too much of the run.
+
+    Environments step together, so one episode per lane costs as many steps as the longest of them on every lane.
+    `share` is that of `Algorithm.eval_share`.
+    """
+    longest: int | None = getattr(task, "max_episode_steps", None)
+    if not run.eval_every or run.eval_episodes is not None or longest is None:
+        return run.eval_every
+    steps = runtime.lanes.num_lanes * longest
+    interval = max(run.eval_every, math.ceil(steps / share))
+    if interval > run.eval_every:
+        runtime.pending_messages.append(
+            f"Evaluating every {interval:,} samples instead of run.eval_every={run.eval_every}: one evaluation takes "
+            f"up to {steps:,} steps. Set run.eval_episodes, such as 32, to evaluate as often as set."
+        )
+    return interval
+
+
 def evaluate_during_training(
-    policy: Policy, task: TaskConfig | Dataset, runtime: Runtime, run: RunConfig, last: bool
+    policy: Policy, task: TaskConfig | Dataset, runtime: Runtime, run: RunConfig, share: float, last: bool
 ) -> dict[str, float] | None:
     """Evaluate with the settings of a run. The limit depends on settings and episodes only, never on measured time."""
     if run.eval_episodes is not None:
         return evaluate(policy, task, runtime, run.eval_episodes)
-    max_steps = None if last or run.eval_every is None else int(EVAL_SHARE * run.eval_every)
-    return evaluate(policy, task, runtime, DEFAULT_EVAL_EPISODES, max_steps=max_steps)
+    max_steps = share / 2 * run.total_samples if last else share * (run.eval_every or 0)
+    return evaluate(policy, task, runtime, DEFAULT_EVAL_EPISODES, max_steps=int(max_steps))
 
 
 def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:

@@ -9,7 +9,7 @@ from lockstep.checkpoint.fencing import SupersededError
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
 from lockstep.distributed import Runtime
-from lockstep.evaluation import evaluate_during_training
+from lockstep.evaluation import evaluate_during_training, evaluation_interval
 from lockstep.initial_weights import load_weights
 from lockstep.launch.device import device_notes
 from lockstep.memory_report import explain_out_of_memory
@@ -39,6 +39,8 @@ def train(
         runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
         initial = load_weights(init_from, recipe, algorithm, task, runtime) if init_from else []
         evaluated = task if isinstance(task, Dataset) else recipe.task  # environments are built again
+        eval_every = evaluation_interval(task, config, runtime, algorithm.eval_share)
+        run.log.set_eval_interval(eval_every)
         clock = TrainState(total_samples=config.total_samples, patience=config.early_stop_patience)
         run.restore(algorithm, task, clock, at, without_replay)  # a new run has nothing to restore
         for message in initial if clock.iteration == 0 else ():
@@ -56,12 +58,14 @@ def train(
                 run.log.on_iteration_end(clock, algorithm.updates)
                 if clock.crossed(config.log_every) or clock.done:
                     run.write_log(clock)
-                clock.eval_pending = clock.crossed(config.eval_every) or (clock.done and bool(config.eval_every))
+                clock.eval_pending = clock.crossed(eval_every) or (clock.done and bool(eval_every))
 
             # Evaluate. Interrupted by a stop request (None): the evaluation reruns after resume.
             if clock.eval_pending:
                 with runtime.phase("evaluate"):
-                    scores = evaluate_during_training(algorithm.policy(), evaluated, runtime, config, clock.done)
+                    scores = evaluate_during_training(
+                        algorithm.policy(), evaluated, runtime, config, algorithm.eval_share, clock.done
+                    )
                 if scores is not None:
                     run.record_evaluation(clock, scores, algorithm, task)
             if config.log_tensor_digests:

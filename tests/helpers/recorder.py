@@ -36,6 +36,8 @@ class RecorderConfig:
 class Recorder:
     """Acts at random, stores transitions, and sums what it samples: the sum depends on every bit of replay."""
 
+    eval_share = 0.05
+
     def __init__(self, config, task, runtime):
         self.task, self.runtime, self.samples, self.updates = task, runtime, ITERATION, 0
         self.sum = torch.zeros(2, dtype=torch.float64)

@@ -38,6 +38,21 @@ def test_import_lockstep_exports_public_names_without_torch():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_import_lockstep_stops_torch_threads_from_spinning(given, expected):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    text = "import lockstep, os; print(os.environ['OMP_WAIT_POLICY'])"
+    result = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env=environment | ({"OMP_WAIT_POLICY": given} if given else {}),
+    )
+    assert result.stdout.strip() == expected
+
+
 def test_train_returns_run_with_results(tmp_path):
     run = lockstep.train("snake-ppo", **settings(tmp_path))
     assert run.status == "finished"

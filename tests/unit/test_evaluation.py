@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,13 @@ import torch
 from helpers.toy_envs import ToyWorlds, ToyWorldsConfig
 from lockstep.config import DEFAULT_EVAL_EPISODES, RunConfig
 from lockstep.distributed import Runtime
-from lockstep.evaluation import EVAL_SHARE, Scoreboard, _whole_rounds, evaluate, evaluate_during_training
+from lockstep.evaluation import (
+    Scoreboard,
+    _whole_rounds,
+    evaluate,
+    evaluate_during_training,
+    evaluation_interval,
+)
 from lockstep.lanes import Lanes
 from lockstep.rng import stable_hash
 from lockstep.tasks.snake.env import SnakeConfig
@@ -121,24 +128,44 @@ LONG = ToyWorldsConfig(num_envs=32, length=50, ends=0.0)
 
 
 @pytest.mark.parametrize(
-    ("eval_every", "last", "episodes"),
+    ("eval_every", "total", "last", "episodes"),
     [
-        (1_000, False, 8),  # one episode per lane, however small the interval is
-        (8 * 50 * 20, False, 16),  # two episodes per lane fit into a tenth of the interval
-        (10**9, False, DEFAULT_EVAL_EPISODES),
-        (1_000, True, DEFAULT_EVAL_EPISODES),  # the last evaluation of a run is complete
+        (1_000, 10**6, False, 8),  # one episode per lane, however small the interval is
+        (8 * 50 * 25, 10**6, False, 16),  # two episodes per lane fit into 8 % of the interval
+        (10**9, 10**9, False, DEFAULT_EVAL_EPISODES),
+        (1_000, 10_000, True, 8),
+        (1_000, 8 * 50 * 50, True, 16),  # two episodes per lane fit into 4 % of the run
+        (1_000, 10**6, True, DEFAULT_EVAL_EPISODES),
     ],
 )
-def test_default_evaluation_is_limited_to_a_tenth_of_the_interval(eval_every, last, episodes):
-    run = RunConfig(lanes=8, eval_every=eval_every)
-    scores = evaluate_during_training(Walker(discrete=False), LONG, Runtime.single_process(run), run, last)
+def test_default_evaluation_is_limited_to_a_share_of_the_samples(eval_every, total, last, episodes):
+    run = RunConfig(lanes=8, eval_every=eval_every, total_samples=total)
+    scores = evaluate_during_training(Walker(discrete=False), LONG, Runtime.single_process(run), run, 0.08, last)
     assert scores["episodes"] == episodes
-    assert last or episodes == 8 or episodes * scores["length_mean"] <= EVAL_SHARE * eval_every
+    steps = 0.04 * total if last else 0.08 * eval_every
+    assert episodes == 8 or episodes * scores["length_mean"] <= steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "interval"),
+    [
+        ({"eval_every": 50_000}, 1_000, 100_000),  # 8 lanes x 1,000 steps are 8 % of 100,000
+        ({"eval_every": 50_000}, 500, 50_000),
+        ({"eval_every": 50_000}, None, 50_000),
+        ({"eval_every": 50_000, "eval_episodes": 32}, 1_000, 50_000),  # as the user asks
+        ({"eval_every": None}, 1_000, None),
+    ],
+)
+def test_evaluation_interval_grows_with_the_length_of_episodes(settings, limit, interval):
+    run = RunConfig(lanes=8, **settings)
+    runtime = Runtime.single_process(run)
+    assert evaluation_interval(SimpleNamespace(max_episode_steps=limit), run, runtime, 0.08) == interval
+    assert bool(runtime.pending_messages) == (interval == 100_000)
 
 
 def test_explicit_eval_episodes_are_all_played():
     run = RunConfig(lanes=8, eval_every=10, eval_episodes=19)
-    assert evaluate_during_training(Walker(False), LONG, Runtime.single_process(run), run, False)["episodes"] == 19
+    assert evaluate_during_training(Walker(False), LONG, Runtime.single_process(run), run, 0.1, False)["episodes"] == 19
 
 
 def test_limited_evaluation_plays_every_started_episode_to_its_end():

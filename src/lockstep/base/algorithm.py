@@ -80,6 +80,10 @@ class Algorithm(Configurable):
                 f"Implement {'them' if len(missing) > 1 else 'it'} as in docs/customization/algorithm.md.",
             )
 
+    eval_share: ClassVar[float] = 0.05
+    """Maximum environment steps of an automatic evaluation, relative to the samples between evaluations. Larger if
+    learning from a sample takes longer than collecting it."""
+
     def __init__(self, config: Any, task: Any, runtime: Any) -> None:
         self.config, self.task, self.runtime, self.lanes = config, task, runtime, runtime.lanes
         self.envs_per_lane = getattr(task, "num_envs", 0) // len(self.lanes)

@@ -44,6 +44,8 @@ class VecEnv(Configurable, EnvRendering):
     """Observation space of one environment."""
     action_space: Space[Any]
     """Action space of one environment."""
+    max_episode_steps: int | None = None
+    """Maximum steps of an episode, if known. Limits the cost of evaluations."""
 
     def __init__(self, config: Any, lanes: Lanes, device: torch.device) -> None:
         self.config, self.lanes, self.device = config, lanes, device

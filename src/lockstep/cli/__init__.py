@@ -53,9 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: list[str], is_program: bool) -> int:
-    # Spinning OpenMP threads make torch up to 15 times slower on busy cores. OpenMP reads this variable when torch is
-    # imported. A value set by the user is kept.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if args[:1] == [SERVE]:
         from lockstep.cli.preload import serve
 

@@ -71,7 +71,9 @@ def run(arguments: Sequence[str]) -> int:
 
     results: list[CheckResult] = []
     console = PrintableConsole(soft_wrap=True)
-    with PrintableConsole(stderr=True).status("checking this machine") as status:
+    # In a terminal, lines and spinner need one console: a second one does not erase the spinner before a line.
+    spinner = console if console.is_terminal else PrintableConsole(stderr=True)
+    with spinner.status("checking this machine") as status:
         for result in _examine(command, status.update):
             results.append(result)
             if not command.bug_report:
@@ -156,8 +158,14 @@ def _examine(command: Doctor, set_status: Callable[[str], None]) -> Iterator["Ch
 
 
 def _print(console: "PrintableConsole", result: "CheckResult") -> None:
+    from rich.text import Text
+
     color, mark = {"well": ("green", "ok"), "advice": ("yellow", "advice"), "trouble": ("red", "TROUBLE")}[result.level]
-    console.print(f"[{color}]{mark:7}[/{color}]  ", end="", markup=True)
-    console.print(f"{result.subject:10}  {result.message}")
-    if result.fix:
-        console.print(f"{'':21}fix: {result.fix}")
+    label = f"{mark:7}  {result.subject:10}  "
+    lines = [result.message, *([f"fix: {result.fix}"] if result.fix else [])]
+    if console.is_terminal:  # wrap under the message; in a file, one line per message
+        wrapped = [Text(line).wrap(console, max(console.width - len(label), 20)) for line in lines]
+        lines = [part.plain for parts in wrapped for part in parts]
+    text = Text(label + f"\n{'':{len(label)}}".join(lines))
+    text.stylize(color, 0, len(mark))
+    console.print(text)

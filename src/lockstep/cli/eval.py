@@ -111,7 +111,7 @@ def _table(scores: dict[str, float]) -> "Table":
 
     table = Table("measure", Column("value", justify="right"))
     for name, value in sorted(scores.items()):
-        table.add_row(name.replace("_", " "), f"{value:,.3f}")
+        table.add_row(name.replace("_", " "), f"{value:,.0f}" if name == "episodes" else f"{value:,.3f}")
     return table
 
 

@@ -1,6 +1,7 @@
 """Command-line options and recipes. Later sources win: defaults, preset, smoke setting, yaml file, flags."""
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from lockstep.cli import COMMANDS
-from lockstep.cli.flag_aliases import normalize_args
+from lockstep.cli.flag_aliases import ALIASES, normalize_args
 from lockstep.cli.parser import parse_args, parse_known_args
-from lockstep.cli.unit_flags import convert_epochs, convert_units
+from lockstep.cli.unit_flags import UNIT_FLAGS, convert_epochs, convert_units
 from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes, with_preset
 
 if TYPE_CHECKING:
@@ -129,10 +130,27 @@ def parse_recipe(
     if config is not None:
         recipe = apply_overrides(recipe, read_yaml(config))
     recipe = apply_overrides(recipe, parsed.settings)
+    _refuse_unknown(parsed.flags, recipe)
     recipe, notes = convert_units(parse_args(type(recipe), parsed.flags, prog, recipe), parsed.unit_flags)
     recipe, epoch_notes = convert_epochs(recipe, recipe_class())
     print_notes([*notes, *epoch_notes])
     return with_reference(with_absolute_paths(recipe), reference)
+
+
+def _refuse_unknown(flags: Sequence[str], recipe: Recipe) -> None:
+    """Raise ConfigError for a flag without a dot that is no field, with the nearest accepted name.
+
+    The parser does not know the names of other tools, so it could not suggest them.
+    """
+    fields = [name.replace("_", "-") for name in vars(recipe)]
+    options = [option.name.replace("_", "-") for option in dataclasses.fields(TrainOptions)]
+    for flag in flags:
+        name = flag.removeprefix("--")
+        if name == flag or "." in name or name in ("help", *fields) or name.removeprefix("no-") in fields:
+            continue
+        matches = difflib.get_close_matches(name, [*ALIASES, *recipe.aliases, *UNIT_FLAGS, *fields, *options], n=1)
+        hint = f"Did you mean --{matches[0]}?" if matches else f"See lockstep train {recipe.name} --help."
+        raise ConfigError(f"there is no flag {flag}.", hint)
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:

@@ -26,7 +26,8 @@ class EvaluationCost:
         remaining = -(-clock.total_samples // self.eval_every) - clock.samples // self.eval_every
         due_now = clock.crossed(self.eval_every) or clock.done  # the log entry precedes the evaluation
         evaluations = float(max(0, remaining) + due_now)
-        if self.eval_episodes is None and evaluations:  # only the last one plays all episodes
+        if self.eval_episodes is None and evaluations:  # the last one may play more episodes
             episodes = clock.evaluation.get("episodes", DEFAULT_EVAL_EPISODES)
-            evaluations += DEFAULT_EVAL_EPISODES / episodes - 1.0
+            steps = clock.total_samples / (2 * self.eval_every)
+            evaluations += max(0.0, min(DEFAULT_EVAL_EPISODES / episodes, steps) - 1.0)
         return self._seconds * evaluations

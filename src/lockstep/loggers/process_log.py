@@ -41,6 +41,9 @@ class ProcessLog:
             self.message(text)
         self.take_times()
 
+    def set_eval_interval(self, samples: int | None) -> None:
+        """Set the samples between evaluations, for the expected time of the run."""
+
     def on_iteration_end(self, clock: TrainState, updates: int) -> None:
         while self.runtime.pending_messages:
             self.message(self.runtime.pending_messages.pop(0))

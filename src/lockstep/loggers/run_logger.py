@@ -56,6 +56,9 @@ class RunLogger(ProcessLog):
         self.console.start(clock)
         super().begin(clock, [*notes, *(self._wandb.notes if self._wandb else ())])
 
+    def set_eval_interval(self, samples: int | None) -> None:
+        self._evaluations.eval_every = samples
+
     def on_iteration_end(self, clock: TrainState, updates: int) -> None:
         """Check the video recorder and write pending messages."""
         self._checked = updates - updates % self._check_every

@@ -24,7 +24,7 @@ class GymPPO(Recipe):
         clip_coef_schedule="linear",
         entropy_coef=0.0,
     )
-    run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=50_000)
+    run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=80_000)
 
     name: ClassVar = "gym-ppo"
     presets: ClassVar = {

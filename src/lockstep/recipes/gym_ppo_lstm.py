@@ -28,7 +28,7 @@ class GymPPOLSTM(Recipe):
         encoder=EncoderConfig(num_layers=1),
         recurrent=RecurrentConfig(kind="lstm"),
     )
-    run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=50_000)
+    run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=80_000)
 
     name: ClassVar = "gym-ppo-lstm"
     smoke_overrides: ClassVar = {

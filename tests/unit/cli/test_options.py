@@ -283,3 +283,13 @@ def test_missing_methods_of_an_algorithm_are_named_before_training(tmp_path):
     message = refused(str(tmp_path / "half.py"))
     assert message.startswith("Half has no update() and no policy().")
     assert "docs/customization/algorithm.md" in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [("--total-timestep", "--total-timesteps?"), ("--proc", "--procs?"), ("--xyz", "lockstep train gym-ppo --help")],
+)
+def test_unknown_flag_error_suggests_accepted_names(flag, near):
+    message = refused("gym-ppo", flag, "5")
+    assert f"there is no flag {flag}." in message
+    assert near in message

@@ -1,5 +1,7 @@
 """Gymnasium environments as a task: seeds, encoding, episode ends, and restoring by replay."""
 
+import os
+import subprocess
 import sys
 import warnings
 
@@ -382,6 +384,30 @@ def test_render_returns_image_that_changes_with_steps():
     assert before.dtype == np.uint8
     assert before.shape == (400, 600, 3)
     assert (envs.render(0) != before).any()
+
+
+def test_max_episode_steps_is_the_limit_of_the_environment():
+    assert build("CartPole-v1").max_episode_steps == 500
+    assert build("CartPole-v1", env_kwargs={"max_episode_steps": 20}).max_episode_steps == 20
+
+
+def test_render_without_display_prints_nothing():
+    pytest.importorskip("pygame")
+    code = (
+        "import torch; from lockstep.lanes import Lanes; from lockstep.tasks.gym.env import GymConfig; "
+        "env = GymConfig(num_envs=1).build(Lanes(1, range(1), 0), torch.device('cpu')); env.reset(); env.render(0)"
+    )
+    hidden = ("DISPLAY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "SDL_VIDEODRIVER")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_render_unsupported_env_raises():

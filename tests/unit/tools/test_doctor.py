@@ -244,6 +244,16 @@ def test_doctor_trouble_prints_fix_and_exits_with_one(examined, capsys):
     assert "1 trouble." in printed
 
 
+def test_doctor_in_a_terminal_erases_the_spinner_before_each_line(examined, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert main(["doctor"]) == 1
+    captured = capsys.readouterr()
+    # Rich erases a spinner before a line only if both are written by one console.
+    assert "checking this machine" not in captured.err
+    assert "checking this machine" in captured.out
+
+
 # ----------------------------------------------------------------------------------------------------------- bug report
 
 

@@ -168,6 +168,7 @@ class DDPG(Algorithm):
 
     Config = DDPGConfig
     config: DDPGConfig
+    eval_share = 0.4
 
     def setup(self) -> None:
         config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes

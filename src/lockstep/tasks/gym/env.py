@@ -99,7 +99,7 @@ class GymEnvs(VecEnv):
     def setup(self) -> None:
         config, count = self.config, self.num_envs
         with _convert_errors(config.id):
-            options, self._modes, self._obs_space, self._action_space = _probe(config)
+            options, self._modes, self._obs_space, self._action_space, self.max_episode_steps = _probe(config)
         self.observation_space, self.action_space = encoded_space(self._obs_space), policy_space(self._action_space)
         self.prefers_image = "rgb_array" in self._modes and "ansi" not in self._modes
 
@@ -290,8 +290,8 @@ class ActionLog:
             step[row] = action
 
 
-def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any]]:
-    """Return the options of `make`, the render modes, and the observation and action spaces."""
+def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any], int | None]:
+    """Return the options of `make`, the render modes, the observation and action spaces, and the step limit."""
     options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs}
     if config.mask_velocity:
         name = config.id.rpartition("-v")[0]
@@ -307,7 +307,8 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
     render_mode = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
     if render_mode:
         options = {"render_mode": render_mode, **options}  # costs nothing until a frame is rendered
-    return options, modes, probe.observation_space, probe.action_space
+    limit = probe.spec.max_episode_steps if probe.spec else None
+    return options, modes, probe.observation_space, probe.action_space, limit
 
 
 @contextmanager

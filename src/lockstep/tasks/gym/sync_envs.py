@@ -47,7 +47,8 @@ class SharedArrays(NamedTuple):
 def make(id: str, options: Mapping[str, Any]) -> Any:
     """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
     if id.startswith("ALE/"):
-        importlib.import_module("ale_py")  # registers the Atari environments
+        ale = importlib.import_module("ale_py")  # registers the Atari environments
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner on standard error per environment
     if (file := env_file(id)) is not None:
         load_env_file(file)
         id = id.rpartition(":")[2]
@@ -119,6 +120,8 @@ class SyncEnvs:
     def render(self, row: int) -> np.ndarray:
         """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
         prepare_opengl()
+        if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame prints an error about the missing display
         # Gymnasium's own choice needs a display. Looking for libraries starts a process: not in every frame.
         uses_mujoco = hasattr(self.envs[row].unwrapped, "mujoco_renderer")
         if uses_mujoco and MUJOCO_GL not in os.environ and (backend := headless_backend()) != "disabled":

@@ -1,4 +1,4 @@
-"""Lines of text below an image: what a video shows besides the picture."""
+"""Lines of text below an image: what a video shows besides the image."""
 
 import math
 from collections.abc import Sequence
