@@ -95,7 +95,7 @@ def section(name: str, node: ast.FunctionDef | ast.ClassDef) -> Iterator[str]:
         yield from described(parse(ast.get_docstring(node) or ""))
         return
     yield from described(parse(ast.get_docstring(node) or ""))
-    if name.endswith("Config"):
+    if name.endswith("Config") and any(isinstance(part, ast.AnnAssign) for part in node.body):
         yield f"Its fields are in [Settings](settings.md#{name.lower()})."
         return
     yield from members(node)
@@ -207,7 +207,9 @@ def _annotation(node: ast.expr) -> str:
 
 
 def _is_property(method: ast.FunctionDef) -> bool:
-    return any(isinstance(mark, ast.Name) and mark.id == "property" for mark in method.decorator_list)
+    return any(
+        isinstance(mark, ast.Name) and mark.id in ("property", "cached_property") for mark in method.decorator_list
+    )
 
 
 def _is_abstract(method: ast.FunctionDef) -> bool:

@@ -54,10 +54,12 @@ def settings() -> str:
 
 
 def configs(path: Path) -> Iterator[ast.ClassDef]:
-    """The config classes of a module that have fields."""
+    """The config classes of a module that have fields, or are the base class of a user's own."""
     for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ClassDef) and node.name.endswith("Config") and list(fields(node)):
-            yield node
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
+            methods = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
+            if list(fields(node)) or "build" in methods:
+                yield node
 
 
 def literals() -> dict[str, ast.expr]:
@@ -65,8 +67,11 @@ def literals() -> dict[str, ast.expr]:
     found = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
-                found |= {ast.unparse(target): node.value for target in node.targets}
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            if ast.unparse(node.value).startswith("Literal["):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {ast.unparse(target): node.value for target in targets}
     return found
 
 
@@ -106,7 +111,8 @@ def section(kind: ast.ClassDef) -> Iterator[str]:
         cell.format(name, of.replace(" | ", " or "), f"`{default}`" if default else "", words.replace("|", "\\|"))
         for name, of, default, words in fields(kind)
     ]
-    yield "\n".join(["| field | type | default | |", "| --- | --- | --- | --- |", *rows])
+    if rows:
+        yield "\n".join(["| field | type | default | |", "| --- | --- | --- | --- |", *rows])
 
 
 def recipes() -> str:

@@ -108,9 +108,7 @@ def main():
         found[name] = predict(policy.policy, mine, runtime, "test")
     print(f"test: {len(asked):,} deliveries of {len(np.unique(match)):,} matches")
     of = (
-        prediction_metrics.regression_metrics
-        if task.target_type == "regression"
-        else prediction_metrics.classification_metrics
+        prediction_metrics.regression_metrics if task.target_type == "regression" else prediction_metrics.binary_metrics
     )
     for name, prediction in found.items():
         print(f"  {name:16}", "  ".join(f"{key} {value:.4f}" for key, value in of(prediction, target).items()))

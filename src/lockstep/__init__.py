@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from lockstep.base import VecEnv as VecEnv
     from lockstep.config import Recipe as Recipe
     from lockstep.config import RunConfig as RunConfig
+    from lockstep.data.graph_dataset import GraphDataset as GraphDataset
+    from lockstep.data.table_dataset import TableConfig as TableConfig
+    from lockstep.data.table_dataset import TableDataset as TableDataset
     from lockstep.inference import load as load
+    from lockstep.nn.networks import MLPConfig as MLPConfig
+    from lockstep.nn.networks import NetworkConfig as NetworkConfig
+    from lockstep.protocols import Loss as Loss
     from lockstep.run_results import Run as Run
     from lockstep.tasks.gym.env import GymConfig as GymConfig
     from lockstep.tasks.snake.env import SnakeConfig as SnakeConfig
@@ -44,10 +50,16 @@ _MODULES = {
     "Algorithm": "base.algorithm",
     "VecEnv": "base.vec_env",
     "Dataset": "base.dataset",
+    "GraphDataset": "data.graph_dataset",
+    "TableDataset": "data.table_dataset",
+    "TableConfig": "data.table_dataset",
+    "Loss": "protocols",
     "PPOConfig": "algorithms.ppo",
     "DDPGConfig": "algorithms.ddpg.agent",
     "TDMPC2Config": "algorithms.tdmpc2.agent",
     "SupervisedConfig": "algorithms.supervised",
+    "NetworkConfig": "nn.networks",
+    "MLPConfig": "nn.networks",
     "SnakeConfig": "tasks.snake.env",
     "GymConfig": "tasks.gym.env",
 }

@@ -208,6 +208,7 @@ def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
 def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
     from lockstep.cli.options import resolve, with_absolute_paths, with_reference
+    from lockstep.cli.unit_flags import convert_epochs
 
     current = reference = with_preset(_recipe(recipe), preset, smoke)
     for name, value in settings.items():
@@ -215,7 +216,16 @@ def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings:
             current = dataclasses.replace(current, **{name: value})  # type: ignore[type-var]
         else:
             current = apply_overrides(current, {name: value})
+    current, _ = convert_epochs(current, _default(type(current)))
     return resolve(with_reference(with_absolute_paths(current), reference), procs)
+
+
+def _default(recipe_class: type[Recipe]) -> Recipe | None:
+    """Return a recipe with its default settings; None if not all of its fields have one."""
+    try:
+        return recipe_class()
+    except TypeError:
+        return None
 
 
 def _run(

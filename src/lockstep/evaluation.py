@@ -4,7 +4,7 @@ Shapes: L local lanes, E environments per lane, B = L x E; N examples.
 """
 
 import math
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ CHECK_EVERY = 16
 
 def evaluate(
     policy: Policy,
-    task: TaskConfig | Dataset.Config,
+    task: TaskConfig | Dataset.Config | Dataset,
     runtime: Runtime,
     episodes: int,
     split: Split = "validation",
@@ -45,7 +45,7 @@ def evaluate(
     """
     if isinstance(task, TaskConfig):
         return _evaluate_episodes(policy, task, runtime, episodes, max_steps)
-    with closing(task.build(runtime.lanes, runtime.device)) as data:
+    with nullcontext(task) if isinstance(task, Dataset) else closing(task.build(runtime.lanes, runtime.device)) as data:
         predictions = predict(policy, data, runtime, split)
         return None if predictions is None else measure(data, split, predictions)
 
@@ -70,7 +70,7 @@ def evaluation_interval(task: Any, run: RunConfig, runtime: Runtime, share: floa
 
 
 def evaluate_during_training(
-    policy: Policy, task: TaskConfig | Dataset.Config, runtime: Runtime, run: RunConfig, share: float, last: bool
+    policy: Policy, task: TaskConfig | Dataset, runtime: Runtime, run: RunConfig, share: float, last: bool
 ) -> dict[str, float] | None:
     """Evaluate with the settings of a run. The limit depends on settings and episodes only, never on measured time."""
     if run.eval_episodes is not None:
@@ -81,7 +81,8 @@ def evaluate_during_training(
 
 def measure(data: Dataset, split: Split, predictions: np.ndarray) -> dict[str, float]:
     """Compute metrics of the predictions of a whole split, and the number of examples."""
-    return data.compute_metrics(split, predictions) | {"examples": float(len(predictions))}
+    with data.lock:
+        return data.compute_metrics(split, predictions) | {"examples": float(len(predictions))}
 
 
 def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np.ndarray | None:
@@ -90,7 +91,7 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
     Uses fixed-size chunks per lane and one thread, so that results do not depend on which process hosts a lane.
     """
     count, lanes = data.count(split), runtime.lanes
-    predictions = torch.zeros(count, dtype=torch.float64)  # [N]
+    parts: dict[int, Tensor] = {}  # predictions of a chunk by its first row
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -100,15 +101,23 @@ def predict(policy: Policy, data: Dataset, runtime: Runtime, split: Split) -> np
                     break
                 runtime.watchdog.note_progress()
                 rows = np.arange(start, min(start + CHUNK, count))
-                inputs = tree_map(lambda x: x.to(runtime.device), data.read(split, rows)["inputs"])
+                with data.lock:
+                    host_inputs = data.read(split, rows)["inputs"]
+                inputs = tree_map(lambda x: x.to(runtime.device), host_inputs)
                 with runtime.autocast():
                     output, _ = policy.act(inputs, {})
                 # Move to the CPU first: the device may not support float64.
-                predictions[start : start + CHUNK] = output.cpu().double()
+                parts[start] = output.cpu().double()
     finally:
         torch.set_num_threads(threads)
     if runtime.all_reduce_any(interrupted=runtime.status.stop_requested)["interrupted"]:
         return None
+    # A process without a chunk learns the shape of a prediction from the others.
+    local_shape = next((list(part.shape[1:]) for part in parts.values()), None)
+    shape: list[int] = next((found for found in runtime.all_gather_json(local_shape) if found is not None), [])
+    predictions = torch.zeros(count, *shape, dtype=torch.float64)  # [N, ...]
+    for start, part in parts.items():
+        predictions[start : start + CHUNK] = part
     return runtime.all_reduce_sum(predictions).numpy()  # exact: each entry is nonzero on one process only
 
 

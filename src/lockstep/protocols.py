@@ -19,6 +19,9 @@ StateDict: TypeAlias = dict[str, Tensor]
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 
+TargetType: TypeAlias = Literal["regression", "binary", "multiclass"]
+"""Numbers, labels 0 and 1, or class numbers from 0."""
+
 
 class AppendOnlyTensor(NamedTuple):
     """A tensor that grows by immutable rows and drops its oldest ones, such as a lane's replay buffer.

@@ -5,6 +5,7 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 
 from lockstep.config import ConfigError, Recipe
@@ -50,10 +51,24 @@ def _from_file(path: Path) -> type[Recipe]:
         sys.path.append(directory)  # the file may import modules next to it; last, so that they shadow no library
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and the help page look up the source here
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (ImportError, SyntaxError) as error:
+        del sys.modules[spec.name]
+        line = error.lineno if isinstance(error, SyntaxError) else _line_of(error, path)
+        place = f", line {line}" if line else ""
+        missing = isinstance(error, ModuleNotFoundError)
+        fix = "Install the package that provides it, or fix the import." if missing else "Fix this line."
+        raise ConfigError(f"recipe file {path}{place} cannot be imported: {error.msg}.", fix) from error
     recipe = _only_recipe(module.__dict__, str(path))
     recipe.name = str(path.resolve())
     return recipe
+
+
+def _line_of(error: BaseException, path: Path) -> int | None:
+    """Return the last line of a file that an error passed through."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return lines[-1] if lines else None
 
 
 def _only_recipe(namespace: dict[str, object], source: str) -> type[Recipe]:

@@ -9,7 +9,7 @@ Shapes: L local lanes.
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -76,6 +76,25 @@ class LaneStreams(Philox):
 
     def __init__(self, streams: Sequence[RandomStream]) -> None:
         super().__init__([stream.key for stream in streams])
+
+
+@contextmanager
+def seeded_torch(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's global generators in the block, for layers that draw from them. They are restored afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def watch_draws(device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether the block has drawn from torch's global generator of a device."""
+
+    def state() -> Tensor:
+        return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+    before = state()
+    yield lambda: not torch.equal(before, state())
 
 
 @contextmanager

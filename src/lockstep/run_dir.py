@@ -18,6 +18,7 @@ import yaml
 
 from lockstep import __version__
 from lockstep.base import Algorithm, VecEnv
+from lockstep.base.dataset import has_playback
 from lockstep.checkpoint.disk import DISK, Disk
 from lockstep.checkpoint.fencing import SupersededError
 from lockstep.checkpoint.format import digest_tensor, replace_text
@@ -69,6 +70,8 @@ class TrainResult:
     """Whether a stop request ended the run early. It can be resumed from its last checkpoint."""
     evaluation_seconds: float = 0.0
     """Seconds of evaluations since this start of the run."""
+    playable: bool = True
+    """Whether `lockstep play` can show the run."""
 
 
 class RunDir:
@@ -147,7 +150,9 @@ class RunDir:
             shutil.rmtree(self.path / HEARTBEATS, ignore_errors=True)
         self.log.take_times()
         seconds = time.monotonic() - self.runtime.status.started
-        result = TrainResult(self.path, clock, seconds, preempted, self.log.evaluation_seconds)
+        result = TrainResult(
+            self.path, clock, seconds, preempted, self.log.evaluation_seconds, has_playback(self._recipe.task)
+        )
         if not preempted:
             self.log.finish()
         return result

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
-from lockstep.base import Algorithm, VecEnv
+from lockstep.base import Algorithm, Dataset, VecEnv
 from lockstep.checkpoint.fencing import SupersededError
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
@@ -29,7 +30,7 @@ def train(
     config = recipe.run
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
         with explain_out_of_memory(recipe):
-            task: VecEnv = recipe.task.build(runtime.lanes, runtime.device)
+            task: Any = recipe.task.build(runtime.lanes, runtime.device)  # a VecEnv or a Dataset
             on_exit.callback(task.close)
             if not resume:
                 recipe.algo.check_task(task)
@@ -37,6 +38,7 @@ def train(
         on_exit.enter_context(explain_out_of_memory(recipe, algorithm))
         runtime.pending_messages += device_notes(runtime.device, algorithm, recipe.algo)
         initial = load_weights(init_from, recipe, algorithm, task, runtime) if init_from else []
+        evaluated = task if isinstance(task, Dataset) else recipe.task  # environments are built again
         eval_every = evaluation_interval(task, config, runtime, algorithm.eval_share)
         run.log.set_eval_interval(eval_every)
         clock = TrainState(total_samples=config.total_samples, patience=config.early_stop_patience)
@@ -62,7 +64,7 @@ def train(
             if clock.eval_pending:
                 with runtime.phase("evaluate"):
                     scores = evaluate_during_training(
-                        algorithm.policy(), recipe.task, runtime, config, algorithm.eval_share, clock.done
+                        algorithm.policy(), evaluated, runtime, config, algorithm.eval_share, clock.done
                     )
                 if scores is not None:
                     run.record_evaluation(clock, scores, algorithm, task)

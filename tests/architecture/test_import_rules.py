@@ -212,7 +212,9 @@ NUMPY_GENERATORS = ("Generator", "BitGenerator", "SeedSequence", "Philox", "PCG6
 FORKED_SCOPE = "rng.py"
 RANDOM_ALLOWED = {
     # Torch's layers draw initial weights, so one module may seed the global generator, only inside `fork_rng`.
-    FORKED_SCOPE: {"torch.random.fork_rng", "torch.manual_seed"},
+    # It also tells whether a network draws in training: the algorithm then seeds every draw.
+    FORKED_SCOPE: {"torch.random.fork_rng", "torch.manual_seed", "torch.get_rng_state", "torch.cuda.get_rng_state"},
+    "nn/networks.py": {"torch.nn.Dropout"},  # supervised learning seeds it by the position in the run
     # The environment checker tests whether a task has used the global generators.
     "tasks/env_checker/__init__.py": {
         "random.getstate",

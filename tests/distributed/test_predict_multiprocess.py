@@ -32,7 +32,7 @@ def measured_cricket(reduction, words):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("kind", ["regression", "classification"])
+@pytest.mark.parametrize("kind", ["regression", "binary", "multiclass", "several"])
 def test_metrics_are_equal_on_any_number_of_processes_in_both_modes(kind):
     [alone] = together(measured, 1, kind, "fast")
     assert alone[0]["examples"] == 1501

@@ -56,7 +56,7 @@ def test_function_documents_every_argument_and_its_result(name):
     [
         ("VecEnv", ["setup", "reset", "observations", "step"]),
         ("Algorithm", ["setup", "collect", "update", "policy"]),
-        ("Dataset", ["count", "read", "compute_metrics"]),
+        ("NetworkConfig", ["build"]),
     ],
 )
 def test_base_class_section_lists_the_methods_to_implement(page, name, methods):

@@ -80,6 +80,9 @@ TRAINED = {
     "runs/team": "lockstep train team-ddpg --smoke run.name=team",
     "runs/cricket": "lockstep train cricket-gnn --smoke run.name=cricket",
     "runs/catch": "lockstep train examples/catch.py --smoke run.name=catch",
+    "runs/table": "lockstep train examples/tabular.py --smoke run.name=table",
+    "runs/graphs": "lockstep train examples/pyg_graphs.py --smoke run.name=graphs",
+    "runs/digits": "lockstep train examples/digits.py --smoke run.name=digits",
 }
 """Commands that train the runs which other commands name."""
 

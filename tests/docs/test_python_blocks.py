@@ -122,7 +122,7 @@ def test_script_of_a_page_runs(tmp_path, block):
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
-def test_task_page_defines_a_valid_task_and_a_data_set_that_trains(smoke, capsys):
+def test_task_page_defines_a_valid_task_that_trains(smoke, capsys):
     names = execute("docs/customization/task.md")
     assert capsys.readouterr().out == ""  # check_env found no fault
     names["Catch"].is_valid_state = names["is_valid_state"]
@@ -131,7 +131,13 @@ def test_task_page_defines_a_valid_task_and_a_data_set_that_trains(smoke, capsys
     with pytest.raises(ValueError, match="not in a valid state"):
         catch.load_lane_state(0, {"state": catch.lane_state(0)["state"] + 100})
     assert lockstep.train(names["WideCatch"]).status == "finished"
-    errors = [entry["mae"] for entry in lockstep.train(names["LineRecipe"], run={"eval_every": 1024}).evaluations]
+
+
+def test_supervised_page_defines_a_recipe_and_a_loss_that_train(smoke):
+    names = execute("docs/customization/supervised.md")
+    assert lockstep.train(names["DigitsCNN"]).status == "finished"
+    digits = names["DigitsCNN"](task=names["Line"].Config(), algo=lockstep.SupervisedConfig(batch_size=64))
+    errors = [entry["mae"] for entry in lockstep.train(digits, run={"eval_every": 1024}).evaluations]
     assert errors[-1] < errors[0]
 
 

@@ -6,13 +6,13 @@ Shapes: L local lanes, M examples per lane; a batch is [L x M, ...] in lane orde
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as nnf
 
 from lockstep.base import Algorithm, Dataset
 from lockstep.clock import TrainState
@@ -20,10 +20,11 @@ from lockstep.config import ConfigError, RunConfig
 from lockstep.data.dataloader import DataLoader
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics
-from lockstep.nn.gnn import GraphConfig, GraphNet
+from lockstep.nn.networks import MLPConfig, NetworkConfig, check_network
 from lockstep.ops.functional import Scaling, lr_scale, schedule
-from lockstep.protocols import BenchmarkOp, Loss, Policy
+from lockstep.protocols import BenchmarkOp, Loss, Policy, TargetType
 from lockstep.pytree import Tree, tree_map
+from lockstep.rng import seeded_torch
 from lockstep.transfer import Uploader
 
 
@@ -43,6 +44,11 @@ class SupervisedConfig(Algorithm.Config):
     """Scaling of the learning rate with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
     reference_batch_size: int | None = None
     """Batch size that `learning_rate` was tuned for. None: the recipe's own."""
+    epochs: int | None = None
+    """Passes over the training examples. It is converted to run.total_samples. None: run.total_samples."""
+    eval_every_epochs: int | None = None
+    """Passes over the training examples between evaluations. It is converted to run.eval_every. None: run.eval_every.
+    """
     batch_size: int = 512
     """Examples per update, over all processes. The last batch of an epoch may be smaller."""
     weight_decay: float = 1e-2
@@ -53,17 +59,20 @@ class SupervisedConfig(Algorithm.Config):
     """Micro-batches per batch. Lowers memory and changes nothing else."""
     num_workers: int = 0
     """Loader processes per process of the run. 0: load in a thread. Does not change results."""
-    net: GraphConfig = field(default_factory=GraphConfig)
-    """Network architecture."""
+    net: NetworkConfig = field(default_factory=MLPConfig)
+    """Network architecture: MLPConfig, GraphConfig, or a config of your own with a method `build`."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = (
         *("learning_rate", "schedule", "plateau_patience", "warmup_fraction", "lr_scaling", "weight_decay"),
-        *("max_grad_norm", "grad_accum_steps", "num_workers"),
+        *("max_grad_norm", "grad_accum_steps", "num_workers", "epochs", "eval_every_epochs"),
     )
 
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}.", "Use at least one example per update.")
+        for name in ("epochs", "eval_every_epochs"):
+            if (passes := getattr(self, name)) is not None and passes < 1:
+                raise ConfigError(f"{name} is {passes}.", "Use at least one pass over the training examples.")
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}.", "Use 0 for a thread, or a number of processes.")
         if self.learning_rate <= 0.0:
@@ -81,6 +90,18 @@ class SupervisedConfig(Algorithm.Config):
             )
         self.net.validate()
 
+    def check_task(self, task: Any) -> None:
+        """Check the settings against the data set when a new run has built it."""
+        if not isinstance(task, Dataset):
+            raise ConfigError(
+                f"supervised learning needs a data set, but {type(task).__name__} is none.", "Inherit lockstep.Dataset."
+            )
+        if task.target_type not in get_args(TargetType):
+            raise ConfigError(
+                f"target_type of {type(task).__name__} is {task.target_type!r}.",
+                "Use 'regression' for numbers, 'binary' for labels 0 and 1, or 'multiclass' for class numbers.",
+            )
+
 
 class Supervised(Algorithm):
     """A network trained on examples."""
@@ -93,8 +114,9 @@ class Supervised(Algorithm):
         config, task, runtime = self.config, self.task, self.runtime
         self.samples = min(config.batch_size, task.count("train"))
         self.loader = DataLoader(task, config.batch_size, runtime.lanes, config.num_workers)
-        example = task.read("train", np.zeros(1, dtype=np.int64))["inputs"]
-        self.net = GraphNet(example, task.vocabularies, config.net).to(runtime.device)
+        self.net = config.net.build(task).to(runtime.device)
+        self._draws_random = check_network(self.net, task, runtime.device)
+        self._dropout_stream = runtime.lanes.shared_stream("supervised.dropout")
         groups = _param_groups(self.net, config.weight_decay)
         adam = FusedAdam(groups, lr=config.learning_rate, decoupled_weight_decay=True)
         self.optimizer = DistributedOptimizer(
@@ -111,7 +133,12 @@ class Supervised(Algorithm):
         self.batch: dict[str, Any] = {}
         self._upload = Uploader(runtime.device)
         # On a device the host indexes nodes and edges before the upload: indexing there would synchronize.
-        self._index_on_host = runtime.device.type != "cpu" and not runtime.exact and config.grad_accum_steps == 1
+        self._index_on_host = (
+            hasattr(self.net, "locate")
+            and runtime.device.type != "cpu"
+            and not runtime.exact
+            and config.grad_accum_steps == 1
+        )
         self._index: Any = None
         """Indices of the nodes and edges of the current batch; None if the network computes them."""
 
@@ -120,7 +147,9 @@ class Supervised(Algorithm):
         # Next batch
         with self.runtime.phase("load"):
             batch, self.samples = self.loader.batch(clock.samples)
-            index = self.net.locate(batch["inputs"]) if self._index_on_host else {}
+            if self._draws_random:
+                batch |= {"position": self._positions(clock.samples, len(batch["weight"]))}
+            index = self.net.locate(batch["inputs"]) if self._index_on_host else {}  # type: ignore[operator]
         # Upload to the device
         uploaded = self._upload({"batch": batch, "index": index})
         self.batch, self._index = uploaded["batch"], uploaded["index"] or None
@@ -155,15 +184,30 @@ class Supervised(Algorithm):
         return schedule("constant", peak, progress, warmup) * 0.5 ** int(self.halvings)
 
     def loss(self, batch: dict[str, Any]) -> Loss:
-        """Return the loss as a sum over examples. Padding of a lane has weight 0."""
-        prediction, weight = self.net(batch["inputs"], self._index).float(), batch["weight"]
-        if self.task.target_type == "classification":
-            losses = nnf.binary_cross_entropy_with_logits(prediction, batch["target"], reduction="none")
-        else:
-            mean, std = self.task.target_mean_std
-            losses = (prediction - (batch["target"] - mean) / std).square()
-        total = (losses * weight).sum()
-        return Loss(total, weight.sum(), {"example_loss": total.detach()})
+        """Return the data set's loss as a sum over examples. Padding of a lane has weight 0."""
+        inputs = self.task.network_input(batch["inputs"])
+        with self._seeded(batch):
+            outputs = self.net(inputs) if self._index is None else self.net(inputs, self._index)
+        result = self.task.loss(outputs.float(), batch["target"], batch["weight"])
+        return result._replace(metric_sums={"example_loss": result.loss_sum.detach(), **result.metric_sums})
+
+    def _positions(self, samples: int, rows: int) -> Tensor:
+        """Return the number of each local row of a batch in the run, [L x M]. Padding is counted, too."""
+        lanes = self.runtime.lanes
+        within_lane = torch.arange(rows // len(lanes)) * lanes.num_lanes  # [M]
+        return samples + (within_lane + torch.tensor(lanes.local)[:, None]).reshape(-1)
+
+    @contextmanager
+    def _seeded(self, batch: dict[str, Any]) -> Iterator[None]:
+        """Seed torch for a network with dropout by the position of a batch in the run. Restore its state afterwards.
+
+        With exact reduction a batch is that of one lane, so the draws do not depend on the number of processes.
+        """
+        if not self._draws_random:
+            yield
+            return
+        with seeded_torch(self._dropout_stream.draw_seed(int(batch["position"][0])), self.runtime.device):
+            yield
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
         """Return forward, backward and optimizer step on the last batch, without the code around them."""
@@ -174,7 +218,7 @@ class Supervised(Algorithm):
 
         def learn() -> None:
             with self.runtime.autocast():
-                predictions = net(inputs)
+                predictions = net(self.task.network_input(inputs))
             adam.zero_grad()
             predictions.sum().backward()
             adam.step()
@@ -185,20 +229,24 @@ class Supervised(Algorithm):
         return self.batch
 
     def policy(self) -> "Predictor":
-        return Predictor(self.net, self.task.target_mean_std)
+        return Predictor(self.net, self.task)
 
 
 class Predictor(Policy):
-    """Prediction for each example: a number, or the log-odds of the label 1."""
+    """Predictions of the network: numbers in the unit of the target, log-odds of the label 1, or logits of classes."""
 
-    def __init__(self, net: nn.Module, scale: tuple[float, float]) -> None:
-        self.net, self.scale = net, scale
+    def __init__(self, net: nn.Module, task: Dataset) -> None:
+        self.net, self.task, self.ragged = net, task, task.ragged
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        mean, std = self.scale
-        outputs = self.net(obs).float()
-        return outputs * std + mean, outputs, memory
+        inputs, training = self.task.network_input(obs), self.net.training
+        if training:
+            self.net.eval()  # without dropout
+        outputs = self.net(inputs).float()
+        if training:
+            self.net.train()
+        return self.task.predictions(outputs), outputs, memory
 
 
 def _param_groups(net: nn.Module, decay: float) -> list[dict[str, Any]]:

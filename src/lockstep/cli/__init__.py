@@ -24,6 +24,7 @@ COMMANDS = {
     "verify-files": "Check the checkpoint files of a run and repair damaged replay data.",
     "ls": "List runs with their state, progress and returns.",
     "report": "Write one HTML file about runs: curves, evaluations, speed, proof, config.",
+    "check": "Check a task or data set of your own before training on it.",
     "bench": "Measure a recipe's throughput and compare it with the bare engine.",
     "plan": "Predict throughput, time and memory on more GPUs.",
     "backtest": "Run a walk-forward backtest of a trading recipe on a price file.",

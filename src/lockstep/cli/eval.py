@@ -12,6 +12,7 @@ from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.table import Table
 
 
@@ -64,12 +65,14 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import choose_device
     from lockstep.launch.world import WorldInfo
+    from lockstep.ops.prediction_metrics import confusion_matrix
     from lockstep.protocols import TaskConfig
 
     device = str(choose_device(command.device, WorldInfo()))
     loaded = load(command.run, command.checkpoint, device)
     runtime = Runtime.single_process(dataclasses.replace(loaded.recipe.run, seed=command.seed), device)
     console = PrintableConsole()
+    predictions = None
     task, is_env = loaded.recipe.task, isinstance(loaded.recipe.task, TaskConfig)
     if is_env and command.plots is not None:
         raise ConfigError(
@@ -89,10 +92,17 @@ def run(arguments: Sequence[str]) -> int:
     else:
         console.print(f"{command.run}: {scope}", soft_wrap=True)
         console.print(_table(scores) if is_env else _table_of_subsets(scores))
+        if predictions is not None and data.target_type == "multiclass" and data.num_classes <= MAX_CLASSES:
+            counts = confusion_matrix(predictions, data.targets(command.split))
+            console.print(_confusion_table(counts, data.target_names))
     if command.plots is not None:
         for path in data.plot(command.split, predictions, command.plots):
             console.print(f"plot: {path}", soft_wrap=True)
     return 0
+
+
+MAX_CLASSES = 20
+"""Largest number of classes whose confusion matrix is printed."""
 
 
 def _table(scores: dict[str, float]) -> "Table":
@@ -109,13 +119,23 @@ def _table_of_subsets(scores: dict[str, float]) -> "Table":
     """Return a table with a row for all data and one per subset, and a column per metric."""
     from rich.table import Column, Table
 
-    from lockstep.ops.prediction_metrics import overall_metrics
-
-    metrics = list(overall_metrics(scores))
+    metrics = list(dict.fromkeys(name.partition("/")[0] for name in scores if name not in ("score", "examples")))
     subsets = list(dict.fromkeys(name.partition("/")[2] for name in scores if "/" in name))
     columns = [Column(name.replace("_", " "), justify="right") for name in metrics]
     table = Table("", *columns, title=f"{scores['examples']:,.0f} examples", title_justify="left")
     for subset in ("", *subsets):
         values = [scores.get(f"{name}/{subset}" if subset else name) for name in metrics]
         table.add_row(subset or "all", *("-" if value is None else f"{value:,.4f}" for value in values))
+    return table
+
+
+def _confusion_table(counts: "np.ndarray", names: Sequence[str]) -> "Table":
+    """Return a table of the examples of each true class (row) that are predicted as each class (column)."""
+    from rich.table import Column, Table
+
+    names = list(names) or [str(number) for number in range(len(counts))]
+    columns = [Column(name, justify="right") for name in names]
+    table = Table("true", *columns, title="Confusion matrix, predicted classes in columns", title_justify="left")
+    for name, row in zip(names, counts.tolist(), strict=True):
+        table.add_row(name, *(f"{count:,}" if count else "." for count in row))
     return table

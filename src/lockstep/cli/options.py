@@ -13,7 +13,7 @@ import tyro
 from lockstep.cli import COMMANDS
 from lockstep.cli.flag_aliases import ALIASES, normalize_args
 from lockstep.cli.parser import parse_args, parse_known_args
-from lockstep.cli.unit_flags import UNIT_FLAGS, convert_units
+from lockstep.cli.unit_flags import UNIT_FLAGS, convert_epochs, convert_units
 from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes, with_preset
 
 if TYPE_CHECKING:
@@ -132,7 +132,8 @@ def parse_recipe(
     recipe = apply_overrides(recipe, parsed.settings)
     _refuse_unknown(parsed.flags, recipe)
     recipe, notes = convert_units(parse_args(type(recipe), parsed.flags, prog, recipe), parsed.unit_flags)
-    print_notes(notes)
+    recipe, epoch_notes = convert_epochs(recipe, recipe_class())
+    print_notes([*notes, *epoch_notes])
     return with_reference(with_absolute_paths(recipe), reference)
 
 

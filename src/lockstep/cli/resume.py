@@ -11,6 +11,7 @@ from lockstep.cli.flag_aliases import normalize_args
 from lockstep.cli.options import LaunchOptions, resolve, resolve_procs
 from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
+from lockstep.cli.unit_flags import convert_epochs
 from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, flat_settings
 from lockstep.io.temporary_directory import temporary_directory
@@ -63,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
     command = parse_args(Resume, flags, "lockstep resume")
     procs = resolve_procs(command)
     settings |= parsed.settings
+    if "epochs" in parsed.unit_flags:
+        settings["algo.epochs"] = parsed.unit_flags["epochs"]
     if command.total_samples is not None:
         settings["run.total_samples"] = command.total_samples
     import_torch_with_status("lockstep.training_loop")
@@ -105,7 +108,7 @@ def change_settings(recipe: RecipeT, settings: Mapping[str, Any], run: Path) -> 
                 f"Start a new run from its weights: lockstep train {recipe.name} --init-from {run} "
                 f"--{key.replace('_', '-')} {text}\nSettings of {group} that can be changed: {changeable}.",
             )
-    return changed
+    return convert_epochs(changed)[0]
 
 
 def _changeable(recipe: Recipe, group: str) -> tuple[str, ...]:

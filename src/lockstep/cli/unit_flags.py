@@ -5,6 +5,7 @@ They are converted with the settings of the recipe, and a line with both numbers
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import fields
 from typing import Any
 
@@ -108,20 +109,56 @@ def _epochs(recipe: Any, name: str, value: str) -> tuple[Settings, str]:
     """Epochs of PPO are passes over a rollout; epochs of supervised learning are passes over the data set."""
     if any(field.name == "epochs" for field in fields(recipe.algo)):
         return {"algo.epochs": value}, ""
-    from lockstep.distributed import Runtime
+    raise ConfigError(
+        f"--{name} counts passes over a data set, but {recipe.name} has none.", "Use --run.total-samples."
+    )
+
+
+EPOCHS = {"epochs": "total_samples", "eval_every_epochs": "eval_every"}
+"""Settings of supervised learning that count passes over the training examples, and those of the run in samples."""
+
+
+def convert_epochs(recipe: RecipeT, default: Any = None) -> tuple[RecipeT, list[str]]:
+    """Convert epochs of supervised learning to samples. Return the recipe and a note for each conversion.
+
+    Args:
+        recipe: The recipe with all settings.
+        default: The recipe before settings were given. A setting in samples that differs from it takes precedence over
+            epochs that do not. None: epochs take precedence.
+    """
     from lockstep.protocols import TaskConfig
 
-    if isinstance(recipe.task, TaskConfig):
-        raise ConfigError(
-            f"--{name} counts passes over a data set, but {recipe.name} has none.", "Use --run.total-samples."
+    algo, notes, examples = recipe.algo, [], 0
+    if isinstance(recipe.task, TaskConfig) or not all(hasattr(algo, name) for name in EPOCHS):
+        return recipe, []  # epochs of PPO
+    for name, in_samples in EPOCHS.items():
+        passes = getattr(algo, name)
+        if passes is None:
+            continue
+        is_default = default is not None and passes == getattr(default.algo, name)
+        if is_default and getattr(recipe.run, in_samples) != getattr(default.run, in_samples):
+            recipe = apply_overrides(recipe, {f"algo.{name}": None})
+            continue
+        if passes < 1:
+            return recipe, []  # rejected when the recipe is validated
+        if not examples:
+            examples = _count_examples(recipe)
+        recipe = apply_overrides(recipe, {f"algo.{name}": None, f"run.{in_samples}": passes * examples})
+        notes.append(
+            f"algo.{name} {passes} is read as {passes * examples:,} samples (run.{in_samples}): "
+            f"{passes} x {examples:,} examples."
         )
-    runtime = Runtime.single_process(recipe.run, "cpu", hosting=range(1))
-    examples = recipe.task.build(runtime.lanes, runtime.device).count("train")
-    count = _whole_number(name, value, "epochs")
-    return {"run.total_samples": count * examples}, (
-        f"--{name} {value} is read as {count * examples:,} samples (run.total_samples):"
-        f" {count} x {examples:,} examples."
-    )
+    return recipe, notes
+
+
+def _count_examples(recipe: Any) -> int:
+    """Build the data set of a recipe and return the number of its training examples."""
+    import torch
+
+    from lockstep.lanes import Lanes
+
+    with closing(recipe.task.build(Lanes(1, range(1), recipe.run.seed), torch.device("cpu"))) as data:
+        return int(data.count("train"))
 
 
 def _value_coef(recipe: Any, name: str, value: str) -> tuple[Settings, str]:

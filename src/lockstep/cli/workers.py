@@ -78,7 +78,8 @@ def _final_message(result: TrainResult) -> list[str]:
     share = result.evaluation_seconds / max(result.seconds, 1e-9)
     evaluations = f" (evaluations {share:.0%})" if result.evaluation_seconds else ""
     head = f"{progress} in {format_duration(result.seconds)}{evaluations}{best}: {path}"
-    watch, report = f"  watch    lockstep play {path}", f"  report   lockstep report {path}"
+    watch = f"  watch    lockstep play {path}" if result.playable else f"  test     lockstep eval {path}"
+    report = f"  report   lockstep report {path}"
     if result.preempted:
         return [head, f"  resume   lockstep resume {path}", watch, report]
     return [head, watch, report, f"  export   lockstep export {path} --to safetensors"]

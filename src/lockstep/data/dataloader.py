@@ -87,10 +87,14 @@ class DataLoader:
         threading.Thread(target=work, daemon=True).start()
         return _Prefetch(samples, samples + size, batch)
 
+    def _read(self, rows: np.ndarray) -> dict[str, Any]:
+        with self.data.lock:
+            return self.data.read("train", rows)
+
     def _next_reader(self) -> Callable[[np.ndarray], dict[str, Any]]:
         """Return the read function for the next batch. Workers take turns, and start with their first batch."""
         if not self._num_workers:
-            return lambda rows: self.data.read("train", rows)
+            return self._read
         if len(self._workers) < self._num_workers:
             name = f"data worker {len(self._workers) + 1} of {self._num_workers}"
             self._workers.append(LoaderWorker(self.data.config, "train", name))

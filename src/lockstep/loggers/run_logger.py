@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.base.dataset import has_playback
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe
 from lockstep.distributed import Runtime
@@ -37,7 +38,8 @@ class RunLogger(ProcessLog):
         self._checked, self._check_every = 0, recipe.run.replica_check_every
         self._samples = 0
         self._evaluations = EvaluationCost(recipe.run)
-        self.video = VideoRecorder(run, recipe.run.record_video, self.message, lambda: self._tensorboard)
+        records_video = recipe.run.record_video and has_playback(recipe.task)
+        self.video = VideoRecorder(run, records_video, self.message, lambda: self._tensorboard)
 
     def begin(self, clock: TrainState, notes: list[str]) -> None:
         """Open the outputs; remove entries that a killed run wrote after the checkpoint it resumes from."""

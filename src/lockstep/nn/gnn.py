@@ -3,14 +3,15 @@
 An example is a tree of `nodes` and `edges`. `nodes` has for each type its features `x` [N, S, F], and optionally name
 ids `id` [N, S] and `count` [N]: only the first `count` slots are real nodes, the others are padding. `edges` has for a
 relation `ball>batter` (or `now>batter:striker` if there are several) the slot of the batter that each ball points to,
-[N, S]; PADDING_ID means no edge. `edges` may be omitted. Messages are sent in both directions. The prediction is read
-out from the type `now`, which has one slot.
+[N, S], of any integer type; a negative number such as NO_EDGE means no edge. `edges` may be omitted. Messages are sent
+in both directions. The prediction is read out from the type `now`, which has one slot.
 
 Padding is removed first: only real nodes are computed, independently of the other examples in the batch.
 
 Shapes: N examples, S slots of a type, F features, V real nodes of a type in the batch, E edges, H hidden units.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,16 +20,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lockstep.base import Dataset
 from lockstep.config import ConfigError
+from lockstep.nn.networks import NetworkConfig
 
-PADDING_ID = 255
+NO_EDGE = -1
 """Slot number of a node without an edge."""
 _BACK = ", back"
 """Suffix of a relation in the opposite direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GraphConfig:
+class GraphConfig(NetworkConfig):
     """Shape of the graph network."""
 
     hidden_size: int = 48
@@ -43,6 +46,7 @@ class GraphConfig:
     """Hidden layers between the node `now` and the prediction."""
 
     def validate(self) -> None:
+        """Check the settings before any process starts."""
         if self.num_layers < 0 or self.hidden_size < 1 or self.head_layers < 0:
             raise ConfigError(
                 f"a network with num_layers {self.num_layers}, hidden_size {self.hidden_size} and head_layers "
@@ -54,13 +58,20 @@ class GraphConfig:
                 "graph networks need torch-geometric, which is not installed.", 'pip install "lockstep-rl[gnn]"'
             )
 
+    def build(self, data: Dataset) -> nn.Module:
+        """Build the graph network of a data set."""
+        return GraphNet(data.example_inputs(), data.vocabularies, self, data.output_shape)
+
 
 class GraphNet(nn.Module):
-    """Graph network with one scalar prediction per example."""
+    """Graph network with one prediction per example."""
 
-    def __init__(self, example: Any, vocabularies: Mapping[str, int], config: GraphConfig) -> None:
+    def __init__(
+        self, example: Any, vocabularies: Mapping[str, int], config: GraphConfig, output_shape: tuple[int, ...] = ()
+    ) -> None:
         """Build the network. `example` is a batch of inputs; `vocabularies` has the number of names of each type."""
         super().__init__()
+        self.output_shape = output_shape
         self.plan = _plan(example.get("edges", {}), config.num_layers)
         used = {relation.removesuffix(_BACK) for edge_types in self.plan for _, relation, _ in edge_types}
         self.relations = [relation for relation in example.get("edges", {}) if relation in used]
@@ -76,7 +87,7 @@ class GraphNet(nn.Module):
         layers: list[nn.Module] = []
         for _ in range(config.head_layers):
             layers += [nn.Linear(config.hidden_size, config.hidden_size), nn.ReLU()]
-        self.head = nn.Sequential(*layers, nn.Linear(config.hidden_size, 1))
+        self.head = nn.Sequential(*layers, nn.Linear(config.hidden_size, math.prod(output_shape)))
 
     def forward(self, inputs: Any, index: Any = None) -> Tensor:
         """Return predictions [N]. `index` is the result of `locate` for the inputs, if the caller has it."""
@@ -88,7 +99,7 @@ class GraphNet(nn.Module):
             edges |= {(source, relation, target): edge_index, (target, relation + _BACK, source): edge_index.flip(0)}
         for step in self.rounds:
             hidden = step(hidden, edges)
-        return self.head(hidden["now"]).squeeze(-1)  # [N]
+        return self.head(hidden["now"]).reshape(-1, *self.output_shape)  # [N, ...]
 
     def locate(self, inputs: Any) -> dict[str, dict[str, Tensor]]:
         """Return the indices of real nodes of each type in the padded batch, [V], and the edges by relation, [2, E].
@@ -101,8 +112,8 @@ class GraphNet(nn.Module):
         for relation in self.relations:
             source, target = _source_and_target(relation)
             slot, slots = inputs["edges"][relation].long(), present[target].shape[1]
-            clamped = slot.clamp(max=slots - 1)
-            valid = present[source] & (slot < slots) & present[target].gather(1, clamped)
+            clamped = slot.clamp(min=0, max=slots - 1)
+            valid = present[source] & (slot >= 0) & (slot < slots) & present[target].gather(1, clamped)
             edges[relation] = torch.stack([number[source][valid], number[target].gather(1, clamped)[valid]])
         return {"nodes": {name: mask.flatten().nonzero().squeeze(1) for name, mask in present.items()}, "edges": edges}
 

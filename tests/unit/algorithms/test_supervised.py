@@ -7,17 +7,27 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
+import lockstep
 from helpers.tiny_recipes import hash_of
 from helpers.toy_datasets import ToyConfig
 from lockstep.algorithms.supervised import SupervisedConfig
-from lockstep.base import Algorithm
+from lockstep.api import _resolve
+from lockstep.base import Algorithm, Dataset
 from lockstep.checkpoint.lineage import best_checkpoint
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, RunConfig
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate
+from lockstep.io.jsonl import read_jsonl
 from lockstep.nn.gnn import GraphConfig
+from lockstep.nn.networks import MLPConfig
+from lockstep.protocols import Loss
+from lockstep.pytree import tree_map
+from lockstep.rng import RandomStream
+from lockstep.run_dir import read_config
 from lockstep.training_loop import train
 
 NET = GraphConfig(num_layers=0, hidden_size=32, head_layers=1)
@@ -37,11 +47,12 @@ def agent(config=ToyRecipe().algo, task=ToyRecipe().task, run=ToyRecipe().run): 
     return config.build(task.build(runtime.lanes, runtime.device), runtime)
 
 
-@pytest.mark.parametrize("kind", ["regression", "classification"])
-def test_supervised_training_fits_regression_and_classification(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["regression", "binary", "multiclass", "several"])
+def test_supervised_training_fits_every_target_type(kind, tmp_path):
     recipe = ToyRecipe(task=ToyConfig(kind=kind), run=replace(ToyRecipe().run, runs_dir=str(tmp_path), name="run"))
     found = train(recipe).clock.evaluation
-    assert found["r2"] > 0.95 if kind == "regression" else found["auc"] > 0.98
+    metric = {"binary": "auc", "multiclass": "accuracy"}.get(kind, "r2")
+    assert found[metric] > 0.93
     assert found["examples"] == 51
 
 
@@ -161,3 +172,91 @@ def test_run_with_data_workers_matches_run_without(tmp_path):
         run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name=name, total_samples=250, eval_every=100)
         train(ToyRecipe(algo=replace(ToyRecipe().algo, num_workers=readers), run=run))
     assert hash_of(tmp_path / "read") == hash_of(tmp_path / "plain")
+
+
+# -- data set, network and loss of the user --------------------------------------------------------------------------
+
+
+class Huber(Dataset):
+    """A data set of tensors with a loss of its own."""
+
+    def setup(self):
+        x = RandomStream(0, "test.huber").normal(0, 200, 3)
+        self.splits = dict.fromkeys(("train", "validation", "test"), TensorDataset(x, x[:, 0] * 2 + 1))
+        self.target_mean_std = (1.0, 2.0)
+
+    def loss(self, outputs, target, weight):
+        losses = nn.functional.huber_loss(outputs, (target - 1.0) / 2.0, reduction="none")
+        return Loss((losses * weight).sum(), weight.sum(), {"absolute": ((outputs - target).abs() * weight).sum()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuberRecipe(Recipe):
+    """A loss of the user and dropout."""
+
+    task: Huber.Config = field(default_factory=Huber.Config)
+    algo: SupervisedConfig = SupervisedConfig(
+        batch_size=30, learning_rate=1e-2, epochs=20, eval_every_epochs=10, net=MLPConfig(hidden_size=32)
+    )
+    run: RunConfig = RunConfig(total_samples=90, log_every=100, device="cpu")
+
+
+def test_own_loss_trains_and_logs_its_metric_sums(tmp_path):
+    run = lockstep.train(HuberRecipe, run={"runs_dir": str(tmp_path), "name": "run"})
+    log = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert any({"train/absolute", "train/example_loss"} <= entry.keys() for entry in log)
+    assert [entry["eval/examples"] for entry in log if "eval/r2" in entry] == [200.0, 200.0]
+    assert lockstep.evaluate(run)["r2"] > 0.9
+    assert read_config(tmp_path / "run")[1]["run"]["total_samples"] == 20 * 200
+    assert not (tmp_path / "run" / "best.gif").exists()  # there is nothing to play back
+
+
+def test_dropout_draws_depend_on_position_not_on_global_state():
+    learner = agent(SupervisedConfig(batch_size=20, net=MLPConfig(dropout=0.5)))
+    sums = {}
+    for position in (0, 20, 0):
+        torch.rand(7)
+        learner.collect(TrainState(total_samples=1000, samples=position))
+        batch = learner.batch | {"inputs": tree_map(torch.ones_like, learner.batch["inputs"])}
+        before = torch.get_rng_state()
+        with learner._seeded(batch):
+            sums.setdefault(position, []).append(learner.net(batch["inputs"]).sum().item())
+        assert torch.equal(torch.get_rng_state(), before)
+        predictions = learner.policy().act(batch["inputs"], {})[0]  # without dropout: equal inputs, equal predictions
+        torch.testing.assert_close(predictions, predictions[:1].expand_as(predictions))
+        assert learner.net.training
+    assert sums[0][0] == sums[0][1] != sums[20][0]
+
+
+def test_unknown_target_type_is_rejected_before_training(tmp_path):
+    class Old(Huber):
+        target_type = "classification"
+
+    with pytest.raises(ConfigError, match=r"target_type of Old is 'classification'.\nUse 'regression'"):
+        SupervisedConfig().check_task(Old(Old.Config()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "total"),
+    [
+        ({}, 4000),
+        ({"run": {"total_samples": 70}}, 70),
+        ({"algo": {"epochs": 3}}, 600),
+        ({"algo": {"epochs": 3}, "run": {"total_samples": 70}}, 600),
+    ],
+)
+def test_epochs_become_samples_unless_samples_are_given(settings, total):
+    recipe = _resolve(HuberRecipe, smoke=False, preset=None, procs=1, settings=settings)
+    assert (recipe.run.total_samples, recipe.run.eval_every) == (total, 2000)
+    assert (recipe.algo.epochs, recipe.algo.eval_every_epochs) == (None, None)
+
+
+def test_resume_with_more_epochs_continues(tmp_path):
+    run = lockstep.train(HuberRecipe, algo={"epochs": 1}, run={"runs_dir": str(tmp_path), "name": "run"})
+    again = lockstep.resume(run, overrides={"algo.epochs": 2})
+    assert again.recipe.run.total_samples == 400
+
+
+def test_zero_epochs_are_rejected():
+    with pytest.raises(ConfigError, match="epochs is 0"):
+        _resolve(HuberRecipe, smoke=False, preset=None, procs=1, settings={"algo": {"epochs": 0}})

@@ -6,7 +6,7 @@ import torch
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import DistributedOptimizer, Runtime
 from lockstep.nn import gnn
-from lockstep.nn.gnn import PADDING_ID, GraphConfig, GraphNet
+from lockstep.nn.gnn import NO_EDGE, GraphConfig, GraphNet
 from lockstep.protocols import Loss
 from lockstep.pytree import tree_map
 from lockstep.rng import RandomStream, seeded_init
@@ -25,7 +25,7 @@ def graphs(counts):
             "now": {"x": STREAM.normal(3, n, 1, 3)},
         },
         "edges": {
-            "ball>player": STREAM.integers(4, PLAYERS, n, BALLS).to(torch.uint8),
+            "ball>player": STREAM.integers(4, PLAYERS, n, BALLS),
             "now>player": torch.zeros(n, 1, dtype=torch.uint8),
         },
     }
@@ -67,13 +67,33 @@ def test_ball_features_reach_output_after_two_layers():
         assert bool((net(changed) != net(inputs)).any()) == affected
 
 
-def test_edges_to_padding_id_carry_no_message():
+def test_edges_to_no_edge_carry_no_message():
     inputs = graphs([5, 5])
-    inputs["edges"]["ball>player"].fill_(PADDING_ID)
+    inputs["edges"]["ball>player"].fill_(NO_EDGE)
     changed = tree_map(torch.clone, inputs)
     changed["nodes"]["ball"]["x"] += 1.0
     net = network(inputs)
     assert torch.equal(net(changed), net(inputs))
+
+
+def test_edges_to_slot_255_and_above_carry_messages():
+    n, slots = 2, 300
+    inputs = {
+        "nodes": {"player": {"x": STREAM.normal(5, n, slots, 2)}, "now": {"x": STREAM.normal(6, n, 1, 3)}},
+        "edges": {"now>player": torch.tensor([[255], [299]])},
+    }
+    net = network(inputs, name_embeddings=False)
+    changed = tree_map(torch.clone, inputs)
+    changed["nodes"]["player"]["x"][0, 255] += 1.0
+    changed["nodes"]["player"]["x"][1, 299] += 1.0
+    assert (net(changed) != net(inputs)).all()
+
+
+def test_graph_net_output_shape_is_that_of_data_set():
+    inputs = graphs([2, 5])
+    with seeded_init(RandomStream(0, "test.graph.init")):
+        net = GraphNet(inputs, {"player": 6}, GraphConfig(hidden_size=8), (3, 2))
+    assert net(inputs).shape == (2, 3, 2)
 
 
 def test_name_embeddings_false_ignores_player_ids():

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from lockstep.ops.prediction_metrics import (
     area_under_curve,
+    binary_metrics,
     calibration_bins,
     calibration_error,
-    classification_metrics,
+    confusion_matrix,
+    mean_metrics,
+    multiclass_metrics,
     regression_metrics,
     sigmoid,
 )
@@ -27,16 +30,16 @@ def test_regression_r2_of_constant_targets_is_nan():
     assert math.isnan(regression_metrics(np.array([1.0, 2.0]), np.array([3.0, 3.0]))["r2"])
 
 
-def test_classification_metrics_match_manual_values():
+def test_binary_metrics_match_manual_values():
     logits = np.log(np.array([0.8, 0.4, 0.1]) / np.array([0.2, 0.6, 0.9]))
-    found = classification_metrics(logits, np.array([1.0, 1.0, 0.0]))
+    found = binary_metrics(logits, np.array([1.0, 1.0, 0.0]))
     assert found["log_loss"] == pytest.approx(-(math.log(0.8) + math.log(0.4) + math.log(0.9)) / 3)
     assert found["brier"] == pytest.approx((0.04 + 0.36 + 0.01) / 3)
     assert found["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_classification_log_loss_of_extreme_logits_is_finite():
-    found = classification_metrics(np.array([1e4, -1e4]), np.array([0.0, 0.0]))
+    found = binary_metrics(np.array([1e4, -1e4]), np.array([0.0, 0.0]))
     assert found["log_loss"] == pytest.approx(5e3)
     assert sigmoid(np.array([-1e4, 1e4])).tolist() == [0.0, 1.0]
 
@@ -64,3 +67,43 @@ def test_calibration_bins_and_error_match_manual_values():
     assert (count[0], count[14]) == (2, 2)  # a probability of 1 belongs to the last bin
     assert (said[0], came[0]) == pytest.approx((0.04, 1.0))
     assert calibration_error(chance, label) == pytest.approx((0.96 + 0.05) / 4)
+
+
+LOGITS = np.array([[2.0, 1.0, 0.0], [0.0, 3.0, 0.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.0]])
+"""Predicted classes 0, 1, 0 and 1."""
+
+
+def test_multiclass_metrics_match_manual_values():
+    found = multiclass_metrics(LOGITS, np.array([0, 1, 1, 1]))
+    assert found["accuracy"] == 0.75
+    assert found["recall/0"] == 1.0
+    assert found["recall/1"] == pytest.approx(2 / 3)
+    assert found["precision/0"] == 0.5
+    assert found["macro_f1"] == pytest.approx((2 / 3 + 0.8) / 2)  # class 2 occurs nowhere
+    probability = np.exp(LOGITS) / np.exp(LOGITS).sum(axis=1, keepdims=True)
+    assert found["log_loss"] == pytest.approx(-np.log(probability[range(4), [0, 1, 1, 1]]).mean())
+    assert not {"recall/2", "precision/2", "top5_accuracy"} & found.keys()
+
+
+def test_top5_accuracy_counts_ties_by_class_number():
+    logits = np.zeros((2, 7))
+    found = multiclass_metrics(logits, np.array([4, 5]))  # equal scores: the first five classes are the best
+    assert found["top5_accuracy"] == 0.5
+
+
+def test_multiclass_log_loss_of_extreme_logits_is_finite():
+    assert multiclass_metrics(np.array([[1e4, -1e4]]), np.array([1]))["log_loss"] == pytest.approx(2e4)
+
+
+def test_confusion_matrix_counts_true_classes_in_rows():
+    assert confusion_matrix(LOGITS, np.array([0, 1, 1, 2])).tolist() == [[1, 0, 0], [1, 1, 0], [0, 1, 0]]
+
+
+def test_mean_metrics_of_two_outputs_match_single_ones():
+    target = np.array([[1.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
+    prediction = target + np.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 3.0]])
+    found = mean_metrics(regression_metrics, prediction, target, ("speed", "height"))
+    assert found["mae/speed"] == regression_metrics(prediction[:, 0], target[:, 0])["mae"]
+    assert found["mae"] == pytest.approx((2 / 3 + 1.0) / 2)
+    assert found["r2"] == found["r2/speed"]  # the other target is constant and has no R2
+    assert math.isnan(found["r2/height"])

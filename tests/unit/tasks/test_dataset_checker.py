@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lockstep.base import Dataset
+from lockstep.protocols import Loss
 from lockstep.rng import RandomStream
 from lockstep.tasks.cricket.dataset import CricketConfig
 from lockstep.tasks.env_checker import check_env
@@ -59,10 +60,52 @@ class MissingValues(Points):
 
 
 class LabelsOfThreeKinds(Points):
-    target_type = "classification"
+    target_type = "binary"
 
     def read(self, split, rows):
         return super().read(split, rows) | {"target": torch.from_numpy(rows % 3).float()}
+
+
+class UnknownTargetType(Points):
+    target_type = "classification"
+
+
+class ThreeClasses(Points):
+    target_type, num_classes = "multiclass", 3
+
+    def read(self, split, rows):
+        return super().read(split, rows) | {"target": torch.from_numpy(rows % 3)}
+
+    def compute_metrics(self, split, predictions):
+        return Dataset.compute_metrics(self, split, predictions)
+
+
+class ClassesFromOne(ThreeClasses):
+    def read(self, split, rows):
+        return super().read(split, rows) | {"target": torch.from_numpy(rows % 3 + 1)}
+
+
+class ClassesAsNumbers(ThreeClasses):
+    def read(self, split, rows):
+        return super().read(split, rows) | {"target": torch.from_numpy(rows % 3).float()}
+
+
+class SeveralNumbers(ThreeClasses):
+    target_type = "regression"
+
+    def read(self, split, rows):
+        examples = super().read(split, rows)
+        return examples | {"target": examples["inputs"]["x"][:, :2] * 2}
+
+
+class MeanLoss(Points):
+    def loss(self, outputs, target, weight):
+        return Loss(((outputs - target).square() * weight).sum() / weight.sum(), 1)
+
+
+class LossOfPadding(Points):
+    def loss(self, outputs, target, weight):
+        return Loss((outputs - target).square().sum(), len(outputs))
 
 
 class Augmented(Points):
@@ -115,7 +158,9 @@ class DrawsFromTorch(Points):
 
 
 @pytest.mark.parametrize(
-    "config", [Points.Config(), CricketConfig(num_synthetic_matches=20)], ids=["points", "cricket"]
+    "config",
+    [Points.Config(), ThreeClasses.Config(), SeveralNumbers.Config(), CricketConfig(num_synthetic_matches=20)],
+    ids=["points", "classes", "several", "cricket"],
 )
 def test_check_env_valid_dataset_has_no_faults(config, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -128,7 +173,12 @@ def test_check_env_valid_dataset_has_no_faults(config, tmp_path, monkeypatch):
         (NoTestSplit, "count('test') is 0"),
         (NoTarget, "Return a dict with `inputs` and `target`"),
         (OneTargetForAll, "Return a tensor with one row per example"),
-        (TargetsInDoubles, "Return float32 [N]"),
+        (TargetsInDoubles, "Return float32 [N, ...]"),
+        (UnknownTargetType, "Set it to one of regression, binary, multiclass"),
+        (ClassesFromOne, "classes from 1 to 3, but num_classes is 3"),
+        (ClassesAsNumbers, "Return int64 [N, ...]"),
+        (MeanLoss, "not a mean"),
+        (LossOfPadding, "counts examples of weight 0"),
         (MissingValues, "not finite"),
         (LabelsOfThreeKinds, "labels other than 0 and 1"),
         (Augmented, "differ when read again"),

@@ -18,8 +18,8 @@ import torch
 
 from lockstep.base import Dataset
 from lockstep.config import ConfigError
-from lockstep.nn.gnn import PADDING_ID
-from lockstep.ops.prediction_metrics import classification_metrics, regression_metrics
+from lockstep.nn.gnn import NO_EDGE
+from lockstep.ops.prediction_metrics import binary_metrics, regression_metrics
 from lockstep.protocols import Renderable, Split, StateDict
 from lockstep.pytree import Tree, load_into, tree_map
 from lockstep.rng import RandomStream
@@ -68,7 +68,7 @@ class Cricket(Dataset):
                 f"train_stride is {config.train_stride}.", "Use 1 for every delivery, 4 for every fourth."
             )
         self.archive = open_archive(_source(config), _cache(config))
-        self.target_type = "regression" if config.target == "score" else "classification"
+        self.target_type = "regression" if config.target == "score" else "binary"
         self.matches = split_matches(self.archive, config)
         self.examples = {split: self._examples(split) for split in SPLITS}
         innings = self.archive.innings
@@ -135,7 +135,7 @@ class Cricket(Dataset):
         x = [ball["bat"] / 6, ball["bat"] == 4, ball["bat"] == 6, ball["extras"] / 2, ball["illegal"], ball["wicket"]]
         age = num_past - slots
         x += [(ball["bat"] + ball["extras"]) == 0, ball["over"] / 20, age / 60, np.exp(-age / 12)]
-        before = np.where(slots > 0, slots - 1, PADDING_ID).astype(np.uint8)
+        before = np.where(slots > 0, slots - 1, NO_EDGE).astype(np.int16)
         features = (archive.features[deliveries] - self._mean) / self._std
         names, ones = self._names, np.ones((count, 1))
         nodes = {
@@ -169,7 +169,7 @@ class Cricket(Dataset):
     def compute_metrics(self, split: Split, predictions: np.ndarray) -> dict[str, float]:
         """Compute all metrics over the split, and over each phase of the innings."""
         targets = self.targets(split)
-        metrics = regression_metrics if self.target_type == "regression" else classification_metrics
+        metrics = regression_metrics if self.target_type == "regression" else binary_metrics
         result = metrics(predictions, targets)
         result["score"] = -result["mae" if self.target_type == "regression" else "log_loss"]
         phases = _phase(self.archive.balls[self.examples[split], BALL.index("over")])
@@ -180,11 +180,11 @@ class Cricket(Dataset):
         return {name: value for name, value in result.items() if np.isfinite(value)}
 
     def plot(self, split: Split, predictions: np.ndarray, directory: Path) -> list[Path]:
-        classify = self.target_type == "classification"
+        classify = self.target_type == "binary"
         return plot_all(self.archive, self.examples[split], self.targets(split), predictions, classify, directory)
 
     def playback(self, split: Split, number: int, predict: Callable[[np.ndarray], np.ndarray]) -> Iterator[Renderable]:
-        classify = self.target_type == "classification"
+        classify = self.target_type == "binary"
         return replay(self.archive, self.matches[split], self.examples[split], number, predict, classify)
 
     # -- state: only the checksum of the data --------------------------------------------------------------------------

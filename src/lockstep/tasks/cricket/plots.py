@@ -95,7 +95,7 @@ def _predicted_and_observed(predictions: np.ndarray, targets: np.ndarray) -> Any
 def _error_by_over(classify: bool, predictions: np.ndarray, targets: np.ndarray, over: np.ndarray) -> Any:
     regression = not classify
     y_label, name = ("mean absolute error, runs", "mae") if regression else ("log-loss", "log_loss")
-    metrics = prediction_metrics.regression_metrics if regression else prediction_metrics.classification_metrics
+    metrics = prediction_metrics.regression_metrics if regression else prediction_metrics.binary_metrics
     overs = np.unique(over)
     errors, baseline = [], []
     for number in overs:

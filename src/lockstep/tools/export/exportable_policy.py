@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.base import Algorithm
 from lockstep.config import ConfigError, Recipe
@@ -64,7 +64,12 @@ def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
     """Export a policy as a graph with a dynamic batch size that does not need Lockstep."""
     memory = policy.initial_state(len(first_leaf(obs)))
     args = (obs, memory) if memory != {} else (obs,)
-    dynamic_shapes = tuple(tree_map(lambda _: {0: torch.export.Dim.DYNAMIC}, part) for part in args)
+    ragged = getattr(policy, "ragged", False)  # graphs: the second axis varies, too
+
+    def dynamic_axes(x: Tensor) -> dict[int, Any]:
+        return {0: torch.export.Dim.DYNAMIC, **({1: torch.export.Dim.AUTO} if ragged and x.dim() > 1 else {})}
+
+    dynamic_shapes = tuple(tree_map(dynamic_axes, part) for part in args)
     try:
         program = torch.export.export(ExportablePolicy(policy), args, dynamic_shapes=dynamic_shapes, strict=False)
     except Exception as error:  # torch raises arbitrary errors for custom networks
