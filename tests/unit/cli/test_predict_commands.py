@@ -60,7 +60,7 @@ def test_play_prints_match_ball_by_ball_and_writes_gif(run, tmp_path, capsys):
     capsys.readouterr()
     assert main(["play", str(path)]) == 0
     told = capsys.readouterr().out
-    assert re.match(r"Match \d+, 2010-\d\d-\d\d: chasing \d+\n", told)
+    assert re.match(r"Team \w chase \d+ against Team \w, 2010-\d\d-\d\d\n", told)
     assert re.search(r"over \d+\.\d   \d+/\d+   the chase (succeeded|failed)\n$", told)  # the match is complete
     assert main(["play", str(path), "--gif", str(tmp_path / "match.gif"), "--max-steps", "30"]) == 0
     with Image.open(tmp_path / "match.gif") as film:
