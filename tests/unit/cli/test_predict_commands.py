@@ -64,7 +64,7 @@ def test_play_prints_match_ball_by_ball_and_writes_gif(run, tmp_path, capsys):
     assert re.search(r"over \d+\.\d   \d+/\d+   the chase (succeeded|failed)\n$", told)  # the match is complete
     assert main(["play", str(path), "--gif", str(tmp_path / "match.gif"), "--max-steps", "30"]) == 0
     with Image.open(tmp_path / "match.gif") as film:
-        assert film.size == (640, 360)
+        assert film.size == (640, 384)  # with the caption
         assert 20 <= film.n_frames <= 30
     assert main(["play", str(path), "--seed", "2", "--max-steps", "1"]) == 0
     assert told.splitlines()[0] not in capsys.readouterr().out  # another seed shows another match
