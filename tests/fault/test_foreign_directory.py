@@ -31,6 +31,8 @@ CASES = [
     ["jobfile", "slurm", "--", "train", "gym-ppo"],
     ["doctor", "--procs", "2"],
     ["warmup"],
+    ["check", "gym-ppo", "--steps", "20"],
+    ["episodes", ".", "--out", "../data"],
     ["audit", "../script.py", "--procs", "2", "--steps", "1", "--step-timeout", "20"],
     ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
 ]
