@@ -75,6 +75,7 @@ def test_prove_gym_ppo_with_kills_finds_one_hash_on_1_2_3_processes(tmp_path):
     assert re.search(r"2 → \d .*killed during a save", ended.output)
 
 
+@pytest.mark.slow  # a minute on each core
 def test_prove_tdmpc2_offline_then_online_with_kills_finds_one_hash(tmp_path):
     pytest.importorskip("dm_control")
     tasks = "task=cup-catch,pendulum-swingup"
