@@ -84,6 +84,8 @@ BASELINES = {
     "trading": {"buy and hold": lambda data: play("trading-lstm", buy_and_hold)},
     "cricket": {"linear regression": linear_regression},
     "tdmpc2": {"random actions": lambda data: play("dmc-tdmpc2", random_actions, tasks=("cartpole-swingup",))},
+    "tdmpc2-cup-catch": {"random actions": lambda data: play("dmc-tdmpc2", random_actions, tasks=("cup-catch",))},
+    "tdmpc2-walker-walk": {"random actions": lambda data: play("dmc-tdmpc2", random_actions, tasks=("walker-walk",))},
 }
 
 

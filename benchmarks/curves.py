@@ -95,11 +95,25 @@ EXPERIMENTS = {
     ),
     "cricket": Experiment("cricket-gnn", "mae", "validation MAE, runs", {"linear regression": 8.003}),
     "tdmpc2": Experiment(
-        "dmc-tdmpc2 --preset small task=cartpole-swingup run.eval_every=2000",
+        "dmc-tdmpc2 --preset small task=cartpole-swingup run.total_samples=50000 run.eval_every=5000",
         "return_mean",
         "return, cartpole-swingup",
         {"random actions": 46.6},
         Reference("cartpole-swingup.csv", "TD-MPC2 of its authors", steps_per_sample=2),
+    ),
+    "tdmpc2-cup-catch": Experiment(
+        "dmc-tdmpc2 --preset small task=cup-catch run.total_samples=50000 run.eval_every=5000",
+        "return_mean",
+        "return, cup-catch",
+        {"random actions": 23.9},
+        Reference("cup-catch.csv", "TD-MPC2 of its authors", steps_per_sample=2),
+    ),
+    "tdmpc2-walker-walk": Experiment(
+        "dmc-tdmpc2 --preset small task=walker-walk run.total_samples=50000 run.eval_every=5000",
+        "return_mean",
+        "return, walker-walk",
+        {"random actions": 41.2},
+        Reference("walker-walk.csv", "TD-MPC2 of its authors", steps_per_sample=2),
     ),
 }
 
