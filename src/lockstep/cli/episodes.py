@@ -39,8 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     tasks = [name for given in command.tasks for part in given.split(",") for name in SETS.get(part, (part,))]
     with console.status(f"writing {command.out}"):
         written = write_episodes(command.sources, command.out, tasks)
-    console.print(
-        f"{command.out}: {written.episodes:,} episodes, {written.steps:,} steps, {len(written.tasks)} task(s)"
-    )
+    tasks_text = "1 task" if len(written.tasks) == 1 else f"{len(written.tasks)} tasks"
+    console.print(f"{command.out}: {written.episodes:,} episodes, {written.steps:,} steps, {tasks_text}")
     console.print(f"  train  lockstep train dmc-tdmpc2 --algo.offline.data {command.out} --algo.offline.samples 10000")
     return 0

@@ -128,6 +128,7 @@ def test_file_without_tensors_exits_with_message(capsys, tmp_path, content):
     (tmp_path / "x.pt").write_bytes(content)
     assert main(["episodes", str(tmp_path / "x.pt"), "--out", str(tmp_path / "d"), "--tasks", "a"]) == 2
     assert "has no readable episodes" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
 
 
 def test_tensor_beyond_its_storage_is_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Write data sets of episodes from replay buffers of runs, and from chunks of the authors' TD-MPC2."""
 
+import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -38,14 +39,18 @@ def write_episodes(sources: Sequence[Path], out: Path, tasks: Sequence[str]) -> 
         )
     names = list(tasks) if all(chunks) else _names_of_runs(sources)
     writer = EpisodeWriter(out, names)
-    for source in sources:
-        try:
-            writer.add(read_chunk(source) if all(chunks) else read_replay(source, names))
-        except (OSError, UnreadableFileError, ValueError, TypeError, KeyError, IndexError, BadZipFile) as error:
-            raise ConfigError(
-                f"{source} has no readable episodes: {error}.", f"Give a run with a replay buffer, or remove {out}."
-            ) from None
-    writer.close()
+    try:
+        for source in sources:
+            try:
+                writer.add(read_chunk(source) if all(chunks) else read_replay(source, names))
+            except (OSError, UnreadableFileError, ValueError, TypeError, KeyError, IndexError, BadZipFile) as error:
+                raise ConfigError(
+                    f"{source} has no readable episodes: {error}.", "Give runs with replay buffers, or .pt files."
+                ) from None
+        writer.close()
+    except BaseException:
+        shutil.rmtree(out, ignore_errors=True)  # part of a data set would look like a whole one
+        raise
     return writer
 
 
