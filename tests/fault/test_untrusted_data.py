@@ -104,11 +104,12 @@ def test_read_bars_invalid_parquet_is_refused(tmp_path, content, sentence):
     assert_refused(tmp_path / "a.parquet", content, sentence)
 
 
-def test_read_bars_parquet_with_too_many_rows_is_refused(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_read_bars_with_too_many_rows_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.setattr(price_data, "MAX_ROWS", 1)
-    (tmp_path / "a.parquet").write_bytes(parquet())
-    with pytest.raises(ConfigError, match="has 2 rows"):
-        read_bars(str(tmp_path / "a.parquet"), {})
+    (tmp_path / name).write_bytes(parquet() if name == "a.parquet" else HEAD + ROWS)
+    with pytest.raises(ConfigError, match="has more than 1 rows"):
+        read_bars(str(tmp_path / name), {})
 
 
 # -- archives of matches -----------------------------------------------------------------------------------------------

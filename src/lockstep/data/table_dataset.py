@@ -15,7 +15,7 @@ import torch
 
 from lockstep.base import Dataset
 from lockstep.config import ConfigError
-from lockstep.data.table_files import ordered_categories, read_table, to_numbers, to_texts
+from lockstep.data.table_files import ordered_categories, read_header, read_table, to_numbers, to_texts
 from lockstep.protocols import Split, StateDict, TargetType
 from lockstep.pytree import Tree, load_into
 from lockstep.rng import RandomStream
@@ -80,7 +80,16 @@ class TableDataset(Dataset):
         Args:
             names: Columns that are needed.
         """
-        return read_table(self.config.path, names)
+        path = self.config.path
+        if not Path(path).is_file():
+            raise ConfigError(f"table {path or '(none)'} does not exist.", "Set task.path to a CSV or Parquet file.")
+        header = read_header(path)
+        if missing := [name for name in names if name not in header]:
+            raise ConfigError(
+                f"{path} has no column {', '.join(missing)}; it has {', '.join(header)[:300] or 'none'}.",
+                "Name existing columns in task.numeric, task.categorical and task.target.",
+            )
+        return read_table(path, names)
 
     def count(self, split: Split) -> int:
         """Return the number of rows of a split."""

@@ -4,8 +4,8 @@ Shapes: R rows.
 """
 
 import csv
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,59 +16,82 @@ MISSING = ("", "na", "n/a", "nan", "null", "none")
 """Texts that mean a missing value, in lower case."""
 
 
-def read_table(path: str, names: Sequence[str]) -> dict[str, Sequence[Any]]:
-    """Read columns of a CSV or Parquet file.
+def read_header(path: str) -> list[str]:
+    """Return the column names of a CSV or Parquet file.
 
     Raises:
-        ConfigError: The file does not exist, cannot be read, or lacks a column.
+        ConfigError: The file cannot be read.
     """
-    if not Path(path).is_file():
-        raise ConfigError(f"table {path or '(none)'} does not exist.", "Set task.path to a CSV or Parquet file.")
-    return _read_parquet(path, names) if path.endswith((".parquet", ".pq")) else _read_csv(path, names)
+    if _is_parquet(path):
+        with _open_parquet(path) as file:
+            return list(file.schema_arrow.names)
+    with _open_csv(path) as rows:
+        return next(rows, [])
 
 
-def _read_csv(path: str, names: Sequence[str]) -> dict[str, Sequence[Any]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = (row for row in csv.reader(file) if row)
-            header = next(rows, [])
-            _require_columns(names, header, path)
-            indices = [header.index(name) for name in names]
-            columns: list[list[str]] = [[] for _ in names]
-            for number, row in enumerate(rows, 2):
-                if len(row) != len(header):
-                    raise ConfigError(
-                        f"{path}: row {number} has {len(row)} fields, its header {len(header)}.", "Fix this row."
-                    )
-                for column, index in zip(columns, indices, strict=True):
-                    column.append(row[index])
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a CSV file: {error}.", "Give a CSV file in UTF-8, or Parquet.") from None
+def read_table(path: str, names: Iterable[str], *, max_rows: int | None = None) -> dict[str, Sequence[Any]]:
+    """Read columns of a CSV or Parquet file; `names` are names of its header.
+
+    Raises:
+        ConfigError: The file cannot be read, or has more than `max_rows` rows.
+    """
+    names = list(dict.fromkeys(names))
+    return _read_parquet(path, names, max_rows) if _is_parquet(path) else _read_csv(path, names, max_rows)
+
+
+def _read_csv(path: str, names: Sequence[str], max_rows: int | None) -> dict[str, Sequence[Any]]:
+    with _open_csv(path) as rows:
+        header = next(rows, [])
+        indices = [header.index(name) for name in names]
+        columns: list[list[str]] = [[] for _ in names]
+        for number, row in enumerate(rows, 1):
+            if len(row) != len(header):
+                problem = f"{path}: row {number} has {len(row)} fields, its header {len(header)}."
+                raise ConfigError(problem, "Fix this row. The first row after the header is row 1.")
+            _require_rows(number, max_rows, path)
+            for column, index in zip(columns, indices, strict=True):
+                column.append(row[index])
     return dict(zip(names, columns, strict=True))
 
 
-def _read_parquet(path: str, names: Sequence[str]) -> dict[str, Sequence[Any]]:
+def _read_parquet(path: str, names: list[str], max_rows: int | None) -> dict[str, Sequence[Any]]:
+    with _open_parquet(path) as file:
+        _require_rows(file.metadata.num_rows, max_rows, path)
+        return dict(file.read(names).to_pydict())
+
+
+def _is_parquet(path: str) -> bool:
+    return path.endswith((".parquet", ".pq"))
+
+
+@contextmanager
+def _open_csv(path: str) -> Iterator[Iterator[list[str]]]:
+    """Open a file as rows, without empty ones."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            yield (row for row in csv.reader(file) if row)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a CSV file: {error}.", "Give a CSV file in UTF-8, or Parquet.") from None
+
+
+@contextmanager
+def _open_parquet(path: str) -> Iterator[Any]:
     try:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path} is a Parquet file.", "Install a reader: pip install pyarrow") from error
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            _require_columns(names, file.schema_arrow.names, path)
-            table = file.read(list(dict.fromkeys(names)))
-            return {name: table.column(name).to_pylist() for name in names}
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+            yield file
+    except ConfigError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         raise ConfigError(f"{path} is not a Parquet file: {str(error)[:200]}.", "Write the file again.") from None
 
 
-def _require_columns(names: Sequence[str], header: Sequence[str], path: str) -> None:
-    if missing := [name for name in names if name not in header]:
-        raise ConfigError(
-            f"{path} has no column {', '.join(missing)}; it has {', '.join(header)[:300] or 'none'}.",
-            "Name existing columns in task.numeric, task.categorical and task.target.",
-        )
+def _require_rows(rows: int, max_rows: int | None, path: str) -> None:
+    if max_rows is not None and rows > max_rows:
+        raise ConfigError(f"{path} has more than {max_rows:,} rows.", f"Use {max_rows:,} at most.")
 
 
 def to_numbers(values: Sequence[Any], name: str) -> np.ndarray:

@@ -3,7 +3,6 @@
 Shapes: T bars.
 """
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lockstep.config import ConfigError
+from lockstep.data.table_files import read_header, read_table
 
 OPEN, HIGH, LOW, CLOSE = range(4)
 SECONDS_PER_YEAR = 365.25 * 86_400
@@ -49,8 +49,10 @@ def read_bars(path: str, columns: Mapping[str, str]) -> PriceSeries:
     """Read a CSV or Parquet file; `columns` maps time, open, high, low, close, adjusted to the file's column names."""
     if not Path(path).is_file():
         raise ConfigError(f"price file {path} does not exist.", "Give the path of a CSV or Parquet file.")
-    parquet = path.endswith((".parquet", ".pq"))
-    names, table = _read_parquet(path, columns) if parquet else _read_csv(path, columns)
+    if Path(path).stat().st_size > MAX_BYTES:
+        raise ConfigError(f"{path} holds more than {MAX_BYTES:,} bytes.", "Split it, or use longer bars.")
+    names = _find_columns(read_header(path), columns, path)
+    table = read_table(path, names.values(), max_rows=MAX_ROWS)
     time = _times(table[names["time"]], path)
     prices = np.stack([_numbers(table[names[part]], part, path) for part in ("open", "high", "low", "close")], axis=1)
     if "adjusted" in names:
@@ -91,46 +93,6 @@ def _sort_and_check(name: str, time: np.ndarray, prices: np.ndarray, path: str) 
 
 def _format_time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
-
-
-PriceTable = tuple[dict[str, str], dict[str, Sequence[Any]]]
-"""The file's names of the columns that are needed, and those columns."""
-
-
-def _read_csv(path: str, columns: Mapping[str, str]) -> PriceTable:
-    if Path(path).stat().st_size > MAX_BYTES:
-        raise ConfigError(f"{path} holds more than {MAX_BYTES:,} bytes.", "Convert it to Parquet, or use longer bars.")
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = (row for row in csv.reader(file) if row)
-            header = next(rows, [])
-            names = _find_columns(header, columns, path)
-            indices = [header.index(name) for name in names.values()]
-            values = []
-            for number, row in enumerate(rows, 1):
-                if len(row) != len(header):
-                    raise ConfigError(
-                        f"{path}: row {number} has {len(row)} fields, its header {len(header)}.", "Fix it."
-                    )
-                values.append([row[index] for index in indices])
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a CSV file: {error}.", "Give a CSV file in UTF-8.") from None
-    return names, {name: [row[index] for row in values] for index, name in enumerate(names.values())}
-
-
-def _read_parquet(path: str, columns: Mapping[str, str]) -> PriceTable:
-    try:
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{path} is a Parquet file.", "Install a reader: pip install pyarrow") from error
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            if file.metadata.num_rows > MAX_ROWS:
-                raise ConfigError(f"{path} has {file.metadata.num_rows:,} rows.", f"Use {MAX_ROWS:,} at most.")
-            names = _find_columns(file.schema_arrow.names, columns, path)
-            return names, file.read(list(names.values())).to_pydict()
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise ConfigError(f"{path} is not a Parquet file: {str(error)[:200]}.", "Write the file again.") from None
 
 
 def _find_columns(header: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:
