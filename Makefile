@@ -31,7 +31,7 @@ LAUNCHERS := $(LAUNCHERS:%=tests/fault/test_%.py)
 TASKS := tests/unit/tasks tests/unit/apps
 TOOLS := tests/unit/tools tests/unit/cli tests/unit/loggers $(wildcard tests/unit/test_*.py)
 UNIT := test-core test-tasks test-tools
-FIRST := test-gpu test-fault $(UNIT) test-launchers test-contract
+FIRST := test-gpu test-fault test-launchers $(UNIT) test-distributed test-contract test-docs
 OTHERS := hostile $(filter-out $(FIRST:test-%=%) unit __pycache__ emulated_cuda helpers,\
 	$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(OTHERS:%=test-%)

@@ -22,7 +22,7 @@ SKIPPED = {
 """Steps that do not apply, by number of GPUs."""
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 4])
+@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_doctor_gpu_quick_runs_every_step(tmp_path, capsys, gpus):
     path, contexts = tmp_path / "report.json", tmp_path / "contexts"
     contexts.mkdir()
