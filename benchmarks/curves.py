@@ -43,6 +43,16 @@ class Reference(NamedTuple):
     steps_per_sample: int = 1
 
 
+class Overlay(NamedTuple):
+    """Another experiment to draw in the same picture: a metric of a model of several tasks."""
+
+    experiment: str
+    metric: str
+    tasks: int
+    """Samples of the model are divided by the number of tasks."""
+    label: str
+
+
 class Experiment(NamedTuple):
     arguments: str
     """Arguments of `lockstep train`."""
@@ -54,6 +64,23 @@ class Experiment(NamedTuple):
     reference: Reference | None = None
     stop_at: int | None = None
     """Stop at the first evaluation with at least this many samples. The schedules remain those of the whole run."""
+    other_metrics: tuple[str, ...] = ()
+    """Metrics to keep in the data file beside `metric`."""
+    overlay: Overlay | None = None
+
+
+THREE_TASKS = ("cartpole-swingup", "cup-catch", "walker-walk")
+
+
+def tdmpc2_experiment(task: str, random_return: float) -> Experiment:
+    return Experiment(
+        f"dmc-tdmpc2 --preset small task={task} run.total_samples=50000 run.eval_every=5000",
+        "return_mean",
+        f"return, {task}",
+        {"random actions": random_return},
+        Reference(f"{task}.csv", "TD-MPC2 of its authors", steps_per_sample=2),
+        overlay=Overlay("tdmpc2-three-tasks", f"return/{task}_mean", len(THREE_TASKS), "one model of three tasks"),
+    )
 
 
 EXPERIMENTS = {
@@ -94,26 +121,16 @@ EXPERIMENTS = {
         {"no trades": 0.0, "buy and hold": 0.0287},
     ),
     "cricket": Experiment("cricket-gnn", "mae", "validation MAE, runs", {"linear regression": 8.003}),
-    "tdmpc2": Experiment(
-        "dmc-tdmpc2 --preset small task=cartpole-swingup run.total_samples=50000 run.eval_every=5000",
+    "tdmpc2": tdmpc2_experiment("cartpole-swingup", 46.6),
+    "tdmpc2-cup-catch": tdmpc2_experiment("cup-catch", 23.9),
+    "tdmpc2-walker-walk": tdmpc2_experiment("walker-walk", 41.2),
+    "tdmpc2-three-tasks": Experiment(
+        f"dmc-tdmpc2 --preset small task={','.join(THREE_TASKS)} task.num_envs=24 run.total_samples=150000 "
+        "run.eval_every=15000 run.eval_episodes=24",
         "return_mean",
-        "return, cartpole-swingup",
-        {"random actions": 46.6},
-        Reference("cartpole-swingup.csv", "TD-MPC2 of its authors", steps_per_sample=2),
-    ),
-    "tdmpc2-cup-catch": Experiment(
-        "dmc-tdmpc2 --preset small task=cup-catch run.total_samples=50000 run.eval_every=5000",
-        "return_mean",
-        "return, cup-catch",
-        {"random actions": 23.9},
-        Reference("cup-catch.csv", "TD-MPC2 of its authors", steps_per_sample=2),
-    ),
-    "tdmpc2-walker-walk": Experiment(
-        "dmc-tdmpc2 --preset small task=walker-walk run.total_samples=50000 run.eval_every=5000",
-        "return_mean",
-        "return, walker-walk",
-        {"random actions": 41.2},
-        Reference("walker-walk.csv", "TD-MPC2 of its authors", steps_per_sample=2),
+        "mean return of three tasks",
+        {"random actions": 37.2},
+        other_metrics=tuple(f"return/{task}_mean" for task in THREE_TASKS),
     ),
 }
 
@@ -158,6 +175,11 @@ def train_seed(args: argparse.Namespace, experiment: Experiment, seed: int) -> d
         "metric": experiment.metric,
         "points": [[samples, value] for samples, value in sorted(points.items()) if samples <= last],
     }
+    if experiment.other_metrics:
+        line["other_points"] = {
+            metric: [[samples, value] for samples, value in sorted(read_points(run, metric).items()) if samples <= last]
+            for metric in experiment.other_metrics
+        }
     if read_status(run).get("state") != "finished":
         line["stopped_at"] = last
     if seconds is not None:  # not known if the run was interrupted
@@ -235,6 +257,8 @@ def plot_experiment(name: str, seeds: list[dict], references: list[Path], path: 
         shared = sorted(set.intersection(*map(set, curves)))
         means = [np.mean([curve[samples] for curve in curves]) for samples in shared]
         axes.plot(shared, means, "C0", linewidth=2.2, label="Lockstep, mean of the seeds", gid="mean")
+        if experiment.overlay and (overlaid := RESULTS / f"{experiment.overlay.experiment}.jsonl").exists():
+            draw_overlay(axes, experiment.overlay, read_jsonl(overlaid))
         for number, (label, value) in enumerate(experiment.baselines.items()):
             axes.axhline(value, color=f"C{number + 1}", linestyle="--", label=label, gid=f"baseline-{number}")
         axes.legend(loc="best", framealpha=0.85, edgecolor="none", fontsize="small")
@@ -246,6 +270,14 @@ def title(experiment: Experiment, seeds: list[dict]) -> str:
     stopped = [line["stopped_at"] for line in seeds if "stopped_at" in line]
     note = f", stopped at {EngFormatter(places=1, sep='')(max(stopped))} samples" if stopped else ""
     return f"{arguments}: {len(seeds)} seed{'s' * (len(seeds) != 1)}{note}"
+
+
+def draw_overlay(axes, overlay: Overlay, seeds: list[dict]) -> None:
+    for line in seeds:
+        points = line["other_points"][overlay.metric]
+        x, values = zip(*[(samples / overlay.tasks, value) for samples, value in points], strict=True)
+        label = overlay.label if line is seeds[0] else None
+        axes.plot(x, values, "C3", linewidth=1.4, label=label, gid=f"overlay-{line['seed']}")
 
 
 def draw_reference(name: str, axes, reference: Reference, directories: list[Path], samples: int) -> None:

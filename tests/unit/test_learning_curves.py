@@ -53,9 +53,13 @@ def read_elements(svg):
     return {node.get("id"): node for node in ElementTree.fromstring(svg).iter() if node.get("id")}
 
 
+def path_of(element):
+    return next(node for node in element.iter() if node.get("d")).get("d")
+
+
 def heights(element):
     """Vertical coordinates of a line in the plot."""
-    numbers = next(node for node in element.iter() if node.get("d")).get("d").replace("M", "").replace("L", "").split()
+    numbers = path_of(element).replace("M", "").replace("L", "").split()
     return [float(number) for number in numbers[1::2]]
 
 
@@ -155,3 +159,14 @@ def test_plot_of_runs_has_one_color_per_label(curves, tmp_path, monkeypatch):
     assert "#1f77b4" in svg
     assert "#ff7f0e" in svg
     assert "#2ca02c" not in svg
+
+
+def test_plot_draws_the_model_of_several_tasks_over_samples_per_task(curves, tmp_path, monkeypatch):
+    write_seeds(tmp_path)
+    overlay = curves.Overlay("several", "return/one_mean", 3, "one model")
+    monkeypatch.setitem(curves.EXPERIMENTS, "made-up", curves.EXPERIMENTS["made-up"]._replace(overlay=overlay))
+    points = {"return/one_mean": [[300, 10], [600, 400]], "return/two_mean": [[300, 1], [600, 1]]}
+    write_lines(tmp_path / "several.jsonl", [{"seed": 0, "points": [], "other_points": points}])
+    run_script(curves, monkeypatch, "plot", "made-up")
+    drawn = read_elements((tmp_path / "made-up-curve.svg").read_text())
+    assert path_of(drawn["overlay-0"]) == path_of(drawn["seed-0"])
