@@ -22,7 +22,8 @@ SKIPPED = {
 """Steps that do not apply, by number of GPUs."""
 
 
-@pytest.mark.parametrize("gpus", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # every step starts processes: two minutes
+@pytest.mark.parametrize("gpus", [1, 2, 4])
 def test_doctor_gpu_quick_runs_every_step(tmp_path, capsys, gpus):
     path, contexts = tmp_path / "report.json", tmp_path / "contexts"
     contexts.mkdir()
