@@ -256,7 +256,8 @@ def plot_experiment(name: str, seeds: list[dict], references: list[Path], path: 
         curves = [dict(line["points"]) for line in seeds]
         shared = sorted(set.intersection(*map(set, curves)))
         means = [np.mean([curve[samples] for curve in curves]) for samples in shared]
-        axes.plot(shared, means, "C0", linewidth=2.2, label="Lockstep, mean of the seeds", gid="mean")
+        label = "Lockstep, mean of the seeds" if len(seeds) > 1 else "Lockstep"
+        axes.plot(shared, means, "C0", linewidth=2.2, label=label, gid="mean")
         if experiment.overlay and (overlaid := RESULTS / f"{experiment.overlay.experiment}.jsonl").exists():
             draw_overlay(axes, experiment.overlay, read_jsonl(overlaid))
         for number, (label, value) in enumerate(experiment.baselines.items()):
