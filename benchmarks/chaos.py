@@ -82,6 +82,7 @@ class Campaign:
                 "algo.batch_size=128",
             ),
             *("task.num_envs=16", f"run.runs_dir={self.place}", f"run.name={name}", "run.keep_last=4"),
+            *(["algo.updates_per_sample=0.0625"] if "ddpg" in self.recipe else []),  # as many updates as PPO has
         ]
 
     def undisturbed(self) -> str:
