@@ -159,15 +159,15 @@ class TeamSnakes(VecEnv):
         self._result_names = RESULTS if config.control_both_teams else RESULTS[: RESULTS.index("scripted")]
         self._marks = np.zeros((2, CELLS + 1), np.int64)
         self._level = torch.tensor(config.opponent_level)
-        self._games = np.zeros(count, GAME).view(np.recarray)
+        self.games = np.zeros(count, GAME).view(np.recarray)
         # Keyed by the global index of the game: the hosting process and the other games of the batch do not matter.
-        self._games.place = list(self.env_indices)
-        self._games.key = [stream.draw_seed(0) for stream in self.env_streams("team-snakes")]
+        self.games.place = list(self.env_indices)
+        self.games.key = [stream.draw_seed(0) for stream in self.env_streams("team-snakes")]
         for name in FIELDS:
-            self.register_state(name, self._games[name])
+            self.register_state(name, self.games[name])
 
     def reset(self) -> Tree:
-        start_all(self._games)
+        start_all(self.games)
         return self._update_obs()
 
     def observations(self) -> Tree:
@@ -190,12 +190,12 @@ class TeamSnakes(VecEnv):
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the games and compute their observations alone, without tensors."""
-        return int(step_all(self._games, actions, int(self._level), self._terms, self._results, self._marks))
+        return int(step_all(self.games, actions, int(self._level), self._terms, self._results, self._marks))
 
     def scripted_actions(self, level: int, wrapped: bool = False) -> Tensor:
         """Return the actions that a scripted team would take in place of ours, [B, 3]."""
         actions = np.zeros((self.num_envs, TEAM), np.int64)
-        choose_all(self._games, level, wrapped, self._egocentric, self._marks, actions)
+        choose_all(self.games, level, wrapped, self._egocentric, self._marks, actions)
         return torch.from_numpy(actions)
 
     def on_iteration_start(self, clock: TrainState) -> None:
@@ -237,21 +237,21 @@ class TeamSnakes(VecEnv):
         return {name: self._buffers.tensors[f"{prefix}{name}"] for name in ("seen", "legal")}
 
     def _update_obs(self) -> Tree:
-        observe_all(self._games, self._egocentric, self._results, self._marks)
+        observe_all(self.games, self._egocentric, self._results, self._marks)
         self._buffers.copy_to_device()
         return self.observations()
 
     def render_text(self, env: int) -> str:
-        return as_text(self._games[env], int(side_of(self._games[env])))
+        return as_text(self.games[env], int(side_of(self.games[env])))
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(self._games[env], int(side_of(self._games[env])))
+        return as_frame(self.games[env], int(side_of(self.games[env])))
 
     def render_title(self, env: int) -> str:
         return f"trained team (green, ABC) against {name_of(int(self._level))} (orange, XYZ)"
 
     def render_score(self, env: int) -> str:
-        return score(self._games[env], int(side_of(self._games[env])))
+        return score(self.games[env], int(side_of(self.games[env])))
 
     def render_result(self, info: Mapping[str, float]) -> str:
         return winner(info)
