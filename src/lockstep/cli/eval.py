@@ -27,9 +27,12 @@ class Evaluate:
     split: Literal["train", "validation", "test"] = "test"
     """Dataset split to predict, for supervised runs."""
     opponents: tuple[str, ...] = ()
-    """Opponents of a round-robin tournament (team snakes): all, a script level, a run directory or RUN@SAMPLES."""
+    """Opponents of a round-robin tournament (team snakes): all, a script level, a run directory, RUN@SAMPLES, or the
+    file of a submission in the platform's form (path/to/submission.py). It is executed in processes of its own."""
     games: int = 200
     """Games per pair of teams, an even number: half of them on each side."""
+    submission_timeout: float = 10.0
+    """Seconds that a submission may take per decision."""
     plots: Path | None = None
     """Directory for plots of the predictions or the team ratings. None: no plots."""
     checkpoint: int | None = None
@@ -50,7 +53,14 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.apps.league.table import show_standings
 
         show_standings(
-            command.run, command.checkpoint, command.opponents, command.games, command.seed, command.plots, command.json
+            command.run,
+            command.checkpoint,
+            command.opponents,
+            command.games,
+            command.seed,
+            command.plots,
+            command.json,
+            command.submission_timeout,
         )
         return 0
 

@@ -121,6 +121,13 @@ class DDPGConfig(Algorithm.Config):
                 f"self_play_fraction {self.self_play_fraction}.",
                 "Use 0 or more snapshots, an interval of 1 or more, and a fraction from 0 to 1.",
             )
+        scripted = 1 - (self.self_play_fraction if self.opponent_pool_size else 0)
+        if getattr(task, "submissions", ()) and task.submission_fraction > scripted:
+            raise ConfigError(
+                f"task.submission_fraction is {task.submission_fraction}, but {self.self_play_fraction} of the games "
+                "are played against the opponent pool.",
+                "Use at most 1 in total: lower --algo.self-play-fraction or --task.submission-fraction.",
+            )
 
     def check_task(self, task: Any) -> None:
         self.encoder.check_image_size(AgentAxis(task).agent_space)
