@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lockstep.algorithms.ddpg.config import DDPGConfig as DDPGConfig
 from lockstep.algorithms.ddpg.networks import Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
+from lockstep.algorithms.ddpg.opponent_sampling import PrioritizedSampling
 from lockstep.algorithms.ddpg.policy import DDPGPolicy
 from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.base import Algorithm
@@ -58,9 +59,16 @@ class DDPG(Algorithm):
         self.past = OpponentPool(
             self.actor, self.codec, self.team, config.opponent_pool_size, games, self.envs_per_lane
         )
+        self.sampling: PrioritizedSampling | None = None
+        if config.opponent_sampling == "pfsp":
+            index_in_lane = torch.arange(task.num_envs, device=runtime.device) % self.envs_per_lane
+            self.sampling = PrioritizedSampling(config.opponent_pool_size, config.pfsp_power, index_in_lane, games)
+            self.register_state("opponent_results", self.sampling.results)
+            self.register_lane_state("opponents", self.sampling.opponents)
         self.actor_optimizer = self._optimizer(self.actor, config.actor_lr)
         self.critic_optimizer = self._optimizer(self.critics, config.critic_lr)
         self.explore_rng, self.epsilon_rng = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
+        self.opponent_rng = lanes.streams("ddpg.opponents")
         self.target_rng, self.actor_rng = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
         self.episodes = EpisodeStatistics(lanes.local, self.envs_per_lane, runtime.device)
         self.rollout, self.outcomes, self.infos = (Rollout(config.rollout_steps) for _ in range(3))
@@ -93,12 +101,17 @@ class DDPG(Algorithm):
         noise = self.codec.noise(self.explore_rng, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
         uniform = self.epsilon_rng.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
         draws = torch.cat([noise * self.codec.noise_scale, uniform], dim=-1)  # [L, T, E, A, 2K + 1]
+        if self.sampling is not None:
+            opponent_draws = self.opponent_rng.uniform(clock.iteration, *shape[:2], device=runtime.device)  # [L, T, E]
 
         # Environment steps
         for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).unbind(0)):
             obs = self.task.observations()
             with runtime.phase("act"):
-                action: Tensor = runtime.map_lanes(self._act, {"obs": obs, "draw": draw})
+                part = {"obs": obs, "draw": draw}
+                if self.sampling is not None:
+                    part["opponents"] = self.sampling.opponents
+                action: Tensor = runtime.map_lanes(self._act, part)
                 # Write before the step: the task reuses the memory of observations.
                 self.rollout.write(t, self.team.drop_rivals({"obs": obs, "action": action}))
             with runtime.phase("env"):
@@ -107,6 +120,9 @@ class DDPG(Algorithm):
             team = {name: self.team.drop_rivals(result[name]) for name in ("reward", "next_obs")}
             self.outcomes.write(t, result | team)
             self.infos.write(t, {"rewards": step.reward, **step.episode_info})
+            if self.sampling is not None:
+                ended = step.terminated | step.truncated
+                self.sampling.end_step(ended, step.episode_info, opponent_draws[:, t].flatten())
 
         # Episode statistics
         ended = self.outcomes["terminated"] | self.outcomes["truncated"]
@@ -120,13 +136,20 @@ class DDPG(Algorithm):
             outputs = self.actor(agent_obs)
         noisy, random = self.codec.act(outputs, noise, legal), self.codec.random(uniform, legal)
         stored = self.team.group_by_env(self.codec.encode(torch.where(epsilon_draw < self.epsilon, random, noisy)))
-        return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
+        return (
+            torch.cat([stored, self.past.act(part["obs"], part.get("opponents"))], dim=1)
+            if self.team.rivals
+            else stored
+        )
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def update(self, clock: TrainState) -> Metrics:
         """Add the rollout to the replay buffer, then take the updates that are due."""
         config, critic, actor = self.config, Metrics(), Metrics()
+        # Results against the opponent pool
+        if self.sampling is not None:
+            self.sampling.end_iteration(self.runtime.all_reduce_sum)
         # Replay buffer
         if not add_rollout(self.replay, self.rollout, self.outcomes, self.critic_optimizer, clock):
             return Metrics()
@@ -153,10 +176,14 @@ class DDPG(Algorithm):
         snapshots = (clock.samples + self.samples) // config.snapshot_every
         if self.past.copies and snapshots > clock.samples // config.snapshot_every:
             self.past.add_snapshot(self.actor, snapshots)
+            if self.sampling is not None:
+                self.sampling.replace_snapshot(snapshots % len(self.past.copies))
 
         metrics = critic.with_prefix("critic")
         metrics += actor.with_prefix("actor")
         metrics.add_global("epsilon", self.epsilon.clone(), 1.0)
+        if self.sampling is not None:
+            metrics.add_global("lowest_pool_win_rate", self.sampling.win_rates().amin(), 1.0)
         return metrics
 
     def _sample_batch(self, counter: int) -> dict[str, Any]:

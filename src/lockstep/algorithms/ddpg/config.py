@@ -70,6 +70,10 @@ class DDPGConfig(Algorithm.Config):
     """Fraction of the environments that play against snapshots."""
     snapshot_every: int = 100_000
     """Samples between snapshots. A new snapshot replaces the oldest one."""
+    opponent_sampling: Literal["uniform", "pfsp"] = "uniform"
+    """Choice of snapshots. uniform: in rotation. pfsp: drawn for each game, more often the lower the win rate."""
+    pfsp_power: float = 2.0
+    """Exponent p of the weights (1 - win rate)^p of pfsp. 0: all snapshots are equally likely."""
     max_grad_norm: float = 10.0
     """Maximum norm of the gradient of the whole batch."""
     grad_accum_steps: int = 1
@@ -120,6 +124,12 @@ class DDPGConfig(Algorithm.Config):
                 f"opponent_pool_size is {self.opponent_pool_size}, snapshot_every {self.snapshot_every}, "
                 f"self_play_fraction {self.self_play_fraction}.",
                 "Use 0 or more snapshots, an interval of 1 or more, and a fraction from 0 to 1.",
+            )
+        if self.opponent_sampling == "pfsp" and (not self.opponent_pool_size or self.pfsp_power < 0):
+            raise ConfigError(
+                f"opponent_sampling is pfsp, with opponent_pool_size {self.opponent_pool_size} and pfsp_power "
+                f"{self.pfsp_power}.",
+                "Use 1 or more snapshots, and a power of 0 or more.",
             )
         scripted = 1 - (self.self_play_fraction if self.opponent_pool_size else 0)
         if getattr(task, "submissions", ()) and task.submission_fraction > scripted:
