@@ -66,7 +66,6 @@ def run(arguments: Sequence[str]) -> int:
 
     import dataclasses
     import json
-    from contextlib import nullcontext
 
     from lockstep.config import ConfigError
     from lockstep.distributed import Runtime
@@ -74,6 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.inference import load
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import choose_device
+    from lockstep.launch.kernel_compilation import show_status
     from lockstep.launch.world import WorldInfo
     from lockstep.ops.prediction_metrics import confusion_matrix
     from lockstep.protocols import TaskConfig
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
             f"--plots draws predictions, but {command.run} plays episodes.", f"Use lockstep play {command.run}"
         )
     scope = f"{command.episodes} episodes" if is_env else f"the {command.split} split"
-    with console.status(f"{'playing' if is_env else 'predicting'} {scope}") if not command.json else nullcontext():
+    with show_status(f"{'playing' if is_env else 'predicting'} {scope}", shown=not command.json):
         if is_env:
             scores = evaluate(loaded.policy, task, runtime, command.episodes)
         else:  # predict once, for both metrics and plots

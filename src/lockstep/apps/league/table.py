@@ -6,7 +6,6 @@ from itertools import combinations
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.progress import track
 from rich.table import Table
 
 from lockstep.apps.league.matches import Player, play_match, script, submission, trained
@@ -14,6 +13,7 @@ from lockstep.apps.league.ratings import Interval, MatchRecord, elo, elo_interva
 from lockstep.config import ConfigError
 from lockstep.inference import load
 from lockstep.io.rich_console import PrintableConsole
+from lockstep.launch.kernel_compilation import show_status
 from lockstep.tasks.team_snakes.opponents import LEVELS
 from lockstep.tools.report.html import render
 
@@ -38,8 +38,11 @@ def show_standings(
     if len(set(names)) < len(names):
         raise ConfigError(f"a team occurs twice in {', '.join(names)}.", "Use each opponent once.")
     pairs = list(combinations(teams, 2))
-    progress = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
-    records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in progress}
+    records: dict[tuple[str, str], MatchRecord] = {}
+    text = f"of {len(pairs)}, {games} games each"
+    with show_status(lambda: f"playing match {len(records) + 1} {text}", shown=not as_json):
+        for one, other in pairs:
+            records[one.name, other.name] = play_match(one, other, games, seed)
     against = {other: record for (one, other), record in records.items() if one == team.name}
     ratings, intervals = elo(names, records), elo_intervals(names, records, seed)
     console = PrintableConsole()
