@@ -53,7 +53,7 @@ def main(steps=50):
             name: TeamSnakesConfig(num_envs=count, **settings).build(Lanes(8, range(8), 0), torch.device("cpu"))
             for name, settings in names.items()
         }
-        games = tasks["features"]._games.copy()
+        games = tasks["features"].games.copy()
         bare = median_speed(lambda games=games: play(games, steps, 200, marks), steps * count)
         print(f"{count:>6,} games, rules and both scripts: {bare:>9,.0f} steps a CPU second")
         for name, task in tasks.items():

@@ -142,6 +142,8 @@ def load_recipe(run: Path) -> Recipe:
     recipe = apply_overrides(find_recipe(name)(), values)
     if (file := getattr(recipe.task, "code_file", None)) is not None:
         _refuse_code_of_run(run, file, "environment")
+    for file in getattr(recipe.task, "code_files", ()):
+        _refuse_code_of_run(run, file, "submission")
     return recipe
 
 

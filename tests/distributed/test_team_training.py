@@ -16,9 +16,11 @@ RECIPE = find_recipe("team-ddpg")
 SETTING = RECIPE.smoke_overrides | {"run.lanes": 8, "run.device": "cpu", "algo.snapshot_every": 256}
 
 
-def trained(reduction, iterations=8):
+def trained(reduction, iterations=8, **settings):
     """Train on games that end at different times per lane; return episodes, levels, epsilons and digests."""
-    recipe = apply_overrides(RECIPE(), SETTING | {"run.reduction": reduction, "task.promotion_win_rate": 0.2})
+    recipe = apply_overrides(
+        RECIPE(), SETTING | {"run.reduction": reduction, "task.promotion_win_rate": 0.2} | settings
+    )
     with Runtime.start(recipe.run) as runtime:
         task = recipe.task.build(runtime.lanes, runtime.device)
         algorithm, clock = recipe.algo.build(task, runtime), TrainState(total_samples=recipe.run.total_samples)
@@ -54,3 +56,15 @@ def test_level_epsilon_opponents_and_agent_are_equal_on_1_2_3_processes():
     assert len(set(alone["epsilons"])) > 2
     for processes in (2, 3):
         assert together(trained, processes, "exact") == [alone] * processes
+
+
+@pytest.mark.distributed
+def test_pfsp_gives_one_agent_on_1_2_3_processes():
+    [alone] = together(pfsp_trained, 1)
+    assert alone["digest"] != together(trained, 1, "exact", 16)[0]["digest"]
+    for processes in (2, 3):
+        assert together(pfsp_trained, processes) == [alone] * processes
+
+
+def pfsp_trained():
+    return trained("exact", 16, **{"algo.opponent_sampling": "pfsp"})

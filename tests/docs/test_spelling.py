@@ -10,7 +10,12 @@ from test_commands import PAGES, ROOT, commands
 from lockstep.cli import COMMANDS, main
 from lockstep.cli.options import parse_recipe, parse_train, resolve
 
-PLACES = {"RECIPE": "snake-ppo", "FILE.py": "examples/tiny_snake.py", "SIZE": "5"}
+PLACES = {
+    "RECIPE": "snake-ppo",
+    "FILE.py": "examples/tiny_snake.py",
+    "SIZE": "5",
+    "rival/submission.py": "examples/catch.py",  # any file: it is not executed here
+}
 """Placeholders on the pages, and values for them."""
 
 UNTESTED = [

@@ -27,9 +27,12 @@ class Evaluate:
     split: Literal["train", "validation", "test"] = "test"
     """Dataset split to predict, for supervised runs."""
     opponents: tuple[str, ...] = ()
-    """Opponents of a round-robin tournament (team snakes): all, a script level, a run directory or RUN@SAMPLES."""
+    """Opponents of a round-robin tournament (team snakes): all, a script level, a run directory, RUN@SAMPLES, or the
+    file of a submission in the platform's form (path/to/submission.py). It is executed in processes of its own."""
     games: int = 200
     """Games per pair of teams, an even number: half of them on each side."""
+    submission_timeout: float = 10.0
+    """Seconds that a submission may take per decision."""
     plots: Path | None = None
     """Directory for plots of the predictions or the team ratings. None: no plots."""
     checkpoint: int | None = None
@@ -50,13 +53,19 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.apps.league.table import show_standings
 
         show_standings(
-            command.run, command.checkpoint, command.opponents, command.games, command.seed, command.plots, command.json
+            command.run,
+            command.checkpoint,
+            command.opponents,
+            command.games,
+            command.seed,
+            command.plots,
+            command.json,
+            command.submission_timeout,
         )
         return 0
 
     import dataclasses
     import json
-    from contextlib import nullcontext
 
     from lockstep.config import ConfigError
     from lockstep.distributed import Runtime
@@ -64,6 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.inference import load
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.launch.device import choose_device
+    from lockstep.launch.kernel_compilation import show_status
     from lockstep.launch.world import WorldInfo
     from lockstep.ops.prediction_metrics import confusion_matrix
     from lockstep.protocols import TaskConfig
@@ -79,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
             f"--plots draws predictions, but {command.run} plays episodes.", f"Use lockstep play {command.run}"
         )
     scope = f"{command.episodes} episodes" if is_env else f"the {command.split} split"
-    with console.status(f"{'playing' if is_env else 'predicting'} {scope}") if not command.json else nullcontext():
+    with show_status(f"{'playing' if is_env else 'predicting'} {scope}", shown=not command.json):
         if is_env:
             scores = evaluate(loaded.policy, task, runtime, command.episodes)
         else:  # predict once, for both metrics and plots

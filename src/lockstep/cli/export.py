@@ -10,6 +10,8 @@ import tyro
 from lockstep.cli.parser import parse_args
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "sb3": ".zip", "pt2": ".pt2"}
+VERIFIED_GAMES = 4
+"""Games in which a submission is compared with the policy."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Export:
     """Export a run's best policy for other programs. The outputs of the file are compared with those of the policy.
 
     safetensors: weights by name. onnx: a graph for any runtime, with recurrent state as input and output. pt2: such a
-    graph for torch. sb3: a zip for PPO of Stable-Baselines3. jidi: a submission to the team snakes competition.
+    graph for torch. sb3: a zip for PPO of Stable-Baselines3. jidi: a submission to the team snakes competition, one
+    file for Python 3.7 and numpy, compared with the policy in whole games.
     """
 
     run: tyro.conf.Positional[Path]
@@ -25,7 +28,7 @@ class Export:
     to: Literal["safetensors", "onnx", "sb3", "pt2", "jidi"] = "safetensors"
     """Output format."""
     out: Path | None = None
-    """Output path. None: a file named after the run, in the run directory; for jidi ./submission."""
+    """Output path. None: a file named after the run, in the run directory; for jidi ./submission.py."""
     checkpoint: int | None = None
     """Global samples of the checkpoint to use. None: the best, or the newest if none was evaluated."""
 
@@ -40,9 +43,12 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.apps.jidi.submission import write_submission
         from lockstep.inference import load
 
-        directory = command.out or Path("submission")
-        write_submission(load(command.run, command.checkpoint), directory)
-        console.print(f"{directory}: submit this directory. It only needs numpy.")
+        path = command.out or Path("submission.py")
+        path = path if path.suffix == ".py" else path / "submission.py"
+        with console.status(f"writing {path} and playing {VERIFIED_GAMES} games to verify it"):
+            compared = write_submission(load(command.run, command.checkpoint), path, VERIFIED_GAMES)
+        console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB. It needs Python 3.7 or newer, and numpy.")
+        console.print(f"  {compared:,} actions in {VERIFIED_GAMES} games: all equal to those of the policy")
         return 0
 
     import os

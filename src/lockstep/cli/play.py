@@ -1,7 +1,8 @@
 """`lockstep play RUN`: watch a policy in the terminal or a window, or record a GIF, an MP4 or a replay."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
+    from lockstep.protocols import Renderable
     from lockstep.tools.play.video_files import VideoInfo
 
 
@@ -56,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.inference import load
     from lockstep.launch.device import choose_device
+    from lockstep.launch.kernel_compilation import show_status
     from lockstep.launch.world import WorldInfo
     from lockstep.tools.play.display import show_in_terminal, show_in_window
     from lockstep.tools.play.playback import play_episodes
@@ -65,16 +68,23 @@ def run(arguments: Sequence[str]) -> int:
     if command.replay is not None:
         from lockstep.apps.jidi.submission import write_replay
 
-        write_replay(policy, command.replay, command.seed)
+        with show_status(f"writing {command.replay}"):
+            write_replay(policy, command.replay, command.seed)
         return 0
-    limits = command.episodes, command.seed, command.max_steps
+
+    def scenes() -> Iterator["Renderable"]:
+        frames = play_episodes(policy, command.episodes, command.seed, command.max_steps)
+        with show_status("playing the first step"):
+            first = list(islice(frames, 1))
+        return chain(first, frames)
+
     if command.gif is not None:
         limit = None if command.max_mb is None else 1e6 * command.max_mb
-        _print_written(command.gif, write_gif(play_episodes(policy, *limits), command.gif, command.fps, limit))
+        _print_written(command.gif, write_gif(scenes(), command.gif, command.fps, limit))
     if command.mp4 is not None:
-        _print_written(command.mp4, write_mp4(play_episodes(policy, *limits), command.mp4, command.fps))
+        _print_written(command.mp4, write_mp4(scenes(), command.mp4, command.fps))
     if command.gif is None and command.mp4 is None:
-        (show_in_window if command.window else show_in_terminal)(play_episodes(policy, *limits), command.fps)
+        (show_in_window if command.window else show_in_terminal)(scenes(), command.fps)
     return 0
 
 

@@ -33,6 +33,11 @@ class StatusLine:
         """Change the text."""
         self._text = text if callable(text) else lambda: text
 
+    @property
+    def text(self) -> Callable[[], str]:
+        """Function that returns the current text."""
+        return self._text
+
     def stop(self) -> None:
         """Remove the status. No effect if none is shown."""
         thread, self._thread = self._thread, None

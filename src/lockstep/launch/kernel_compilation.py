@@ -69,12 +69,28 @@ def announce_compilation(phase: Callable[[str], AbstractContextManager[Any]]) ->
 
 
 @contextmanager
+def show_status(text: str | Callable[[], str], shown: bool = True) -> Iterator[None]:
+    """Show what this process does until the end of the block, and which numba kernel it compiles meanwhile.
+
+    For commands without workers. `shown=False` only announces the first compilation.
+    """
+    announce_compilation(lambda phase: nullcontext())
+    if shown:
+        STARTUP.start(text)
+    try:
+        yield
+    finally:
+        STARTUP.stop()
+
+
+@contextmanager
 def _announced(kernel: str, phase: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
     if not compiled_kernels and not _announced_kernels:
         warn_user(
             "compiling numba kernels, which takes up to a minute. Later runs load them from a cache. "
             "`lockstep warmup` compiles all kernels ahead."
         )
+    text_before = STARTUP.text
     STARTUP.update(f"compiling the numba kernel {kernel}")
     # Phases belong to the main thread. A kernel that another kernel calls is part of the outer compilation.
     is_timed = not _announced_kernels and threading.current_thread() is threading.main_thread()
@@ -84,8 +100,7 @@ def _announced(kernel: str, phase: Callable[[str], AbstractContextManager[Any]])
             yield
     finally:
         compiled_kernels.append(_announced_kernels.pop())
-        outer = _announced_kernels[-1:]
-        STARTUP.update(f"compiling the numba kernel {outer[0]}" if outer else "starting")
+        STARTUP.update(text_before)
 
 
 def is_compiling_kernel() -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lockstep.algorithms.ddpg.agent import DDPGConfig
+from lockstep.algorithms.ddpg.opponent_sampling import PrioritizedSampling
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, apply_overrides
 from lockstep.distributed import Runtime
@@ -122,11 +123,91 @@ def test_policy_leaves_other_team_to_script():
     algorithm.task.step(action)
 
 
+# ------------------------------------------------------------------------------------------------------------- sampling
+
+
+def results(*pairs):
+    """Return sampling over snapshots with these (points, games), and 1,000 environments that play against them."""
+    sampling = PrioritizedSampling(len(pairs), 2.0, torch.arange(1000), games=1000)
+    sampling.results.copy_(torch.tensor(pairs))
+    return sampling
+
+
+def test_pfsp_draws_by_the_power_of_the_rate_of_games_not_won():
+    sampling = results((8.0, 8.0), (4.0, 8.0), (0.0, 8.0))
+    assert sampling.win_rates().tolist() == pytest.approx([0.9, 0.5, 0.1])
+    ended, info = torch.ones(1000, dtype=torch.bool), {"won": torch.zeros(1000)}
+    sampling.end_step(ended, info, (torch.arange(1000) + 0.5) / 1000)
+    shares = sampling.opponents.bincount(minlength=3) / 1000
+    weights = torch.tensor([0.1, 0.5, 0.9]).square()
+    assert shares.tolist() == pytest.approx((weights / weights.sum()).tolist(), abs=0.002)
+
+
+def test_pfsp_keeps_opponents_of_running_games_and_counts_ended_ones():
+    sampling = PrioritizedSampling(2, 2.0, torch.arange(4), games=3)
+    sampling.opponents.copy_(torch.tensor([0, 1, 1, 0]))
+    info = {"won": torch.tensor([1.0, 0.0, 1.0, 1.0]), "drawn": torch.tensor([0.0, 1.0, 0.0, 0.0])}
+    sampling.end_step(torch.tensor([True, True, False, True]), info, torch.tensor([0.9, 0.1, 0.1, 0.1]))
+    assert sampling.opponents.tolist() == [1, 0, 1, 0]  # of equal weights; the last two are not drawn
+    assert not sampling.results.any()  # only with the end of the iteration
+    sampling.end_iteration(lambda tensor: tensor.mul_(2))  # as if another process had the same results
+    assert sampling.results.tolist() == [[2.0, 2.0], [1.0, 2.0]]
+    sampling.end_iteration(lambda tensor: tensor)
+    assert sampling.results.tolist() == [[2.0, 2.0], [1.0, 2.0]]
+    sampling.replace_snapshot(1)
+    assert sampling.results.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_pfsp_task_without_won_raises():
+    with pytest.raises(ConfigError, match="reports no won"):
+        results((0.0, 0.0)).end_step(torch.ones(1000, dtype=torch.bool), {}, torch.zeros(1000))
+
+
+def test_pfsp_pool_acts_with_the_drawn_snapshots():
+    algorithm, clock = build(opponent_sampling="pfsp"), TrainState(total_samples=10_000)
+    iterate(algorithm, clock, 6)
+    assert not equal(algorithm.past.copies[0], algorithm.past.copies[1])
+    obs = tree_map(torch.clone, algorithm.task.observations())
+    rotation = algorithm.past.act(obs)  # the first environment of a lane plays against snapshot 0, the second against 1
+    assert torch.equal(algorithm.past.act(obs, torch.arange(32) % 4), rotation)
+    other = algorithm.past.act(obs, torch.full((32,), 1)).view(8, 4, TEAM)
+    assert torch.equal(other[:, 1:], rotation.view(8, 4, TEAM)[:, 1:])
+    assert (other[:, 2:] == SCRIPTED).all()
+    assert not torch.equal(other[:, 0], rotation.view(8, 4, TEAM)[:, 0])
+
+
+def test_pfsp_training_draws_opponents_and_is_checkpointed():
+    algorithm, clock = build(opponent_sampling="pfsp"), TrainState(total_samples=10_000)
+    first = algorithm.sampling.opponents.clone()
+    iterate(algorithm, clock, 12)
+    assert algorithm.sampling.results[:, 1].sum() > 0
+    in_pool = (torch.arange(32) % 4) < 2
+    assert not torch.equal(algorithm.sampling.opponents[in_pool], first[in_pool])
+    assert torch.equal(algorithm.sampling.opponents[~in_pool], first[~in_pool])
+    fresh = build(opponent_sampling="pfsp")
+    fresh.load_shared_state({name: x.detach().clone() for name, x in algorithm.shared_state().items()})
+    for lane in range(8):
+        rows = {name: x.clone() for name, x in algorithm._lane_rows(lane).items()}
+        for name, x in fresh._lane_rows(lane).items():
+            x.copy_(rows[name])
+    assert torch.equal(fresh.sampling.results, algorithm.sampling.results)
+    assert torch.equal(fresh.sampling.opponents, algorithm.sampling.opponents)
+
+
+def test_uniform_sampling_saves_nothing_more():
+    algorithm = build()
+    assert algorithm.sampling is None
+    assert "opponent_results" not in algorithm.shared_state()
+    assert "opponents" not in algorithm.lane_state(0)
+
+
 @pytest.mark.parametrize(
     ("algo", "both", "words"),
     [
         ({"opponent_pool_size": 2}, False, "acts for the other team itself"),
         ({"opponent_pool_size": -1}, True, "opponent_pool_size is -1"),
+        ({"opponent_sampling": "pfsp"}, True, "opponent_sampling is pfsp, with opponent_pool_size 0"),
+        ({"opponent_sampling": "pfsp", "opponent_pool_size": 2, "pfsp_power": -1.0}, True, "pfsp_power -1.0"),
         ({"opponent_pool_size": 2, "snapshot_every": 0}, True, "snapshot_every 0"),
         ({"opponent_pool_size": 2, "self_play_fraction": 1.5}, True, "self_play_fraction 1.5"),
     ],

@@ -1,5 +1,6 @@
 """Jidi submission: standalone, equal to the policy; replays have the viewer's format."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -7,11 +8,14 @@ import sys
 import numpy as np
 import pytest
 import torch
+import vermin
 
+from helpers.python37 import python37
 from helpers.team_games import arrange
-from lockstep.apps.jidi.controller import choose_direction, read_game
-from lockstep.apps.jidi.platform import NAMES, observation_of, play_game
-from lockstep.apps.jidi.submission import network_of, write_submission
+from lockstep.apps.jidi.controller import HeadingTracker, TeamController, read_game
+from lockstep.apps.jidi.platform import play_game
+from lockstep.apps.jidi.submission import network_of, submission_text
+from lockstep.apps.jidi.verification import verify
 from lockstep.cli import main
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.inference import load
@@ -19,6 +23,7 @@ from lockstep.lanes import Lanes
 from lockstep.pytree import tree_map
 from lockstep.tasks.team_snakes.features import ON_BOARD
 from lockstep.tasks.team_snakes.opponents import CAUTIOUS, GREEDY, RANDOM
+from lockstep.tasks.team_snakes.platform_observations import NAMES, observation_of
 from lockstep.tasks.team_snakes.rules import FIRST, SNAKES, START_LENGTH, TEAM, WIDTH
 
 # Process without lockstep and torch: it answers with the submission alone.
@@ -28,8 +33,8 @@ for name in ("torch", "numba", "lockstep", "gymnasium"):
     sys.modules[name] = None
 import importlib.util
 answers = []
-for directory in sys.argv[1:]:
-    spec = importlib.util.spec_from_file_location("submission", directory + "/submission.py")
+for path in sys.argv[1:]:
+    spec = importlib.util.spec_from_file_location("submission", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     asked = json.load(open("asked.json"))
@@ -46,9 +51,16 @@ def train(directory, *words):
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory):
-    """Two barely trained teams: one egocentric, one with board features and both teams observed."""
+    """Two teams: one egocentric, one with board features and both teams observed.
+
+    Their weights are random and large, so that their actions depend on every feature.
+    """
     ahead = train(tmp_path_factory.mktemp("ahead"), "--run.seed", "5", "--preset", "scripts")
     board = train(tmp_path_factory.mktemp("board"), "--task.observation", "features")
+    generator = torch.Generator().manual_seed(0)
+    for policy in (ahead, board):
+        for parameter in policy.policy.actor.parameters():
+            parameter.data.normal_(generator=generator)
     return [ahead, board]
 
 
@@ -64,52 +76,52 @@ def watch(policy, steps=120, count=8):
         policy.reset()
         seen = tree_map(lambda x: torch.cat([x, x], dim=1), obs) if both else obs
         actions = torch.from_numpy(policy.act(seen))[:, :TEAM]
-        yield env._games, actions, turned
+        yield env.games, actions, turned
         env.step(env.scripted_actions(CAUTIOUS))
 
 
 def test_controller_chooses_the_same_actions_as_policy(policies):
     for policy in policies:
-        network, compared, odd = network_of(policy), 0, 0
+        controllers, compared, returned = [TeamController(network_of(policy)) for _ in range(8)], 0, 0
         for games, actions, turned in watch(policy):
             for number, game in enumerate(games):
                 first = (game.place + game.episode) % 2 * TEAM
+                # A snake that returned across an edge of the board: one observation alone does not tell its heading.
+                alone = read_game(observation_of(game, first, None), HeadingTracker())
+                returned += int((alone.heading != game.heading).sum())
                 for agent in range(TEAM):
                     snake = first + agent
-                    shown = observation_of(game, snake, None)
-                    if (read_game(shown).heading != game.heading).any():
-                        odd += 1  # respawned across a seam, where the platform derives another heading
-                        continue
                     facing = game.heading[snake] if turned else 0
-                    assert choose_direction(network, shown) == ON_BOARD[facing, actions[number, agent]]
+                    direction = controllers[number].choose_direction(observation_of(game, snake, None))
+                    assert direction == ON_BOARD[facing, actions[number, agent]]
                     compared += 1
-        assert compared > 2500
-        assert odd < 0.02 * compared
+        assert compared == 120 * 8 * TEAM
+        assert returned > 0
 
 
 def test_read_game_parses_platform_observation():
     game = arrange({0: [(0, 0), (0, 19), (9, 19)], 4: [(0, 5), (9, 5), (8, 5), (8, 6)]}, beans=[(3, 3)])[0]
-    read = read_game(observation_of(game, 2, ["up"] * 6))
+    read = read_game(observation_of(game, 2, ["up"] * 6), HeadingTracker())
     assert np.array_equal(read.owner, game.owner)
     assert np.array_equal(read.heading, game.heading)  # across the seam
     assert np.array_equal(read.length, game.length)
     assert np.array_equal(read.beans, game.beans)
     with pytest.raises(ValueError, match="10 x 20 cells"):
-        read_game(observation_of(game, 2, None) | {"board_width": 10})
+        read_game(observation_of(game, 2, None) | {"board_width": 10}, HeadingTracker())
 
 
 def test_submissions_run_standalone_and_independently(policies, tmp_path):
-    names = ["one", "other"]
+    names = ["one.py", "other.py"]
     for policy, name in zip(policies, names, strict=True):
-        write_submission(policy, tmp_path / name)
+        (tmp_path / name).write_text(submission_text(network_of(policy)))
     asked, expected = [], [[], []]
+    controllers = [TeamController(network_of(policy)) for policy in policies]
     for step, (games, _, _) in enumerate(watch(policies[0], steps=60, count=2)):
         if step % 10 == 0:
             for snake in range(SNAKES):
                 asked.append(observation_of(games[0], snake, ["up"] * SNAKES))
-                for answers, policy in zip(expected, policies, strict=True):
-                    direction = choose_direction(network_of(policy), asked[-1])
-                    answers.append([[int(direction == way) for way in range(4)]])
+                for answers, controller in zip(expected, controllers, strict=True):
+                    answers.append(controller.choose(asked[-1]))
     (tmp_path / "asked.json").write_text(json.dumps(asked))
     done = subprocess.run(
         [sys.executable, "-c", ALONE, *names], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
@@ -119,9 +131,62 @@ def test_submissions_run_standalone_and_independently(policies, tmp_path):
     assert expected[0] != expected[1]
 
 
-def test_replay_has_viewer_format_and_consistent_scores(policies):
+def test_submission_needs_at_most_python_37(policies):
+    text = submission_text(network_of(policies[0]))
+    _, version = vermin.detect(text)
+    assert version == (3, 7), vermin.version_strings([version])
+    imported = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {ast.unparse(node) for node in imported} == {
+        "from __future__ import annotations",
+        "import base64",
+        "import numpy as np",
+    }
+    assert "njit" not in text  # nothing is compiled
+    assert "random_below" not in text  # a controller draws no random numbers
+
+
+def test_vermin_detects_newer_python_in_a_submission(policies):
+    text = submission_text(network_of(policies[0]))
+    newer = text.replace("last = len(self.weights) - 1", "last = len(list(zip(self.weights, strict=True))) - 1")
+    assert newer != text
+    assert vermin.detect(newer)[1] == (3, 10)
+
+
+@pytest.mark.parametrize("python", ["own", "3.7"])
+def test_submission_equals_policy_in_whole_games(policies, tmp_path, python):
+    interpreter = python37() if python == "3.7" else sys.executable
+    for policy, name in zip(policies, ("one.py", "other.py"), strict=True):
+        (tmp_path / name).write_text(submission_text(network_of(policy)))
+        assert verify(policy, tmp_path / name, games=2, python=interpreter) == 2 * 200 * TEAM
+
+
+@pytest.mark.slow
+def test_submission_equals_policy_in_20_games_on_python_37(policies, tmp_path):
+    for policy, name in zip(policies, ("one.py", "other.py"), strict=True):
+        (tmp_path / name).write_text(submission_text(network_of(policy)))
+        assert verify(policy, tmp_path / name, games=20, python=python37()) == 20 * 200 * TEAM
+
+
+def test_verify_other_network_names_game_and_step(policies, tmp_path):
     network = network_of(policies[0])
-    controllers = [lambda shown, space, continuous: one_hot(choose_direction(network, shown)), GREEDY]
+    network.biases[-1] = network.biases[-1] + np.float32([0.0, 0.0, 1.0, 0.0])
+    (tmp_path / "other.py").write_text(submission_text(network))
+    with pytest.raises(ConfigError, match=r"game 0, step \d+: the submission moves .* but the policy moves"):
+        verify(policies[0], tmp_path / "other.py", games=1)
+
+
+def test_verify_other_features_are_detected(policies, tmp_path):
+    text = submission_text(network_of(policies[0]))
+    other = text.replace("out[index + 3] = 1.0 - nearest_bean(game, cell, 0, True)[1] / MAX_DISTANCE", "")
+    assert other != text
+    (tmp_path / "other.py").write_text(other)
+    with pytest.raises(ConfigError, match="the submission moves"):
+        verify(policies[0], tmp_path / "other.py", games=4)
+
+
+def test_replay_has_viewer_format_and_consistent_scores(policies):
+    team = TeamController(network_of(policies[0]))
+    controllers = [lambda shown, space, continuous: team.choose(shown), GREEDY]
     replay = json.loads(json.dumps(play_game(controllers, ["ours", "level 2"], key=7)))
     assert (replay["game_name"], replay["n_player"], replay["board_height"], replay["board_width"]) == (
         "snakes_3v3",
@@ -151,10 +216,6 @@ def test_replay_has_viewer_format_and_consistent_scores(policies):
     assert sum(sum(step["info_after"]["hit"]) for step in replay["steps"]) > 0
 
 
-def one_hot(direction):
-    return [[int(direction == way) for way in range(4)]]
-
-
 def test_play_game_calls_controllers_like_the_platform():
     asked = []
 
@@ -176,9 +237,13 @@ def test_export_jidi_and_play_replay_write_files(policies, tmp_path, capsys, mon
     monkeypatch.chdir(tmp_path)
     directory = str(next(run.iterdir()))
     assert main(["export", directory, "--to", "jidi"]) == 0
-    assert (tmp_path / "submission" / "submission.py").is_file()
-    assert main(["export", directory, "--to", "jidi"]) == 2  # exists already
-    assert "is not empty" in capsys.readouterr().err
+    assert "2,400 actions in 4 games: all equal" in capsys.readouterr().out
+    assert (tmp_path / "submission.py").is_file()
+    assert main(["export", directory, "--to", "jidi"]) == 2
+    assert "submission.py exists" in capsys.readouterr().err
+    monkeypatch.setattr("lockstep.cli.export.VERIFIED_GAMES", 1)
+    assert main(["export", directory, "--to", "jidi", "--out", "team"]) == 0
+    assert [path.name for path in (tmp_path / "team").iterdir()] == ["submission.py"]
     assert main(["play", directory, "--replay", "game.json"]) == 0
     assert json.loads((tmp_path / "game.json").read_text())["names"] == ["lockstep", "level 2"]
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.apps.league.matches import Player, play_match, script, trained
+from helpers.submissions import UP, write_chaser
+from lockstep.apps.league.matches import Player, play_match, script, submission, trained
 from lockstep.apps.league.ratings import MatchRecord, elo, elo_intervals, wilson
 from lockstep.apps.league.table import draw
 from lockstep.cli import main
@@ -137,6 +138,20 @@ def test_play_match_of_trained_team_against_script_and_itself(run):
     assert abs(drawn.scored - drawn.conceded) < 2  # equal policies score equally
 
 
+def test_play_match_with_submissions_is_repeatable_and_ranked(run, tmp_path):
+    chaser = submission("chaser", write_chaser(tmp_path / "chaser"), timeout=30.0)
+    (tmp_path / "up.py").write_text(UP)
+    up, team = submission("up", tmp_path / "up.py", timeout=30.0), trained("team", load(run))
+    result = play_match(chaser, up, 4, seed=1)
+    assert result.wins >= 3
+    assert result.games == 4
+    assert play_match(up, chaser, 4, seed=1).losses >= 3
+    assert play_match(script(CAUTIOUS), chaser, 4, seed=1).wins == 4
+    against_team = play_match(team, chaser, 4, seed=1)
+    assert against_team.games == 4
+    assert play_match(team, chaser, 4, seed=1) == against_team
+
+
 def test_trained_recipe_without_team_snakes_raises(run):
     loaded = load(run)
     loaded.recipe = type("Other", (), {"task": object()})()
@@ -177,6 +192,7 @@ def test_eval_opponents_json_has_matches_and_elo(run, capsys):
     ("words", "said"),
     [
         (["--opponents", "5"], "there is no opponent '5'"),
+        (["--opponents", "none.py"], "there is no file"),
         (["--opponents", "all", "--games", "7"], "games is 7"),
         (["--opponents", "2", "all"], "occurs twice"),
     ],
@@ -184,6 +200,22 @@ def test_eval_opponents_json_has_matches_and_elo(run, capsys):
 def test_eval_opponents_invalid_arguments_exit_with_message(run, words, said, capsys):
     assert main(["eval", str(run), *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_eval_opponents_with_submission_prints_its_rating(run, tmp_path, capsys):
+    file = write_chaser(tmp_path / "chaser")
+    assert main(["eval", str(run), "--opponents", "random", str(file), "--games", "2", "--json"]) == 0
+    result_json = json.loads(capsys.readouterr().out)
+    assert set(result_json["elo"]) == {run.name, "random", "chaser/submission.py"}
+    assert result_json["matches"]["chaser/submission.py"]["losses"] == 2
+
+
+def test_eval_opponents_slow_submission_exits_with_message(run, tmp_path, capsys):
+    (tmp_path / "slow.py").write_text("import time\n" + UP.replace("return", "time.sleep(60); return"))
+    words = ["--opponents", str(tmp_path / "slow.py"), "--games", "2", "--submission-timeout", "0.3"]
+    assert main(["eval", str(run), *words]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "slow.py, game 0 of environment 0, step 0, gave no response within 0.3 s" in error
 
 
 def test_ladder_plot_escapes_names():

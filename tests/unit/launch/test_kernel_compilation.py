@@ -13,10 +13,11 @@ import torch
 from numba import njit
 from numba.core.compiler_lock import global_compiler_lock
 
+from lockstep.cli import main
 from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.watchdog import COMPILE_TIMEOUT, Watchdog
-from lockstep.io.status_line import STATUS_SECONDS
-from lockstep.launch.kernel_compilation import announce_compilation, is_compiling_kernel
+from lockstep.io.status_line import STARTUP, STATUS_SECONDS
+from lockstep.launch.kernel_compilation import announce_compilation, is_compiling_kernel, show_status
 from lockstep.ops.compilation import COMPILE
 
 
@@ -107,3 +108,51 @@ def test_training_with_empty_cache_prints_lines_until_the_first_update(tmp_path)
     announced = next(index for index, line in enumerate(lines) if "compiling numba kernels" in line)
     assert announced < next(index for index, line in enumerate(lines) if "compiling kernels, " in line) < first
     assert " compile " in lines[first]
+
+
+def test_show_status_names_the_kernel_and_returns_to_its_text(monkeypatch, capsys):
+    monkeypatch.setattr("lockstep.launch.kernel_compilation.compiled_kernels", [])
+    texts = []
+
+    @njit
+    def doubled(x):
+        texts_of_compilation()
+        return 2 * x
+
+    @njit
+    def texts_of_compilation():
+        return None
+
+    update = STARTUP.update
+    monkeypatch.setattr(STARTUP, "update", lambda text: (update(text), texts.append(STARTUP.text()))[0])
+    with show_status("playing 3 episodes"):
+        assert doubled(3) == 6
+        assert STARTUP.text() == "playing 3 episodes"
+    assert "compiling the numba kernel doubled" in texts
+    assert capsys.readouterr().err.count("compiling numba kernels") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["eval"], ["eval", "--opponents", "random", "--games", "2"], ["play", "--gif"]])
+def test_commands_with_empty_cache_announce_compilation(run_of_team, tmp_path, command):
+    words = [command[0], str(run_of_team), *command[1:]]
+    words += [str(tmp_path / "game.gif"), "--max-steps", "3"] if command[-1] == "--gif" else []
+    words += ["--episodes", "1"] if command == ["eval"] else []
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", *words],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "compiling numba kernels, which takes up to a minute" in done.stderr
+    assert "lockstep: compiling the numba kernel " in done.stderr
+
+
+@pytest.fixture(scope="module")
+def run_of_team(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("team")
+    assert main(["train", "team-ddpg", "--smoke", "--run.runs-dir", str(directory)]) == 0
+    return next(directory.iterdir())

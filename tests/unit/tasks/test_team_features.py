@@ -63,7 +63,7 @@ def test_features_do_not_depend_on_position_on_torus(seed, rows, columns, steps)
     env = build(1, seed=seed, opponent_level=2)
     for _ in range(steps):
         env.step(env.scripted_actions(4, wrapped=True))
-    games = env._games
+    games = env.games
     moved = shifted(games, rows, columns)
     for snake in range(SNAKES):
         assert np.array_equal(features(games[0], snake), features(moved[0], snake))

@@ -12,155 +12,28 @@ environment, K action features, M samples per lane in a batch; N = L x M samples
 """
 
 import copy
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lockstep.algorithms.ddpg.config import DDPGConfig as DDPGConfig
 from lockstep.algorithms.ddpg.networks import Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
+from lockstep.algorithms.ddpg.opponent_sampling import PrioritizedSampling
 from lockstep.algorithms.ddpg.policy import DDPGPolicy
 from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
-from lockstep.config import ConfigError, RunConfig, resolve_lanes
 from lockstep.data.episode_statistics import EpisodeStatistics
-from lockstep.data.replay_buffer import Replay, ReplayConfig, add_rollout, outcome
+from lockstep.data.replay_buffer import Replay, add_rollout, outcome
 from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer, FusedAdam
-from lockstep.lanes import Lanes
 from lockstep.metrics import Metrics
-from lockstep.nn.encoders import EncoderConfig
-from lockstep.ops.functional import Scaling, scaled_rate
+from lockstep.ops.functional import scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss
 from lockstep.pytree import Tree, tree_map
-
-
-@dataclass(frozen=True, kw_only=True)
-class DDPGConfig(Algorithm.Config):
-    """Settings of DDPG. Every number is for the whole run, not for one process."""
-
-    actor_lr: float = 1e-3
-    """Learning rate of the actor."""
-    critic_lr: float = 1e-3
-    """Learning rate of the critics."""
-    lr_scaling: Scaling = "none"
-    """Scaling of learning rates with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
-    reference_batch_size: int | None = None
-    """Batch size that learning rates were tuned for. None: the recipe's own."""
-    batch_size: int = 256
-    """Samples per update, over all processes."""
-    buffer_size: int = 200_000
-    """Capacity of the replay buffer, in samples over all processes."""
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """Storage of the replay buffer."""
-    learning_starts: int = 1_000
-    """Samples in the replay buffer before learning starts. Until then actions are random."""
-    rollout_steps: int = 1
-    """Steps each environment takes between updates."""
-    updates_per_sample: float = 1.0
-    """Updates per sample once learning has started."""
-    gamma: float = 0.99
-    """Discount factor."""
-    n_step: int = 1
-    """Number of rewards in a target before the bootstrapped value."""
-    tau: float = 0.005
-    """Coefficient of the soft update of the target networks."""
-    twin_critics: bool = False
-    """Whether to train two critics and use the lower value in targets."""
-    policy_delay: int = 1
-    """Critic updates per update of the actor and the target networks."""
-    target_noise: float = 0.0
-    """Standard deviation of the noise on continuous target actions, clipped at 0.5. Discrete: scale of Gumbel noise."""
-    centralized_critic: bool = False
-    """Whether a critic sees the observations and actions of the whole team."""
-    exploration_noise: float = 0.1
-    """Standard deviation of exploration noise on continuous actions. Discrete: sampled from the actor's softmax."""
-    epsilon: float = 0.1
-    """Probability of a random action when learning starts."""
-    epsilon_end: float = 0.0
-    """Probability of a random action after `epsilon_decay_fraction` of the run."""
-    epsilon_schedule: Literal["linear", "exponential"] = "linear"
-    """Change of `epsilon` to `epsilon_end`: by equal steps, or by an equal factor per sample."""
-    epsilon_decay_fraction: float = 0.5
-    """Fraction of the run over which `epsilon` changes to `epsilon_end`."""
-    gumbel_temperature: float = 1.0
-    """Temperature of the softmax that passes gradients to discrete actions."""
-    logit_penalty: float = 1e-3
-    """Weight of the squared logits of discrete actions. Keeps the actor from becoming deterministic too early."""
-    opponent_pool_size: int = 0
-    """Snapshots of the actor to play against, if the task lets the algorithm control both teams. 0: only scripts."""
-    self_play_fraction: float = 0.5
-    """Fraction of the environments that play against snapshots."""
-    snapshot_every: int = 100_000
-    """Samples between snapshots. A new snapshot replaces the oldest one."""
-    max_grad_norm: float = 10.0
-    """Maximum norm of the gradient of the whole batch."""
-    grad_accum_steps: int = 1
-    """Micro-batches per batch, to save memory. One optimizer step is taken for all of them."""
-    encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(hidden_sizes=(256,), activation="relu"))
-    """Encoder architecture of each network."""
-    changeable_on_resume: ClassVar[tuple[str, ...]] = (
-        *("actor_lr", "critic_lr", "batch_size", "updates_per_sample", "gamma", "n_step", "tau", "policy_delay"),
-        *("target_noise", "exploration_noise", "epsilon", "epsilon_end", "epsilon_schedule"),
-        *("epsilon_decay_fraction", "lr_scaling", "grad_accum_steps"),
-        *("gumbel_temperature", "logit_penalty", "snapshot_every", "max_grad_norm"),
-    )
-
-    def validate(self, task: Any, run: RunConfig) -> None:
-        """Raise ConfigError for invalid settings, before any process starts."""
-        super().validate(task, run)
-        Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(self.batch_size, "batch_size")
-        if min(self.rollout_steps, self.n_step, self.policy_delay, self.grad_accum_steps) < 1:
-            raise ConfigError(
-                f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}, "
-                f"grad_accum_steps {self.grad_accum_steps}.",
-                "Use 1 or more for each of them.",
-            )
-        if not task.num_envs <= self.learning_starts <= self.buffer_size:
-            raise ConfigError(
-                f"learning_starts is {self.learning_starts}, but must be at least num_envs ({task.num_envs}) and at "
-                f"most buffer_size ({self.buffer_size}).",
-                "Set --algo.learning-starts to a value in this range.",
-            )
-        if self.updates_per_sample <= 0 or not 0 < self.tau <= 1:
-            raise ConfigError(
-                f"updates_per_sample is {self.updates_per_sample} and tau {self.tau}.",
-                "Use more than 0 for both, and at most 1 for tau.",
-            )
-        if self.epsilon_schedule == "exponential" and min(self.epsilon, self.epsilon_end) <= 0:
-            raise ConfigError(
-                f"epsilon is {self.epsilon} and epsilon_end {self.epsilon_end}, but an exponential schedule never "
-                "reaches 0.",
-                "Use --algo.epsilon-end 0.01, or --algo.epsilon-schedule linear.",
-            )
-        if self.opponent_pool_size and not getattr(task, "control_both_teams", False):
-            raise ConfigError(
-                f"opponent_pool_size is {self.opponent_pool_size}, but the task acts for the other team itself.",
-                "Use --algo.opponent-pool-size 0, or a task with two teams and --task.control-both-teams.",
-            )
-        if self.opponent_pool_size < 0 or self.snapshot_every < 1 or not 0 <= self.self_play_fraction <= 1:
-            raise ConfigError(
-                f"opponent_pool_size is {self.opponent_pool_size}, snapshot_every {self.snapshot_every}, "
-                f"self_play_fraction {self.self_play_fraction}.",
-                "Use 0 or more snapshots, an interval of 1 or more, and a fraction from 0 to 1.",
-            )
-
-    def check_task(self, task: Any) -> None:
-        self.encoder.check_image_size(AgentAxis(task).agent_space)
-
-    def updates_until(self, samples: int) -> int:
-        """Return the updates due after `samples` samples. They depend on the clock only, so a resume adds none."""
-        return int(max(0, samples - self.learning_starts) * self.updates_per_sample)
-
-    def epsilon_at(self, progress: float) -> float:
-        """Return the probability of a random action at a progress from 0 to 1."""
-        fraction = min(1.0, progress / self.epsilon_decay_fraction) if self.epsilon_decay_fraction > 0 else 1.0
-        if self.epsilon_schedule == "exponential":
-            return self.epsilon * (self.epsilon_end / self.epsilon) ** fraction
-        return self.epsilon + fraction * (self.epsilon_end - self.epsilon)
 
 
 class DDPG(Algorithm):
@@ -186,9 +59,16 @@ class DDPG(Algorithm):
         self.past = OpponentPool(
             self.actor, self.codec, self.team, config.opponent_pool_size, games, self.envs_per_lane
         )
+        self.sampling: PrioritizedSampling | None = None
+        if config.opponent_sampling == "pfsp":
+            index_in_lane = torch.arange(task.num_envs, device=runtime.device) % self.envs_per_lane
+            self.sampling = PrioritizedSampling(config.opponent_pool_size, config.pfsp_power, index_in_lane, games)
+            self.register_state("opponent_results", self.sampling.results)
+            self.register_lane_state("opponents", self.sampling.opponents)
         self.actor_optimizer = self._optimizer(self.actor, config.actor_lr)
         self.critic_optimizer = self._optimizer(self.critics, config.critic_lr)
         self.explore_rng, self.epsilon_rng = lanes.streams("ddpg.exploring"), lanes.streams("ddpg.chance")
+        self.opponent_rng = lanes.streams("ddpg.opponents")
         self.target_rng, self.actor_rng = lanes.streams("ddpg.smoothing"), lanes.streams("ddpg.choosing")
         self.episodes = EpisodeStatistics(lanes.local, self.envs_per_lane, runtime.device)
         self.rollout, self.outcomes, self.infos = (Rollout(config.rollout_steps) for _ in range(3))
@@ -221,12 +101,17 @@ class DDPG(Algorithm):
         noise = self.codec.noise(self.explore_rng, clock.iteration, *shape, device=runtime.device)  # [L, T, E, A, K]
         uniform = self.epsilon_rng.uniform(clock.iteration, *shape, width + 1, device=runtime.device)
         draws = torch.cat([noise * self.codec.noise_scale, uniform], dim=-1)  # [L, T, E, A, 2K + 1]
+        if self.sampling is not None:
+            opponent_draws = self.opponent_rng.uniform(clock.iteration, *shape[:2], device=runtime.device)  # [L, T, E]
 
         # Environment steps
         for t, draw in enumerate(draws.transpose(0, 1).flatten(1, 2).unbind(0)):
             obs = self.task.observations()
             with runtime.phase("act"):
-                action: Tensor = runtime.map_lanes(self._act, {"obs": obs, "draw": draw})
+                part = {"obs": obs, "draw": draw}
+                if self.sampling is not None:
+                    part["opponents"] = self.sampling.opponents
+                action: Tensor = runtime.map_lanes(self._act, part)
                 # Write before the step: the task reuses the memory of observations.
                 self.rollout.write(t, self.team.drop_rivals({"obs": obs, "action": action}))
             with runtime.phase("env"):
@@ -235,6 +120,9 @@ class DDPG(Algorithm):
             team = {name: self.team.drop_rivals(result[name]) for name in ("reward", "next_obs")}
             self.outcomes.write(t, result | team)
             self.infos.write(t, {"rewards": step.reward, **step.episode_info})
+            if self.sampling is not None:
+                ended = step.terminated | step.truncated
+                self.sampling.end_step(ended, step.episode_info, opponent_draws[:, t].flatten())
 
         # Episode statistics
         ended = self.outcomes["terminated"] | self.outcomes["truncated"]
@@ -248,13 +136,20 @@ class DDPG(Algorithm):
             outputs = self.actor(agent_obs)
         noisy, random = self.codec.act(outputs, noise, legal), self.codec.random(uniform, legal)
         stored = self.team.group_by_env(self.codec.encode(torch.where(epsilon_draw < self.epsilon, random, noisy)))
-        return torch.cat([stored, self.past.act(part["obs"])], dim=1) if self.team.rivals else stored
+        return (
+            torch.cat([stored, self.past.act(part["obs"], part.get("opponents"))], dim=1)
+            if self.team.rivals
+            else stored
+        )
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
     def update(self, clock: TrainState) -> Metrics:
         """Add the rollout to the replay buffer, then take the updates that are due."""
         config, critic, actor = self.config, Metrics(), Metrics()
+        # Results against the opponent pool
+        if self.sampling is not None:
+            self.sampling.end_iteration(self.runtime.all_reduce_sum)
         # Replay buffer
         if not add_rollout(self.replay, self.rollout, self.outcomes, self.critic_optimizer, clock):
             return Metrics()
@@ -281,10 +176,14 @@ class DDPG(Algorithm):
         snapshots = (clock.samples + self.samples) // config.snapshot_every
         if self.past.copies and snapshots > clock.samples // config.snapshot_every:
             self.past.add_snapshot(self.actor, snapshots)
+            if self.sampling is not None:
+                self.sampling.replace_snapshot(snapshots % len(self.past.copies))
 
         metrics = critic.with_prefix("critic")
         metrics += actor.with_prefix("actor")
         metrics.add_global("epsilon", self.epsilon.clone(), 1.0)
+        if self.sampling is not None:
+            metrics.add_global("lowest_pool_win_rate", self.sampling.win_rates().amin(), 1.0)
         return metrics
 
     def _sample_batch(self, counter: int) -> dict[str, Any]:

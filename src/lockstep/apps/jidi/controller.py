@@ -1,12 +1,10 @@
 """Controller that the platform calls for each snake and step. It only needs numpy.
 
-This file and its imports are copied into a submission, where nothing is compiled: see `submission.py`. The network is
-stored next to it as plain arrays.
+`flat_file.py` copies the functions of this file and of its imports into one file, where nothing is compiled. That file
+runs on Python 3.7: keep to its syntax and its standard library here and in what is imported.
 """
 
-from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,79 +27,111 @@ from lockstep.tasks.team_snakes.rules import (
     Game,
 )
 
-NETWORK = "actor.npz"
 
-
-class ControllerNetwork(NamedTuple):
+class ControllerNetwork:
     """Layers of an actor and the orientation of its observations."""
 
-    weights: list[np.ndarray]
-    biases: list[np.ndarray]
-    tanh: bool
-    """Whether the activation is tanh. False: ReLU."""
-    turned: bool
-    """Whether observations are rotated so that up is the heading of the snake."""
+    def __init__(self, weights: list[np.ndarray], biases: list[np.ndarray], tanh: bool, egocentric: bool) -> None:
+        """`tanh`: the activation is tanh, not ReLU. `egocentric`: observations are rotated to the snake's heading."""
+        self.weights, self.biases, self.tanh, self.egocentric = weights, biases, tanh, egocentric
 
     def outputs(self, x: np.ndarray) -> np.ndarray:
         """Return the actor outputs, one per action, [4]."""
-        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = weight @ x + bias
+        last = len(self.weights) - 1
+        for layer in range(last):
+            x = self.weights[layer] @ x + self.biases[layer]
             x = np.tanh(x) if self.tanh else np.maximum(x, 0.0)
-        return np.asarray(self.weights[-1] @ x + self.biases[-1])
+        return np.asarray(self.weights[last] @ x + self.biases[last])
 
 
-def read_network(path: Path) -> ControllerNetwork:
-    with np.load(path, allow_pickle=False) as saved:
-        count = sum(name.startswith("weight") for name in saved)
-        weights, biases = ([saved[f"{kind}{layer}"] for layer in range(count)] for kind in ("weight", "bias"))
-        return ControllerNetwork(weights, biases, bool(saved["tanh"]), bool(saved["turned"]))
+def unpack_network(sizes: list[int], values: bytes, tanh: bool, egocentric: bool) -> ControllerNetwork:
+    """Return the network with layers of these sizes; `values` are its weights and biases, little-endian float32."""
+    numbers, weights, biases, start = np.frombuffer(values, "<f4"), [], [], 0
+    for layer in range(len(sizes) - 1):
+        rows, columns = sizes[layer + 1], sizes[layer]
+        weights.append(numbers[start : start + rows * columns].reshape(rows, columns))
+        start += rows * columns
+        biases.append(numbers[start : start + rows])
+        start += rows
+    return ControllerNetwork(weights, biases, tanh, egocentric)
 
 
-@cache
-def _own_network() -> ControllerNetwork:
-    return read_network(Path(__file__).with_name(NETWORK))
+class TeamController:
+    """Controller of the three snakes of a team, with `network` as their policy."""
+
+    def __init__(self, network: ControllerNetwork) -> None:
+        self.network, self.tracker = network, HeadingTracker()
+
+    def choose(self, observation: dict[Any, Any]) -> list[list[int]]:
+        """Return the direction of the controlled snake as a nested one-hot list, the format of the platform."""
+        direction = self.choose_direction(observation)
+        return [[int(direction == one) for one in range(4)]]
+
+    def choose_direction(self, observation: dict[Any, Any]) -> int:
+        """Return the best legal direction on the board, 0 to 3, for the controlled snake."""
+        game, snake = read_game(observation, self.tracker), int(observation["controlled_snake_index"]) - FIRST
+        facing = int(game.heading[snake]) if self.network.egocentric else UP
+        features, legal = np.zeros(FEATURES, np.float32), np.zeros(4, np.uint8)
+        show_features(game, snake, facing, np.zeros((2, CELLS + 1), np.int64), features)
+        show_legal(game, snake, facing, legal)
+        outputs = np.where(legal == 1, self.network.outputs(features), -np.inf)
+        return int(ON_BOARD[facing, outputs.argmax()])
 
 
-def my_controller(observation: dict[Any, Any], action_space: Any, is_act_continuous: bool = False) -> list[list[int]]:
-    """Return the direction of one snake as a nested one-hot list, the format of the platform."""
-    return as_one_hot(choose_direction(_own_network(), observation))
+class HeadingTracker:
+    """Headings of all snakes, from the successive observations of a game. An observation contains no headings.
+
+    The heading of a snake that moved is the direction from neck to head on the torus. A snake that has just returned to
+    the board was placed by rules that ignore the torus, so its heading may be the opposite one. The two cases are told
+    apart by the previous observation. `last_direction` of the platform is one step old and does not help.
+    """
+
+    def __init__(self) -> None:
+        self._bodies: list[list[int]] = []
+        self._headings = [UP] * SNAKES
+
+    def update(self, bodies: list[list[int]]) -> list[int]:
+        """Return the headings of all snakes, whose bodies are lists of cells from the head. Once per step or more."""
+        if bodies != self._bodies:
+            before = self._bodies or bodies
+            moved = [bodies[snake][1:3] == before[snake][:2] for snake in range(SNAKES)]
+            if not any(moved):  # a new game
+                moved = [True] * SNAKES
+            self._headings = [_heading(bodies[snake][:2], moved[snake]) for snake in range(SNAKES)]
+            self._bodies = bodies
+        return self._headings
 
 
-def as_one_hot(action: int) -> list[list[int]]:
-    return [[int(direction == action) for direction in range(4)]]
+def new_game() -> Game:
+    """Return a game state without snakes and beans. The flat file has another form of it, which is faster there."""
+    return np.zeros(1, GAME).view(np.recarray)[0]
 
 
-def choose_direction(network: ControllerNetwork, observation: dict[Any, Any]) -> int:
-    """Return the best legal direction on the board, 0 to 3, for the controlled snake."""
-    game, snake = read_game(observation), int(observation["controlled_snake_index"]) - FIRST
-    facing = int(game.heading[snake]) if network.turned else UP
-    features, legal = np.zeros(FEATURES, np.float32), np.zeros(4, np.uint8)
-    show_features(game, snake, facing, np.zeros((2, CELLS + 1), np.int64), features)
-    show_legal(game, snake, facing, legal)
-    outputs = np.where(legal == 1, network.outputs(features), -np.inf)
-    return int(ON_BOARD[facing, outputs.argmax()])
-
-
-def read_game(observation: dict[Any, Any]) -> Game:
+def read_game(observation: dict[Any, Any], tracker: HeadingTracker) -> Game:
     """Convert an observation of the platform, with snakes as lists of [row, column] from the head, to a game state."""
     if (observation["board_height"], observation["board_width"]) != (HEIGHT, WIDTH):
         raise ValueError(f"the board is not {HEIGHT} x {WIDTH} cells, the only size that this team supports.")
-    game = np.zeros(1, GAME).view(np.recarray)[0]
+    game = new_game()
+    bodies = [[row * WIDTH + column for row, column in observation[FIRST + snake]] for snake in range(SNAKES)]
+    game.heading[:] = tracker.update(bodies)
     for snake in range(SNAKES):
-        body = [row * WIDTH + column for row, column in observation[FIRST + snake]]
+        body = bodies[snake]
         game.length[snake], game.front[snake] = len(body), max(len(body) - 1, 0)
         game.body[snake, : len(body)] = body[::-1]
         game.owner[body] = FIRST + snake
-        game.heading[snake] = _heading(*body[:2]) if len(body) > 1 else UP
     beans = [row * WIDTH + column for row, column in observation[BEAN]][:BEANS]
     game.beans[: len(beans)], game.served = beans, len(beans)
     game.owner[beans] = BEAN
     return game
 
 
-def _heading(head: int, neck: int) -> int:
-    """Return the direction from neck to head on the torus. `last_direction` of the platform is one step old."""
-    down = (ROW[head] - ROW[neck]) % HEIGHT
+def _heading(front: list[int], on_torus: bool) -> int:
+    """Return the direction from neck to head. `front`: the first two cells of a snake."""
+    if len(front) < 2:  # off the board
+        return UP
+    down, right = int(ROW[front[0]] - ROW[front[1]]), int(COLUMN[front[0]] - COLUMN[front[1]])
+    if on_torus and abs(down) + abs(right) > 1:  # across an edge of the board
+        down, right = -down, -right
     if down:
-        return DOWN if down == 1 else UP
-    return RIGHT if (COLUMN[head] - COLUMN[neck]) % WIDTH == 1 else LEFT
+        return DOWN if down > 0 else UP
+    return RIGHT if right > 0 else LEFT

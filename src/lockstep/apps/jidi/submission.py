@@ -1,18 +1,20 @@
-"""Write a submission: a directory with the controller, the files it needs, and the network as plain arrays."""
+"""Write a submission: one file with the controller, what it needs of the rules and features, and the network."""
 
-import hashlib
+import base64
 import json
-import re
+import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from lockstep.algorithms.ddpg.networks import Actor
-from lockstep.apps.jidi.controller import NETWORK, ControllerNetwork, as_one_hot, choose_direction, read_network
+from lockstep.apps.jidi.controller import ControllerNetwork, TeamController
+from lockstep.apps.jidi.flat_file import flatten
 from lockstep.apps.jidi.platform import Controller, play_game
+from lockstep.apps.jidi.verification import verify
 from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.nn.encoders import MLP
@@ -20,63 +22,78 @@ from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 from lockstep.tasks.team_snakes.opponents import name_of
 
 COPIED = (
-    "apps/jidi/controller",
-    "tasks/team_snakes/features",
-    "tasks/team_snakes/opponents",
-    "tasks/team_snakes/rules",
+    "tasks/team_snakes/rules.py",
+    "tasks/team_snakes/opponents.py",
+    "tasks/team_snakes/features.py",
+    "apps/jidi/controller.py",
 )
-_PLAIN = '''"""Stubs for the compiler and random numbers: nothing is compiled or drawn in a submission."""
-
-Integer = int
-
-
-def njit(**settings):
-    return lambda function: function
+_DOCSTRING = "A team trained with Lockstep. The platform calls my_controller. It needs Python 3.7 or newer, and numpy."
+_ENTRY = '''class PlainGame:
+    """Game state. Python reads attributes faster than the fields of a record."""
 
 
-def random_below(*args):
-    raise NotImplementedError("a controller draws no random numbers")
+def new_game():
+    game = PlainGame()
+    for name in FIELDS:
+        kind, shape = FIELDS[name]
+        setattr(game, name, np.zeros(shape, kind))
+    return game
+
+
+_SIZES = {sizes}
+_NETWORK = """
+{network}
+"""
+_TEAM = TeamController(unpack_network(_SIZES, base64.b64decode(_NETWORK), tanh={tanh}, egocentric={egocentric}))
+
+
+def my_controller(observation, action_space, is_act_continuous=False):
+    """Return the direction of one snake as a nested one-hot list: up, down, left, right."""
+    return _TEAM.choose(observation)
 '''
-_ENTRY = '''"""A team trained with Lockstep. The platform calls my_controller, which only needs numpy."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from PACKAGE.controller import my_controller
-
-__all__ = ["my_controller"]
-'''
 
 
-def write_submission(policy: LoadedPolicy, directory: Path) -> None:
-    """Write a submission and verify that its network matches the policy. Raise ConfigError if it cannot be written."""
-    if directory.exists() and any(directory.iterdir()):
-        raise ConfigError(f"{directory} is not empty.", "Choose a directory that does not exist yet.")
-    network = network_of(policy)
-    # Use a unique package name: two of our teams may play in one process, and each must load its own network.
-    content = b"".join(part.tobytes() for part in (*network.weights, *network.biases))
-    package = directory / f"lockstep_team_{hashlib.sha256(content).hexdigest()[:12]}"
-    package.mkdir(parents=True)
-    (directory / "submission.py").write_text(_ENTRY.replace("PACKAGE", package.name))
-    (package / "__init__.py").write_text("")
-    (package / "plain.py").write_text(_PLAIN)
-    source = Path(__file__).parents[2]
-    for name in COPIED:
-        (package / f"{Path(name).name}.py").write_text(
-            _rewrite_imports((source / f"{name}.py").read_text(), package.name)
-        )
-    arrays: dict[str, Any] = {f"weight{layer}": weight for layer, weight in enumerate(network.weights)}
-    arrays |= {f"bias{layer}": bias for layer, bias in enumerate(network.biases)}
-    np.savez(package / NETWORK, tanh=np.array(network.tanh), turned=np.array(network.turned), **arrays)
-    _verify(policy, read_network(package / NETWORK))
+def write_submission(policy: LoadedPolicy, path: Path, games: int) -> int:
+    """Write a submission and verify in whole games that its actions are those of the policy.
+
+    Returns:
+        The number of decisions that were compared.
+
+    Raises:
+        ConfigError: The file exists, the policy cannot be a submission, or an action differs. Nothing is written then.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} exists.", "Choose another file with --out, or remove it.")
+    text = submission_text(network_of(policy))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial.py")
+    try:
+        partial.write_text(text)
+        compared = verify(policy, partial, games)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return compared
+
+
+def submission_text(network: ControllerNetwork) -> str:
+    """Return the Python source of a submission."""
+    layers = [part for layer in zip(network.weights, network.biases, strict=True) for part in layer]
+    values = b"".join(part.astype("<f4").tobytes() for part in layers)
+    entry = _ENTRY.format(
+        sizes=[network.weights[0].shape[1], *(len(bias) for bias in network.biases)],
+        network="\n".join(textwrap.wrap(base64.b64encode(values).decode(), 116)),
+        tanh=network.tanh,
+        egocentric=network.egocentric,
+    )
+    package = Path(__file__).parents[2]
+    return flatten([package / name for name in COPIED], entry, _DOCSTRING)
 
 
 def write_replay(policy: LoadedPolicy, path: Path, seed: int) -> None:
     """Write a replay of a game between a team and its evaluation opponent, for the viewer of the platform."""
-    network, level = network_of(policy), policy.recipe.task.opponent_level
-    teams: list[Controller | int] = [lambda observation, *_: as_one_hot(choose_direction(network, observation)), level]
+    team, level = TeamController(network_of(policy)), policy.recipe.task.opponent_level
+    teams: list[Controller | int] = [lambda observation, *_: team.choose(observation), level]
     game = play_game(teams, ["lockstep", name_of(level)], seed)
     path.write_text(json.dumps(game))
 
@@ -92,29 +109,7 @@ def network_of(policy: LoadedPolicy) -> ControllerNetwork:
             "Train with --task.observation egocentric or features.",
         )
     layers = [layer for layer in (*actor.encoder.layers, actor.head) if isinstance(layer, nn.Linear)]
-    weights = [layer.weight.detach().numpy() for layer in layers]
-    biases = [layer.bias.detach().numpy() for layer in layers]
+    weights: list[np.ndarray[Any, Any]] = [layer.weight.detach().cpu().numpy() for layer in layers]
+    biases: list[np.ndarray[Any, Any]] = [layer.bias.detach().cpu().numpy() for layer in layers]
     tanh = any(isinstance(layer, nn.Tanh) for layer in actor.encoder.layers)
     return ControllerNetwork(weights, biases, tanh, task.observation == "egocentric")
-
-
-def _rewrite_imports(text: str, package: str) -> str:
-    """Rewrite the imports of a lockstep module for the submission package, which has no compiler."""
-    text = re.sub(r"from lockstep\.tasks\.kernels import", f"from {package}.plain import", text)
-    text = text.replace("from numba import njit", f"from {package}.plain import njit")
-    return re.sub(r"from lockstep\.(tasks\.team_snakes|apps\.jidi)\.", f"from {package}.", text)
-
-
-@torch.no_grad()
-def _verify(policy: Any, network: ControllerNetwork) -> None:
-    """Check on random inputs that the network and the policy have the same outputs, up to rounding."""
-    obs = torch.from_numpy(
-        np.random.default_rng(0).uniform(-1, 1, (256, network.weights[0].shape[1])).astype("float32")
-    )
-    outputs = np.stack([network.outputs(row) for row in obs.numpy()])
-    difference = float(np.abs(outputs - policy.policy.actor(obs).numpy()).max())
-    if not difference < 1e-3:
-        raise ConfigError(
-            f"the outputs of the submission differ from those of the policy by {difference}.",
-            "Report this as a bug in Lockstep.",
-        )

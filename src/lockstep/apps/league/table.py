@@ -6,33 +6,43 @@ from itertools import combinations
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.progress import track
 from rich.table import Table
 
-from lockstep.apps.league.matches import Player, play_match, script, trained
+from lockstep.apps.league.matches import Player, play_match, script, submission, trained
 from lockstep.apps.league.ratings import Interval, MatchRecord, elo, elo_intervals, wilson
 from lockstep.config import ConfigError
 from lockstep.inference import load
 from lockstep.io.rich_console import PrintableConsole
+from lockstep.launch.kernel_compilation import show_status
 from lockstep.tasks.team_snakes.opponents import LEVELS
 from lockstep.tools.report.html import render
 
 
 def show_standings(
-    run: Path, at: int | None, opponents: Sequence[str], games: int, seed: int, plots: Path | None, as_json: bool
+    run: Path,
+    at: int | None,
+    opponents: Sequence[str],
+    games: int,
+    seed: int,
+    plots: Path | None,
+    as_json: bool,
+    timeout: float,
 ) -> None:
-    """Play all pairs of teams and print win rates and ratings."""
+    """Play all pairs of teams and print win rates and ratings. `timeout`: seconds of a submission per decision."""
     if games < 2 or games % 2:
         raise ConfigError(f"--games is {games}.", "Use an even number, because half of them are played on each side.")
     team = trained(_name(run, at), load(run, at))
     requested = [name for opponent in opponents for name in (LEVELS if opponent == "all" else (opponent,))]
-    teams = [team, *map(find_opponent, requested)]
+    teams = [team, *(find_opponent(name, timeout) for name in requested)]
     names = [player.name for player in teams]
     if len(set(names)) < len(names):
         raise ConfigError(f"a team occurs twice in {', '.join(names)}.", "Use each opponent once.")
     pairs = list(combinations(teams, 2))
-    progress = pairs if as_json else track(pairs, description=f"{len(pairs)} matches of {games} games", transient=True)
-    records = {(one.name, other.name): play_match(one, other, games, seed) for one, other in progress}
+    records: dict[tuple[str, str], MatchRecord] = {}
+    text = f"of {len(pairs)}, {games} games each"
+    with show_status(lambda: f"playing match {len(records) + 1} {text}", shown=not as_json):
+        for one, other in pairs:
+            records[one.name, other.name] = play_match(one, other, games, seed)
     against = {other: record for (one, other), record in records.items() if one == team.name}
     ratings, intervals = elo(names, records), elo_intervals(names, records, seed)
     console = PrintableConsole()
@@ -48,15 +58,19 @@ def show_standings(
             console.print(f"plot: {path}", soft_wrap=True)
 
 
-def find_opponent(opponent: str) -> Player:
-    """Return the team of a command-line argument: a script level, or a run directory with optional @SAMPLES."""
+def find_opponent(opponent: str, timeout: float) -> Player:
+    """Return the team of a command-line argument: a level, a submission, or a run directory with optional @SAMPLES."""
     if opponent in LEVELS:
         return script(LEVELS.index(opponent))
+    if opponent.endswith(".py"):
+        file = Path(opponent).resolve()
+        return submission(f"{file.parent.name}/{file.name}", file, timeout)
     path, _, samples = opponent.partition("@")
     if not Path(path).is_dir() or (samples and not samples.isdigit()):
         raise ConfigError(
             f"there is no opponent '{opponent}'.",
-            f"Use all, {', '.join(LEVELS)}, or a run directory, with @SAMPLES for one of its checkpoints.",
+            f"Use all, {', '.join(LEVELS)}, the Python file of a submission, or a run directory, with @SAMPLES for one "
+            "of its checkpoints.",
         )
     at = int(samples) if samples else None
     return trained(_name(Path(path), at), load(path, at))
@@ -73,7 +87,7 @@ def _table(
     intervals: Mapping[str, Interval],
     games: int,
 ) -> Table:
-    elo_range = "{:,.0f} to {:,.0f}"
+    elo_range = "{:z,.0f} to {:z,.0f}"  # z: no minus sign before 0
     title = f"{team}: Elo {ratings[team]:,.0f} ({elo_range.format(*intervals[team])}), {games:,} games per opponent"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("opponent", overflow="fold")

@@ -14,8 +14,9 @@ Shapes: E games per lane, B local games, A agents of an environment (3, or 6 wit
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -52,6 +53,7 @@ from lockstep.tasks.team_snakes.opponents import (
 )
 from lockstep.tasks.team_snakes.rendering import as_frame, as_text, score, winner
 from lockstep.tasks.team_snakes.rules import CELLS, FIELDS, GAME, HEIGHT, TEAM, WIDTH, is_valid_state
+from lockstep.tasks.team_snakes.submission_games import SubmissionGames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,13 @@ class TeamSnakesConfig(VecEnv.Config):
     """Fraction of a snake's reward, 0 to 1, that is the mean reward of its team."""
     opponent_reward_weight: float = 0.0
     """Weight with which the mean reward of the other team is subtracted from a snake's reward."""
+    submissions: tuple[str, ...] = ()
+    """Files of other teams in the platform's form. They play in some training games, each in its own process."""
+    submission_fraction: float = 0.25
+    """Fraction of the environments that play against `submissions`."""
+    submission_timeout: float = 10.0
+    """Seconds that a submission may take per decision."""
+    changeable_on_resume: ClassVar[tuple[str, ...]] = ("submission_timeout",)
 
     def __post_init__(self) -> None:
         rows, columns = self.grid_shape
@@ -117,10 +126,31 @@ class TeamSnakesConfig(VecEnv.Config):
                 f"{self.opponent_reward_weight}.",
                 "Use 0 or more, a death_penalty of 0 or less, and a team_reward_fraction from 0 to 1.",
             )
+        if self.submissions and not self.control_both_teams:
+            raise ConfigError(
+                "submissions play as the other team, but control_both_teams is false.", "Use --task.control-both-teams."
+            )
+        if not 0 <= self.submission_fraction <= 1 or self.submission_timeout <= 0:
+            raise ConfigError(
+                f"submission_fraction is {self.submission_fraction} and submission_timeout {self.submission_timeout}.",
+                "Use a fraction from 0 to 1, and more than 0 seconds.",
+            )
 
     @property
     def episode_steps(self) -> int:
         return self.max_episode_steps
+
+    @property
+    def code_files(self) -> tuple[Path, ...]:
+        """Python files of the user that this task executes."""
+        return tuple(Path(file) for file in self.submissions)
+
+    def with_absolute_paths(self) -> "TeamSnakesConfig":
+        """Resolve the files of submissions against the working directory. Raise ConfigError if one does not exist."""
+        for file in self.code_files:
+            if not file.is_file():
+                raise ConfigError(f"there is no file {file}.", "Give the paths of submissions in --task.submissions.")
+        return replace(self, submissions=tuple(str(file.resolve()) for file in self.code_files))
 
 
 class TeamSnakes(VecEnv):
@@ -132,7 +162,7 @@ class TeamSnakes(VecEnv):
         config, count = self.config, self.num_envs
         self.rivals = TEAM if config.control_both_teams else 0
         self.agents = agents = TEAM + self.rivals
-        grid, self._egocentric = config.observation == "grid", config.observation == "egocentric"
+        grid, self.egocentric = config.observation == "grid", config.observation == "egocentric"
         shape = (agents, PLANES, *config.grid_shape) if grid else (agents, FEATURES)
         space = Box(0, 1, shape, np.uint8) if grid else Box(-1, 1, shape, np.float32)
         # A list of pairs, because Dict would sort a mapping.
@@ -155,19 +185,25 @@ class TeamSnakes(VecEnv):
         )
         self._results = TeamResults(**self._buffers.arrays)
         settings = {name: getattr(config, name) for name in RewardTerms._fields if name != "egocentric"}
-        self._terms = RewardTerms(egocentric=self._egocentric, **settings)
+        self._terms = RewardTerms(egocentric=self.egocentric, **settings)
         self._result_names = RESULTS if config.control_both_teams else RESULTS[: RESULTS.index("scripted")]
         self._marks = np.zeros((2, CELLS + 1), np.int64)
         self._level = torch.tensor(config.opponent_level)
-        self._games = np.zeros(count, GAME).view(np.recarray)
+        self.games = np.zeros(count, GAME).view(np.recarray)
         # Keyed by the global index of the game: the hosting process and the other games of the batch do not matter.
-        self._games.place = list(self.env_indices)
-        self._games.key = [stream.draw_seed(0) for stream in self.env_streams("team-snakes")]
+        self.games.place = list(self.env_indices)
+        self.games.key = [stream.draw_seed(0) for stream in self.env_streams("team-snakes")]
         for name in FIELDS:
-            self.register_state(name, self._games[name])
+            self.register_state(name, self.games[name])
+        self._submissions = SubmissionGames(self) if config.submissions else None
+        if self._submissions is not None:
+            self.register_state("moves", self._submissions.moves)
 
     def reset(self) -> Tree:
-        start_all(self._games)
+        start_all(self.games)
+        if self._submissions is not None:
+            self._submissions.restart()
+            self._submissions.moves[:] = 0
         return self._update_obs()
 
     def observations(self) -> Tree:
@@ -175,7 +211,10 @@ class TeamSnakes(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         actions = action.to("cpu", torch.int64).contiguous().numpy()
-        num_truncated = self.step_numpy(actions) if actions.shape == (self.num_envs, self.agents) else -1
+        fits = actions.shape == (self.num_envs, self.agents)
+        if fits and self._submissions is not None:
+            actions = self._submissions.fill(actions)
+        num_truncated = self.step_numpy(actions) if fits else -1
         if num_truncated < 0:
             raise ValueError(
                 f"the actions have shape {actions.shape} and run from {actions.min()} to {actions.max()}.\n"
@@ -184,23 +223,29 @@ class TeamSnakes(VecEnv):
             )
         out = self._buffers.copy_to_device()
         episode_info = dict(zip(self._result_names, out["outcome"][: len(self._result_names)], strict=True))
+        if self._submissions is not None:
+            against = self._submissions.end_games(self._results.terminated | self._results.truncated)
+            won = np.where(against, self._results.outcome[RESULTS.index("won")], np.nan)  # NaN: not counted
+            episode_info["submission_won"] = torch.from_numpy(won.astype(np.float32)).to(self.device)
         out = {name: out[name] for name in ("reward", "terminated", "truncated", "agent_reward")}
         obs, final_obs = self._obs(""), self._obs("final_")
         return Step(obs, **out, final_obs=final_obs, episode_info=episode_info, any_truncated=num_truncated > 0)
 
     def step_numpy(self, actions: np.ndarray) -> int:
         """Step the games and compute their observations alone, without tensors."""
-        return int(step_all(self._games, actions, int(self._level), self._terms, self._results, self._marks))
+        return int(step_all(self.games, actions, int(self._level), self._terms, self._results, self._marks))
 
     def scripted_actions(self, level: int, wrapped: bool = False) -> Tensor:
         """Return the actions that a scripted team would take in place of ours, [B, 3]."""
         actions = np.zeros((self.num_envs, TEAM), np.int64)
-        choose_all(self._games, level, wrapped, self._egocentric, self._marks, actions)
+        choose_all(self.games, level, wrapped, self.egocentric, self._marks, actions)
         return torch.from_numpy(actions)
 
     def on_iteration_start(self, clock: TrainState) -> None:
         """Update the level of the scripted team, also in running games, from training progress or the win rate."""
         config = self.config
+        if self._submissions is not None:
+            self._submissions.enable()
         level = level_at(config.level_schedule, config.opponent_level, clock.progress)
         if config.evade_after_samples is not None and clock.samples >= config.evade_after_samples:
             level = EVADER
@@ -225,33 +270,41 @@ class TeamSnakes(VecEnv):
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         super().load_lane_state(lane, state)
+        if self._submissions is not None:
+            self._submissions.restart()
         self._update_obs()
+
+    def close(self) -> None:
+        if self._submissions is not None:
+            self._submissions.restart()
 
     def is_valid_state(self, state: StateDict) -> bool:
         games = np.zeros(self.envs_per_lane, GAME).view(np.recarray)
-        for name, values in state.items():
-            games[name] = values.numpy()
+        for name in FIELDS:
+            games[name] = state[name].numpy()
+        if self._submissions is not None and not self._submissions.is_valid_state(state["moves"].numpy()):
+            return False
         return bool(is_valid_state(games, self.config.max_episode_steps))
 
     def _obs(self, prefix: str) -> Tree:
         return {name: self._buffers.tensors[f"{prefix}{name}"] for name in ("seen", "legal")}
 
     def _update_obs(self) -> Tree:
-        observe_all(self._games, self._egocentric, self._results, self._marks)
+        observe_all(self.games, self.egocentric, self._results, self._marks)
         self._buffers.copy_to_device()
         return self.observations()
 
     def render_text(self, env: int) -> str:
-        return as_text(self._games[env], int(side_of(self._games[env])))
+        return as_text(self.games[env], int(side_of(self.games[env])))
 
     def render(self, env: int) -> np.ndarray:
-        return as_frame(self._games[env], int(side_of(self._games[env])))
+        return as_frame(self.games[env], int(side_of(self.games[env])))
 
     def render_title(self, env: int) -> str:
         return f"trained team (green, ABC) against {name_of(int(self._level))} (orange, XYZ)"
 
     def render_score(self, env: int) -> str:
-        return score(self._games[env], int(side_of(self._games[env])))
+        return score(self.games[env], int(side_of(self.games[env])))
 
     def render_result(self, info: Mapping[str, float]) -> str:
         return winner(info)
