@@ -317,7 +317,7 @@ def damage_a_checkpoint(campaign: Campaign) -> bool:
     return True
 
 
-def take_over(campaign: Campaign, disturb: Callable[[psutil.Process], None] | None = None) -> bool:
+def take_over(campaign: Campaign, disturb: Callable[[psutil.Process], None] | None = None, kills: bool = False) -> bool:
     older = campaign.launcher
     assert older is not None
     campaign.resume()
@@ -327,6 +327,8 @@ def take_over(campaign: Campaign, disturb: Callable[[psutil.Process], None] | No
         time.sleep(campaign.chance.uniform(0.0, 8.0))  # a start takes a few seconds to load
         with suppress(psutil.NoSuchProcess):
             disturb(psutil.Process(newer.pid))
+    if kills:
+        newer.wait(BOUND)  # a killed process may still seem to run
     deadline = time.monotonic() + BOUND
     while older.poll() is None and newer.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -352,7 +354,7 @@ def stall_a_start(campaign: Campaign) -> bool:
 
 
 def kill_a_start(campaign: Campaign) -> bool:
-    return take_over(campaign, lambda process: process.kill())
+    return take_over(campaign, lambda process: process.kill(), kills=True)
 
 
 def lose_a_host(campaign: Campaign) -> bool:
