@@ -115,7 +115,7 @@ def test_backtest_writes_run_per_fold_plot_and_page(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"
     words = ["trading-lstm", "--smoke", "--data", write(tmp_path / "a.csv"), "--out", str(out), "--folds", "2"]
-    assert main(["backtest", *words, "run.total_samples=512", "run.eval_every=none"]) == 0
+    assert main(["backtest", *words, "run.total_samples=512", "run.eval_every=none", "task.embargo=5"]) == 0
     told = capsys.readouterr().out
     for word in ("agent", "buy and hold", "SMA 20/100", "flat", "Sharpe", "win rate", "365 bars a year"):
         assert word in told

@@ -24,6 +24,8 @@ from lockstep.training_loop import train
 
 SLOW, FAST = 100, 20
 """Window sizes in bars of the SMA crossover baseline."""
+VALIDATION_FRACTION = 0.2
+"""Fraction of the bars before a fold, at their end, that selects the best checkpoint."""
 
 Strategy = Callable[[int, Any], int]
 """Strategy: map the index of a bar and the observation at its close to an action."""
@@ -81,9 +83,10 @@ def walk_forward(recipe: Recipe, directory: Path, count: int, train_fraction: fl
     folds = folds_of(len(bars.time), count, train_fraction)
     parts = []
     for number, fold in enumerate(folds, 1):
-        data_range = (0.0, fold.first / len(bars.time))
+        start = fold.first / len(bars.time)
+        parts_of_file = {"task.data_range": (0.0, (1 - VALIDATION_FRACTION) * start), "task.test_start": start}
         overrides = {"run.runs_dir": str(directory), "run.name": f"fold-{number}", "run.record_video": False}
-        fold_recipe = apply_overrides(recipe, {"task.data_range": data_range} | overrides)
+        fold_recipe = apply_overrides(recipe, parts_of_file | overrides)
         policy = load(train(fold_recipe).path)
         parts.append(play(task, bars, fold, _policy_strategy(policy), _build(fold_recipe.task).shared_state()))
     all_folds, flat, long = Fold(folds[0].first, folds[-1].last), task.position_levels, 2 * task.position_levels
@@ -116,9 +119,8 @@ def play(task: TradingConfig, bars: PriceSeries, fold: Fold, strategy: Strategy,
     """Trade a fold. The last order closes the position, so that folds can be concatenated."""
     length, levels = fold.last - fold.first, task.position_levels
     span = (fold.first / len(bars.time), min(1.0, (fold.last + 3) / len(bars.time)))
-    env = _build(
-        task, data_range=span, embargo=0, episode_length=length, start_at_first_bar=True, simulated_fraction=0.0
-    )
+    part = {"data_range": span, "test_start": 0.0, "embargo": 0, "simulated_fraction": 0.0}
+    env = _build(task, **part, episode_length=length, start_at_first_bar=True)
     env.load_shared_state(scale)
     obs: Tree = env.observations()
     changes, positions = np.zeros(length), np.zeros(length)

@@ -9,8 +9,7 @@ Shapes: E environments per lane, B local environments, F indicators, N bars of a
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,15 +18,15 @@ from numba import njit
 from torch import Tensor
 
 from lockstep.base import VecEnv
-from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import load_into
-from lockstep.rng import RandomStream
 from lockstep.tasks.kernels import Buffers
 from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_account, rebalance
 from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
-from lockstep.tasks.trading.history import History, choose_start, find_bars
-from lockstep.tasks.trading.price_data import CLOSE, OPEN, PriceSeries, read_bars
+from lockstep.tasks.trading.config import SPLIT_LABELS
+from lockstep.tasks.trading.config import TradingConfig as TradingConfig
+from lockstep.tasks.trading.history import History, bars_per_episode, build_history, choose_start, find_bars, fit_scale
+from lockstep.tasks.trading.price_data import CLOSE, OPEN, read_bars
 from lockstep.tasks.trading.rendering import RecordedBar, WholeEpisode, as_frame, as_text
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
 
@@ -35,73 +34,6 @@ PORTFOLIO = 4
 """Portfolio features of an observation: fraction held, last target, result of the open trade, log equity."""
 RESULTS = ("growth", "trades", "wins", "open", "turnover", "fees", "exposure")
 """Metrics of an episode. The win rate is wins over trades, both summed over all episodes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TradingConfig(VecEnv.Config):
-    """Settings of trading. Every number is for the whole run, not for one process."""
-
-    num_envs: int = 64
-    """Number of accounts in the whole run, stepped in parallel."""
-    data: tuple[str, ...] = ()
-    """CSV or Parquet files of bars, one symbol each. Empty: all episodes use the simulated market."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """File column names of time, open, high, low, close and adjusted, where they are not recognized."""
-    market: Literal["gbm", "regime_switching", "mean_reverting"] = "regime_switching"
-    """Simulated market: geometric Brownian motion without drift, switching bull and bear regimes, or mean reverting."""
-    volatility: float = 0.01
-    """Standard deviation of the simulated market's return per bar."""
-    simulated_fraction: float = 0.0
-    """Fraction of episodes on the simulated market if there are files; the same on every lane."""
-    data_range: tuple[float, float] = (0.0, 0.8)
-    """Range of each file, from 0 to 1, that episodes use. Indicators are normalized with this range only."""
-    embargo: int = 0
-    """Bars skipped at the end of that range, so that episodes share no bars with what follows it."""
-    episode_length: int = 256
-    """Steps of an episode."""
-    start_at_first_bar: bool = False
-    """Start each episode at the first bar of the range, as in a test, instead of at a random bar."""
-    lookback: int = 8
-    """Bars in an observation."""
-    position_levels: int = 1
-    """Position sizes per side. 1: short, flat and long. 2: also half positions."""
-    fee_rate: float = 0.001
-    """Fee per order, as a fraction of the traded value."""
-    slippage: float = 0.0
-    """Fraction by which a fill's price is worse than the open."""
-    borrow_rate: float = 0.0
-    """Cost of a short position per bar, as a fraction of its value."""
-    leak_future: bool = False
-    """Only for tests of the pipeline: add the next return to the observation."""
-
-    def __post_init__(self) -> None:
-        low, high = self.data_range
-        if not 0 <= low < high <= 1 or not 0 <= self.simulated_fraction <= 1:
-            raise ConfigError(
-                f"data_range is {self.data_range} and simulated_fraction {self.simulated_fraction}.",
-                "Use fractions from 0 to 1, in increasing order.",
-            )
-        if min(self.episode_length, self.lookback, self.position_levels) < 1 or self.embargo < 0:
-            raise ConfigError(
-                f"episode_length is {self.episode_length}, lookback {self.lookback}, position_levels "
-                f"{self.position_levels} and embargo {self.embargo}.",
-                "Use 1 or more, and an embargo of 0 or more.",
-            )
-        if min(self.fee_rate, self.slippage, self.borrow_rate) < 0 or self.volatility <= 0:
-            raise ConfigError(
-                f"fee_rate is {self.fee_rate}, slippage {self.slippage}, borrow_rate {self.borrow_rate} and volatility "
-                f"{self.volatility}.",
-                "Use 0 or more, and a volatility above 0.",
-            )
-
-    @property
-    def episode_steps(self) -> int:
-        return self.episode_length
-
-    @property
-    def bars(self) -> int:
-        """N: bars that an episode reads, including those before its first step and two after its last step."""
-        return LOOKBACK + self.lookback + self.episode_length + 2
 
 
 class TradingRules(NamedTuple):
@@ -209,18 +141,21 @@ class Trading(VecEnv):
         features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
         self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
         self.action_space = Discrete(2 * config.position_levels + 1)
+        self._history, episode_length = build_history(config, symbols)
+        # Validation and test parts are those of the files only.
+        simulated_fraction = 1.0 if not config.data else config.simulated_fraction if config.split == "train" else 0.0
         self._rules = TradingRules(
-            config.episode_length,
+            episode_length,
             config.lookback,
             config.position_levels,
             MARKETS[config.market],
             config.volatility,
-            config.simulated_fraction if config.data else 1.0,
+            simulated_fraction,
             config.leak_future,
             Costs(config.fee_rate, config.slippage, config.borrow_rate),
         )
-        self._history = _build_history(config, symbols)
-        self._scale = torch.from_numpy(_fit_scale(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        self._scale = torch.from_numpy(fit_scale(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        num_bars = bars_per_episode(config, episode_length)
         vector, matrix = (count,), (count, features)
         self._buffers = Buffers(
             self.device,
@@ -236,8 +171,8 @@ class Trading(VecEnv):
             episode=np.zeros(count, np.int64),
             age=np.zeros(count, np.int64),
             account=np.zeros(count, ACCOUNT).view(np.recarray),
-            prices=np.zeros((count, config.bars, 4)),
-            indicators=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
+            prices=np.zeros((count, num_bars, 4)),
+            indicators=np.zeros((count, num_bars, len(INDICATORS)), np.float32),
         )
         self.register_state("episode", self._table.episode)
         self.register_state("age", self._table.age)
@@ -289,7 +224,7 @@ class Trading(VecEnv):
         self._start_episodes(range(self.num_envs)[self.lanes.lane_slice(lane, self.envs_per_lane)])
 
     def is_valid_state(self, state: StateDict) -> bool:
-        return bool(((state["age"] >= 0) & (state["age"] < self.config.episode_length)).all())
+        return bool(((state["age"] >= 0) & (state["age"] < self._rules.episode_length)).all())
 
     def _start_episodes(self, rows: range) -> Tensor:
         for row in rows:
@@ -306,13 +241,18 @@ class Trading(VecEnv):
         return as_frame(self._recorded_bars(env), self._whole_episode(env))
 
     def render_title(self, env: int) -> str:
-        return self._whole_episode(env).title() or f"simulated market: {self.config.market}"
+        title = self._whole_episode(env).title()
+        return f"{title}: {self._split_label}" if title else f"simulated market: {self.config.market}"
 
     def render_score(self, env: int) -> str:
         return self._whole_episode(env).date(int(self._table.age[env]))
 
     def render_result(self, info: Mapping[str, float]) -> str:
         return f"equity {info['growth']:+.1%}"
+
+    @property
+    def _split_label(self) -> str:
+        return SPLIT_LABELS[self.config.split]
 
     def _whole_episode(self, env: int) -> WholeEpisode:
         """Return the bars of the current episode, those to come included."""
@@ -322,7 +262,7 @@ class Trading(VecEnv):
         bars, costs = slice(first, first + rules.episode_length + 1), 1.0 + rules.costs.fee + rules.costs.slippage
         close = table.prices[env, bars, CLOSE]
         buy_and_hold = np.append(1.0, close[1:] / (table.prices[env, first + 1, OPEN] * costs))
-        return WholeEpisode(symbol, time[bars], close, buy_and_hold)
+        return WholeEpisode(symbol, time[bars], close, buy_and_hold, self._split_label if symbol else "")
 
     def _recorded_bars(self, env: int) -> list[RecordedBar]:
         """Return the bars of an episode. They are recorded from the first call on, and only for rendered accounts."""
@@ -339,41 +279,3 @@ class Trading(VecEnv):
         if bars and age <= bars[-1].age:
             bars.clear()
         bars.append(RecordedBar(age, equity, account.units * close / equity, int(account.trades), account.fees))
-
-
-def _build_history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
-    first_starts, num_starts, num_bars = [], [], 0
-    for bars in symbols:
-        low, high = (round(fraction * len(bars.time)) for fraction in config.data_range)
-        # The first step is at the close of the bar `low`, if there are enough bars before it.
-        start = max(0, low - LOOKBACK - config.lookback + 1)
-        starts = high - config.embargo - start - config.bars + 1
-        if starts < 1:
-            longest = max(1, config.episode_length + starts - 1)
-            raise ConfigError(
-                f"{bars.name} has {high - low} bars in data_range {config.data_range} of its {len(bars.time)}, but an "
-                f"episode of {config.episode_length} steps reads {config.bars}, with an embargo of {config.embargo}.",
-                f"Use --task.episode-length {longest}, or a larger --task.data-range.",
-            )
-        first_starts.append(num_bars + start)
-        num_starts.append(1 if config.start_at_first_bar else starts)
-        num_bars += len(bars.time)
-    prices = np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4))
-    return History(prices, np.array(first_starts, np.int64), np.array(num_starts, np.int64))
-
-
-def _fit_scale(config: TradingConfig, symbols: list[PriceSeries], stream: RandomStream) -> np.ndarray:
-    """Return means and standard deviations [2, F] of the indicators, computed from the bars of `data_range` only."""
-    series = []
-    for bars in symbols:
-        low, high = (round(fraction * len(bars.time)) for fraction in config.data_range)
-        series.append(bars.prices[low : high - config.embargo])
-    if not symbols or config.simulated_fraction > 0:
-        simulated = np.zeros((4096, 4))
-        simulate(simulated, MARKETS[config.market], stream.draw_seed(0), 0, config.volatility)
-        series.append(simulated)
-    computed = [np.zeros((len(prices), len(INDICATORS))) for prices in series]
-    for prices, indicators in zip(series, computed, strict=True):
-        compute_indicators(prices, indicators)
-    table = np.concatenate([indicators[LOOKBACK:] for indicators in computed])
-    return np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)

@@ -1,4 +1,7 @@
-"""Historical prices of all symbols, and the bars that an episode uses."""
+"""Historical prices of all symbols, the bars that an episode uses, and the scale of the indicators.
+
+Shapes: F indicators.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,8 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from lockstep.config import ConfigError
+from lockstep.protocols import Split
+from lockstep.rng import RandomStream
 from lockstep.tasks.kernels import random_below
+from lockstep.tasks.trading.config import TradingConfig, find_part
 from lockstep.tasks.trading.price_data import PriceSeries
+from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
+
+MIN_HELD_OUT_STEPS = 16
+"""Smallest number of steps of an episode on a validation or test part."""
 
 
 class History(NamedTuple):
@@ -43,3 +54,86 @@ def find_bars(symbols: Sequence[PriceSeries], start: int) -> tuple[str, np.ndarr
             return bars.name, bars.time[start:]
         start -= len(bars.time)
     return "", np.zeros(0)
+
+
+def bars_per_episode(config: TradingConfig, episode_length: int) -> int:
+    """Return the bars that an episode reads, including those before its first step and two after its last step."""
+    return config.observed_bars + episode_length + 2
+
+
+def build_history(config: TradingConfig, symbols: Sequence[PriceSeries]) -> tuple[History, int]:
+    """Return the bars of the part that episodes use, and the number of steps of an episode.
+
+    Raises:
+        ConfigError: A part has too few bars. A training part is also rejected if the validation part is too short, so
+            that the error is raised before training.
+    """
+    steps = _episode_length(config, symbols, config.split)
+    if config.split == "train" and config.has_validation:
+        _episode_length(config, symbols, "validation")
+    first_starts, num_starts, num_bars = [], [], 0
+    for bars in symbols:
+        part = find_part(config, bars, config.split)
+        start = _first_start(config, part)
+        first_starts.append(num_bars + start)
+        starts = part.stop - start - bars_per_episode(config, steps) + 1
+        num_starts.append(1 if config.start_at_first_bar else starts)
+        num_bars += len(bars.time)
+    prices = np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4))
+    return History(prices, np.array(first_starts, np.int64), np.array(num_starts, np.int64)), steps
+
+
+def _first_start(config: TradingConfig, part: range) -> int:
+    """Return the first bar that an episode can read. Its first step is at the close of the part's first bar.
+
+    If there are too few bars before the part, it is later.
+    """
+    return max(0, part.start - config.observed_bars + 1)
+
+
+def _episode_length(config: TradingConfig, symbols: Sequence[PriceSeries], split: Split) -> int:
+    """Return the steps of an episode. Held-out parts may be shorter than an episode of training."""
+    steps = config.episode_length
+    for bars in symbols:
+        part = find_part(config, bars, split)
+        longest = part.stop - _first_start(config, part) - bars_per_episode(config, 0) if part else 0
+        needed = config.episode_length if split == "train" else min(config.episode_length, MIN_HELD_OUT_STEPS)
+        if longest < needed:
+            raise ConfigError(
+                f"the {split} part of {bars.name} has {len(part)} of its {len(bars.time)} bars, but an episode of "
+                f"{needed} steps reads {bars_per_episode(config, needed)}. The embargo is {config.embargo_bars} bars.",
+                _fix_short_part(config, split, longest),
+            )
+        steps = min(steps, longest)
+    return steps
+
+
+def _fix_short_part(config: TradingConfig, split: Split, longest: int) -> str:
+    if config.split_dates:
+        return "Use a smaller --task.embargo or --task.episode-length, a longer file, or other dates."
+    if split == "train":
+        return f"Use --task.episode-length {max(1, longest)}, or a larger --task.data-range."
+    if split == "validation":
+        low, high = config.data_range
+        return (
+            f"Use a larger --task.test-start than {config.test_start}, a smaller --task.data-range or --task.embargo, "
+            f"or no validation part: --task.data-range {low} {max(high, config.test_start)}"
+        )
+    return f"Evaluate another part: --split validation. Or train with a --task.test-start below {config.test_start}."
+
+
+def fit_scale(config: TradingConfig, symbols: Sequence[PriceSeries], stream: RandomStream) -> np.ndarray:
+    """Return means and standard deviations [2, F] of the indicators, computed from the training part only."""
+    series = []
+    for bars in symbols:
+        part = find_part(config, bars, "train")
+        series.append(bars.prices[part.start : part.stop])
+    if not symbols or config.simulated_fraction > 0:
+        simulated = np.zeros((4096, 4))
+        simulate(simulated, MARKETS[config.market], stream.draw_seed(0), 0, config.volatility)
+        series.append(simulated)
+    computed = [np.zeros((len(prices), len(INDICATORS))) for prices in series]
+    for prices, indicators in zip(series, computed, strict=True):
+        compute_indicators(prices, indicators)
+    table = np.concatenate([indicators[LOOKBACK:] for indicators in computed])
+    return np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)

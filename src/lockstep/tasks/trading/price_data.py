@@ -77,7 +77,7 @@ def _sort_and_check(name: str, time: np.ndarray, prices: np.ndarray, path: str) 
     invalid = ~((prices > 0) & (prices < MAX_PRICE)).all(axis=1)
     if invalid.any():
         raise ConfigError(
-            f"{path} has {invalid.sum()} bars with an invalid price, the first at {_format_time(time[invalid][0])}.",
+            f"{path} has {invalid.sum()} bars with an invalid price, the first at {format_time(time[invalid][0])}.",
             "Remove these bars from the file, or fix them.",
         )
     steps = np.diff(time)
@@ -86,13 +86,25 @@ def _sort_and_check(name: str, time: np.ndarray, prices: np.ndarray, path: str) 
         worst = gaps[np.argmax(steps[gaps])]
         notes.append(
             f"{path} has {len(gaps)} gaps of more than five median steps; "
-            f"the longest is {steps[worst] / 86_400:.1f} days from {_format_time(time[worst])}."
+            f"the longest is {steps[worst] / 86_400:.1f} days from {format_time(time[worst])}."
         )
     return PriceSeries(name, time, prices, tuple(notes))
 
 
-def _format_time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+def format_time(seconds: float) -> str:
+    """Return a date, with the time of the day if it is not midnight."""
+    time = datetime.fromtimestamp(seconds, UTC)
+    return f"{time:%Y-%m-%d}" if time.hour == time.minute == 0 else f"{time:%Y-%m-%d %H:%M}"
+
+
+def parse_time(date: str) -> float:
+    """Return the seconds since 1970 of a date or time in ISO 8601. Times without a zone are taken as UTC."""
+    try:
+        return _seconds(datetime.fromisoformat(date))
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{date!r} is not a date.", "Use ISO 8601, as in 2024-05-31 or 2024-05-31T13:00:00."
+        ) from None
 
 
 def _find_columns(header: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:
