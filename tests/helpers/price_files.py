@@ -1,4 +1,4 @@
-"""Synthetic price files."""
+"""Synthetic prices, and files of them."""
 
 import numpy as np
 
@@ -21,3 +21,8 @@ def write_prices(path, prices, seconds=86_400, start=0, **columns):
     ]
     path.write_text(",".join(["unix,open,high,low,close", *columns]) + "\n" + "\n".join(rows))
     return str(path)
+
+
+def normal_returns(seed, bars, mean=0.0, scale=0.01):
+    """Return independent normal returns [T]."""
+    return mean + scale * RandomStream(seed, "returns").normal(0, bars).numpy().astype(float)
