@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.price_files import random_walk_bars, write_prices
 from lockstep.apps.backtest.metrics import possible_leak
-from lockstep.apps.backtest.walk_forward import walk_forward
-from lockstep.config import apply_overrides
+from lockstep.apps.backtest.walk_forward import WalkForward, walk_forward
+from lockstep.config import Recipe, apply_overrides
 from lockstep.inference import LoadedPolicy, load
 from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict
@@ -94,8 +95,32 @@ PRICES = next((place for parent in Path(__file__).parents if (place := parent / 
 @pytest.mark.parametrize("name", ["GOOGL-daily", "BTCUSD-hourly"])
 def test_trading_on_real_prices_shows_no_leak(tmp_path: Path, name: str) -> None:
     data = {"task.data": (str(PRICES / f"{name}.csv"),), "run.total_samples": 65_536, "run.eval_every": None}
-    report = walk_forward(apply_overrides(find_recipe("trading-lstm")(), data), tmp_path, count=3, before=0.5)
-    measures = {way: curve.measures(report.bars.bars_per_year) for way, curve in report.curves.items()}
-    print(f"{name}: {measures}")
-    assert not possible_leak(measures["agent"])
-    assert measures["buy and hold"].total > 0.5  # the price files are the expected ones
+    recipe = apply_overrides(find_recipe("trading-lstm")(), data)
+    report = walk_forward(recipe, tmp_path / "out", WalkForward(folds=3), train_in_process)
+    assert report is not None
+    print(f"{name}: {report.measures}")
+    assert not possible_leak(report.measures["agent"])
+    assert report.measures["buy and hold"].total > 0.5  # the price files are the expected ones
+
+
+def train_in_process(recipe: Recipe, resume: bool) -> bool:
+    return not train(recipe, resume=resume).preempted
+
+
+def test_backtest_with_leaked_return_is_flagged_and_without_it_not(tmp_path: Path) -> None:
+    path = write_prices(tmp_path / "walk.csv", random_walk_bars(0, 1500))
+    reports = {}
+    for leak in (True, False):
+        settings = {"task.leak_future": leak, "task.fee_rate": 0.0, "task.slippage": 0.0, "task.episode_length": 128}
+        settings |= {"task.data": (path,), "run.total_samples": 100_000, "run.eval_every": None, "run.device": "cpu"}
+        recipe = apply_overrides(find_recipe("trading-lstm")(), settings)
+        report = walk_forward(recipe, tmp_path / str(leak), WalkForward(folds=1), train_in_process)
+        assert report is not None
+        reports[leak] = report
+        print(f"leak {leak}: {report.measures['agent']}, deflated Sharpe {report.deflated_sharpe:.3f}")
+    assert possible_leak(reports[True].measures["agent"])
+    assert reports[True].deflated_sharpe > 0.99
+    assert reports[True].random_rank == 1.0
+    assert not possible_leak(reports[False].measures["agent"])
+    assert reports[False].deflated_sharpe < 0.95
+    assert any("not significant" in warning for warning in reports[False].warnings())

@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.protocols import Split
+from lockstep.tasks.trading.account import Costs
 from lockstep.tasks.trading.price_data import PriceSeries, format_time, parse_time, read_bars
 from lockstep.tasks.trading.simulated_market import LOOKBACK
 
@@ -182,3 +183,8 @@ def find_part(config: TradingConfig, bars: PriceSeries, split: Split) -> range:
         return range(test, stop)
     first, last = (high, test) if split == "validation" else (low, high)
     return range(first, max(first, last - config.embargo_bars))
+
+
+def symbol_costs(config: TradingConfig, bars: PriceSeries) -> Costs:
+    """Return the trading costs of a symbol."""
+    return Costs(config.fee_rate, config.slippage, config.borrow_rate)
