@@ -30,6 +30,8 @@ def build(path, prices=None, lanes=1, files=(), **settings):
         "start_at_first_bar": True,
         "data_range": (0.0, 1.0),
         "embargo": 0,
+        "slippage": 0.0,
+        "borrow_rate": 0.0,
         "episode_length": 100,
         "lookback": 4,
     }

@@ -105,7 +105,7 @@ def read_symbols(task: TradingConfig) -> list[PriceSeries]:
     """Read the price files of a task."""
     if not task.data:
         raise ConfigError("a backtest needs price files, but task.data is empty.", "Use --data FILE.")
-    return [read_bars(path, task.columns) for path in task.data]
+    return [read_bars(path, task.columns, task.features) for path in task.data]
 
 
 def normalized_weights(weights: Sequence[float], symbols: Sequence[PriceSeries]) -> list[float]:

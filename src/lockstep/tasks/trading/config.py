@@ -13,6 +13,8 @@ from lockstep.tasks.trading.account import Costs
 from lockstep.tasks.trading.price_data import PriceSeries, format_time, parse_time, read_bars
 from lockstep.tasks.trading.simulated_market import LOOKBACK
 
+SLIPPAGE, BORROW_PER_YEAR = 0.0005, 0.02
+"""Default costs on files: slippage per order and cost of a short position per year, as fractions of the value."""
 SPLIT_LABELS: dict[Split, str] = {
     "train": "training part, IN SAMPLE",
     "validation": "validation part",
@@ -31,6 +33,9 @@ class TradingConfig(VecEnv.Config):
     """CSV or Parquet files of bars, one symbol each. Empty: all episodes use the simulated market."""
     columns: dict[str, str] = field(default_factory=dict)
     """File column names of time, open, high, low, close and adjusted, where they are not recognized."""
+    features: tuple[str, ...] = ()
+    """Further columns of the files to observe, such as Volume. They are normalized with the training part. The value of
+    a bar must be known at its close."""
     market: Literal["gbm", "regime_switching", "mean_reverting"] = "regime_switching"
     """Simulated market: geometric Brownian motion without drift, switching bull and bear regimes, or mean reverting."""
     volatility: float = 0.01
@@ -58,10 +63,18 @@ class TradingConfig(VecEnv.Config):
     """Position sizes per side. 1: short, flat and long. 2: also half positions."""
     fee_rate: float = 0.001
     """Fee per order, as a fraction of the traded value."""
-    slippage: float = 0.0
-    """Fraction by which a fill's price is worse than the open."""
-    borrow_rate: float = 0.0
-    """Cost of a short position per bar, as a fraction of its value."""
+    slippage: float | None = None
+    """Fraction by which a fill's price is worse than the open. None: 0.0005 on files, 0 on the simulated market."""
+    borrow_rate: float | None = None
+    """Cost of a short position per bar, as a fraction of its value. None: 2 % a year on files, 0 on the simulated
+    market."""
+    reward: Literal["log_growth", "mean_variance", "differential_sharpe"] = "log_growth"
+    """Reward of a bar after costs. log_growth: change of log equity. mean_variance: return, less risk_aversion / 2
+    times its square. differential_sharpe: influence of the return on a moving Sharpe ratio (Moody and Saffell)."""
+    risk_aversion: float = 2.0
+    """Risk aversion of the reward mean_variance. log_growth is close to a risk aversion of 1."""
+    sharpe_rate: float = 0.01
+    """Rate at which the moving averages of the reward differential_sharpe forget, per bar."""
     leak_future: bool = False
     """Only for tests of the pipeline: add the next return to the observation."""
 
@@ -80,12 +93,16 @@ class TradingConfig(VecEnv.Config):
                 f"{self.position_levels} and embargo {self.embargo}.",
                 "Use 1 or more, and an embargo of 0 or more.",
             )
-        if min(self.fee_rate, self.slippage, self.borrow_rate) < 0 or self.volatility <= 0:
+        costs = self.fee_rate, self.slippage or 0.0, self.borrow_rate or 0.0, self.risk_aversion
+        if min(costs) < 0 or self.volatility <= 0 or not 0 < self.sharpe_rate < 1:
             raise ConfigError(
-                f"fee_rate is {self.fee_rate}, slippage {self.slippage}, borrow_rate {self.borrow_rate} and volatility "
-                f"{self.volatility}.",
-                "Use 0 or more, and a volatility above 0.",
+                f"fee_rate is {self.fee_rate}, slippage {self.slippage}, borrow_rate {self.borrow_rate}, risk_aversion "
+                f"{self.risk_aversion}, volatility {self.volatility} and sharpe_rate {self.sharpe_rate}.",
+                "Use 0 or more, a volatility above 0, and a sharpe_rate between 0 and 1.",
             )
+        if self.features and not self.data:
+            named = " ".join(self.features)
+            raise ConfigError(f"features is {named}, but there are no files.", "Give files: --data FILE")
         times = [parse_time(date) for date in self.split_dates]
         if len(times) not in (0, 3, 4) or times != sorted(times):
             raise ConfigError(
@@ -185,6 +202,11 @@ def find_part(config: TradingConfig, bars: PriceSeries, split: Split) -> range:
     return range(first, max(first, last - config.embargo_bars))
 
 
-def symbol_costs(config: TradingConfig, bars: PriceSeries) -> Costs:
-    """Return the trading costs of a symbol."""
-    return Costs(config.fee_rate, config.slippage, config.borrow_rate)
+def symbol_costs(config: TradingConfig, bars: PriceSeries | None) -> Costs:
+    """Return the trading costs of a symbol; of the simulated market if it is None."""
+    slippage, borrow = (0.0, 0.0) if bars is None else (SLIPPAGE, BORROW_PER_YEAR / bars.bars_per_year)
+    return Costs(
+        config.fee_rate,
+        slippage if config.slippage is None else config.slippage,
+        borrow if config.borrow_rate is None else config.borrow_rate,
+    )

@@ -1,10 +1,10 @@
 """Trading: hold a fraction of equity in a symbol, bar by bar, on historical prices or simulated markets.
 
 At the close of bar t the policy sees bars up to t and chooses a target. The order is filled at the open of t + 1. The
-reward is the change of log equity, after all costs, from that open to the next. The prices of an episode are a pure
+reward depends on the change of equity, after all costs, from that open to the next. The prices of an episode are a pure
 function of the environment's key and the episode's number. With several symbols, every episode uses one of them.
 
-Shapes: E environments per lane, B local environments, F indicators, N bars of an episode.
+Shapes: E environments per lane, B local environments, F indicators, K further columns, N bars of an episode.
 """
 
 import math
@@ -23,13 +23,24 @@ from lockstep.pytree import load_into
 from lockstep.tasks.kernels import Buffers
 from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_account, rebalance
 from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
-from lockstep.tasks.trading.config import SPLIT_LABELS
+from lockstep.tasks.trading.config import SPLIT_LABELS, symbol_costs
 from lockstep.tasks.trading.config import TradingConfig as TradingConfig
-from lockstep.tasks.trading.history import History, bars_per_episode, build_history, choose_start, find_bars, fit_scale
+from lockstep.tasks.trading.history import (
+    History,
+    bars_per_episode,
+    build_history,
+    choose_start,
+    find_bars,
+    find_symbol,
+    fit_scale,
+)
 from lockstep.tasks.trading.price_data import CLOSE, OPEN, read_bars
 from lockstep.tasks.trading.rendering import RecordedBar, WholeEpisode, as_frame, as_text
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
 
+LOG_GROWTH, MEAN_VARIANCE, DIFFERENTIAL_SHARPE = range(3)
+REWARDS = {"log_growth": LOG_GROWTH, "mean_variance": MEAN_VARIANCE, "differential_sharpe": DIFFERENTIAL_SHARPE}
+NUM_INDICATORS = len(INDICATORS)
 PORTFOLIO = 4
 """Portfolio features of an observation: fraction held, last target, result of the open trade, log equity."""
 RESULTS = ("growth", "trades", "wins", "open", "turnover", "fees", "exposure")
@@ -47,6 +58,9 @@ class TradingRules(NamedTuple):
     simulated_fraction: float
     leak_future: bool
     costs: Costs
+    reward: int
+    risk_aversion: float
+    sharpe_rate: float
 
 
 class MarketTable(NamedTuple):
@@ -59,7 +73,11 @@ class MarketTable(NamedTuple):
     prices: np.ndarray
     """[B, N, 4] float64."""
     indicators: np.ndarray
-    """[B, N, F] float32: normalized indicators."""
+    """[B, N, F + K] float32: normalized indicators and features."""
+    borrow: np.ndarray
+    """[B] float64: cost of a short position per bar, which depends on the symbol."""
+    moments: np.ndarray
+    """[B, 2] float64: moving averages of the return and its square, for the reward differential_sharpe."""
 
 
 @njit(cache=True, nogil=True)
@@ -69,9 +87,15 @@ def _start_episode(b: int, table: MarketTable, history: History, scale: Any, rul
     start = choose_start(table.key[b], table.episode[b], history, rules.simulated_fraction)
     if start < 0:
         simulate(prices, rules.market, table.key[b], table.episode[b], rules.volatility)
+        table.borrow[b] = rules.costs.borrow
     else:
         prices[:] = history.prices[start : start + len(prices)]
+        table.borrow[b] = history.borrow[find_symbol(history, start)]
     compute_indicators(prices, indicators)
+    for k in range(history.features.shape[1]):
+        for n in range(len(indicators)):  # the simulated market has mean values
+            column = NUM_INDICATORS + k
+            indicators[n, column] = scale[0, column] if start < 0 else history.features[start + n, k]
     for n in range(LOOKBACK, len(indicators)):
         for f in range(indicators.shape[1]):
             indicators[n, f] = min(max((indicators[n, f] - scale[0, f]) / scale[1, f], -5.0), 5.0)
@@ -97,6 +121,25 @@ def _write_obs(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> Non
 
 
 @njit(cache=True, nogil=True)
+def _reward(change: float, moments: Any, rules: TradingRules) -> float:
+    """Return the reward of a change of log equity, and update the moving averages of an account."""
+    if rules.reward == LOG_GROWTH:
+        return change
+    gain = math.exp(change) - 1.0
+    if rules.reward == MEAN_VARIANCE:
+        return gain - 0.5 * rules.risk_aversion * gain * gain
+    # Differential Sharpe ratio: derivative of the moving Sharpe ratio with respect to the rate of its averages.
+    mean, square = moments[0], moments[1]
+    mean_change, square_change = gain - mean, gain * gain - square
+    moments[0] += rules.sharpe_rate * mean_change
+    moments[1] += rules.sharpe_rate * square_change
+    variance = square - mean * mean
+    if variance < 1e-12:  # before the first trade
+        return 0.0
+    return min(max((square * mean_change - 0.5 * mean * square_change) / variance**1.5, -10.0), 10.0)
+
+
+@njit(cache=True, nogil=True)
 def _step_all(
     actions: Any, table: MarketTable, history: History, scale: Any, rules: TradingRules, out: Any, results: Any
 ) -> int:
@@ -109,9 +152,10 @@ def _step_all(
     for b in range(len(actions)):
         account, bar = table.account[b], LOOKBACK + rules.lookback - 1 + table.age[b]
         price, next_price = table.prices[b, bar + 1, OPEN], table.prices[b, bar + 2, OPEN]
-        change = rebalance(account, actions[b] / rules.position_levels - 1.0, price, next_price, rules.costs)
+        costs = Costs(rules.costs.fee, rules.costs.slippage, table.borrow[b])
+        change = rebalance(account, actions[b] / rules.position_levels - 1.0, price, next_price, costs)
         terminated[b] = change == -math.inf
-        reward[b] = math.log(BANKRUPTCY) if terminated[b] else change
+        reward[b] = math.log(BANKRUPTCY) if terminated[b] else _reward(change, table.moments[b], rules)
         table.age[b] += 1
         truncated[b] = not terminated[b] and table.age[b] == rules.episode_length
         if terminated[b] or truncated[b]:
@@ -124,6 +168,7 @@ def _step_all(
             table.age[b] = 0
             table.episode[b] += 1
             open_account(account)
+            table.moments[b] = 0.0
             _start_episode(b, table, history, scale, rules)
             num_truncated += truncated[b]
         _write_obs(b, table, rules, obs[b])
@@ -137,8 +182,9 @@ class Trading(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        self._symbols = symbols = [read_bars(path, config.columns) for path in config.data]
-        features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
+        self._symbols = symbols = [read_bars(path, config.columns, config.features) for path in config.data]
+        num_indicators = len(INDICATORS) + (len(config.features) if symbols else 0)
+        features = config.lookback * num_indicators + PORTFOLIO + config.leak_future
         self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
         self.action_space = Discrete(2 * config.position_levels + 1)
         self._history, episode_length = build_history(config, symbols)
@@ -152,7 +198,10 @@ class Trading(VecEnv):
             config.volatility,
             simulated_fraction,
             config.leak_future,
-            Costs(config.fee_rate, config.slippage, config.borrow_rate),
+            symbol_costs(config, symbols[0] if symbols else None),
+            REWARDS[config.reward],
+            config.risk_aversion,
+            config.sharpe_rate,
         )
         self._scale = torch.from_numpy(fit_scale(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
         num_bars = bars_per_episode(config, episode_length)
@@ -172,16 +221,21 @@ class Trading(VecEnv):
             age=np.zeros(count, np.int64),
             account=np.zeros(count, ACCOUNT).view(np.recarray),
             prices=np.zeros((count, num_bars, 4)),
-            indicators=np.zeros((count, num_bars, len(INDICATORS)), np.float32),
+            indicators=np.zeros((count, num_bars, num_indicators), np.float32),
+            borrow=np.zeros(count),
+            moments=np.zeros((count, 2)),
         )
         self.register_state("episode", self._table.episode)
         self.register_state("age", self._table.age)
         for name in ACCOUNT_FIELDS:
             self.register_state(name, self._table.account[name])
+        if config.reward == "differential_sharpe":
+            self.register_state("moments", self._table.moments)
         self._recorded: dict[int, list[RecordedBar]] = {}
 
     def reset(self) -> Tensor:
         self._table.episode[:] = self._table.age[:] = 0
+        self._table.moments[:] = 0.0
         for account in self._table.account:
             open_account(account)
         return self._start_episodes(range(self.num_envs))

@@ -1,6 +1,6 @@
 """Historical prices of all symbols, the bars that an episode uses, and the scale of the indicators.
 
-Shapes: F indicators.
+Shapes: F indicators, K features: further columns of the files.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lockstep.config import ConfigError
 from lockstep.protocols import Split
 from lockstep.rng import RandomStream
 from lockstep.tasks.kernels import random_below
-from lockstep.tasks.trading.config import TradingConfig, find_part
+from lockstep.tasks.trading.config import TradingConfig, find_part, symbol_costs
 from lockstep.tasks.trading.price_data import PriceSeries
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
 
@@ -30,6 +30,12 @@ class History(NamedTuple):
     """[symbols] int64: the first bar at which an episode of a symbol can start."""
     num_starts: np.ndarray
     """[symbols] int64: number of bars at which an episode can start."""
+    first_bars: np.ndarray
+    """[symbols] int64: the first bar of a symbol."""
+    borrow: np.ndarray
+    """[symbols] float64: cost of a short position per bar."""
+    features: np.ndarray
+    """[bars, K] float64: further columns of the files."""
 
 
 @njit(cache=True, nogil=True)
@@ -45,6 +51,15 @@ def choose_start(key: int, episode: int, history: History, simulated_fraction: f
         offset -= history.num_starts[symbol]
         symbol += 1
     return int(history.first_starts[symbol] + offset)
+
+
+@njit(cache=True, nogil=True)
+def find_symbol(history: History, start: int) -> int:
+    """Return the symbol of a bar of `history`."""
+    symbol = 0
+    while symbol + 1 < len(history.first_bars) and start >= history.first_bars[symbol + 1]:
+        symbol += 1
+    return symbol
 
 
 def find_bars(symbols: Sequence[PriceSeries], start: int) -> tuple[str, np.ndarray]:
@@ -79,8 +94,16 @@ def build_history(config: TradingConfig, symbols: Sequence[PriceSeries]) -> tupl
         starts = part.stop - start - bars_per_episode(config, steps) + 1
         num_starts.append(1 if config.start_at_first_bar else starts)
         num_bars += len(bars.time)
-    prices = np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4))
-    return History(prices, np.array(first_starts, np.int64), np.array(num_starts, np.int64)), steps
+    lengths = [len(bars.time) for bars in symbols]
+    history = History(
+        prices=np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4)),
+        first_starts=np.array(first_starts, np.int64),
+        num_starts=np.array(num_starts, np.int64),
+        first_bars=np.cumsum([0, *lengths[:-1]], dtype=np.int64)[: len(symbols)],
+        borrow=np.array([symbol_costs(config, bars).borrow for bars in symbols], np.float64),
+        features=np.concatenate([bars.features for bars in symbols]) if symbols else np.zeros((1, 0)),
+    )
+    return history, steps
 
 
 def _first_start(config: TradingConfig, part: range) -> int:
@@ -123,7 +146,7 @@ def _fix_short_part(config: TradingConfig, split: Split, longest: int) -> str:
 
 
 def fit_scale(config: TradingConfig, symbols: Sequence[PriceSeries], stream: RandomStream) -> np.ndarray:
-    """Return means and standard deviations [2, F] of the indicators, computed from the training part only."""
+    """Return means and standard deviations [2, F + K] of indicators and features, computed from the training part."""
     series = []
     for bars in symbols:
         part = find_part(config, bars, "train")
@@ -136,4 +159,9 @@ def fit_scale(config: TradingConfig, symbols: Sequence[PriceSeries], stream: Ran
     for prices, indicators in zip(series, computed, strict=True):
         compute_indicators(prices, indicators)
     table = np.concatenate([indicators[LOOKBACK:] for indicators in computed])
-    return np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)
+    scale = np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)
+    if not config.features or not symbols:
+        return scale
+    parts = [(bars, find_part(config, bars, "train")) for bars in symbols]
+    further = np.concatenate([bars.features[part.start : part.stop] for bars, part in parts])
+    return np.concatenate([scale, np.stack([further.mean(axis=0), further.std(axis=0) + 1e-8])], axis=1)
