@@ -46,6 +46,14 @@ def test_beta_is_slope_of_regression_on_hold():
     assert math.isnan(beta(mixed, np.zeros(500)))
 
 
+def test_alpha_is_annualized_intercept_of_regression_on_hold():
+    hold, noise = normal_returns(0, 500), normal_returns(1, 500, mean=0.001)
+    mixed = 0.4 * hold + noise
+    found = of(mixed, a_year=252, hold=hold)
+    assert found.alpha == pytest.approx(252 * stats.linregress(hold, mixed).intercept)
+    assert of(hold, hold=hold).alpha == pytest.approx(0.0, abs=1e-12)
+
+
 def test_volatility_matches_numpy():
     returns = normal_returns(0, 300)
     assert volatility(returns, 252) == pytest.approx(np.std(returns) * math.sqrt(252))

@@ -31,6 +31,8 @@ class Measures(NamedTuple):
     """Calmar ratio: compound annual growth rate over maximum drawdown."""
     beta: float
     """Beta to buy and hold: covariance of the returns per bar over the variance of those of buy and hold."""
+    alpha: float
+    """Annualized mean return per bar that beta does not explain: mean return, less beta times that of buy and hold."""
     turnover: float
     """Traded value per year, over the equity at the time of each trade."""
     exposure: float
@@ -68,6 +70,8 @@ def measure(changes: np.ndarray, hold: np.ndarray, bars_per_year: float, counts:
         counts: Counters of the account.
     """
     returns, years = np.expm1(changes), float(len(changes) / bars_per_year)
+    hold_returns = np.expm1(hold)
+    slope = beta(returns, hold_returns)
     growth, drawdown = annual_growth(changes, bars_per_year), float(drawdowns(changes).max(initial=0.0))
     return Measures(
         total=math.expm1(changes.sum()),
@@ -77,7 +81,8 @@ def measure(changes: np.ndarray, hold: np.ndarray, bars_per_year: float, counts:
         sortino=ratio(returns, math.sqrt(np.mean(np.minimum(returns, 0.0) ** 2)), bars_per_year),
         drawdown=drawdown,
         calmar=growth / drawdown if drawdown > 0 else math.nan,
-        beta=beta(returns, np.expm1(hold)),
+        beta=slope,
+        alpha=float(returns.mean() - slope * hold_returns.mean()) * bars_per_year,
         turnover=counts.turnover / years,
         exposure=counts.exposed / len(changes),
         win_rate=counts.wins / counts.trades if counts.trades else math.nan,

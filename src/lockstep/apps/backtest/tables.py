@@ -20,6 +20,7 @@ FORMATS = {
     "drawdown": ("max drawdown", "{:.1%}"),
     "calmar": ("Calmar", "{:.2f}"),
     "beta": ("beta to hold", "{:.2f}"),
+    "alpha": ("alpha a year", "{:+.1%}"),
     "turnover": ("turnover a year", "{:.1f}x"),
     "exposure": ("exposure", "{:.1%}"),
     "win_rate": ("win rate", "{:.1%}"),
