@@ -19,7 +19,7 @@ from lockstep.tasks.trading.price_data import OPEN
 from lockstep.tools.report.html import render
 
 COLORS = {AGENT: "#1f6fb4", HOLD: "#5f6670", AVERAGE: "#c77700", MOMENTUM: "#7b4fa3"}
-RANDOM_COLOR, FOLD_COLOR, PRICE_COLOR = "#d9dbe0", "#b3261e", "#b9bdc4"
+RANDOM_COLOR, FOLD_COLOR, PRICE_COLOR, IN_SAMPLE_COLOR = "#d9dbe0", "#b3261e", "#a7acb5", "#d97706"
 
 
 def draw(report: BacktestReport, path: Path) -> bytes:
@@ -69,14 +69,16 @@ def draw(report: BacktestReport, path: Path) -> bytes:
 
 
 def _draw_training_prices(axis: Any, report: BacktestReport, start: float) -> None:
-    """Draw the price before the first fold, at most as long as the test, so that the test stays readable."""
+    """Draw the price before the first fold, at most half as long as the test, and mark it as in sample."""
     bars = report.symbols[0]
     stop = int(np.searchsorted(bars.time, start)) + 1
-    first = max(0, stop - len(report.time))
-    prices = bars.prices[first:stop, OPEN]
+    first = max(0, stop - len(report.time) // 2)
+    prices, dates = bars.prices[first:stop, OPEN], _dates(bars.time[first:stop])
     if len(report.symbols) == 1 and len(prices) > 1:
-        label = "price, IN SAMPLE (training)"
-        axis.plot(_dates(bars.time[first:stop]), prices / prices[-1], color=PRICE_COLOR, linewidth=1, label=label)
+        axis.plot(dates, prices / prices[-1], color=PRICE_COLOR, linewidth=1, label="price before the test")
+        axis.axvspan(dates[0], dates[-1], color=IN_SAMPLE_COLOR, alpha=0.07, linewidth=0)
+        place = {"xy": (dates[len(dates) // 2], 0.02), "xycoords": ("data", "axes fraction"), "ha": "center"}
+        axis.annotate("IN SAMPLE", **place, color=IN_SAMPLE_COLOR, weight="bold")
 
 
 def write_page(report: BacktestReport, path: Path, plot: bytes) -> None:

@@ -13,8 +13,8 @@ SEEDS = "seeds, from to"
 
 FORMATS = {
     "total": ("return", "{:.1%}"),
-    "cagr": ("growth a year (CAGR)", "{:.1%}"),
-    "volatility": ("volatility a year", "{:.1%}"),
+    "cagr": ("CAGR", "{:.1%}"),
+    "volatility": ("volatility", "{:.1%}"),
     "sharpe": ("Sharpe", "{:.2f}"),
     "sortino": ("Sortino", "{:.2f}"),
     "drawdown": ("max drawdown", "{:.1%}"),
@@ -43,7 +43,7 @@ def metric_columns(report: BacktestReport) -> dict[str, list[str]]:
     ranges = []
     for name in FORMATS:
         values = [getattr(measures, name) for measures in report.seed_measures]
-        low, high = (format_metric(name, float(choose(values))) for choose in (min, max))
+        low, high = (format_metric(name, choose(values)) for choose in (min, max))
         ranges.append(low if low == high else f"{low} to {high}")
     return {AGENT: columns.pop(AGENT), SEEDS: ranges, **columns}
 
@@ -52,7 +52,7 @@ def _column(measures: Measures) -> list[str]:
     return [format_metric(name, getattr(measures, name)) for name in FORMATS]
 
 
-FOLD_HEADS = ("fold", "trained on", "tested on", "agent", "Sharpe", "max drawdown", "trades", HOLD)
+FOLD_HEADS = ("fold", "train from", "test from", "test to", "agent", "Sharpe", "drawdown", "trades", "hold")
 
 
 def fold_rows(report: BacktestReport) -> Sequence[Sequence[str]]:
@@ -66,8 +66,9 @@ def fold_rows(report: BacktestReport) -> Sequence[Sequence[str]]:
         rows.append(
             (
                 str(number),
-                f"{format_time(fold.train_start)} to {format_time(fold.start)}",
-                f"{first} to {last}",
+                format_time(fold.train_start),
+                first,
+                last,
                 f"{agent.total:+.1%}",
                 f"{agent.sharpe:.2f}",
                 f"{agent.drawdown:.1%}",
@@ -85,7 +86,7 @@ def describe(report: BacktestReport) -> list[str]:
     shares = zip(report.weights, report.symbols, strict=True)
     weights = ", ".join(f"{weight:.0%} {bars.name}" for weight, bars in shares)
     capital = f" The capital is split at the start: {weights}." if len(report.symbols) > 1 else ""
-    seeds = f" The agent splits it equally over {len(report.seeds)} seeds." if len(report.seeds) > 1 else ""
+    seeds = f" The agent splits the capital equally over {len(report.seeds)} seeds." if len(report.seeds) > 1 else ""
     formats = {"Sharpe": "{:.2f}"}
     bounds = "; ".join(
         f"{name} {formats.get(name, '{:+.1%}').format(low)} to {formats.get(name, '{:+.1%}').format(high)}"
