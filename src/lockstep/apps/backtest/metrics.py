@@ -82,7 +82,7 @@ def measure(changes: np.ndarray, hold: np.ndarray, bars_per_year: float, counts:
         drawdown=drawdown,
         calmar=growth / drawdown if drawdown > 0 else math.nan,
         beta=slope,
-        alpha=float(returns.mean() - slope * hold_returns.mean()) * bars_per_year,
+        alpha=float((returns.mean() - slope * hold_returns.mean()) * bars_per_year),
         turnover=counts.turnover / years,
         exposure=counts.exposed / len(changes),
         win_rate=counts.wins / counts.trades if counts.trades else math.nan,
