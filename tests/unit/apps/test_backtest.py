@@ -80,6 +80,11 @@ def test_folds_of_several_symbols_are_of_their_common_period():
     assert [fold.test_bars(daily).start for fold in folds] == [800, 900]
     assert [fold.test_bars(hourly).start for fold in folds] == [pytest.approx(24 * day, abs=24) for day in (200, 300)]
     assert folds[0].test_bars(daily).stop == folds[1].test_bars(daily).start
+    for bars in (daily, hourly):  # each file has a training and a validation part of its own length
+        config = TradingConfig(split_dates=folds[0].split_dates())
+        train, validation, test = (find_part(config, bars, split) for split in ("train", "validation", "test"))
+        assert len(validation) + 28 == pytest.approx(0.2 * test.start, abs=1)
+        assert train == range(validation.start - 28)
     with pytest.raises(ConfigError, match="no period in common"):
         split_into_folds([days(10), days(10, start=1e9)], 2, 0.5)
 

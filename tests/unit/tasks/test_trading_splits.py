@@ -56,7 +56,15 @@ def test_find_part_by_dates_uses_bars_from_start_date(config):
     assert part_of(replace(config, split_dates=dates[:3]), "test") == range(200, 500)
 
 
-@pytest.mark.parametrize("dates", [("1970-01-01",), ("1971-01-01", "1970-01-01", "1972-01-01"), ("a", "b", "c")])
+def test_find_part_with_auto_date_validates_last_fifth_of_each_file(config):
+    config = replace(config, split_dates=("1970-01-11", "auto", "1970-07-20"))
+    assert [part_of(config, split) for split in SPLITS] == [range(10, 152), range(162, 190), range(200, 500)]
+    assert config.has_validation
+
+
+@pytest.mark.parametrize(
+    "dates", [("1970-01-01",), ("1971-01-01", "1970-01-01", "1972-01-01"), ("a", "b", "c"), ("auto", "a", "b")]
+)
 def test_config_invalid_split_dates_raise(dates):
     with pytest.raises(ConfigError):
         TradingConfig(split_dates=dates)

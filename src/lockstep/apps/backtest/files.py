@@ -81,7 +81,6 @@ def as_json(report: BacktestReport) -> dict[str, Any]:
     folds = [
         {
             "train_start": _iso(fold.train_start),
-            "validation_start": _iso(fold.validation_start),
             "test_start": _iso(fold.start),
             "test_stop": _iso(fold.stop),
             **{name: measures._asdict() for name, measures in both.items()},

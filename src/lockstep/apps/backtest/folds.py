@@ -8,10 +8,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from lockstep.config import ConfigError
+from lockstep.tasks.trading.config import AUTO
 from lockstep.tasks.trading.price_data import PriceSeries
 
-VALIDATION_FRACTION = 0.2
-"""Fraction of the period before a fold, at its end, that selects the best checkpoint."""
 MIN_FOLD_BARS = 3
 """Smallest number of test bars of a fold."""
 
@@ -19,10 +18,9 @@ Window = Literal["expanding", "rolling"]
 
 
 class Fold(NamedTuple):
-    """A test period and the training and validation periods before it. All times are in seconds since 1970."""
+    """A test period and the period of training before it. All times are in seconds since 1970."""
 
     train_start: float
-    validation_start: float
     start: float
     """Time of the first bar of the test period."""
     stop: float
@@ -35,8 +33,8 @@ class Fold(NamedTuple):
 
     def split_dates(self) -> tuple[str, ...]:
         """Return the setting `task.split_dates` of the runs that train before this fold."""
-        times = self.train_start, self.validation_start, self.start, self.stop
-        return tuple(datetime.fromtimestamp(time, UTC).isoformat() for time in times)
+        first, *others = (datetime.fromtimestamp(time, UTC).isoformat() for time in self)
+        return (first, AUTO, *others)
 
 
 def split_into_folds(
@@ -76,8 +74,7 @@ def split_into_folds(
             train_start = symbols[0].time[lengths[number] - lengths[0]]
         else:
             train_start = start - (edges[0] - first)
-        fold = Fold(float(train_start), _validation_start(symbols, train_start, start), float(start), float(stop))
-        folds.append(fold)
+        folds.append(Fold(float(train_start), float(start), float(stop)))
     for number, fold in enumerate(folds, 1):
         for bars in symbols:
             if len(fold.test_bars(bars)) < MIN_FOLD_BARS:
@@ -86,10 +83,3 @@ def split_into_folds(
                     "Use fewer --folds, a smaller --train-fraction, or a longer file.",
                 )
     return folds
-
-
-def _validation_start(symbols: Sequence[PriceSeries], train_start: float, start: float) -> float:
-    """Return where validation starts: for the symbol with the fewest bars before the fold, the last fifth of them."""
-    counts = [np.searchsorted(bars.time, (train_start, start)) for bars in symbols]
-    (low, high), bars = min(zip(counts, symbols, strict=True), key=lambda pair: int(pair[0][1] - pair[0][0]))
-    return float(bars.time[high - round(VALIDATION_FRACTION * (high - low))])

@@ -1,7 +1,6 @@
 """Plot (PNG) and self-contained page (HTML) of a backtest."""
 
 import base64
-import math
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from lockstep.tools.report.html import render
 
 COLORS = {AGENT: "#1f6fb4", HOLD: "#5f6670", AVERAGE: "#c77700", MOMENTUM: "#7b4fa3"}
 RANDOM_COLOR, FOLD_COLOR, PRICE_COLOR, IN_SAMPLE_COLOR = "#d9dbe0", "#b3261e", "#a7acb5", "#d97706"
+LOG_RATIO = 3.0
+"""Ratio of the highest to the lowest equity above which the axis is logarithmic."""
 
 
 def draw(report: BacktestReport, path: Path) -> bytes:
@@ -46,9 +47,11 @@ def draw(report: BacktestReport, path: Path) -> bytes:
         equity.plot(dates, values, color=COLORS[name], linewidth=width, label=label, zorder=3 if name == AGENT else 2)
         if name in (AGENT, HOLD):
             drawdown.plot(dates[1:], -100 * drawdowns(curve.changes), color=COLORS[name], linewidth=1)
-    equity.set_yscale("log")
-    equity.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    equity.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if math.isclose(value * 10 % 5, 0) else "")
+    low, high = equity.get_ylim()
+    if high > LOG_RATIO * max(low, 1e-9):  # a logarithmic axis of a small range has one label
+        equity.set_yscale("log")
+        equity.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        equity.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
     for axis in (equity, drawdown, position):
         for number, fold in enumerate(report.folds):
             width = 1.2 if number == 0 else 0.6

@@ -62,13 +62,11 @@ def fold_rows(report: BacktestReport) -> Sequence[Sequence[str]]:
         zip(report.folds, report.fold_slices, report.fold_measures, strict=True), 1
     ):
         agent, hold = measures[AGENT], measures[HOLD]
-        first, last = (format_time(float(report.time[index])) for index in (bars.start, bars.stop - 1))
+        times = fold.train_start, float(report.time[bars.start]), float(report.time[bars.stop - 1])
         rows.append(
             (
                 str(number),
-                format_time(fold.train_start),
-                first,
-                last,
+                *(format_time(time)[:10] for time in times),  # days only, so that the table fits 80 columns
                 f"{agent.total:+.1%}",
                 f"{agent.sharpe:.2f}",
                 f"{agent.drawdown:.1%}",

@@ -94,7 +94,7 @@ def backtest_run(run: Path, data: Sequence[str], weights: Sequence[float], trial
     train_start = min(bars.time[find_part(task, bars, "train").start] for bars in symbols)
     start = max(bars.time[part.start] for bars, part in zip(symbols, parts, strict=True))
     stop = min(bars.time[part.stop - 1] for bars, part in zip(symbols, parts, strict=True))
-    fold = Fold(float(train_start), float(train_start), float(start), float(stop))
+    fold = Fold(float(train_start), float(start), float(stop))
     accounts = [_trade_symbols(run, task, symbols, fold)]
     shares = normalized_weights(weights, symbols)
     seeds = [_seed_result(recipe.run.seed, accounts, shares)]

@@ -13,6 +13,8 @@ from lockstep.tasks.trading.account import Costs
 from lockstep.tasks.trading.price_data import PriceSeries, format_time, parse_time, read_bars
 from lockstep.tasks.trading.simulated_market import LOOKBACK
 
+AUTO, VALIDATION_FRACTION = "auto", 0.2
+"""Validation date of `split_dates` that means this fraction of the bars before the test part."""
 SLIPPAGE, BORROW_PER_YEAR = 0.0005, 0.02
 """Default costs on files: slippage per order and cost of a short position per year, as fractions of the value."""
 SPLIT_LABELS: dict[Split, str] = {
@@ -49,7 +51,8 @@ class TradingConfig(VecEnv.Config):
     which evaluations during training use. Without a validation part, they use the training part."""
     split_dates: tuple[str, ...] = ()
     """Dates that split the files, instead of data_range and test_start: start of the training part, of the validation
-    part, of the test part and, optionally, end of the test part. ISO 8601, such as 2015-01-01."""
+    part, of the test part and, optionally, end of the test part. ISO 8601, such as 2015-01-01. The second may be auto:
+    the last fifth of each file's bars between the training and the test date is its validation part."""
     embargo: int | None = None
     """Bars skipped at the end of the training and the validation part. None: the bars that an observation depends on,
     so that the observations of two parts share no bars."""
@@ -103,8 +106,9 @@ class TradingConfig(VecEnv.Config):
         if self.features and not self.data:
             named = " ".join(self.features)
             raise ConfigError(f"features is {named}, but there are no files.", "Give files: --data FILE")
-        times = [parse_time(date) for date in self.split_dates]
-        if len(times) not in (0, 3, 4) or times != sorted(times):
+        times = [parse_time(date) for date in self.split_dates if date != AUTO]
+        autos = [index for index, date in enumerate(self.split_dates) if date == AUTO]
+        if len(self.split_dates) not in (0, 3, 4) or times != sorted(times) or autos not in ([], [1]):
             raise ConfigError(
                 f"split_dates is {' '.join(self.split_dates)}.",
                 "Give 3 or 4 dates in increasing order: --task.split-dates 2010-01-01 2016-01-01 2017-01-01",
@@ -190,8 +194,11 @@ def find_part(config: TradingConfig, bars: PriceSeries, split: Split) -> range:
     """Return the bars of a part of a file, without the embargo at the end of the training and the validation part."""
     count = len(bars.time)
     if config.split_dates:
-        times = [parse_time(date) for date in config.split_dates]
-        low, high, test, *end = (int(np.searchsorted(bars.time, time)) for time in times)
+        start, validation, *others = config.split_dates
+        low, test, *end = (int(np.searchsorted(bars.time, parse_time(date))) for date in (start, *others))
+        high = test - round(VALIDATION_FRACTION * (test - low))
+        if validation != AUTO:
+            high = int(np.searchsorted(bars.time, parse_time(validation)))
         stop = end[0] if end else count
     else:
         low, high, test = (round(fraction * count) for fraction in (*config.data_range, config.test_start))
