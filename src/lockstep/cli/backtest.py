@@ -174,7 +174,8 @@ def _present(report: "BacktestReport", out: Path, as_json: bool) -> None:
     for index, (label, _) in enumerate(FORMATS.values()):
         table.add_row(label, *(column[index] for column in columns.values()))
     console.print(table)
-    folds = Table(*(Column(name, justify="right") for name in FOLD_HEADS), box=None)
+    heads = (Column(name, justify="right", no_wrap=True) for name in FOLD_HEADS)
+    folds = Table(*heads, box=None, collapse_padding=True, pad_edge=False)  # 80 columns
     for row in fold_rows(report):
         folds.add_row(*row)
     console.print(folds)
