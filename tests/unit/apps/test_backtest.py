@@ -215,7 +215,7 @@ def test_normalized_weights_sum_to_one_and_reject_wrong_count():
 def words(tmp_path, out, *more, bars=400, files=("a.csv",)):
     for number, name in enumerate(files):
         if not (tmp_path / name).exists():
-            write_prices(tmp_path / name, random_walk_bars(3 + number, bars))
+            write_prices(tmp_path / name, random_walk_bars(3 + number, bars), mood=np.sin(np.arange(bars)))
     data = [str(tmp_path / name) for name in files]
     small = [
         "task.episode_length=32",
@@ -262,10 +262,12 @@ def test_backtest_writes_runs_tables_plot_page_and_csv(tmp_path, capsys):
     assert len(trades) == figures["measures"]["agent"]["trades"]
 
 
-def test_backtest_json_prints_figures_only(tmp_path, capsys):
+def test_backtest_json_of_rolling_window_with_own_column_prints_figures_only(tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    assert main(words(tmp_path, tmp_path / "out", "--json", "--folds", "1")) == 0
+    more = "--json", "--window", "rolling", "--task.features", "mood"
+    assert main(words(tmp_path, tmp_path / "out", *more)) == 0
     figures = json.loads(capsys.readouterr().out)
+    assert [fold["train_start"][:10] for fold in figures["folds"]] == ["1970-01-01", "1970-04-09"]
     assert figures == json.loads((tmp_path / "out" / "backtest.json").read_text())
     assert figures["trials"] == 1
 
