@@ -18,6 +18,7 @@ from lockstep.config import ConfigError, Recipe, apply_overrides, with_preset
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import launch_directory
 from lockstep.launch.world import WorldInfo
+from lockstep.protocols import Split
 from lockstep.run_results import Callback, Run, RunEvents
 
 
@@ -112,9 +113,15 @@ def resume(
 
 
 def evaluate(
-    run: str | Path | Run, *, episodes: int = 100, at: int | None = None, seed: int = 1, device: str = "cpu"
+    run: str | Path | Run,
+    *,
+    episodes: int = 100,
+    at: int | None = None,
+    seed: int = 1,
+    device: str = "cpu",
+    split: Split = "test",
 ) -> dict[str, float]:
-    """Evaluate a policy of a run in this process. Data sets are evaluated on their test split.
+    """Evaluate a policy of a run in this process.
 
     Args:
         run: Run, or path of its directory.
@@ -122,6 +129,7 @@ def evaluate(
         at: Samples of the checkpoint to evaluate. None: the best checkpoint.
         seed: Seed of the environments.
         device: Device of the policy and the environments.
+        split: Part of a data set, or of the files of a task: train, validation or test.
 
     Returns:
         Results by name, such as `return_mean`, `return_std` and `episodes`.
@@ -134,7 +142,7 @@ def evaluate(
 
     loaded = _as_run(run).load(at, device)
     runtime = Runtime.single_process(dataclasses.replace(loaded.recipe.run, seed=seed), device)
-    scores = run_evaluation(loaded.policy, loaded.recipe.task, runtime, episodes, split="test")
+    scores = run_evaluation(loaded.policy, loaded.recipe.task, runtime, episodes, split)
     assert scores is not None  # only a stop request, which this process never gets, interrupts an evaluation
     return scores
 

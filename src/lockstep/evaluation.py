@@ -38,16 +38,23 @@ def evaluate(
     """Evaluate a policy on episodes, or on a split of a dataset. The result is the same on every process.
 
     Args:
+        split: Part of the data: that of a dataset, or that on which episodes are played, if the task has parts.
         max_steps: Environment steps to spend. Each lane plays one episode, and another one as long as it is expected
             to fit. None: play all episodes.
 
     Returns None on all processes if one of them received a stop request during the evaluation.
     """
     if isinstance(task, TaskConfig):
-        return _evaluate_episodes(policy, task, runtime, episodes, max_steps)
+        return _evaluate_episodes(policy, select_split(task, split), runtime, episodes, max_steps)
     with nullcontext(task) if isinstance(task, Dataset) else closing(task.build(runtime.lanes, runtime.device)) as data:
         predictions = predict(policy, data, runtime, split)
         return None if predictions is None else measure(data, split, predictions)
+
+
+def select_split(task: TaskConfig, split: Split) -> TaskConfig:
+    """Return the settings of a task on a part of its data. A config that is not of `VecEnv` has no parts."""
+    config: TaskConfig = task.with_split(split) if hasattr(task, "with_split") else task
+    return config
 
 
 def evaluation_interval(task: Any, run: RunConfig, runtime: Runtime, share: float) -> int | None:

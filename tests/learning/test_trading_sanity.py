@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.price_files import random_walk_bars, write_prices
 from lockstep.apps.backtest.metrics import possible_leak
-from lockstep.apps.backtest.walk_forward import walk_forward
-from lockstep.config import apply_overrides
+from lockstep.apps.backtest.results import BacktestReport
+from lockstep.apps.backtest.walk_forward import WalkForward, walk_forward
+from lockstep.config import Recipe, apply_overrides
 from lockstep.inference import LoadedPolicy, load
 from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict
@@ -94,8 +96,45 @@ PRICES = next((place for parent in Path(__file__).parents if (place := parent / 
 @pytest.mark.parametrize("name", ["GOOGL-daily", "BTCUSD-hourly"])
 def test_trading_on_real_prices_shows_no_leak(tmp_path: Path, name: str) -> None:
     data = {"task.data": (str(PRICES / f"{name}.csv"),), "run.total_samples": 65_536, "run.eval_every": None}
-    report = walk_forward(apply_overrides(find_recipe("trading-lstm")(), data), tmp_path, count=3, before=0.5)
-    measures = {way: curve.measures(report.bars.bars_per_year) for way, curve in report.curves.items()}
-    print(f"{name}: {measures}")
-    assert not possible_leak(measures["agent"])
-    assert measures["buy and hold"].total > 0.5  # the price files are the expected ones
+    recipe = apply_overrides(find_recipe("trading-lstm")(), data)
+    report = walk_forward(recipe, tmp_path / "out", WalkForward(folds=3), train_in_process)
+    assert report is not None
+    print(f"{name}: {report.measures}")
+    assert not possible_leak(report.measures["agent"])
+    assert report.measures["buy and hold"].total > 0.5  # the price files are the expected ones
+
+
+def train_in_process(recipe: Recipe, resume: bool) -> bool:
+    return not train(recipe, resume=resume).preempted
+
+
+def backtest_of_walk(directory: Path, seed: int, samples: int, leak: bool) -> BacktestReport:
+    """Backtest an agent on a random walk without fees, on which nothing can be earned without a leak."""
+    path = write_prices(directory / f"walk-{seed}.csv", random_walk_bars(seed, 1500))
+    settings = {"task.leak_future": leak, "task.fee_rate": 0.0, "task.slippage": 0.0, "task.borrow_rate": 0.0}
+    settings |= {"task.data": (path,), "task.episode_length": 128, "run.total_samples": samples}
+    recipe = apply_overrides(find_recipe("trading-lstm")(), settings | {"run.eval_every": None, "run.device": "cpu"})
+    report = walk_forward(recipe, directory / f"out-{seed}-{leak}", WalkForward(folds=1), train_in_process)
+    assert report is not None
+    return report
+
+
+def test_backtest_with_leaked_return_is_flagged(tmp_path: Path) -> None:
+    report = backtest_of_walk(tmp_path, 0, 100_000, leak=True)
+    print(f"leak: Sharpe {report.measures['agent'].sharpe:.2f}, deflated {report.deflated_sharpe:.3f}")
+    assert possible_leak(report.measures["agent"])
+    assert any("possible leak" in warning for warning in report.warnings())
+    assert report.random_rank == 1.0
+
+
+@pytest.mark.slow
+def test_backtests_of_random_walks_earn_nothing_on_average(tmp_path: Path) -> None:
+    # One walk in twenty looks significant by chance, so that the control is the mean over walks.
+    reports = [backtest_of_walk(tmp_path, seed, 50_000, leak=False) for seed in range(8)]
+    scores = [report.measures["agent"].sharpe * math.sqrt(report.measures["agent"].years) for report in reports]
+    pooled = sum(scores) / math.sqrt(len(scores))  # standard normal if there is no leak
+    deflated = [report.deflated_sharpe for report in reports]
+    print(f"walks: {[round(score, 2) for score in scores]}, pooled {pooled:+.2f}, deflated Sharpe {deflated}")
+    assert abs(pooled) < 3
+    assert not any(possible_leak(report.measures["agent"]) for report in reports)
+    assert sum(value > 0.95 for value in deflated) <= 2

@@ -12,6 +12,7 @@ from gymnasium import Space
 from torch import Tensor
 
 from lockstep.base.config_binding import Configurable
+from lockstep.base.data_splits import DataSplits
 from lockstep.base.env_rendering import EnvRendering
 from lockstep.clock import TrainState
 from lockstep.lanes import Lanes
@@ -27,7 +28,7 @@ class VecEnv(Configurable, EnvRendering):
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Config:
+    class Config(DataSplits):
         """Settings of an environment. Every number is for the whole run, not for one process."""
 
         num_envs: int = 64

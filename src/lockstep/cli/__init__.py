@@ -27,7 +27,7 @@ COMMANDS = {
     "check": "Check a task or data set of your own before training on it.",
     "bench": "Measure a recipe's throughput and compare it with the bare engine.",
     "plan": "Predict throughput, time and memory on more GPUs.",
-    "backtest": "Run a walk-forward backtest of a trading recipe on a price file.",
+    "backtest": "Backtest a trading recipe on price files (walk-forward), or a run.",
     "jobfile": "Print a job file for SLURM, Kubernetes or SkyPilot.",
     "doctor": "Check this machine and print a fix for every problem found.",
     "warmup": "Compile all kernels ahead, so that the first run starts at once.",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -15,17 +15,22 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.table import Table
 
+    from lockstep.protocols import Split
+
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a run's best policy on full episodes, or on a split of its dataset, and print the metrics."""
+    """Evaluate a run's best policy on full episodes, or on a split of its dataset, and print the metrics.
+
+    A task on files is evaluated on its held-out part, unless --split says otherwise.
+    """
 
     run: tyro.conf.Positional[Path]
     """Run directory."""
     episodes: int = 100
     """Number of episodes."""
     split: Literal["train", "validation", "test"] = "test"
-    """Dataset split to predict, for supervised runs."""
+    """Part of the data, for supervised runs and for tasks on files. test: the held-out part."""
     opponents: tuple[str, ...] = ()
     """Opponents of a round-robin tournament (team snakes): all, a script level, a run directory, RUN@SAMPLES, or the
     file of a submission in the platform's form (path/to/submission.py). It is executed in processes of its own."""
@@ -91,16 +96,18 @@ def run(arguments: Sequence[str]) -> int:
     scope = f"{command.episodes} episodes" if is_env else f"the {command.split} split"
     with show_status(f"{'playing' if is_env else 'predicting'} {scope}", shown=not command.json):
         if is_env:
-            scores = evaluate(loaded.policy, task, runtime, command.episodes)
+            scores = evaluate(loaded.policy, task, runtime, command.episodes, command.split)
         else:  # predict once, for both metrics and plots
             data = task.build(runtime.lanes, runtime.device)
             predictions = predict(loaded.policy, data, runtime, command.split)
             scores = None if predictions is None else measure(data, command.split, predictions)
     assert scores is not None  # None only after a stop request, which a single process without a launcher never gets
+    data_sources, data_lines = describe_data(task, command.split)
     if command.json:
-        console.print(json.dumps(scores), soft_wrap=True)
+        console.print(json.dumps(scores | ({"data": data_sources} if data_sources else {})), soft_wrap=True)
     else:
-        console.print(f"{command.run}: {scope}", soft_wrap=True)
+        for line in (f"{command.run}: {scope}", *data_lines):
+            console.print(line, soft_wrap=True)
         console.print(_table(scores) if is_env else _table_of_subsets(scores))
         if predictions is not None and data.target_type == "multiclass" and data.num_classes <= MAX_CLASSES:
             counts = confusion_matrix(predictions, data.targets(command.split))
@@ -109,6 +116,18 @@ def run(arguments: Sequence[str]) -> int:
         for path in data.plot(command.split, predictions, command.plots):
             console.print(f"plot: {path}", soft_wrap=True)
     return 0
+
+
+def describe_data(task: Any, split: "Split") -> tuple[list[dict[str, Any]], list[str]]:
+    """Return what the episodes of a part use, as dicts and as lines. Empty for tasks without data."""
+    if not hasattr(task, "describe_data"):
+        return [], []
+    sources = task.with_split(split).describe_data()
+    lines = [
+        f"{source['symbol']}: {source['part']}, {source['first']} to {source['last']}, {source['bars']:,} bars"
+        for source in sources
+    ]
+    return sources, lines
 
 
 MAX_CLASSES = 20

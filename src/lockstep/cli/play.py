@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
@@ -13,7 +13,7 @@ from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 
 if TYPE_CHECKING:
-    from lockstep.protocols import Renderable
+    from lockstep.protocols import Renderable, Split
     from lockstep.tools.play.video_files import VideoInfo
 
 
@@ -35,10 +35,12 @@ class Play:
     """Open a window instead of playing in the terminal (extra `play`). Escape, q or closing it ends playback."""
     replay: Path | None = None
     """Replay file to write: a game of team snakes for the viewer of the competition platform."""
+    split: Literal["train", "validation", "test"] = "test"
+    """Part of the data to play, for tasks on files and for data sets. test: the held-out part."""
     checkpoint: int | None = None
     """Global samples of the checkpoint to use. None: the best, or the newest if none was evaluated."""
     seed: int = 1
-    """Seed of the episodes. Matches: rank of the first match in the test split, 1 for the closest."""
+    """Seed of the episodes. Matches: rank of the first match in the split, 1 for the closest."""
     max_steps: int = 2000
     """Maximum number of steps."""
     max_mb: float | None = None
@@ -73,11 +75,12 @@ def run(arguments: Sequence[str]) -> int:
         return 0
 
     def scenes() -> Iterator["Renderable"]:
-        frames = play_episodes(policy, command.episodes, command.seed, command.max_steps)
+        frames = play_episodes(policy, command.episodes, command.seed, command.max_steps, command.split)
         with show_status("playing the first step"):
             first = list(islice(frames, 1))
         return chain(first, frames)
 
+    _print_data(policy.recipe.task, command.split)
     if command.gif is not None:
         limit = None if command.max_mb is None else 1e6 * command.max_mb
         _print_written(command.gif, write_gif(scenes(), command.gif, command.fps, limit))
@@ -86,6 +89,15 @@ def run(arguments: Sequence[str]) -> int:
     if command.gif is None and command.mp4 is None:
         (show_in_window if command.window else show_in_terminal)(scenes(), command.fps)
     return 0
+
+
+def _print_data(task: Any, split: "Split") -> None:
+    """Print which part of which files is played."""
+    from lockstep.cli.eval import describe_data
+    from lockstep.io.rich_console import PrintableConsole
+
+    for line in describe_data(task, split)[1]:
+        PrintableConsole(stderr=True, soft_wrap=True).print(line)
 
 
 def _print_written(path: Path, written: "VideoInfo") -> None:

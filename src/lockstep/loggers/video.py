@@ -137,8 +137,10 @@ class VideoRecorder:
 
 
 def command(run: Path, samples: int, file: Path) -> list[str]:
-    """Command line that records the policy of a checkpoint."""
-    play = ["play", str(run), "--checkpoint", str(samples), "--gif", str(file)]
+    """Command line that records the policy of a checkpoint. It shows the validation part of the data, if there is one,
+    so that a video made during training does not reveal the test part.
+    """
+    play = ["play", str(run), "--checkpoint", str(samples), "--gif", str(file), "--split", "validation"]
     return [sys.executable, "-P", "-m", "lockstep", *play, "--max-mb", str(MAX_MB), "--max-steps", str(MAX_STEPS)]
 
 

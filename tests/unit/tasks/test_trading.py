@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.price_files import random_walk_bars, write_prices
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.rng import RandomStream
@@ -22,26 +23,15 @@ SHORT, FLAT, LONG = 0, 1, 2
 BARS = 200
 
 
-def write(path, prices):
-    """Write bars [T, 4] to a file, one per day."""
-    rows = [f"{86_400 * day},{','.join(map(repr, map(float, row)))}" for day, row in enumerate(prices)]
-    path.write_text("unix,open,high,low,close\n" + "\n".join(rows))
-    return str(path)
-
-
-def random_walk_bars(seed=0, bars=BARS):
-    moves = RandomStream(seed, "prices").normal(0, bars, 2).numpy().astype(float) * 0.01
-    close = 100 * np.exp(np.cumsum(moves[:, 0]))
-    opened = close * np.exp(moves[:, 1])
-    return np.stack([opened, np.maximum(opened, close) * 1.001, np.minimum(opened, close) * 0.999, close], axis=1)
-
-
 def build(path, prices=None, lanes=1, files=(), **settings):
-    data = files if prices is None else (write(path / "prices.csv", prices),)
+    data = files if prices is None else (write_prices(path / "prices.csv", prices),)
     common = {
         "num_envs": lanes,
         "start_at_first_bar": True,
         "data_range": (0.0, 1.0),
+        "embargo": 0,
+        "slippage": 0.0,
+        "borrow_rate": 0.0,
         "episode_length": 100,
         "lookback": 4,
     }
@@ -222,8 +212,8 @@ def test_simulated_fraction_sets_share_of_simulated_episodes(tmp_path):
 
 
 def test_multiple_symbols_are_all_traded(tmp_path):
-    paths = tuple(write(tmp_path / f"{scale}.csv", random_walk_bars() * scale) for scale in (1, 1000))
-    config = TradingConfig(num_envs=64, data=paths, episode_length=20)
+    paths = tuple(write_prices(tmp_path / f"{scale}.csv", random_walk_bars() * scale) for scale in (1, 1000))
+    config = TradingConfig(num_envs=64, data=paths, episode_length=20, embargo=0)
     env = config.build(Lanes(8, range(8), 0), torch.device("cpu"))
     share = (env._table.prices[:, 0, OPEN] > 5000).mean()
     assert 0.25 < share < 0.75
@@ -314,7 +304,7 @@ def test_equity_range_doubles_only_where_equity_leaves_it():
 def test_title_and_score_name_symbol_and_dates_of_the_prices(tmp_path, envs):
     # Each symbol has its own level of prices, which rise by 1 a day: a price tells the symbol and the day.
     levels, days = {"LOW": 100, "HIGH": 1000}, np.arange(BARS)[:, None] * np.ones(4)
-    files = tuple(write(tmp_path / f"{name}.csv", level + days) for name, level in levels.items())
+    files = tuple(write_prices(tmp_path / f"{name}.csv", level + days) for name, level in levels.items())
     env = build(tmp_path, lanes=envs, files=files, start_at_first_bar=False, episode_length=20)
     env.step(torch.full((envs,), FLAT))
     for row in range(envs):
@@ -323,7 +313,7 @@ def test_title_and_score_name_symbol_and_dates_of_the_prices(tmp_path, envs):
         start, now, end = (
             f"{datetime.fromtimestamp(86_400 * (first - levels[name] + step), UTC):%Y-%m-%d}" for step in (0, 1, 20)
         )
-        assert env.render_title(row) == f"{name}, {start} to {end}"
+        assert env.render_title(row) == f"{name}, {start} to {end}: training part, IN SAMPLE"
         assert env.render_score(row) == now
 
 

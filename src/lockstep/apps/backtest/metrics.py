@@ -1,4 +1,4 @@
-"""Performance metrics of an equity curve.
+"""Performance metrics of an equity curve: pure functions of its changes.
 
 Shapes: T traded bars.
 """
@@ -13,16 +13,26 @@ SUSPICIOUS = 3.0
 
 
 class Measures(NamedTuple):
-    """Performance of one strategy over one period."""
+    """Performance of one strategy over one period. NaN: not defined, such as a ratio to a drawdown of zero."""
 
     total: float
     """Total return."""
+    cagr: float
+    """Compound annual growth rate."""
+    volatility: float
+    """Annualized standard deviation of the returns per bar."""
     sharpe: float
     """Annualized Sharpe ratio: mean over standard deviation of the returns per bar, without a risk-free rate."""
     sortino: float
     """Annualized Sortino ratio: mean return over the downside deviation."""
     drawdown: float
     """Maximum drawdown, as a fraction of the previous peak of equity."""
+    calmar: float
+    """Calmar ratio: compound annual growth rate over maximum drawdown."""
+    beta: float
+    """Beta to buy and hold: covariance of the returns per bar over the variance of those of buy and hold."""
+    alpha: float
+    """Annualized mean return per bar that beta does not explain: mean return, less beta times that of buy and hold."""
     turnover: float
     """Traded value per year, over the equity at the time of each trade."""
     exposure: float
@@ -32,33 +42,75 @@ class Measures(NamedTuple):
     trades: int
     """Number of closed trades."""
     fees: float
-    """Fees, over the initial equity."""
+    """Fees and slippage, over the initial equity."""
     years: float
     """Length of the period in years."""
 
 
-def measure(
-    changes: np.ndarray, bars_per_year: float, turnover: float, exposed: float, trades: float, wins: float, fees: float
-) -> Measures:
-    """Compute metrics from changes of log equity [T], the bars per year and the counters of the account."""
+class Counts(NamedTuple):
+    """Counters of an account over a period."""
+
+    turnover: float = 0.0
+    """Traded value, over the equity at the time of each trade."""
+    exposed: float = 0.0
+    """Bars with an open position."""
+    trades: float = 0.0
+    wins: float = 0.0
+    fees: float = 0.0
+    """Fees and slippage, over the initial equity."""
+
+
+def measure(changes: np.ndarray, hold: np.ndarray, bars_per_year: float, counts: Counts) -> Measures:
+    """Compute metrics from changes of log equity [T].
+
+    Args:
+        changes: Changes of log equity per bar.
+        hold: Those of buy and hold over the same bars.
+        bars_per_year: Bars per year, for annualized metrics.
+        counts: Counters of the account.
+    """
     returns, years = np.expm1(changes), float(len(changes) / bars_per_year)
+    hold_returns = np.expm1(hold)
+    slope = beta(returns, hold_returns)
+    growth, drawdown = annual_growth(changes, bars_per_year), float(drawdowns(changes).max(initial=0.0))
     return Measures(
         total=math.expm1(changes.sum()),
+        cagr=growth,
+        volatility=volatility(returns, bars_per_year),
         sharpe=ratio(returns, returns.std(), bars_per_year),
         sortino=ratio(returns, math.sqrt(np.mean(np.minimum(returns, 0.0) ** 2)), bars_per_year),
-        drawdown=float(drawdowns(changes).max()),
-        turnover=turnover / years,
-        exposure=exposed / len(changes),
-        win_rate=wins / trades if trades else math.nan,
-        trades=int(trades),
-        fees=fees,
+        drawdown=drawdown,
+        calmar=growth / drawdown if drawdown > 0 else math.nan,
+        beta=slope,
+        alpha=float((returns.mean() - slope * hold_returns.mean()) * bars_per_year),
+        turnover=counts.turnover / years,
+        exposure=counts.exposed / len(changes),
+        win_rate=counts.wins / counts.trades if counts.trades else math.nan,
+        trades=int(counts.trades),
+        fees=counts.fees,
         years=years,
     )
+
+
+def annual_growth(changes: np.ndarray, bars_per_year: float) -> float:
+    """Return the compound annual growth rate of changes of log equity [T]."""
+    return math.expm1(min(changes.mean() * bars_per_year, 700.0))  # exp(710) overflows
+
+
+def volatility(returns: np.ndarray, bars_per_year: float) -> float:
+    """Return the annualized standard deviation of returns per bar [T]."""
+    return float(returns.std() * math.sqrt(bars_per_year))
 
 
 def ratio(returns: np.ndarray, risk: float, bars_per_year: float) -> float:
     """Return annualized mean return over risk, or 0 if the risk is 0."""
     return float(returns.mean() / risk * math.sqrt(bars_per_year)) if risk > 0 else 0.0
+
+
+def beta(returns: np.ndarray, hold: np.ndarray) -> float:
+    """Return the beta of returns per bar [T] to those of buy and hold [T]. NaN if buy and hold does not vary."""
+    variance = float(hold.var())
+    return float(np.mean((returns - returns.mean()) * (hold - hold.mean())) / variance) if variance > 0 else math.nan
 
 
 def drawdowns(changes: np.ndarray) -> np.ndarray:

@@ -1,147 +1,258 @@
-"""Walk-forward backtest: train a new agent for each fold on the bars before it, join the folds into one curve.
+"""Walk-forward backtest: train new agents for each fold on the bars before it, join the folds into one curve.
 
 Shapes: T traded bars.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from lockstep.apps.backtest.metrics import Measures, measure
-from lockstep.config import ConfigError, Recipe, apply_overrides
-from lockstep.inference import LoadedPolicy, load
+from lockstep.apps.backtest.baselines import RANDOM_STRATEGIES, baseline_targets, random_targets
+from lockstep.apps.backtest.folds import Fold, Window, split_into_folds
+from lockstep.apps.backtest.replay import AccountCurve, combine, join, replay
+from lockstep.apps.backtest.results import BacktestReport, SeedResult
+from lockstep.checkpoint import format as form
+from lockstep.checkpoint.lineage import find_best, lineage
+from lockstep.config import ConfigError, Recipe, apply_overrides, as_dict, flat_settings
+from lockstep.inference import LoadedPolicy, load, load_recipe
+from lockstep.io.jsonl import CHECKPOINTS, CONFIG, read_status
+from lockstep.io.safe_read import read_json
 from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict
 from lockstep.pytree import Tree
+from lockstep.rng import RandomStream
+from lockstep.tasks.trading.config import find_part, symbol_costs
 from lockstep.tasks.trading.env import Trading, TradingConfig
-from lockstep.tasks.trading.price_data import CLOSE, PriceSeries, read_bars
-from lockstep.training_loop import train
+from lockstep.tasks.trading.price_data import PriceSeries, read_bars
 
-SLOW, FAST = 100, 20
-"""Window sizes in bars of the SMA crossover baseline."""
+SETTINGS = "settings.json"
+"""File with the settings of a backtest, which a repeated command compares with its own."""
 
-Strategy = Callable[[int, Any], int]
-"""Strategy: map the index of a bar and the observation at its close to an action."""
-
-
-COUNTS = ("turnover", "exposed", "trades", "wins", "fees")
+Train = Callable[[Recipe, bool], bool]
+"""Trains a recipe, or resumes its run. Returns whether the run has finished; False after a stop request."""
 
 
-class Fold(NamedTuple):
-    """Range of test bars from `first` to before `last`. The agent trains on earlier bars, less an embargo."""
+@dataclass(frozen=True)
+class WalkForward:
+    """Settings of a walk-forward backtest."""
 
-    first: int
-    last: int
-
-
-@dataclass
-class EquityCurve:
-    """Result of one strategy."""
-
-    changes: np.ndarray
-    """[T] changes of log equity per bar."""
-    positions: np.ndarray
-    """[T] position as a fraction of equity at the close of each bar."""
-    counts: np.ndarray
-    """[5] values named by COUNTS."""
-
-    def measures(self, bars_per_year: float) -> Measures:
-        return measure(self.changes, bars_per_year, *self.counts.tolist())
+    folds: int = 4
+    train_fraction: float = 0.5
+    window: Window = "expanding"
+    seeds: int = 1
+    weights: tuple[float, ...] = ()
+    """Fraction of the capital for each symbol. Empty: equal fractions."""
+    trials: int | None = None
+    """Number of strategies tried, this one included. None: the number of seeds."""
 
 
-@dataclass
-class BacktestReport:
-    """Walk-forward backtest of one symbol."""
+def walk_forward(recipe: Recipe, directory: Path, settings: WalkForward, train: Train) -> BacktestReport | None:
+    """Train and test on each fold with each seed. The run directories are kept in `directory`.
 
-    bars: PriceSeries
-    folds: list[Fold]
-    time: np.ndarray
-    """[T] timestamp of each change of equity."""
-    curves: dict[str, EquityCurve]
-    """Curves of the agent and of the baselines, by name."""
+    A repeated call with the same settings resumes a backtest: finished runs are used again, and others are resumed.
 
-
-def folds_of(bars: int, count: int, train_fraction: float) -> list[Fold]:
-    """Split the bars after `train_fraction` of them into folds. The last bars are reserved to fill the last order."""
-    edges = np.linspace(round(train_fraction * bars), bars - 3, count + 1).round().astype(int).tolist()
-    return [Fold(first, last) for first, last in pairwise(edges)]
-
-
-def walk_forward(recipe: Recipe, directory: Path, count: int, train_fraction: float) -> BacktestReport:
-    """Train and test on each fold. The run directories are kept in `directory`."""
+    Returns:
+        The report; None if a stop request ended a run early.
+    """
     task: TradingConfig = recipe.task
-    if len(task.data) != 1:
-        raise ConfigError(f"a backtest needs one symbol, but task.data has {len(task.data)}.", "Use --data FILE.")
-    bars = read_bars(task.data[0], task.columns)
-    folds = folds_of(len(bars.time), count, train_fraction)
-    parts = []
-    for number, fold in enumerate(folds, 1):
-        data_range = (0.0, fold.first / len(bars.time))
-        overrides = {"run.runs_dir": str(directory), "run.name": f"fold-{number}", "run.record_video": False}
-        fold_recipe = apply_overrides(recipe, {"task.data_range": data_range} | overrides)
-        policy = load(train(fold_recipe).path)
-        parts.append(play(task, bars, fold, _policy_strategy(policy), _build(fold_recipe.task).shared_state()))
-    all_folds, flat, long = Fold(folds[0].first, folds[-1].last), task.position_levels, 2 * task.position_levels
-    rising = sma(bars.prices[:, CLOSE])
-    baselines: dict[str, Strategy] = {
-        "buy and hold": lambda *_: long,
-        f"SMA {FAST}/{SLOW}": lambda bar, _: long if rising[bar] else flat,
-        "flat": lambda *_: flat,
-    }
-    scale = _build(task).shared_state()  # the baselines ignore observations
-    curves = {"agent": stitch(parts)}
-    curves |= {name: play(task, bars, all_folds, strategy, scale) for name, strategy in baselines.items()}
-    return BacktestReport(bars, folds, bars.time[all_folds.first + 2 : all_folds.last + 2], curves)
+    symbols = read_symbols(task)
+    weights = normalized_weights(settings.weights, symbols)
+    folds = split_into_folds(symbols, settings.folds, settings.train_fraction, settings.window)
+    _claim(directory, recipe, settings)
+    seeds = []
+    for seed in range(recipe.run.seed, recipe.run.seed + settings.seeds):
+        accounts = []
+        for number, fold in enumerate(folds, 1):
+            run = directory / f"seed-{seed}" / f"fold-{number}"
+            location = {"run.runs_dir": str(run.parent), "run.name": run.name, "run.seed": seed}
+            changes = location | {"run.record_video": False, "task.split_dates": fold.split_dates()}
+            if not _train_run(apply_overrides(recipe, changes), run, train):
+                return None
+            accounts.append(_trade_symbols(run, task, symbols, fold))
+        seeds.append(_seed_result(seed, accounts, weights))
+    trained = f"{settings.window} window, trained before each fold with an embargo of {task.embargo_bars} bars"
+    return _report(task, symbols, weights, folds, seeds, settings.trials or len(seeds), trained)
 
 
-def stitch(parts: list[EquityCurve]) -> EquityCurve:
-    """Concatenate consecutive curves."""
-    return EquityCurve(
-        changes=np.concatenate([part.changes for part in parts]),
-        positions=np.concatenate([part.positions for part in parts]),
-        counts=np.sum([part.counts for part in parts], axis=0),
-    )
+def backtest_run(run: Path, data: Sequence[str], weights: Sequence[float], trials: int) -> BacktestReport:
+    """Trade the test part of a run's files, or of other files, with its best policy. Nothing is trained."""
+    recipe = load_recipe(run)
+    task: TradingConfig = recipe.task if not data else replace(recipe.task, data=tuple(data))
+    symbols = read_symbols(task)
+    parts = [find_part(task, bars, "test") for bars in symbols]
+    for bars, part in zip(symbols, parts, strict=True):
+        if len(part) < 6:
+            raise ConfigError(
+                f"the test part of {bars.name} has {len(part)} bars.", "Train with a smaller --task.test-start."
+            )
+    train_start = min(bars.time[find_part(task, bars, "train").start] for bars in symbols)
+    start = max(bars.time[part.start] for bars, part in zip(symbols, parts, strict=True))
+    stop = min(bars.time[part.stop - 1] for bars, part in zip(symbols, parts, strict=True))
+    fold = Fold(float(train_start), float(start), float(stop))
+    accounts = [_trade_symbols(run, task, symbols, fold)]
+    shares = normalized_weights(weights, symbols)
+    seeds = [_seed_result(recipe.run.seed, accounts, shares)]
+    return _report(task, symbols, shares, [fold], seeds, trials, f"test part of {run}, nothing trained")
 
 
-def _policy_strategy(policy: LoadedPolicy) -> Strategy:
-    return lambda _, obs: int(policy.act(obs)[0])
+def read_symbols(task: TradingConfig) -> list[PriceSeries]:
+    """Read the price files of a task."""
+    if not task.data:
+        raise ConfigError("a backtest needs price files, but task.data is empty.", "Use --data FILE.")
+    return [read_bars(path, task.columns, task.features) for path in task.data]
 
 
-def play(task: TradingConfig, bars: PriceSeries, fold: Fold, strategy: Strategy, scale: StateDict) -> EquityCurve:
-    """Trade a fold. The last order closes the position, so that folds can be concatenated."""
-    length, levels = fold.last - fold.first, task.position_levels
-    span = (fold.first / len(bars.time), min(1.0, (fold.last + 3) / len(bars.time)))
-    env = _build(
-        task, data_range=span, embargo=0, episode_length=length, start_at_first_bar=True, simulated_fraction=0.0
-    )
+def normalized_weights(weights: Sequence[float], symbols: Sequence[PriceSeries]) -> list[float]:
+    """Return the fraction of the capital for each symbol."""
+    values = list(weights) or [1.0] * len(symbols)
+    if len(values) != len(symbols) or min(values) < 0 or sum(values) <= 0:
+        raise ConfigError(
+            f"--weights has {' '.join(map(str, values))}, but there are {len(symbols)} symbols.",
+            "Give one weight of 0 or more for each file.",
+        )
+    return [value / sum(values) for value in values]
+
+
+# -- training and resuming -------------------------------------------------------------------------------------------
+
+
+def _claim(directory: Path, recipe: Recipe, settings: WalkForward) -> None:
+    """Write the settings of a new backtest, or compare them with those of the one to resume.
+
+    The number of seeds and trials may change: more seeds continue a backtest.
+    """
+    digests = {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in recipe.task.data}
+    ignored = ("run.lanes", "run.runs_dir", "run.name", "run.device")
+    chosen = {key: value for key, value in flat_settings(as_dict(recipe)).items() if key not in ignored}
+    folds = {"folds": settings.folds, "train_fraction": settings.train_fraction, "window": settings.window}
+    wanted = json.loads(json.dumps({"recipe": recipe.name, "files": digests, **folds, **chosen}))
+    file = directory / SETTINGS
+    if not file.exists():
+        if directory.exists() and any(directory.iterdir()):
+            raise ConfigError(f"{directory} is not empty and contains no backtest.", "Choose another --out.")
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
+        partial.replace(file)
+        return
+    existing = read_json(file)
+    existing = existing if isinstance(existing, dict) else {}
+    changed = [key for key in sorted(wanted.keys() | existing.keys()) if wanted.get(key) != existing.get(key)]
+    if changed:
+        raise ConfigError(
+            f"{directory} contains a backtest with another {changed[0]}: {str(existing.get(changed[0]))[:200]}.",
+            "Repeat its command to resume it, or choose another --out.",
+        )
+
+
+def _train_run(recipe: Recipe, run: Path, train: Train) -> bool:
+    """Train the run of a fold, resume it, or do nothing if it has finished. Return whether it has."""
+    if read_status(run).get("state") == "finished":
+        return True
+    if (run / CONFIG).exists() and lineage(run / CHECKPOINTS):
+        return train(load_recipe(run), True)
+    if run.exists():  # it was killed before its first checkpoint
+        shutil.rmtree(run)
+    return train(recipe, False)
+
+
+# -- trading ---------------------------------------------------------------------------------------------------------
+
+
+def _trade_symbols(run: Path, task: TradingConfig, symbols: Sequence[PriceSeries], fold: Fold) -> list[AccountCurve]:
+    """Trade a fold with the best policy of a run, one account per symbol."""
+    policy, scale = load(run), _saved_scale(run)
+    accounts = []
+    for path, bars in zip(task.data, symbols, strict=True):
+        policy.reset()
+        test_bars = fold.test_bars(bars)
+        targets = policy_targets(replace(task, data=(path,)), bars, test_bars, policy, scale)
+        accounts.append(replay(bars, test_bars, targets, symbol_costs(task, bars)))
+    return accounts
+
+
+def _saved_scale(run: Path) -> StateDict:
+    """Return the scale of the indicators that the policy of a run was trained with."""
+    directory = run / CHECKPOINTS
+    name, _ = find_best(directory, form.verify_weights)
+    with form.user_facing_errors(directory / str(name)):
+        return form.strip_prefix(form.read_shared(directory / str(name)), "task")
+
+
+def policy_targets(
+    task: TradingConfig, bars: PriceSeries, test_bars: range, policy: LoadedPolicy, scale: StateDict
+) -> np.ndarray:
+    """Return the target positions [T] of a policy at the close of each test bar of one symbol."""
+    length, levels, count = len(test_bars), task.position_levels, len(bars.time)
+    # One episode over the test bars. The bars after the last decision only fill its order.
+    part = {"data_range": (test_bars.start / count, min(1.0, (test_bars.stop + 3) / count)), "split_dates": ()}
+    config = replace(task, **part, num_envs=1, test_start=0.0, embargo=0, episode_length=length)  # type: ignore[arg-type]
+    config = replace(config, simulated_fraction=0.0, start_at_first_bar=True)
+    env = Trading(config, Lanes(1, range(1), 0), torch.device("cpu"))
     env.load_shared_state(scale)
     obs: Tree = env.observations()
-    changes, positions = np.zeros(length), np.zeros(length)
-    for index in range(length):
-        action = strategy(fold.first + index, obs) if index < length - 1 else levels
+    targets = np.zeros(length)
+    for index in range(length - 1):  # the last order closes the position
+        action = int(policy.act(obs)[0])
+        targets[index] = action / levels - 1.0
         step = env.step(torch.tensor([action]))
-        changes[index], positions[index], obs = float(step.reward[0]), action / levels - 1.0, step.obs
+        obs = step.obs
         if step.terminated[0]:
-            break  # equity is lost: later changes stay 0
-    counts = {name: float(values[0]) for name, values in step.episode_info.items()}
-    counts["exposed"] = counts["exposure"] * (index + 1)
-    return EquityCurve(changes, positions, np.array([counts[name] for name in COUNTS]))
+            break
+    return targets
 
 
-def _build(config: TradingConfig, **changes: Any) -> Trading:
-    return Trading(replace(config, num_envs=1, **changes), Lanes(1, range(1), 0), torch.device("cpu"))
+def _seed_result(seed: int, accounts: list[list[AccountCurve]], weights: Sequence[float]) -> SeedResult:
+    """Sum the accounts [folds][symbols] of one seed."""
+    return SeedResult(seed, accounts, combine(_join_folds(accounts), weights))
 
 
-def sma(closes: np.ndarray) -> np.ndarray:
-    """Return where the fast mean of closes is above the slow one, [bars]. False before SLOW bars are available."""
-    sums = np.concatenate([[0.0], np.cumsum(closes)])
-    above = np.zeros(len(closes), bool)
-    ends = np.arange(SLOW, len(closes) + 1)
-    fast, slow = ((sums[ends] - sums[ends - span]) / span for span in (FAST, SLOW))
-    above[SLOW - 1 :] = fast > slow
-    return above
+def _join_folds(accounts: list[list[AccountCurve]]) -> list[AccountCurve]:
+    """Join the accounts [folds][symbols] over the folds."""
+    return [join(folds) for folds in zip(*accounts, strict=True)]
+
+
+def _report(
+    task: TradingConfig,
+    symbols: Sequence[PriceSeries],
+    weights: Sequence[float],
+    folds: Sequence[Fold],
+    seeds: Sequence[SeedResult],
+    trials: int,
+    description: str,
+) -> BacktestReport:
+    """Sum the seeds and add the baselines, which trade all folds without closing positions between them."""
+    agent_accounts = [account for seed in seeds for account in _join_folds(seed.accounts)]
+    agent = combine(agent_accounts, [weight / len(seeds) for _ in seeds for weight in weights])
+    costs = [symbol_costs(task, bars) for bars in symbols]
+    baselines: dict[str, list[AccountCurve]] = {}
+    random: list[list[AccountCurve]] = [[] for _ in range(RANDOM_STRATEGIES)]
+    for number, (bars, cost) in enumerate(zip(symbols, costs, strict=True)):
+        test_bars = range(folds[0].test_bars(bars).start, folds[-1].test_bars(bars).stop)
+        for name, targets in baseline_targets(bars, test_bars).items():
+            baselines.setdefault(name, []).append(replay(bars, test_bars, targets, cost))
+        # Random strategies have the mean turnover of the seeds on this symbol.
+        turnover = sum(account.counts.turnover for account in agent_accounts[number :: len(symbols)]) / len(seeds)
+        stream = RandomStream(0, "backtest.random", number)
+        drawn = random_targets(len(test_bars), task.position_levels, turnover, stream, RANDOM_STRATEGIES)
+        for accounts, targets in zip(random, drawn, strict=True):
+            accounts.append(replay(bars, test_bars, targets, cost, record_trades=False))
+    return BacktestReport(
+        symbols=symbols,
+        weights=weights,
+        costs=costs,
+        folds=folds,
+        seeds=seeds,
+        agent=agent,
+        baselines={name: combine(accounts, weights) for name, accounts in baselines.items()},
+        random=np.stack([combine(accounts, weights).changes for accounts in random]),
+        trials=trials,
+        description=description,
+        notes=[note for bars in symbols for note in bars.notes],
+    )

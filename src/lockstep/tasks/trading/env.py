@@ -1,16 +1,15 @@
 """Trading: hold a fraction of equity in a symbol, bar by bar, on historical prices or simulated markets.
 
 At the close of bar t the policy sees bars up to t and chooses a target. The order is filled at the open of t + 1. The
-reward is the change of log equity, after all costs, from that open to the next. The prices of an episode are a pure
+reward depends on the change of equity, after all costs, from that open to the next. The prices of an episode are a pure
 function of the environment's key and the episode's number. With several symbols, every episode uses one of them.
 
-Shapes: E environments per lane, B local environments, F indicators, N bars of an episode.
+Shapes: E environments per lane, B local environments, F indicators, K further columns, N bars of an episode.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,89 +18,33 @@ from numba import njit
 from torch import Tensor
 
 from lockstep.base import VecEnv
-from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import load_into
-from lockstep.rng import RandomStream
 from lockstep.tasks.kernels import Buffers
 from lockstep.tasks.trading.account import ACCOUNT, BANKRUPTCY, Costs, open_account, rebalance
 from lockstep.tasks.trading.account import FIELDS as ACCOUNT_FIELDS
-from lockstep.tasks.trading.history import History, choose_start, find_bars
-from lockstep.tasks.trading.price_data import CLOSE, OPEN, PriceSeries, read_bars
+from lockstep.tasks.trading.config import SPLIT_LABELS, symbol_costs
+from lockstep.tasks.trading.config import TradingConfig as TradingConfig
+from lockstep.tasks.trading.history import (
+    History,
+    bars_per_episode,
+    build_history,
+    choose_start,
+    find_bars,
+    find_symbol,
+    fit_scale,
+)
+from lockstep.tasks.trading.price_data import CLOSE, OPEN, read_bars
 from lockstep.tasks.trading.rendering import RecordedBar, WholeEpisode, as_frame, as_text
 from lockstep.tasks.trading.simulated_market import INDICATORS, LOOKBACK, MARKETS, compute_indicators, simulate
 
+LOG_GROWTH, MEAN_VARIANCE, DIFFERENTIAL_SHARPE = range(3)
+REWARDS = {"log_growth": LOG_GROWTH, "mean_variance": MEAN_VARIANCE, "differential_sharpe": DIFFERENTIAL_SHARPE}
+NUM_INDICATORS = len(INDICATORS)
 PORTFOLIO = 4
 """Portfolio features of an observation: fraction held, last target, result of the open trade, log equity."""
 RESULTS = ("growth", "trades", "wins", "open", "turnover", "fees", "exposure")
 """Metrics of an episode. The win rate is wins over trades, both summed over all episodes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TradingConfig(VecEnv.Config):
-    """Settings of trading. Every number is for the whole run, not for one process."""
-
-    num_envs: int = 64
-    """Number of accounts in the whole run, stepped in parallel."""
-    data: tuple[str, ...] = ()
-    """CSV or Parquet files of bars, one symbol each. Empty: all episodes use the simulated market."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """File column names of time, open, high, low, close and adjusted, where they are not recognized."""
-    market: Literal["gbm", "regime_switching", "mean_reverting"] = "regime_switching"
-    """Simulated market: geometric Brownian motion without drift, switching bull and bear regimes, or mean reverting."""
-    volatility: float = 0.01
-    """Standard deviation of the simulated market's return per bar."""
-    simulated_fraction: float = 0.0
-    """Fraction of episodes on the simulated market if there are files; the same on every lane."""
-    data_range: tuple[float, float] = (0.0, 0.8)
-    """Range of each file, from 0 to 1, that episodes use. Indicators are normalized with this range only."""
-    embargo: int = 0
-    """Bars skipped at the end of that range, so that episodes share no bars with what follows it."""
-    episode_length: int = 256
-    """Steps of an episode."""
-    start_at_first_bar: bool = False
-    """Start each episode at the first bar of the range, as in a test, instead of at a random bar."""
-    lookback: int = 8
-    """Bars in an observation."""
-    position_levels: int = 1
-    """Position sizes per side. 1: short, flat and long. 2: also half positions."""
-    fee_rate: float = 0.001
-    """Fee per order, as a fraction of the traded value."""
-    slippage: float = 0.0
-    """Fraction by which a fill's price is worse than the open."""
-    borrow_rate: float = 0.0
-    """Cost of a short position per bar, as a fraction of its value."""
-    leak_future: bool = False
-    """Only for tests of the pipeline: add the next return to the observation."""
-
-    def __post_init__(self) -> None:
-        low, high = self.data_range
-        if not 0 <= low < high <= 1 or not 0 <= self.simulated_fraction <= 1:
-            raise ConfigError(
-                f"data_range is {self.data_range} and simulated_fraction {self.simulated_fraction}.",
-                "Use fractions from 0 to 1, in increasing order.",
-            )
-        if min(self.episode_length, self.lookback, self.position_levels) < 1 or self.embargo < 0:
-            raise ConfigError(
-                f"episode_length is {self.episode_length}, lookback {self.lookback}, position_levels "
-                f"{self.position_levels} and embargo {self.embargo}.",
-                "Use 1 or more, and an embargo of 0 or more.",
-            )
-        if min(self.fee_rate, self.slippage, self.borrow_rate) < 0 or self.volatility <= 0:
-            raise ConfigError(
-                f"fee_rate is {self.fee_rate}, slippage {self.slippage}, borrow_rate {self.borrow_rate} and volatility "
-                f"{self.volatility}.",
-                "Use 0 or more, and a volatility above 0.",
-            )
-
-    @property
-    def episode_steps(self) -> int:
-        return self.episode_length
-
-    @property
-    def bars(self) -> int:
-        """N: bars that an episode reads, including those before its first step and two after its last step."""
-        return LOOKBACK + self.lookback + self.episode_length + 2
 
 
 class TradingRules(NamedTuple):
@@ -115,6 +58,9 @@ class TradingRules(NamedTuple):
     simulated_fraction: float
     leak_future: bool
     costs: Costs
+    reward: int
+    risk_aversion: float
+    sharpe_rate: float
 
 
 class MarketTable(NamedTuple):
@@ -127,7 +73,11 @@ class MarketTable(NamedTuple):
     prices: np.ndarray
     """[B, N, 4] float64."""
     indicators: np.ndarray
-    """[B, N, F] float32: normalized indicators."""
+    """[B, N, F + K] float32: normalized indicators and features."""
+    borrow: np.ndarray
+    """[B] float64: cost of a short position per bar, which depends on the symbol."""
+    moments: np.ndarray
+    """[B, 2] float64: moving averages of the return and its square, for the reward differential_sharpe."""
 
 
 @njit(cache=True, nogil=True)
@@ -137,9 +87,15 @@ def _start_episode(b: int, table: MarketTable, history: History, scale: Any, rul
     start = choose_start(table.key[b], table.episode[b], history, rules.simulated_fraction)
     if start < 0:
         simulate(prices, rules.market, table.key[b], table.episode[b], rules.volatility)
+        table.borrow[b] = rules.costs.borrow
     else:
         prices[:] = history.prices[start : start + len(prices)]
+        table.borrow[b] = history.borrow[find_symbol(history, start)]
     compute_indicators(prices, indicators)
+    for k in range(history.features.shape[1]):
+        for n in range(len(indicators)):  # the simulated market has mean values
+            column = NUM_INDICATORS + k
+            indicators[n, column] = scale[0, column] if start < 0 else history.features[start + n, k]
     for n in range(LOOKBACK, len(indicators)):
         for f in range(indicators.shape[1]):
             indicators[n, f] = min(max((indicators[n, f] - scale[0, f]) / scale[1, f], -5.0), 5.0)
@@ -165,6 +121,25 @@ def _write_obs(b: int, table: MarketTable, rules: TradingRules, obs: Any) -> Non
 
 
 @njit(cache=True, nogil=True)
+def _reward(change: float, moments: Any, rules: TradingRules) -> float:
+    """Return the reward of a change of log equity, and update the moving averages of an account."""
+    if rules.reward == LOG_GROWTH:
+        return change
+    gain = math.exp(change) - 1.0
+    if rules.reward == MEAN_VARIANCE:
+        return gain - 0.5 * rules.risk_aversion * gain * gain
+    # Differential Sharpe ratio: derivative of the moving Sharpe ratio with respect to the rate of its averages.
+    mean, square = moments[0], moments[1]
+    mean_change, square_change = gain - mean, gain * gain - square
+    moments[0] += rules.sharpe_rate * mean_change
+    moments[1] += rules.sharpe_rate * square_change
+    variance = square - mean * mean
+    if variance < 1e-12:  # before the first trade
+        return 0.0
+    return min(max((square * mean_change - 0.5 * mean * square_change) / variance**1.5, -10.0), 10.0)
+
+
+@njit(cache=True, nogil=True)
 def _step_all(
     actions: Any, table: MarketTable, history: History, scale: Any, rules: TradingRules, out: Any, results: Any
 ) -> int:
@@ -177,9 +152,10 @@ def _step_all(
     for b in range(len(actions)):
         account, bar = table.account[b], LOOKBACK + rules.lookback - 1 + table.age[b]
         price, next_price = table.prices[b, bar + 1, OPEN], table.prices[b, bar + 2, OPEN]
-        change = rebalance(account, actions[b] / rules.position_levels - 1.0, price, next_price, rules.costs)
+        costs = Costs(rules.costs.fee, rules.costs.slippage, table.borrow[b])
+        change = rebalance(account, actions[b] / rules.position_levels - 1.0, price, next_price, costs)
         terminated[b] = change == -math.inf
-        reward[b] = math.log(BANKRUPTCY) if terminated[b] else change
+        reward[b] = math.log(BANKRUPTCY) if terminated[b] else _reward(change, table.moments[b], rules)
         table.age[b] += 1
         truncated[b] = not terminated[b] and table.age[b] == rules.episode_length
         if terminated[b] or truncated[b]:
@@ -192,6 +168,7 @@ def _step_all(
             table.age[b] = 0
             table.episode[b] += 1
             open_account(account)
+            table.moments[b] = 0.0
             _start_episode(b, table, history, scale, rules)
             num_truncated += truncated[b]
         _write_obs(b, table, rules, obs[b])
@@ -205,22 +182,29 @@ class Trading(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        self._symbols = symbols = [read_bars(path, config.columns) for path in config.data]
-        features = config.lookback * len(INDICATORS) + PORTFOLIO + config.leak_future
+        self._symbols = symbols = [read_bars(path, config.columns, config.features) for path in config.data]
+        num_indicators = len(INDICATORS) + (len(config.features) if symbols else 0)
+        features = config.lookback * num_indicators + PORTFOLIO + config.leak_future
         self.observation_space = Box(-np.inf, np.inf, (features,), np.float32)
         self.action_space = Discrete(2 * config.position_levels + 1)
+        self._history, episode_length = build_history(config, symbols)
+        # Validation and test parts are those of the files only.
+        simulated_fraction = 1.0 if not config.data else config.simulated_fraction if config.split == "train" else 0.0
         self._rules = TradingRules(
-            config.episode_length,
+            episode_length,
             config.lookback,
             config.position_levels,
             MARKETS[config.market],
             config.volatility,
-            config.simulated_fraction if config.data else 1.0,
+            simulated_fraction,
             config.leak_future,
-            Costs(config.fee_rate, config.slippage, config.borrow_rate),
+            symbol_costs(config, symbols[0] if symbols else None),
+            REWARDS[config.reward],
+            config.risk_aversion,
+            config.sharpe_rate,
         )
-        self._history = _build_history(config, symbols)
-        self._scale = torch.from_numpy(_fit_scale(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        self._scale = torch.from_numpy(fit_scale(config, symbols, self.lanes.shared_stream("trading.scale")))  # [2, F]
+        num_bars = bars_per_episode(config, episode_length)
         vector, matrix = (count,), (count, features)
         self._buffers = Buffers(
             self.device,
@@ -236,17 +220,22 @@ class Trading(VecEnv):
             episode=np.zeros(count, np.int64),
             age=np.zeros(count, np.int64),
             account=np.zeros(count, ACCOUNT).view(np.recarray),
-            prices=np.zeros((count, config.bars, 4)),
-            indicators=np.zeros((count, config.bars, len(INDICATORS)), np.float32),
+            prices=np.zeros((count, num_bars, 4)),
+            indicators=np.zeros((count, num_bars, num_indicators), np.float32),
+            borrow=np.zeros(count),
+            moments=np.zeros((count, 2)),
         )
         self.register_state("episode", self._table.episode)
         self.register_state("age", self._table.age)
         for name in ACCOUNT_FIELDS:
             self.register_state(name, self._table.account[name])
+        if config.reward == "differential_sharpe":
+            self.register_state("moments", self._table.moments)
         self._recorded: dict[int, list[RecordedBar]] = {}
 
     def reset(self) -> Tensor:
         self._table.episode[:] = self._table.age[:] = 0
+        self._table.moments[:] = 0.0
         for account in self._table.account:
             open_account(account)
         return self._start_episodes(range(self.num_envs))
@@ -289,7 +278,7 @@ class Trading(VecEnv):
         self._start_episodes(range(self.num_envs)[self.lanes.lane_slice(lane, self.envs_per_lane)])
 
     def is_valid_state(self, state: StateDict) -> bool:
-        return bool(((state["age"] >= 0) & (state["age"] < self.config.episode_length)).all())
+        return bool(((state["age"] >= 0) & (state["age"] < self._rules.episode_length)).all())
 
     def _start_episodes(self, rows: range) -> Tensor:
         for row in rows:
@@ -306,13 +295,18 @@ class Trading(VecEnv):
         return as_frame(self._recorded_bars(env), self._whole_episode(env))
 
     def render_title(self, env: int) -> str:
-        return self._whole_episode(env).title() or f"simulated market: {self.config.market}"
+        title = self._whole_episode(env).title()
+        return f"{title}: {self._split_label}" if title else f"simulated market: {self.config.market}"
 
     def render_score(self, env: int) -> str:
         return self._whole_episode(env).date(int(self._table.age[env]))
 
     def render_result(self, info: Mapping[str, float]) -> str:
         return f"equity {info['growth']:+.1%}"
+
+    @property
+    def _split_label(self) -> str:
+        return SPLIT_LABELS[self.config.split]
 
     def _whole_episode(self, env: int) -> WholeEpisode:
         """Return the bars of the current episode, those to come included."""
@@ -322,7 +316,7 @@ class Trading(VecEnv):
         bars, costs = slice(first, first + rules.episode_length + 1), 1.0 + rules.costs.fee + rules.costs.slippage
         close = table.prices[env, bars, CLOSE]
         buy_and_hold = np.append(1.0, close[1:] / (table.prices[env, first + 1, OPEN] * costs))
-        return WholeEpisode(symbol, time[bars], close, buy_and_hold)
+        return WholeEpisode(symbol, time[bars], close, buy_and_hold, self._split_label if symbol else "")
 
     def _recorded_bars(self, env: int) -> list[RecordedBar]:
         """Return the bars of an episode. They are recorded from the first call on, and only for rendered accounts."""
@@ -339,41 +333,3 @@ class Trading(VecEnv):
         if bars and age <= bars[-1].age:
             bars.clear()
         bars.append(RecordedBar(age, equity, account.units * close / equity, int(account.trades), account.fees))
-
-
-def _build_history(config: TradingConfig, symbols: list[PriceSeries]) -> History:
-    first_starts, num_starts, num_bars = [], [], 0
-    for bars in symbols:
-        low, high = (round(fraction * len(bars.time)) for fraction in config.data_range)
-        # The first step is at the close of the bar `low`, if there are enough bars before it.
-        start = max(0, low - LOOKBACK - config.lookback + 1)
-        starts = high - config.embargo - start - config.bars + 1
-        if starts < 1:
-            longest = max(1, config.episode_length + starts - 1)
-            raise ConfigError(
-                f"{bars.name} has {high - low} bars in data_range {config.data_range} of its {len(bars.time)}, but an "
-                f"episode of {config.episode_length} steps reads {config.bars}, with an embargo of {config.embargo}.",
-                f"Use --task.episode-length {longest}, or a larger --task.data-range.",
-            )
-        first_starts.append(num_bars + start)
-        num_starts.append(1 if config.start_at_first_bar else starts)
-        num_bars += len(bars.time)
-    prices = np.concatenate([bars.prices for bars in symbols]) if symbols else np.ones((1, 4))
-    return History(prices, np.array(first_starts, np.int64), np.array(num_starts, np.int64))
-
-
-def _fit_scale(config: TradingConfig, symbols: list[PriceSeries], stream: RandomStream) -> np.ndarray:
-    """Return means and standard deviations [2, F] of the indicators, computed from the bars of `data_range` only."""
-    series = []
-    for bars in symbols:
-        low, high = (round(fraction * len(bars.time)) for fraction in config.data_range)
-        series.append(bars.prices[low : high - config.embargo])
-    if not symbols or config.simulated_fraction > 0:
-        simulated = np.zeros((4096, 4))
-        simulate(simulated, MARKETS[config.market], stream.draw_seed(0), 0, config.volatility)
-        series.append(simulated)
-    computed = [np.zeros((len(prices), len(INDICATORS))) for prices in series]
-    for prices, indicators in zip(series, computed, strict=True):
-        compute_indicators(prices, indicators)
-    table = np.concatenate([indicators[LOOKBACK:] for indicators in computed])
-    return np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)

@@ -38,6 +38,8 @@ class PriceSeries(NamedTuple):
     """[T, 4] float64: open, high, low and close, adjusted if the file has an adjusted close."""
     notes: tuple[str, ...] = ()
     """Messages about irregular data."""
+    features: np.ndarray = np.zeros((0, 0))
+    """[T, K] float64: further columns, if any were named."""
 
     @property
     def bars_per_year(self) -> float:
@@ -45,40 +47,63 @@ class PriceSeries(NamedTuple):
         return (len(self.time) - 1) / (self.time[-1] - self.time[0]) * SECONDS_PER_YEAR
 
 
-def read_bars(path: str, columns: Mapping[str, str]) -> PriceSeries:
-    """Read a CSV or Parquet file; `columns` maps time, open, high, low, close, adjusted to the file's column names."""
+def read_bars(path: str, columns: Mapping[str, str], features: Sequence[str] = ()) -> PriceSeries:
+    """Read a CSV or Parquet file.
+
+    Args:
+        path: Path of the file.
+        columns: File column names of time, open, high, low, close and adjusted, where they are not recognized.
+        features: Names of further columns.
+    """
     if not Path(path).is_file():
         raise ConfigError(f"price file {path} does not exist.", "Give the path of a CSV or Parquet file.")
     if Path(path).stat().st_size > MAX_BYTES:
         raise ConfigError(f"{path} holds more than {MAX_BYTES:,} bytes.", "Split it, or use longer bars.")
-    names = _find_columns(read_header(path), columns, path)
-    table = read_table(path, names.values(), max_rows=MAX_ROWS)
+    header = read_header(path)
+    names = _find_columns(header, columns, path)
+    if missing := [name for name in features if name not in header]:
+        raise ConfigError(
+            f"{path} has no column {missing[0]}; it has {', '.join(header)[:200]}.", "Name columns in --task.features."
+        )
+    table = read_table(path, [*names.values(), *features], max_rows=MAX_ROWS)
     time = _times(table[names["time"]], path)
     prices = np.stack([_numbers(table[names[part]], part, path) for part in ("open", "high", "low", "close")], axis=1)
     if "adjusted" in names:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a price of zero is reported below
             prices *= (_numbers(table[names["adjusted"]], "adjusted", path) / prices[:, CLOSE])[:, None]
-    return _sort_and_check(Path(path).stem, time, prices, path)
+    further = np.zeros((len(time), len(features)))
+    for index, name in enumerate(features):
+        further[:, index] = _numbers(table[name], name, path)
+    return _sort_and_check(PriceSeries(Path(path).stem, time, prices, (), further), path, features)
 
 
-def _sort_and_check(name: str, time: np.ndarray, prices: np.ndarray, path: str) -> PriceSeries:
+def _sort_and_check(series: PriceSeries, path: str, features: Sequence[str]) -> PriceSeries:
+    """Sort bars by time, drop duplicates, reject invalid values, and report irregular times."""
+    name, time, prices, _, further = series
     notes = []
     if (np.diff(time) < 0).any():
         newest_first = (np.diff(time) <= 0).all()
         notes.append(f"{path} is {'newest first' if newest_first else 'not in order'}: its rows were sorted by time.")
     order = np.argsort(time, kind="stable")
-    time, prices = time[order], prices[order]
-    duplicates = np.flatnonzero(np.diff(time) == 0) + 1
+    duplicates = np.flatnonzero(np.diff(time[order]) == 0) + 1
     if len(duplicates):
         notes.append(f"{path} has {len(duplicates)} rows with a duplicate time: the first of each is kept.")
-        time, prices = np.delete(time, duplicates), np.delete(prices, duplicates, axis=0)
+        order = np.delete(order, duplicates)
+    time, prices, further = time[order], prices[order], further[order]
     if len(time) < 2:
         raise ConfigError(f"{path} has {len(time)} bars.", "Give a file with 2 bars or more.")
     invalid = ~((prices > 0) & (prices < MAX_PRICE)).all(axis=1)
     if invalid.any():
         raise ConfigError(
-            f"{path} has {invalid.sum()} bars with an invalid price, the first at {_format_time(time[invalid][0])}.",
+            f"{path} has {invalid.sum()} bars with an invalid price, the first at {format_time(time[invalid][0])}.",
             "Remove these bars from the file, or fix them.",
+        )
+    if not (valid := np.isfinite(further)).all():
+        bar, column = np.argwhere(~valid)[0]
+        raise ConfigError(
+            f"{path}: column {features[column]} has {(~valid).sum()} values that are not finite, the first at "
+            f"{format_time(time[bar])}.",
+            "Fill them with a value that was known at the close of their bar.",
         )
     steps = np.diff(time)
     gaps = np.flatnonzero(steps > 5 * np.median(steps))
@@ -86,13 +111,25 @@ def _sort_and_check(name: str, time: np.ndarray, prices: np.ndarray, path: str) 
         worst = gaps[np.argmax(steps[gaps])]
         notes.append(
             f"{path} has {len(gaps)} gaps of more than five median steps; "
-            f"the longest is {steps[worst] / 86_400:.1f} days from {_format_time(time[worst])}."
+            f"the longest is {steps[worst] / 86_400:.1f} days from {format_time(time[worst])}."
         )
-    return PriceSeries(name, time, prices, tuple(notes))
+    return PriceSeries(name, time, prices, tuple(notes), further)
 
 
-def _format_time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+def format_time(seconds: float) -> str:
+    """Return a date, with the time of the day if it is not midnight."""
+    time = datetime.fromtimestamp(seconds, UTC)
+    return f"{time:%Y-%m-%d}" if time.hour == time.minute == 0 else f"{time:%Y-%m-%d %H:%M}"
+
+
+def parse_time(date: str) -> float:
+    """Return the seconds since 1970 of a date or time in ISO 8601. Times without a zone are taken as UTC."""
+    try:
+        return _seconds(datetime.fromisoformat(date))
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{date!r} is not a date.", "Use ISO 8601, as in 2024-05-31 or 2024-05-31T13:00:00."
+        ) from None
 
 
 def _find_columns(header: Sequence[str], columns: Mapping[str, str], path: str) -> dict[str, str]:

@@ -1,11 +1,22 @@
 """Rendering of one account: its equity next to buy and hold, as text and as an image."""
 
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
 
-from lockstep.tasks.rendering.line_chart import BLUE, GRAY, GREEN, RED, WHITE, Axes, Canvas, add_axes, braille_chart
+from lockstep.tasks.rendering.line_chart import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    RED,
+    WHITE,
+    Axes,
+    Canvas,
+    add_axes,
+    braille_chart,
+)
+from lockstep.tasks.trading.price_data import format_time
 
 WIDTH, HEIGHT = 640, 400
 _SIDES = {-1: ("short", RED), 0: ("flat", GRAY), 1: ("long", GREEN)}
@@ -39,6 +50,8 @@ class WholeEpisode(NamedTuple):
     """[N] float64."""
     buy_and_hold: np.ndarray
     """[N] float64: equity of buying at the first open and holding."""
+    part: str = ""
+    """Part of the file that the bars are from. Empty for the simulated market."""
 
     def title(self) -> str:
         """Return the symbol with the first and the last date; empty for the simulated market."""
@@ -46,10 +59,7 @@ class WholeEpisode(NamedTuple):
 
     def date(self, age: int) -> str:
         """Return the date of a bar, with the time of the day if it is not midnight."""
-        if not self.symbol:
-            return ""
-        time = datetime.fromtimestamp(self.time[age], UTC)
-        return f"{time:%Y-%m-%d}" if time.hour == time.minute == 0 else f"{time:%Y-%m-%d %H:%M}"
+        return format_time(self.time[age]) if self.symbol else ""
 
 
 def as_text(bars: list[RecordedBar], episode: WholeEpisode) -> str:
@@ -68,7 +78,8 @@ def as_text(bars: list[RecordedBar], episode: WholeEpisode) -> str:
         f"fees {last.fees:.2%}  trades {last.trades}"
     )
     sides = "".join("+" if position > 0 else "-" if position < 0 else "·" for position in positions[-64:])
-    return "\n".join([f"price  {_sparkline(close)}", f"holds  {sides}", *lines, summary])
+    part = [f"{episode.symbol}: {episode.part}"] if episode.part else []
+    return "\n".join([*part, f"price  {_sparkline(close)}", f"holds  {sides}", *lines, summary])
 
 
 def as_frame(bars: list[RecordedBar], episode: WholeEpisode) -> np.ndarray:
@@ -81,6 +92,9 @@ def as_frame(bars: list[RecordedBar], episode: WholeEpisode) -> np.ndarray:
     canvas.write(16, 26, f"bar {last.age} of {length}", 16)
     canvas.write(150, 26, position_text, 16, color)
     canvas.write(WIDTH - 16, 26, f"fees {last.fees:.2%}   trades {last.trades}", 14, GRAY, "rs")
+
+    if episode.part:
+        canvas.write(WIDTH - 16, 208, episode.part, 14, ORANGE if "IN SAMPLE" in episode.part else GRAY, "rs")
 
     price_range = _padded_range(episode.close, min_size=0.05 * close[0])
     price_axes = Axes(canvas, 64, 42, WIDTH - 16, 170, (0, length), price_range)

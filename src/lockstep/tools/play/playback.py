@@ -4,22 +4,26 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice, repeat
+from typing import Any
 
 import numpy as np
 import torch
 
 from lockstep.base import Dataset, VecEnv
 from lockstep.config import ConfigError
+from lockstep.evaluation import select_split
 from lockstep.inference import LoadedPolicy
 from lockstep.lanes import Lanes
-from lockstep.protocols import Renderable, Step, TaskConfig
+from lockstep.protocols import Renderable, Split, Step, TaskConfig
 from lockstep.tools.play.caption import add_caption
 
 
-def play_episodes(policy: LoadedPolicy, episodes: int, seed: int, max_steps: int) -> Iterator[Renderable]:
-    """Yield the scenes of some episodes, or of some sequences of the test split."""
+def play_episodes(
+    policy: LoadedPolicy, episodes: int, seed: int, max_steps: int, split: Split = "test"
+) -> Iterator[Renderable]:
+    """Yield the scenes of some episodes, or of some sequences of a data set, on a part of the data."""
     scenes = _env_scenes if isinstance(policy.recipe.task, TaskConfig) else _dataset_scenes
-    return islice(scenes(policy, episodes, seed), max_steps)
+    return islice(scenes(policy, episodes, seed, split), max_steps)
 
 
 END_FRAMES = 12
@@ -75,9 +79,9 @@ class _EnvScene:
         return [self._title, progress] if self._title else [progress]
 
 
-def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
+def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int, split: Split) -> Iterator[Renderable]:
     """Play one environment, which resets itself when an episode ends."""
-    config = replace(policy.recipe.task, num_envs=1)
+    config: Any = replace(select_split(policy.recipe.task, split), num_envs=1)  # type: ignore[type-var]
     env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
     with closing(env):
         obs = env.reset()
@@ -92,12 +96,12 @@ def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Rend
             yield from repeat(scene, END_FRAMES)
 
 
-def _dataset_scenes(policy: LoadedPolicy, episodes: int, seed: int) -> Iterator[Renderable]:
-    """Play sequences of the test split, starting at number `seed - 1`. The dataset puts the best examples first."""
+def _dataset_scenes(policy: LoadedPolicy, episodes: int, seed: int, split: Split) -> Iterator[Renderable]:
+    """Play sequences of a split, starting at number `seed - 1`. The dataset puts the best examples first."""
     data: Dataset = policy.recipe.task.build(Lanes(1, range(1), seed), torch.device("cpu"))
     if not hasattr(data, "playback"):
         message = f"{type(data).__name__} has nothing to watch: it has no method `playback`."
         raise ConfigError(message, "Evaluate its predictions with lockstep eval, or add a method `playback`.")
     with closing(data):
         for number in range(seed - 1, seed - 1 + episodes):
-            yield from data.playback("test", number, lambda rows: policy.act(data.read("test", rows)["inputs"]))
+            yield from data.playback(split, number, lambda rows: policy.act(data.read(split, rows)["inputs"]))
