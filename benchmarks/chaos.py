@@ -219,13 +219,20 @@ class Campaign:
             raise AssertionError(f"it did not leave:\n{self.output.read_text()[-5000:]}") from None
         assert code in codes, f"it left with {code}:\n{self.output.read_text()[-5000:]}"
 
+    def was_killed(self) -> bool:
+        """Wait for the end of the command that SIGKILL was sent to; False if it came to its end in that moment."""
+        self.expect({-signal.SIGKILL, 0})
+        assert self.launcher is not None
+        return self.launcher.returncode != 0
+
 
 def kill_a_worker(campaign: Campaign) -> bool:
     alone = campaign.processes == 1
     if not campaign.hurt(signal.SIGKILL):
         return False
     if alone:
-        campaign.expect({-signal.SIGKILL})
+        if not campaign.was_killed():
+            return False
         campaign.resume()
     return True
 
@@ -250,7 +257,8 @@ def kill_the_launcher(campaign: Campaign) -> bool:
     assert campaign.launcher is not None
     workers = campaign.workers()
     campaign.launcher.kill()
-    campaign.expect({-signal.SIGKILL})
+    if not campaign.was_killed():
+        return False
     _, alive = psutil.wait_procs(workers, timeout=20.0)
     assert not alive, "workers outlived their launcher"
     campaign.resume()
@@ -306,7 +314,8 @@ def damage_a_checkpoint(campaign: Campaign) -> bool:
         return False
     assert campaign.launcher is not None
     campaign.launcher.kill()
-    campaign.expect({-signal.SIGKILL})
+    if not campaign.was_killed():
+        return False
     newest, _ = find(there)
     path = campaign.chance.choice(sorted((there / str(newest)).iterdir()))
     content = bytearray(path.read_bytes())
