@@ -77,7 +77,7 @@ test-slow:  ## Run the slow tests, and the fuzz tests with four times as many ex
 	$(PYTHON) -m pytest -m slow
 	LOCKSTEP_EXAMPLES=1000 $(PYTHON) -m pytest tests/fault/test_fuzz.py
 
-simulate:  ## Run a million schedules of the checkpoint simulator: more than two hours.
+simulate:  ## Run a million schedules of the checkpoint simulator: about an hour of one core.
 	LOCKSTEP_SCHEDULES=1000000 $(PYTHON) -m pytest --timeout 18000 tests/simulation/test_schedules.py
 
 prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes, also after kills.

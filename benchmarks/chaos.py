@@ -336,14 +336,19 @@ def take_over(campaign: Campaign, disturb: Callable[[psutil.Process], None] | No
         time.sleep(campaign.chance.uniform(0.0, 8.0))  # a start takes a few seconds to load
         with suppress(psutil.NoSuchProcess):
             disturb(psutil.Process(newer.pid))
-    if kills:
-        newer.wait(BOUND)  # a killed process may still seem to run
     deadline = time.monotonic() + BOUND
     while older.poll() is None and newer.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
+    if kills:
+        newer.wait(BOUND)  # a killed process may still seem to run
     if older.poll() is None and newer.poll() == -signal.SIGKILL:
-        campaign.launcher = older  # the second start was killed before it had the run
-        return True
+        # The older start stops if the killed one had the run. It goes on if it publishes another checkpoint.
+        seen = campaign._newest()
+        while older.poll() is None and campaign._newest() == seen and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if older.poll() is None:
+            campaign.launcher = older
+            return True
     assert older.wait(BOUND) in (0, 1), f"the older start left with {older.returncode}"
     if newer.poll() == -signal.SIGKILL:
         campaign.resume()
