@@ -137,9 +137,7 @@ def _claim(directory: Path, recipe: Recipe, settings: WalkForward) -> None:
         if directory.exists() and any(directory.iterdir()):
             raise ConfigError(f"{directory} is not empty and contains no backtest.", "Choose another --out.")
         directory.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(wanted, indent=1) + "\n", encoding="utf-8")
-        partial.replace(file)
+        form.replace_text(file, json.dumps(wanted, indent=1) + "\n")
         return
     existing = read_json(file)
     existing = existing if isinstance(existing, dict) else {}

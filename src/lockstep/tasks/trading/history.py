@@ -147,10 +147,8 @@ def _fix_short_part(config: TradingConfig, split: Split, longest: int) -> str:
 
 def fit_scale(config: TradingConfig, symbols: Sequence[PriceSeries], stream: RandomStream) -> np.ndarray:
     """Return means and standard deviations [2, F + K] of indicators and features, computed from the training part."""
-    series = []
-    for bars in symbols:
-        part = find_part(config, bars, "train")
-        series.append(bars.prices[part.start : part.stop])
+    parts = [(bars, find_part(config, bars, "train")) for bars in symbols]
+    series = [bars.prices[part.start : part.stop] for bars, part in parts]
     if not symbols or config.simulated_fraction > 0:
         simulated = np.zeros((4096, 4))
         simulate(simulated, MARKETS[config.market], stream.draw_seed(0), 0, config.volatility)
@@ -162,6 +160,5 @@ def fit_scale(config: TradingConfig, symbols: Sequence[PriceSeries], stream: Ran
     scale = np.stack([table.mean(axis=0), table.std(axis=0) + 1e-8]).astype(np.float64)
     if not config.features or not symbols:
         return scale
-    parts = [(bars, find_part(config, bars, "train")) for bars in symbols]
     further = np.concatenate([bars.features[part.start : part.stop] for bars, part in parts])
     return np.concatenate([scale, np.stack([further.mean(axis=0), further.std(axis=0) + 1e-8])], axis=1)
