@@ -5,7 +5,7 @@ PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
 RECIPE ?= gym-ppo
 
-.PHONY: help install check ci lint types imports docs test test-slow simulate prove chaos wheel extras format
+.PHONY: help install check ci kernels lint types imports docs test test-slow simulate prove chaos wheel extras format
 
 help:  ## List the targets.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
@@ -39,8 +39,13 @@ PARTS := $(OTHERS:%=test-%)
 check: lint  ## Lint, types, import contracts, pages and unit tests: minutes.
 	$(call together,$(UNIT) types docs test-docs imports test-architecture)
 
+# Kernels are compiled before the tests: parts that start together with an empty cache would each compile them.
 ci: lint  ## Everything a change must pass: all tests, a proof, random faults, and the wheel in a clean environment.
-	$(call together,$(FIRST) chaos prove wheel types imports docs $(PARTS))
+	$(call together,kernels types imports docs)
+	$(call together,$(FIRST) chaos prove wheel $(PARTS))
+
+kernels:  ## Compile the numba kernels into the cache.
+	$(PYTHON) -m lockstep warmup
 
 lint:  ## Lint, and check the format.
 	$(PYTHON) -m ruff check .

@@ -6,6 +6,7 @@ from helpers.submissions import write_chaser
 from lockstep.cli import main
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_prove_with_submission_gives_one_agent_on_1_and_2_processes_with_kills(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)

@@ -59,12 +59,15 @@ def test_level_epsilon_opponents_and_agent_are_equal_on_1_2_3_processes():
 
 
 @pytest.mark.distributed
-def test_pfsp_gives_one_agent_on_1_2_3_processes():
-    [alone] = together(pfsp_trained, 1)
-    assert alone["digest"] != together(trained, 1, "exact", 16)[0]["digest"]
-    for processes in (2, 3):
-        assert together(pfsp_trained, processes) == [alone] * processes
+def test_pfsp_gives_one_agent_on_1_and_3_processes():
+    [(alone, uniform)] = together(pfsp_and_uniform_trained, 1)
+    assert alone["digest"] != uniform["digest"]
+    assert together(pfsp_trained, 3) == [alone] * 3
 
 
 def pfsp_trained():
     return trained("exact", 16, **{"algo.opponent_sampling": "pfsp"})
+
+
+def pfsp_and_uniform_trained():
+    return pfsp_trained(), trained("exact", 16)

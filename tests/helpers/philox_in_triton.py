@@ -12,7 +12,7 @@ import torch
 
 from lockstep.ops.philox import cpu, tensor_ops, triton_kernel
 
-KEYS = np.array([0, 1, 2**64 - 1, 0xA4093822299F31D0, 5, 2**32, 77], np.uint64)
+KEYS = np.array([0, 2**64 - 1, 0xA4093822299F31D0, 2**32], np.uint64)  # few: programs are interpreted one by one
 DRAWS = [
     ("uniform", 0),
     ("event", round(0.01 * 2**32)),
@@ -30,13 +30,13 @@ def bits(x):
 
 
 def interpreted():
-    triton_kernel._BLOCKS = 2**15  # programs are interpreted sequentially, so use few large ones
+    triton_kernel._BLOCKS = 2**14  # few large programs
     keys = torch.from_numpy(KEYS.view(np.int64))
     for kind, bound in DRAWS:
-        for counter, count in ((3, 142_858), (2**31 + 5, 4093), (2**64 - 1, 7)):  # 10**6 draws of each kind
+        for counter, count in ((3, 40_000), (2**31 + 5, 4093), (2**64 - 1, 7)):  # 176,400 draws of each kind
             expected = bits(cpu.draw(kind, KEYS, counter, count, bound))
             in_memory = torch.tensor(np.uint64(counter).astype(np.int64))
-            for given in (counter, in_memory) if count < 10**5 else (counter,):
+            for given in (counter, in_memory) if count < 10**4 else (counter,):
                 made = bits(triton_kernel.draw(kind, keys, given, count, bound))
                 same = torch.equal(made, expected) and made.dtype == expected.dtype
                 print(kind, counter, "same" if same else "DIFFERENT", flush=True)

@@ -65,6 +65,7 @@ def greedy(policy: LoadedPolicy):
     return lambda obs: torch.from_numpy(policy.act(obs))
 
 
+@pytest.mark.slow
 def test_trading_with_leaked_return_earns_most_of_it(tmp_path: Path) -> None:
     _, agent, task = trained(tmp_path, 200_000, market="gbm", leak_future=True, fee_rate=0.0)
     earned = traded(task, greedy(agent))["total"].sum()
