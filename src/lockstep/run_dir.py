@@ -240,7 +240,8 @@ def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT, str]]:
     finally:
         remove_if_unstarted(path, job)  # the launcher may have ended rank 0 before it could do that
         with suppress(OSError):
-            path.rmdir()
+            if not any(path.iterdir()):  # rmdir would block on a frozen file system even if it cannot succeed
+                path.rmdir()
 
 
 def _record_changes(path: Path, recipe: Recipe, clock: TrainState) -> list[str]:

@@ -82,9 +82,9 @@ def photographed(image, mount, album):
         camera.shoot()
         fsync(descriptor)
 
-    def watched_publish(partial, target):
-        publish(partial, target)
-        camera.saved = target.name
+    def watched_publish(fence, partial, name):
+        publish(fence, partial, name)
+        camera.saved = str(name)
 
     os.fsync, manager.publish = watched_fsync, watched_publish
     sys.addaudithook(camera.audit)

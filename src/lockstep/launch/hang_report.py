@@ -7,6 +7,8 @@ kernel or another thread holds the GIL.
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -88,6 +90,24 @@ def write_report(run: Path, message: str) -> None:
     """Write a hang report to a run directory. Ignore disk errors."""
     with suppress(OSError):
         (run / HANG_REPORT).write_text(message + "\n")
+
+
+def write_report_in_child(run: Path, message: str, seconds: float = 3.0) -> None:
+    """Write a hang report in a child process; continue without it after `seconds`.
+
+    A process cannot exit while one of its threads waits for a frozen disk, so that a thread would keep the launcher.
+    """
+    code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", code, run / HANG_REPORT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    with suppress(subprocess.TimeoutExpired):
+        child.communicate(message + "\n", timeout=seconds)
 
 
 def written_since(path: Path, since: float) -> bool:
