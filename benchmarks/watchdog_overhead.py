@@ -57,7 +57,9 @@ def main() -> None:
 def _run(recipe: Path, words: list[str]) -> float:
     """CPU seconds of a run on two processes, with all they started."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    line = [sys.executable, "-m", "lockstep", "train", str(recipe), *words, "run.eval_every=none", "--procs", "2"]
+    # The bare run reports no progress to its launcher, which must not take it for a hang.
+    words = [*words, "run.eval_every=none", "run.collective_timeout=3600"]
+    line = [sys.executable, "-m", "lockstep", "train", str(recipe), *words, "--procs", "2"]
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
