@@ -163,8 +163,8 @@ def apply_overrides(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
 
 
 def with_preset(recipe: RecipeT, preset: str | None, smoke: bool) -> RecipeT:
-    """Apply a preset, and then the smoke setting, to a recipe."""
-    if preset is not None:
+    """Apply a preset (None or "none": no preset), and then the smoke setting, to a recipe."""
+    if preset is not None and preset.lower() != "none":
         if preset not in recipe.presets:
             available = ", ".join(recipe.presets) or "none"
             name = recipe.name or type(recipe).__name__
