@@ -108,7 +108,9 @@ def stepped(name):
     return [work.kind for work in works]
 
 
-@pytest.mark.parametrize("name", ["snake-ppo", "team-ddpg", "dmc-tdmpc2", "cricket-gnn"])  # one for each algorithm
+@pytest.mark.parametrize(
+    "name", ["snake-ppo", "team-ddpg", "gym-sac", "dmc-tdmpc2", "cricket-gnn"]
+)  # one for each algorithm
 def test_benchmark_ops_run_on_a_gpu(name):
     parts = together(stepped, 1, name, environment={"EMULATED_GPUS": "1"})[0]
     assert parts[-1] == "learning"

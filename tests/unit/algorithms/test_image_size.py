@@ -29,7 +29,7 @@ class Camera(gymnasium.Env):
 gymnasium.register("LockstepCamera-v0", Camera)
 
 
-@pytest.mark.parametrize("name", ["gym-ppo", "gym-ddpg"])
+@pytest.mark.parametrize("name", ["gym-ppo", "gym-ddpg", "gym-sac"])
 def test_run_on_large_image_is_rejected_before_network_is_built(tmp_path, monkeypatch, name):
     recipe = find_recipe(name)
     task = {"task.id": "LockstepCamera-v0", "run.runs_dir": str(tmp_path), "run.device": "cpu"}

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lockstep.algorithms.ddpg.networks import Actor, Critic, make_action_codec
 from lockstep.config import ConfigError
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import CNN, MLP, DictEncoder, EncoderConfig, build_encoder, orthogonal_init
+from lockstep.nn.q_networks import Actor, make_critic
 from lockstep.rng import RandomStream, seeded_init
 
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
@@ -260,12 +260,11 @@ class OwnConfig(EncoderConfig):
 def test_custom_encoder_config_is_used_by_all_networks():
     config, choice = OwnConfig(), spaces.Discrete(2)
     net = ActorCritic(VECTOR, make_distribution(choice), config)
-    moves = make_action_codec(choice, 1.0, 0.1)
     found = [
         net.encoder,
         net.critic_encoder,
-        Actor(VECTOR, moves, config).encoder,
-        Critic(VECTOR, 2, 1, config).encoder,
+        Actor(VECTOR, 2, config).encoder,
+        make_critic(VECTOR, 2, 1, config, "first").encoder,  # a custom network does not see the action
     ]
     assert [type(encoder) for encoder in found] == [Own] * 4
     assert net(torch.zeros(3, 5))[0].shape == (3, 2)

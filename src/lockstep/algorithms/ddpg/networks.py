@@ -1,4 +1,4 @@
-"""Actor and critic of DDPG, and the conversion between network outputs and actions.
+"""Agents of a team, and the conversion between outputs of the DDPG actor and actions.
 
 An action has two forms: a stored form, and a vector that critics see and gradients pass through. The conversion is
 exact in both directions, so the environment executes the action that is stored.
@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from gymnasium import Space, spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.config import ConfigError
-from lockstep.nn.encoders import EncoderConfig, orthogonal_init
+from lockstep.nn.action_bounds import ActionBounds
 from lockstep.ops.philox.draws import Device
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams
@@ -99,8 +99,7 @@ class ContinuousCodec(ActionCodec):
     def __init__(self, space: spaces.Box, noise_scale: float) -> None:
         self.width, self.noise_scale = int(space.shape[0]), noise_scale
         self.example = torch.zeros(self.width)
-        self.action_bias = torch.from_numpy((space.high + space.low) / 2).float()
-        self.action_scale = torch.from_numpy((space.high - space.low) / 2).float()
+        self.bounds = ActionBounds(space)
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
         return streams.normal(counter, *shape, self.width, device=device)
@@ -116,10 +115,7 @@ class ContinuousCodec(ActionCodec):
         return 2.0 * uniform - 1.0
 
     def to_env(self, stored: Tensor) -> Tensor:
-        if self.action_scale.device != stored.device:  # once: a copy to a GPU synchronizes with it
-            self.action_scale = self.action_scale.to(stored.device)
-            self.action_bias = self.action_bias.to(stored.device)
-        return stored * self.action_scale + self.action_bias
+        return self.bounds.to_env(stored)
 
 
 def make_action_codec(space: Space, temperature: float, noise_scale: float) -> ActionCodec:
@@ -129,32 +125,6 @@ def make_action_codec(space: Space, temperature: float, noise_scale: float) -> A
     if isinstance(space, spaces.Box) and len(space.shape) == 1 and space.is_bounded():
         return ContinuousCodec(space, noise_scale)
     raise ConfigError(f"actions of {space} are not supported.", "Use Discrete or a bounded one-dimensional Box.")
-
-
-class Actor(nn.Module):
-    """Network from the observation of one agent to the outputs that define its action."""
-
-    def __init__(self, space: Space, codec: ActionCodec, config: EncoderConfig) -> None:
-        super().__init__()
-        self.encoder = config.build(space)
-        self.head = orthogonal_init(nn.Linear(int(self.encoder.features), codec.width), 0.01)  # type: ignore[arg-type]
-
-    def forward(self, obs: Tree) -> Tensor:
-        return self.head(self.encoder(obs)).float()  # [N, K]
-
-
-class Critic(nn.Module):
-    """Action-value network: one value for the action of one agent, or A values for the actions of a whole team."""
-
-    def __init__(self, space: Space, width: int, values: int, config: EncoderConfig) -> None:
-        super().__init__()
-        self.encoder = config.build(space)
-        features = int(self.encoder.features)  # type: ignore[arg-type]
-        hidden = orthogonal_init(nn.Linear(features + width, features), 2**0.5)
-        self.head = nn.Sequential(hidden, nn.ReLU(inplace=True), orthogonal_init(nn.Linear(features, values), 1.0))
-
-    def forward(self, obs: Tree, vector: Tensor) -> Tensor:
-        return self.head(torch.cat([self.encoder(obs), vector], dim=-1)).float()
 
 
 class AgentAxis:
