@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any
 
 import gymnasium
@@ -67,7 +68,7 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "Use --task.use-action-mask false to remove the mask.",
             )
         self._size = sum(columns)
-        self._starts = np.cumsum(columns) - columns
+        self._starts = [0, *accumulate(columns[:-1])]  # of the mask of each action
         parts = [*space.items()] if isinstance(space, Dict) else [("observation", space)]
         mask = (ACTION_MASK, Box(0, 1, (self._size,), np.uint8))
         # A list of pairs, because Dict would sort a mapping.
