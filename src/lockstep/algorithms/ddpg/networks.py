@@ -18,6 +18,7 @@ from lockstep.nn.action_bounds import ActionBounds
 from lockstep.ops.philox.draws import Device
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams
+from lockstep.space_layout import ACTION_MASK, network_space
 
 
 class ActionCodec(Protocol):
@@ -130,8 +131,9 @@ def make_action_codec(space: Space, temperature: float, noise_scale: float) -> A
 class AgentAxis:
     """Agents of an environment: one, or several along the first axis of its observations.
 
-    The last R agents may be opponents (rivals). The last of their choices lets the task act for them. `legal`, an
-    optional part of an observation, is the mask of actions that the environment executes. Networks do not see it.
+    The last R agents may be opponents (rivals). The last of their choices lets the task act for them. `legal` or
+    `action_mask`, an optional part of an observation, is the mask of discrete actions that the environment executes.
+    Networks do not see it.
     """
 
     def __init__(self, task: Any) -> None:
@@ -145,6 +147,8 @@ class AgentAxis:
             self.agent_space, self.joint_space = _agent_space(space, 0), _agent_space(space, slice(self.agents))
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
             self.idle = int(task.action_space.nvec[-1]) - 1
+        elif isinstance(task.action_space, spaces.Box):
+            network_space(task.observation_space, 0)  # raises if there is a mask
 
     def drop_rivals(self, tree: Any) -> Any:
         """Return the part [B, A, ...] of observations, actions or rewards [B, A + R, ...] that is of our agents."""
@@ -162,7 +166,8 @@ class AgentAxis:
     def agent_inputs(self, obs: Tree) -> tuple[Tree, Tensor | None]:
         """Return what each agent sees and its legal actions, [N, ...] each, from observations of N / A environments."""
         flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.multi_agent else obs
-        return _without_legal(flat), flat.get("legal") if isinstance(flat, dict) else None
+        legal = [flat[name] for name in _MASKS if name in flat] if isinstance(flat, dict) else []
+        return _without_legal(flat), legal[0] if legal else None
 
     def group_by_env(self, rows: Tensor) -> Tensor:
         """Group rows of agents [N, ...] by environment, [N / A, A, ...]. Rows of a single agent are not changed."""
@@ -173,11 +178,14 @@ class AgentAxis:
         return _without_legal(obs)
 
 
+_MASKS = ("legal", ACTION_MASK)
+
+
 def _without_legal(obs: Any) -> Any:
-    """Return an observation, or the parts of a space, without `legal`. A single remaining part is not in a dict."""
-    if not isinstance(obs, dict | spaces.Dict) or "legal" not in obs.keys():  # noqa: SIM118
+    """Return an observation, or the parts of a space, without its mask. A single remaining part is not in a dict."""
+    if not isinstance(obs, dict | spaces.Dict) or not set(_MASKS) & obs.keys():
         return obs
-    parts = {name: part for name, part in obs.items() if name != "legal"}
+    parts = {name: part for name, part in obs.items() if name not in _MASKS}
     return next(iter(parts.values())) if len(parts) == 1 else parts
 
 

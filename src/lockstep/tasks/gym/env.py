@@ -28,10 +28,12 @@ from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step, SubtaskSpec
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
+from lockstep.tasks.action_encoding import stored_space
 from lockstep.tasks.gym.env_file import env_file, with_absolute_path
 from lockstep.tasks.gym.packages import install_hint
-from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
+from lockstep.tasks.gym.sync_envs import WRAPPERS, SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.worker_pool import WorkerPool
+from lockstep.tasks.gym.wrappers import mask_setting, wrap
 from lockstep.tasks.obs_encoding import encoded_space
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
 from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space
@@ -64,6 +66,11 @@ class GymConfig(VecEnv.Config):
     """Keyword arguments for `gymnasium.make`."""
     mask_velocity: bool = False
     """Replace velocities by zero, so that a policy needs recurrent state (classic control and LunarLander)."""
+    frame_stack: int = 1
+    """Number of latest observations that are joined to one: images by their channels, vectors one after another."""
+    use_action_mask: bool = True
+    """Whether to choose only actions that the environment's action mask allows: `info["action_mask"]`, or the part
+    `action_mask` of a dict observation. False: ignore the mask, and remove it from observations."""
     info_keys: tuple[str, ...] = ("is_success",)
     """Keys of the last `info` of an episode whose numbers and booleans are averaged over episodes and logged, as
     `rollout/ep_KEY_mean` and `eval/KEY_mean`. A key that no episode reports is not logged."""
@@ -76,6 +83,8 @@ class GymConfig(VecEnv.Config):
     def __post_init__(self) -> None:
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}.", "Use 0 or more.")
+        if not 1 <= self.frame_stack <= 64:
+            raise ConfigError(f"frame_stack is {self.frame_stack}.", "Use 1 to 64 frames.")
         if taken := sorted({*self.info_keys} & RESERVED):
             raise ConfigError(
                 f"task.info_keys contains {', '.join(taken)}, which Lockstep measures itself.",
@@ -108,15 +117,16 @@ class GymEnvs(VecEnv):
             self.parts = (SubtaskSpec(config.id, math.prod(self._action_space.shape), self.max_episode_steps),)
         self.prefers_image = "rgb_array" in self._modes and "ansi" not in self._modes
 
+        self._stored_actions = stored_space(self._action_space)
         self._streams = self.env_streams("gym")
         self._episode = np.zeros(count, np.int64)
         self._steps = np.zeros(count, np.int64)
-        self._log = ActionLog(self._action_space, count, config.max_replay_steps)
+        self._log = ActionLog(self._stored_actions, count, config.max_replay_steps)
         self._restarted = 0
 
         workers = min(config.num_workers, count) if count > 1 else 0  # one environment cannot be parallelized
         table = SharedArrays(
-            action=allocate(self._action_space, count),
+            action=allocate(self._stored_actions, count),
             seed=np.zeros(count, np.int64),
             obs=allocate(self.observation_space, count),
             reward=np.zeros(count, np.float32),
@@ -161,7 +171,7 @@ class GymEnvs(VecEnv):
 
     def step_numpy(self, actions: np.ndarray) -> None:
         """Step the environments alone, without tensors."""
-        self._table.action[:] = actions
+        self._table.action[:] = env_actions(self._action_space, actions)
         self._envs.step()
 
     def observations(self) -> Tree:
@@ -199,7 +209,7 @@ class GymEnvs(VecEnv):
         episodes, steps, logged = (saved[name].tolist() for name in ("episode", "steps", "logged"))
         if min(episodes + steps + logged) < 0 or sum(logged) != len(saved["actions"]) or max(episodes) >= 2**62:
             raise ValueError(f"{owner}: the saved episodes and their actions do not match. Use another checkpoint.")
-        if not actions_valid(self._action_space, saved["actions"].numpy()):
+        if not actions_valid(self._stored_actions, saved["actions"].numpy()):
             raise ValueError(f"{owner}: the saved actions are not in {self._action_space}. Use another checkpoint.")
         actions = saved["actions"].split(logged)
         rows = range(self.num_envs)[self.lanes.lane_slice(lane, self.envs_per_lane)]
@@ -297,7 +307,8 @@ class ActionLog:
 
 def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any], int | None]:
     """Return the options of `make`, the render modes, the observation and action spaces, and the step limit."""
-    options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs}
+    wrappers: dict[str, Any] = {"frame_stack": config.frame_stack}
+    options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs, WRAPPERS: wrappers}
     if config.mask_velocity:
         name = config.id.rpartition("-v")[0]
         if name not in VELOCITIES:
@@ -305,9 +316,11 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
                 f"the velocities in the observations of {config.id} are not known.",
                 f"Remove --task.mask-velocity, or use one of {', '.join(VELOCITIES)}.",
             )
-        options["hidden"] = list(VELOCITIES[name])
+        wrappers["hidden"] = list(VELOCITIES[name])
     probe = make(config.id, options)
+    wrappers["action_mask"] = mask_setting(probe, config.use_action_mask)
     probe.close()
+    probe = wrap(probe, config.id, {"action_mask": wrappers["action_mask"]})
     modes = probe.metadata.get("render_modes") or []
     render_mode = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
     if render_mode:

@@ -11,21 +11,24 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium import Space
-from gymnasium.spaces import Discrete
 
 from lockstep.config import ConfigError
+from lockstep.tasks.action_encoding import split_actions
 from lockstep.tasks.gym.env_file import env_file, load_env_file
 from lockstep.tasks.gym.packages import install_hint
+from lockstep.tasks.gym.wrappers import wrap
 from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import MUJOCO_GL, convert_opengl_errors, headless_backend, prepare_opengl
+
+WRAPPERS = "lockstep.wrappers"
+"""Name of an option of `make` that no environment has, because it is not an identifier."""
 
 
 class SharedArrays(NamedTuple):
     """Arrays, or trees of arrays by name, with a row for each environment."""
 
     action: Any
-    """[B, ...] The next action, in the environment's own form."""
+    """[B, ...] The next action, in the form of `stored_space`."""
     seed: Any
     """[B] int64: seed of the next episode, which starts as soon as the current one ends."""
     obs: Any
@@ -45,24 +48,15 @@ class SharedArrays(NamedTuple):
 
 
 def make(id: str, options: Mapping[str, Any]) -> Any:
-    """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
+    """Make an environment by its id. The option WRAPPERS has the settings of `wrappers.wrap`."""
     if id.startswith("ALE/"):
         ale = importlib.import_module("ale_py")  # registers the Atari environments
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner on standard error per environment
     if (file := env_file(id)) is not None:
         load_env_file(file)
         id = id.rpartition(":")[2]
-    hidden = list(options.get("hidden", ()))
-    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
-    if not hidden:
-        return env
-
-    def hide(obs: np.ndarray) -> np.ndarray:
-        obs = obs.copy()  # it may be a buffer of the environment
-        obs[hidden] = 0
-        return obs
-
-    return gymnasium.wrappers.TransformObservation(env, hide, env.observation_space)
+    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != WRAPPERS})
+    return wrap(env, id, options.get(WRAPPERS, {}))
 
 
 class SyncEnvs:
@@ -83,7 +77,7 @@ class SyncEnvs:
     def step(self) -> None:
         """Take the actions in the table. An environment that ends starts its next episode at once."""
         table, total, ended = self.table, self.table.total, []
-        for row, (env, action) in enumerate(zip(self.envs, _split_actions(self._act_space, table.action), strict=True)):
+        for row, (env, action) in enumerate(zip(self.envs, split_actions(self._act_space, table.action), strict=True)):
             obs, table.reward[row], terminated, truncated, info = env.step(action)
             table.terminated[row], table.truncated[row] = terminated, truncated
             if terminated or truncated:
@@ -99,7 +93,7 @@ class SyncEnvs:
         return {row for row, actions in episodes.items() if self._replay(row, actions)}
 
     def _replay(self, row: int, actions: np.ndarray) -> bool:
-        for action in _split_actions(self._act_space, actions):
+        for action in split_actions(self._act_space, actions):
             obs, reward, terminated, truncated, _ = self.envs[row].step(action)
             encode_obs(self._obs_space, obs, self.table.obs, row)
             self.table.total[row] += np.float32(reward)
@@ -147,9 +141,3 @@ def _to_number(value: Any) -> float:
         return math.nan
     number = float(array.item())
     return number if math.isfinite(number) else math.nan
-
-
-def _split_actions(space: Space[Any], actions: np.ndarray) -> list[Any]:
-    """Return the actions one by one. A discrete action is a plain int, since some environments use it as a dict key."""
-    # A copy, because an environment may scale its action in place, or keep it after the table changed.
-    return actions.tolist() if isinstance(space, Discrete) else list(actions.copy())
