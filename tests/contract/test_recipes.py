@@ -37,7 +37,7 @@ each_played = pytest.mark.parametrize("name", PLAYED)
 each_read = pytest.mark.parametrize("name", READ)
 
 
-NUMBERS_ONLY = ENV_PRESETS.keys() - {"continuous", "mujoco"}
+NUMBERS_ONLY = ENV_PRESETS.keys() - {"continuous"}
 """Presets whose code paths are those of another variation. tests/unit/recipes validates their values."""
 
 

@@ -71,7 +71,7 @@ def export(capsys, run, to, out):
 # ----------------------------------------------------------------------------------------------------------------- onnx
 
 
-@pytest.mark.parametrize("kind", ["cnn", "mlp", "sac", "lstm"])
+@pytest.mark.parametrize("kind", ["cnn", "mlp", "lstm"])
 def test_export_onnx_outputs_match_policy(capsys, runs, tmp_path, kind):
     """Compare without the exporter's own check: own inputs, recurrent state and batch size."""
     import onnxruntime
