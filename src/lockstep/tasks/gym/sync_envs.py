@@ -3,7 +3,6 @@
 Shapes: B environments.
 """
 
-import importlib
 import math
 import os
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from gymnasium import Space
 from gymnasium.spaces import Discrete
 
 from lockstep.config import ConfigError
-from lockstep.tasks.gym.env_file import env_file, load_env_file
+from lockstep.tasks.gym.env_class import find_env
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import MUJOCO_GL, convert_opengl_errors, headless_backend, prepare_opengl
@@ -44,16 +43,16 @@ class SharedArrays(NamedTuple):
     """[B] float32 by key of the last `info`, for episodes that ended in the last step; NaN: not a finite number."""
 
 
+def ended_rows(table: SharedArrays) -> np.ndarray:
+    """Return whether the episode of each environment ended in the last step, [B]."""
+    ended: np.ndarray = table.terminated | table.truncated
+    return ended
+
+
 def make(id: str, options: Mapping[str, Any]) -> Any:
     """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
-    if id.startswith("ALE/"):
-        ale = importlib.import_module("ale_py")  # registers the Atari environments
-        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner on standard error per environment
-    if (file := env_file(id)) is not None:
-        load_env_file(file)
-        id = id.rpartition(":")[2]
     hidden = list(options.get("hidden", ()))
-    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
+    env = gymnasium.make(find_env(id), **{name: value for name, value in options.items() if name != "hidden"})
     if not hidden:
         return env
 
@@ -68,10 +67,18 @@ def make(id: str, options: Mapping[str, Any]) -> Any:
 class SyncEnvs:
     """Environments that are stepped one after another, one per row of the table."""
 
+    shared_seed = False
+    """Whether several environments are seeded together."""
+
     def __init__(self, id: str, options: Mapping[str, Any], table: SharedArrays) -> None:
         self._id, self.table = id, table
         self.envs = [make(id, options) for _ in table.seed]
         self._obs_space, self._act_space = self.envs[0].observation_space, self.envs[0].action_space
+
+    @property
+    def reseeded(self) -> np.ndarray:
+        """Rows that were seeded again in the last step: those whose episode ended."""
+        return ended_rows(self.table)
 
     def begin(self, seeds: Mapping[int, int]) -> None:
         """Start an episode in some rows, each with its seed."""
@@ -89,7 +96,7 @@ class SyncEnvs:
             if terminated or truncated:
                 ended.append(row)
                 for key, values in table.info.items():
-                    values[row] = _to_number(info.get(key))
+                    values[row] = to_number(info.get(key))
             encode_obs(self._obs_space, obs, table.final_obs if terminated or truncated else table.obs, row)
         total += table.reward
         self.begin({row: int(table.seed[row]) for row in ended})
@@ -138,7 +145,7 @@ class SyncEnvs:
         self.envs.clear()  # ale_py prints a list of leaks if an environment still exists when Python exits
 
 
-def _to_number(value: Any) -> float:
+def to_number(value: Any) -> float:
     """Return a bool or number of an `info` as a float; NaN for anything else, and for infinity."""
     if not isinstance(value, bool | int | float | np.generic | np.ndarray):
         return math.nan
