@@ -5,6 +5,7 @@ could otherwise call any function with arguments of its choice.
 """
 
 import importlib
+import inspect
 import sys
 from operator import attrgetter
 from pathlib import Path
@@ -31,12 +32,13 @@ def find_env(id: str) -> str | EnvSpec:
     if name in gymnasium.registry:
         return name
     try:
-        found = attrgetter(name)(module)
+        found: Any = attrgetter(name)(module)
     except AttributeError:
         return name  # Gymnasium raises an error that lists similar names
-    if isinstance(found, type) and issubclass(found, VectorEnv):  # first: EnvPool's classes inherit both
+    bases = inspect.getmro(found) if isinstance(found, type) else ()
+    if VectorEnv in bases:  # first: EnvPool's classes inherit both
         return EnvSpec(name, vector_entry_point=found)
-    if isinstance(found, type) and issubclass(found, gymnasium.Env):
+    if gymnasium.Env in bases:
         return EnvSpec(name, entry_point=found)
     raise ConfigError(
         f"{id} is neither a registered environment nor a class of environments.",

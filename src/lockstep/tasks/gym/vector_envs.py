@@ -169,7 +169,7 @@ class VectorEnvs:
         if self.shared_seed and min(steps.values()) < longest:
             return set()  # they were stepped together since their seed
         failed: set[int] = set()
-        idle = next(taken[0] for row, taken in actions.items() if steps[row] == longest) if longest else None
+        idle: Any = next(taken[0] for row, taken in actions.items() if steps[row] == longest) if longest else None
         for time in range(longest):
             waiting = {row: longest - steps[row] - time for row in rows}  # steps until the row's first action
             starting = [row for row in rows if waiting[row] == 0 and time > 0]

@@ -133,7 +133,8 @@ class _Trial:
 
     def _encode(self, obs: Any) -> tuple[bytes, ...]:
         encode_batch(self._maker.observation_space, obs, self._arrays, range(2))
-        return tuple(b"".join(leaf[row].tobytes() for leaf in leaves(self._arrays)) for row in range(2))
+        arrays: list[Any] = [*leaves(self._arrays)]
+        return tuple(b"".join(array[row].tobytes() for array in arrays) for row in range(2))
 
     def close(self) -> None:
         self._env.close()
