@@ -11,6 +11,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Tuple
 from torch import Tensor
 
+from lockstep.action_encoding import split_actions, unflatten_actions
 from lockstep.base import Algorithm
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find, find_best
@@ -22,7 +23,6 @@ from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
 from lockstep.run_dir import read_config, read_task_spec
 from lockstep.space_layout import ACTION_MASK
 from lockstep.task_spec import InvalidSpecError, NotRecordedError, TaskSpec
-from lockstep.tasks.action_encoding import split_actions, unflatten_actions
 from lockstep.tasks.spaces import env_actions
 
 

@@ -10,10 +10,10 @@ import torch
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
+from lockstep.action_encoding import leaf_spaces, split_columns
 from lockstep.config import ConfigError
 from lockstep.rng import RandomStream
 from lockstep.space_layout import action_columns
-from lockstep.tasks.action_encoding import leaf_spaces, split_columns
 from lockstep.tasks.obs_encoding import float_box
 
 

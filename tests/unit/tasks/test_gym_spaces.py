@@ -7,12 +7,12 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from helpers.gym_toys import Film, Workshop
+from lockstep.action_encoding import split_actions, stored_space, unflatten_actions
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
 from lockstep.space_layout import action_columns, network_space, split_mask
-from lockstep.tasks.action_encoding import split_actions, stored_space, unflatten_actions
 from lockstep.tasks.env_checker import check_env
 from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.gym.wrappers import FrameStack, flatten_mask

@@ -3,7 +3,6 @@
 Shapes: B environments.
 """
 
-import importlib
 import math
 import os
 from collections.abc import Mapping
@@ -12,9 +11,9 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from lockstep.action_encoding import split_actions
 from lockstep.config import ConfigError
-from lockstep.tasks.action_encoding import split_actions
-from lockstep.tasks.gym.env_file import env_file, load_env_file
+from lockstep.tasks.gym.env_class import find_env
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.wrappers import wrap
 from lockstep.tasks.obs_encoding import encode_obs
@@ -47,25 +46,33 @@ class SharedArrays(NamedTuple):
     """[B] float32 by key of the last `info`, for episodes that ended in the last step; NaN: not a finite number."""
 
 
+def ended_rows(table: SharedArrays) -> np.ndarray:
+    """Return whether the episode of each environment ended in the last step, [B]."""
+    ended: np.ndarray = table.terminated | table.truncated
+    return ended
+
+
 def make(id: str, options: Mapping[str, Any]) -> Any:
     """Make an environment by its id. The option WRAPPERS has the settings of `wrappers.wrap`."""
-    if id.startswith("ALE/"):
-        ale = importlib.import_module("ale_py")  # registers the Atari environments
-        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner on standard error per environment
-    if (file := env_file(id)) is not None:
-        load_env_file(file)
-        id = id.rpartition(":")[2]
-    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != WRAPPERS})
+    env = gymnasium.make(find_env(id), **{name: value for name, value in options.items() if name != WRAPPERS})
     return wrap(env, id, options.get(WRAPPERS, {}))
 
 
 class SyncEnvs:
     """Environments that are stepped one after another, one per row of the table."""
 
+    shared_seed = False
+    """Whether several environments are seeded together."""
+
     def __init__(self, id: str, options: Mapping[str, Any], table: SharedArrays) -> None:
         self._id, self.table = id, table
         self.envs = [make(id, options) for _ in table.seed]
         self._obs_space, self._act_space = self.envs[0].observation_space, self.envs[0].action_space
+
+    @property
+    def reseeded(self) -> np.ndarray:
+        """Rows that were seeded again in the last step: those whose episode ended."""
+        return ended_rows(self.table)
 
     def begin(self, seeds: Mapping[int, int]) -> None:
         """Start an episode in some rows, each with its seed."""
@@ -83,7 +90,7 @@ class SyncEnvs:
             if terminated or truncated:
                 ended.append(row)
                 for key, values in table.info.items():
-                    values[row] = _to_number(info.get(key))
+                    values[row] = to_number(info.get(key))
             encode_obs(self._obs_space, obs, table.final_obs if terminated or truncated else table.obs, row)
         total += table.reward
         self.begin({row: int(table.seed[row]) for row in ended})
@@ -132,7 +139,7 @@ class SyncEnvs:
         self.envs.clear()  # ale_py prints a list of leaks if an environment still exists when Python exits
 
 
-def _to_number(value: Any) -> float:
+def to_number(value: Any) -> float:
     """Return a bool or number of an `info` as a float; NaN for anything else, and for infinity."""
     if not isinstance(value, bool | int | float | np.generic | np.ndarray):
         return math.nan
