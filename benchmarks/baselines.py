@@ -79,6 +79,7 @@ BASELINES = {
     "snake-tiny": {"greedy script": lambda data: play("snake-ppo", greedy_actions, "apples", size=6)},
     "gym-ppo": {"random actions": lambda data: play("gym-ppo", random_actions)},
     "gym-ppo-lstm": {"random actions": lambda data: play("gym-ppo-lstm", random_actions)},
+    "gym-sac": {"random actions": lambda data: play("gym-sac", random_actions)},
     "gym-ddpg": {"random actions": lambda data: play("gym-ddpg", random_actions)},
     "team-snakes": {"level 2 against itself": lambda data: level_2_against_itself()},
     "trading": {"buy and hold": lambda data: play("trading-lstm", buy_and_hold)},

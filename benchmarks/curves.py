@@ -108,6 +108,13 @@ EXPERIMENTS = {
         {"random actions": -1217},
         Reference("zoo-ddpg-Pendulum-v1_1.csv", "DDPG of SB3 (RL Zoo)"),
     ),
+    "gym-sac": Experiment(
+        "gym-sac run.eval_every=2000 run.eval_episodes=32",
+        "return_mean",
+        "return, Pendulum-v1",
+        {"random actions": -1217},
+        Reference("zoo-sac-Pendulum-v1_1.csv", "SAC of SB3 (RL Zoo)"),
+    ),
     "team-snakes": Experiment(
         "team-ddpg run.eval_every=51200",
         "won_mean",

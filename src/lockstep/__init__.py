@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lockstep.algorithms.ddpg.agent import DDPGConfig as DDPGConfig
     from lockstep.algorithms.ppo import PPOConfig as PPOConfig
+    from lockstep.algorithms.sac import SACConfig as SACConfig
     from lockstep.algorithms.supervised import SupervisedConfig as SupervisedConfig
     from lockstep.algorithms.tdmpc2.agent import TDMPC2Config as TDMPC2Config
     from lockstep.api import evaluate as evaluate
@@ -56,6 +57,7 @@ _MODULES = {
     "Loss": "protocols",
     "PPOConfig": "algorithms.ppo",
     "DDPGConfig": "algorithms.ddpg.agent",
+    "SACConfig": "algorithms.sac",
     "TDMPC2Config": "algorithms.tdmpc2.agent",
     "SupervisedConfig": "algorithms.supervised",
     "NetworkConfig": "nn.networks",

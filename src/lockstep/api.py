@@ -26,7 +26,7 @@ def train(
     recipe: str | Recipe | type[Recipe],
     *,
     smoke: bool = False,
-    preset: str | None = None,
+    preset: str | None = "auto",
     procs: int = 1,
     init_from: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -40,7 +40,8 @@ def train(
     Args:
         recipe: Name of a recipe, path of a Python file that defines one, or a recipe.
         smoke: Use the recipe's smoke setting, a run of a few seconds.
-        preset: Preset of the recipe, a named set of values.
+        preset: Preset of the recipe, a named set of values. "auto": the preset for the environment, if the recipe is
+            given by name and has one. None: the recipe's defaults.
         procs: Number of processes. 1 trains in this process; more start processes on this machine.
         init_from: Run whose weights to start from: its best checkpoint, or RUN@SAMPLES.
         overrides: Settings by dotted name, such as {"algo.learning_rate": 3e-4}.
@@ -217,15 +218,27 @@ def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
     from lockstep.cli.options import resolve, with_absolute_paths, with_reference
     from lockstep.cli.unit_flags import convert_epochs
+    from lockstep.cli.workers import print_notes
+    from lockstep.recipes.env_presets import AUTO, describe_choice, find_env_preset
 
-    current = reference = with_preset(_recipe(recipe), preset, smoke)
-    for name, value in settings.items():
-        if dataclasses.is_dataclass(value):
-            current = dataclasses.replace(current, **{name: value})  # type: ignore[type-var]
-        else:
-            current = apply_overrides(current, {name: value})
+    reference = with_preset(_recipe(recipe), None if preset == AUTO else preset, smoke)
+    current = _with_settings(reference, settings)
+    if preset == AUTO and isinstance(recipe, str) and (chosen := find_env_preset(with_absolute_paths(current))):
+        reference = with_preset(_recipe(recipe), chosen, smoke)
+        current = _with_settings(reference, settings)
+        print_notes([describe_choice(chosen, current)])
     current, _ = convert_epochs(current, _default(type(current)))
     return resolve(with_reference(with_absolute_paths(current), reference), procs)
+
+
+def _with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """Apply settings by name. A config replaces a group."""
+    for name, value in settings.items():
+        if dataclasses.is_dataclass(value):
+            recipe = dataclasses.replace(recipe, **{name: value})  # type: ignore[type-var]
+        else:
+            recipe = apply_overrides(recipe, {name: value})
+    return recipe
 
 
 def _default(recipe_class: type[Recipe]) -> Recipe | None:

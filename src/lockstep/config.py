@@ -61,7 +61,7 @@ class RunConfig:
     (fast reduction only)."""
     compile: Literal["off", "on", "graphs"] = "off"
     """Execution of updates, acting and planning. off: eager. on: torch.compile, which takes a minute or two at startup.
-    graphs: CUDA graphs, one launch each. For PPO, DDPG and TD-MPC2 (fast reduction only)."""
+    graphs: CUDA graphs, one launch each. For PPO, DDPG, SAC and TD-MPC2 (fast reduction only)."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """Response to non-finite values (NaN, inf): stop the run, or skip the update or iteration on all processes."""
     log_every: int = 10_000
@@ -70,8 +70,9 @@ class RunConfig:
     """Global samples between evaluations. None: no evaluations."""
     eval_episodes: int | None = None
     """Episodes per evaluation, over all processes. None: up to 32 and at least one per lane, as many as fit into 5 % of
-    run.eval_every in environment steps (40 % for DDPG, whose updates take longer than steps; half of it, relative to
-    run.total_samples, in the last evaluation). Evaluations are rarer if one episode per lane may take longer."""
+    run.eval_every in environment steps (40 % for DDPG and SAC, whose updates take longer than steps; half of it,
+    relative to run.total_samples, in the last evaluation). Evaluations are rarer if one episode per lane may take
+    longer."""
     early_stop_patience: int | None = None
     """Stop after this number of evaluations without a new best. None: train for all samples."""
     save_every: int | None = None
@@ -162,8 +163,8 @@ def apply_overrides(config: RecipeT, values: Mapping[str, Any]) -> RecipeT:
 
 
 def with_preset(recipe: RecipeT, preset: str | None, smoke: bool) -> RecipeT:
-    """Apply a preset, and then the smoke setting, to a recipe."""
-    if preset is not None:
+    """Apply a preset (None or "none": no preset), and then the smoke setting, to a recipe."""
+    if preset is not None and preset.lower() != "none":
         if preset not in recipe.presets:
             available = ", ".join(recipe.presets) or "none"
             name = recipe.name or type(recipe).__name__

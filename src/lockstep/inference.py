@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Tuple
 from torch import Tensor
 
+from lockstep.action_encoding import split_actions, unflatten_actions
 from lockstep.base import Algorithm
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find, find_best
@@ -20,6 +21,7 @@ from lockstep.io.jsonl import CHECKPOINTS, CONFIG, TASK
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
 from lockstep.run_dir import read_config, read_task_spec
+from lockstep.space_layout import ACTION_MASK
 from lockstep.task_spec import InvalidSpecError, NotRecordedError, TaskSpec
 from lockstep.tasks.spaces import env_actions
 
@@ -45,7 +47,7 @@ class LoadedPolicy:
         self._memory: Tree | None = None
         self._samples = 0  # calls that drew random numbers
 
-    def act(self, obs: Any, deterministic: bool = True) -> Any:
+    def act(self, obs: Any, deterministic: bool = True, action_mask: Any = None) -> Any:
         """Return the action for one observation, or the actions for a batch of observations.
 
         Args:
@@ -54,28 +56,53 @@ class LoadedPolicy:
                 `reset`.
             deterministic: Whether to act without exploration. False: sample from the policy's distribution (PPO), or
                 add the exploration noise of training. The random numbers are defined by the `seed` of `load`.
+            action_mask: [choices] or [N, choices], 1 for legal actions. Needed if the policy was trained with masks and
+                `obs` does not contain the mask: `info["action_mask"]`.
 
         Returns:
-            The action [...] or actions [N, ...] as a NumPy array. Continuous actions are clipped to their bounds, as in
-            training. Discrete actions are counted from 0.
+            The action [...] or actions [N, ...] as a NumPy array; for Dict and Tuple action spaces, a dict or tuple of
+            them. Continuous actions are clipped to their bounds, as in training. Discrete actions are counted from 0.
 
         Raises:
-            ConfigError: The shape is that of neither, or N changed and the policy has recurrent state.
+            ConfigError: The shape is that of neither, N changed and the policy has recurrent state, or the policy was
+                trained with action masks and there is none.
         """
-        batch = tree_map(lambda x: _as_tensor(x, self.device), obs)
+        batch = tree_map(lambda x: _as_tensor(x, self.device), self._with_mask(obs, action_mask))
         single = self.observation_space is not None and not _has_batch_axis(self.observation_space, batch)
         if single:
             batch = tree_map(lambda x: x.unsqueeze(0), batch)
+        actions = self.act_batch(batch, deterministic).cpu().numpy()
+        if isinstance(self.action_space, Dict | Tuple):
+            rows = env_actions(self.action_space, actions)
+            return split_actions(self.action_space, rows)[0] if single else unflatten_actions(self.action_space, rows)
+        if isinstance(self.action_space, Box):
+            actions = env_actions(self.action_space, actions)
+        return actions[0] if single else actions
+
+    def act_batch(self, batch: Tree, deterministic: bool = True) -> Tensor:
+        """Return actions [N, ...] for observations [N, ...] in the form that the environments of a task take."""
         memory = self._memory_of(len(first_leaf(batch)))
         if deterministic:
             action, self._memory = self.policy.act(batch, memory)
         else:
             action, self._memory = self.policy.sample(batch, memory, self.seed, self._samples)
             self._samples += 1
-        actions = action.cpu().numpy()
-        if isinstance(self.action_space, Box):
-            actions = env_actions(self.action_space, actions)
-        return actions[0] if single else actions
+        return action
+
+    def _with_mask(self, obs: Any, action_mask: Any) -> Any:
+        """Return an observation with its action mask, as the policy was trained."""
+        has_mask = isinstance(self.observation_space, Dict) and ACTION_MASK in self.observation_space.spaces
+        if action_mask is not None:
+            if not has_mask:
+                raise ConfigError("the policy was trained without action masks.", "Call act() without action_mask.")
+            parts = obs if isinstance(obs, dict) else {"observation": obs}
+            return parts | {ACTION_MASK: action_mask}
+        if has_mask and (not isinstance(obs, dict) or ACTION_MASK not in obs):
+            raise ConfigError(
+                "the policy was trained with action masks, and the observation has none.",
+                "Call act(obs, action_mask=mask), for example with info['action_mask'].",
+            )
+        return obs
 
     def _memory_of(self, rows: int) -> Tree:
         """Return the recurrent state of a batch of this size."""

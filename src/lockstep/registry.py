@@ -15,6 +15,7 @@ RECIPES = {
     "gym-ppo": "PPO on any Gymnasium environment (default CartPole-v1)",
     "gym-ppo-lstm": "PPO with an LSTM on any Gymnasium environment (see --task.mask-velocity)",
     "gym-ddpg": "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)",
+    "gym-sac": "SAC on any Gymnasium environment with continuous actions (default Pendulum-v1; preset mujoco)",
     "gym-tdmpc2": "TD-MPC2 on any Gymnasium environment with continuous actions (default Pendulum-v1; preset small)",
     "team-ddpg": "DDPG on team snakes, three against three (presets central, scripts)",
     "dmc-tdmpc2": "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",

@@ -79,6 +79,8 @@ def same_form(one: Space[Any], other: Space[Any]) -> bool:
     """Return whether two spaces have the same type, shape, dtype and choices. Bounds may differ."""
     if isinstance(one, spaces.Dict) and isinstance(other, spaces.Dict):
         return list(one) == list(other) and all(same_form(one[name], other[name]) for name in one)
+    if isinstance(one, spaces.Tuple) and isinstance(other, spaces.Tuple):
+        return len(one) == len(other) and all(same_form(*parts) for parts in zip(one, other, strict=True))
     if isinstance(one, spaces.Box) and isinstance(other, spaces.Box):
         return (one.shape, one.dtype) == (other.shape, other.dtype)
     return bool(one == other)
@@ -95,6 +97,8 @@ def _to_json(space: Space[Any]) -> dict[str, Any]:
             return {"type": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist()}
         case spaces.Dict():
             return {"type": "Dict", "parts": [[name, _to_json(part)] for name, part in space.items()]}
+        case spaces.Tuple():
+            return {"type": "Tuple", "parts": [_to_json(part) for part in space]}
     raise TypeError(f"{space} has no form in JSON")
 
 
@@ -115,6 +119,8 @@ def _to_space(values: dict[str, Any]) -> Space[Any]:
         case "Dict":
             # A list of pairs, because Dict would sort a mapping.
             return spaces.Dict([(str(name), _to_space(part)) for name, part in values["parts"]])
+        case "Tuple":
+            return spaces.Tuple([_to_space(part) for part in values["parts"]])
     raise ValueError(f"{values['type']!r} is not a space")
 
 

@@ -64,7 +64,7 @@ SLOW = [
     r".* --procs 4.*",
     r"lockstep train snake-ppo --preset tiny --procs 2",
     r"lockstep train snake-ppo --smoke --procs 2",
-    r"lockstep train (team-ddpg|dmc-tdmpc2|gym-tdmpc2|gym-ddpg|gym-ppo-lstm).*",
+    r"lockstep train (team-ddpg|dmc-tdmpc2|gym-tdmpc2|gym-ddpg|gym-sac|gym-ppo-lstm).*",
     r"lockstep train .* --data .*",
     r"lockstep train snake-ppo --autoscale",
     r"lockstep eval runs/team .*",

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,15 @@ def test_prove_gym_ppo_with_kills_finds_one_hash_on_1_2_3_processes(tmp_path):
     assert ended.output.count(hash_of_all) == 6  # five rows and the verdict
     assert re.search(r"3 → \d .*killed in mid-iteration", ended.output)
     assert re.search(r"2 → \d .*killed during a save", ended.output)
+
+
+@pytest.mark.slow
+def test_prove_masked_recurrent_policy_with_kills_finds_one_hash(tmp_path):
+    toys = Path(__file__).parents[1] / "helpers" / "gym_toys.py"
+    words = ["gym-ppo-lstm", "--task.id", f"{toys}:LockstepVault-v0", "--smoke", "--procs", "1", "2", "4", "--kill"]
+    ended = command([*PROVE, *words], directory=tmp_path)
+    assert ended.code == 0, ended.output
+    assert "One agent." in ended.output
 
 
 @pytest.mark.slow  # a minute on each core

@@ -44,6 +44,7 @@ SETTINGS = {
         MANY: PPO | {"algo.bptt_steps": 1, "algo.batch_size": 8},
     },
     "gym-ddpg": {FEW: DDPG | {"algo.updates_per_sample": 0.125}, MANY: DDPG | {"algo.updates_per_sample": 0.5}},
+    "gym-sac": {FEW: DDPG | {"algo.updates_per_sample": 0.125}, MANY: DDPG | {"algo.updates_per_sample": 0.5}},
     "team-ddpg": {FEW: DDPG | {"algo.updates_per_sample": 0.125}, MANY: DDPG | {"algo.updates_per_sample": 0.5}},
     "dmc-tdmpc2": {
         FEW: WORLD_MODEL | {"algo.updates_per_sample": 0.125},

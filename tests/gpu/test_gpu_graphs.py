@@ -13,7 +13,7 @@ from lockstep.distributed import Runtime
 from lockstep.ops.compilation import MAX_SIGNATURES, WARM_UPS
 from lockstep.training_loop import iterate
 
-RECORDED = ["snake-ppo", "gym-ppo", "gym-ddpg", "team-ddpg", "dmc-tdmpc2"]
+RECORDED = ["snake-ppo", "gym-ppo", "gym-ddpg", "gym-sac", "team-ddpg", "dmc-tdmpc2"]
 NOTES = {
     "gym-ppo-lstm": "run.compile does not apply to these updates: sequences are split",
     "trading-lstm": "run.compile does not apply to these updates: sequences are split",

@@ -16,7 +16,7 @@ from lockstep.training_loop import iterate
 ENVIRONMENT = {"EMULATED_GPUS": "1", "EMULATED_GPU_DOUBLE": "0"}
 
 ON_HOST = ["algo.replay.device=cpu"]
-REPLAY = {"gym-ddpg": ON_HOST, "team-ddpg": ON_HOST, "dmc-tdmpc2": ON_HOST, "gym-tdmpc2": ON_HOST}
+REPLAY = dict.fromkeys(("gym-ddpg", "gym-sac", "team-ddpg", "dmc-tdmpc2", "gym-tdmpc2"), ON_HOST)
 """Replay is kept on the device only with CUDA, so these recipes keep it on the host."""
 
 

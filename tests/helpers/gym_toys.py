@@ -8,7 +8,7 @@ import time
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 
 class Diary(gymnasium.Env):
@@ -211,7 +211,128 @@ class Cliff(gymnasium.Env):
         return {"at": at, "goal": goal} if self.form == "dict" else np.concatenate([at, goal]).astype(np.float64)
 
 
+class Vault(gymnasium.Env):
+    """Three steps. Each has a code, a number of legal actions that include it, and a reward of 1 for naming it.
+
+    The code of the first step is observed (`recall=False`: that of every step), and the last one is the same again.
+    Illegal actions end the episode, or are an error (`strict`). `where` is the place of the mask: info, obs, or none.
+    """
+
+    steps = 3
+
+    def __init__(self, where="info", choices=6, legal=3, recall=True, strict=True, parts=1):
+        self.where, self.choices, self.legal, self.recall, self.strict = where, choices, legal, recall, strict
+        self.parts = parts
+        sight = Box(0, 1, (choices + 1,), np.float32)
+        mask = Box(0, 1, (parts * choices,), np.int8)
+        self.observation_space = Dict({"action_mask": mask, "sight": sight}) if where == "obs" else sight
+        self.action_space = Discrete(choices, start=2) if parts == 1 else MultiDiscrete([choices] * parts)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time, self.codes = 0, self.np_random.integers(self.choices, size=self.steps)
+        if self.recall:
+            self.codes[-1] = self.codes[0]
+        return self.look()
+
+    def step(self, action):
+        choices = np.atleast_1d(action) - (2 if self.parts == 1 else 0)
+        legal = all(mask[choice] for mask, choice in zip(self.mask.reshape(self.parts, -1), choices, strict=True))
+        assert legal or not self.strict, f"{action} is illegal"
+        reward = float(legal and (choices == self.codes[self.time]).all())
+        self.time += 1
+        ended = self.time == self.steps or not legal
+        if ended:
+            self.mask = np.zeros(self.parts * self.choices, np.int8)  # no action is legal after the end
+            return self.seen(), reward, True, False, {"action_mask": self.mask} if self.where == "info" else {}
+        obs, info = self.look()
+        return obs, reward, False, False, info
+
+    def look(self):
+        self.mask = np.zeros((self.parts, self.choices), np.int8)
+        for mask in self.mask:
+            mask[self.np_random.permutation(self.choices)[: self.legal - 1]] = 1
+            mask[self.codes[self.time]] = 1
+        self.mask = self.mask.reshape(-1)
+        return self.seen(), {"action_mask": self.mask} if self.where == "info" else {}
+
+    def seen(self):
+        sight = np.zeros(self.choices + 1, np.float32)
+        sight[-1] = self.time == self.steps - 1
+        if self.time < self.steps and (self.time == 0 or not self.recall):
+            sight[self.codes[self.time]] = 1
+        return {"action_mask": self.mask, "sight": sight} if self.where == "obs" else sight
+
+
+class Sealed(Wall):
+    """From the second step on, no action is legal."""
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {"action_mask": np.ones(2, np.int8)}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, False, False, {"action_mask": np.zeros(2, np.int8)}
+
+
+class Workshop(gymnasium.Env):
+    """One step with mixed actions. The best action is a function of the order, and its reward is 3."""
+
+    observation_space = Discrete(3)
+    action_space = Dict(
+        [  # pairs, which keep their order
+            ("push", Box(np.array([-1.0, -2.0]), 2.0, (2,), np.float64)),
+            ("tool", Discrete(3, start=1)),
+            ("rest", Tuple([MultiBinary((2, 1)), MultiDiscrete([2, 3])])),
+        ]
+    )
+    targets = np.array([[-0.5, 0.0], [0.5, 1.0], [0.0, -1.0]])
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.order = int(self.np_random.integers(3))
+        return self.order, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        assert isinstance(action["tool"], int)
+        lamps, settings = action["rest"]
+        right = [action["tool"] == self.order + 1, lamps[0, 0] == (self.order == 0), lamps[1, 0] == 1]
+        right += [settings[0] == (self.order == 2), settings[1] == self.order]
+        distance = np.square(action["push"] - self.targets[self.order]).sum()
+        return self.order, float(np.mean(right) * 3 - min(distance, 3.0)), True, False, {}
+
+
+class Film(gymnasium.Env):
+    """Observes the time, as a vector, an image of the given form, or a dict with an action mask."""
+
+    action_space = Discrete(2)
+
+    def __init__(self, form="vector"):
+        shapes = {"vector": (2,), "gray": (9, 8), "color": (9, 8, 3), "planes": (3, 5, 6), "dict": (2,)}
+        self.form, self.shape = form, shapes.get(form)
+        box = Box(0, 255, self.shape, np.uint8) if form != "vector" else Box(0, 255, (2,), np.float32)
+        self.observation_space = Dict({"film": box, "action_mask": MultiBinary(2)}) if form == "dict" else box
+        if form == "number":
+            self.observation_space = Discrete(200)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = int(self.np_random.integers(1, 100))
+        return self.look(), {}
+
+    def step(self, action):
+        self.time += 1
+        return self.look(), 0.0, bool(self.np_random.random() < 0.2), False, {}
+
+    def look(self):
+        if self.form == "number":
+            return self.time
+        self.frame = np.full(self.shape, self.time, self.observation_space.dtype if self.form == "vector" else np.uint8)
+        mask = np.array([1, self.time % 2], np.int8)
+        return {"film": self.frame, "action_mask": mask} if self.form == "dict" else self.frame
+
+
 gymnasium.register("LockstepCliff-v0", Cliff, max_episode_steps=20)
 gymnasium.register("LockstepEndlessCliff-v0", Cliff)
-for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind, Goal):
+for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind, Goal, Vault, Sealed, Workshop, Film):
     gymnasium.register(f"Lockstep{env.__name__}-v0", env, max_episode_steps=5 if env is Diary else None)

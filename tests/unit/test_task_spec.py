@@ -27,7 +27,9 @@ def read_back(task):
     return TaskSpec(json.loads(describe_task(task)), 2, CPU)
 
 
-@pytest.mark.parametrize("name", ["gym-ddpg", "gym-ppo-lstm", "snake-ppo", "team-ddpg", "dmc-tdmpc2", "gym-tdmpc2"])
+@pytest.mark.parametrize(
+    "name", ["gym-ddpg", "gym-sac", "gym-ppo-lstm", "snake-ppo", "team-ddpg", "dmc-tdmpc2", "gym-tdmpc2"]
+)
 def test_agent_from_description_equals_agent_from_task(name):
     if name.startswith("dmc"):
         pytest.importorskip("dm_control")

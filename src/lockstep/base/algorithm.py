@@ -161,11 +161,8 @@ class Algorithm(Configurable):
     def shared_state(self) -> StateDict:
         """Return the state that all lanes share: modules, optimizers and registered tensors."""
         parts = self._parts("shared_state")
-        return (
-            self.model_state_dict()
-            | {f"{name}.{key}": x for name, part in parts.items() for key, x in part.shared_state().items()}
-            | self._shared
-        )
+        part_states = {f"{name}.{key}": x for name, part in parts.items() for key, x in part.shared_state().items()}
+        return self.model_state_dict() | part_states | self._shared
 
     def load_shared_state(self, state: StateDict) -> None:
         """Load the tensors of `shared_state`."""

@@ -15,6 +15,7 @@ from lockstep.cli.flag_aliases import ALIASES, normalize_args
 from lockstep.cli.parser import parse_args, parse_known_args
 from lockstep.cli.unit_flags import UNIT_FLAGS, convert_epochs, convert_units
 from lockstep.config import ConfigError, Recipe, apply_overrides, read_yaml, resolve_lanes, with_preset
+from lockstep.recipes.env_presets import AUTO, describe_choice, find_env_preset
 
 if TYPE_CHECKING:
     from lockstep.launch.rendezvous import LaunchConfig
@@ -73,14 +74,16 @@ LAUNCHER_FLAGS = (
 class PresetOptions:
     """Options that choose values of a recipe."""
 
-    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Preset of the recipe, a named set of values. None: the defaults."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = AUTO
+    """Preset of the recipe, a named set of values. auto: the preset for the environment, if there is one. none: the
+    recipe's defaults."""
     smoke: bool = False
     """Use the recipe's smoke setting, which trains for a few seconds to check the installation."""
 
     def flags(self) -> list[str]:
         """Return the flags with which another process builds the same recipe."""
-        return [*(["--smoke"] if self.smoke else []), *(["--preset", self.preset] if self.preset else [])]
+        preset = [] if self.preset == AUTO else ["--preset", self.preset or "none"]
+        return [*(["--smoke"] if self.smoke else []), *preset]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +129,23 @@ def parse_recipe(
 
     recipe_class = find_recipe(options.recipe)
     parsed = normalize_args(rest, recipe_class.aliases)
-    recipe = reference = apply_overrides(with_preset(recipe_class(), options.preset, options.smoke), imported or {})
-    if config is not None:
-        recipe = apply_overrides(recipe, read_yaml(config))
-    recipe = apply_overrides(recipe, parsed.settings)
-    _refuse_unknown(parsed.flags, recipe)
-    recipe, notes = convert_units(parse_args(type(recipe), parsed.flags, prog, recipe), parsed.unit_flags)
+
+    def build(preset: str | None) -> tuple[Recipe, Recipe, list[str]]:
+        """Return the recipe with all settings, the recipe without those of the user, and notes."""
+        recipe = reference = apply_overrides(with_preset(recipe_class(), preset, options.smoke), imported or {})
+        if config is not None:
+            recipe = apply_overrides(recipe, read_yaml(config))
+        recipe = apply_overrides(recipe, parsed.settings)
+        _refuse_unknown(parsed.flags, recipe)
+        recipe, notes = convert_units(parse_args(type(recipe), parsed.flags, prog, recipe), parsed.unit_flags)
+        return recipe, reference, notes
+
+    automatic = options.preset == AUTO
+    recipe, reference, notes = build(None if automatic else options.preset)
+    # The environment is known only now. An imported model has its own settings, which a preset could contradict.
+    if automatic and imported is None and (preset := find_env_preset(with_absolute_paths(recipe))):
+        recipe, reference, notes = build(preset)
+        notes.append(describe_choice(preset, recipe))
     recipe, epoch_notes = convert_epochs(recipe, recipe_class())
     print_notes([*notes, *epoch_notes])
     return with_reference(with_absolute_paths(recipe), reference)

@@ -12,6 +12,7 @@ from lockstep.cli.options import StartOptions
 from lockstep.cli.parser import parse_args
 from lockstep.cli.unit_flags import UNIT_FLAGS
 from lockstep.config import Recipe, as_dict, flat_settings
+from lockstep.recipes.env_presets import ENV_PRESETS
 
 WIDTH = 80
 NO_BREAK = "\0"
@@ -32,7 +33,10 @@ def print_recipe_help(name: str, recipe_class: type[Recipe]) -> None:
 
 def _description(recipe: Recipe) -> str:
     paragraphs = [(type(recipe).__doc__ or "").strip().partition("\n")[0]]
-    paragraphs += [f"Preset: --preset {preset} sets {_as_text(values)}" for preset, values in recipe.presets.items()]
+    paragraphs += [
+        f"Preset: --preset {preset}{_automatic(preset)} sets {_as_text(values)}"
+        for preset, values in recipe.presets.items()
+    ]
     settings = {key.replace("_", "-") for key in flat_settings(as_dict(recipe))}
     aliases = sorted({**ALIASES, **recipe.aliases}.items())
     names = ", ".join(f"--{alias}{NO_BREAK}({key})" for alias, key in aliases if key in settings)
@@ -42,6 +46,11 @@ def _description(recipe: Recipe) -> str:
     ]
     wrapped = (textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for text in paragraphs)
     return "\n\n".join(wrapped).replace(NO_BREAK, " ")
+
+
+def _automatic(preset: str) -> str:
+    """Return the environments for which a preset is chosen without a flag."""
+    return f" (automatic for {', '.join(ENV_PRESETS[preset])})" if preset in ENV_PRESETS else ""
 
 
 def _as_text(values: Mapping[str, Any]) -> str:

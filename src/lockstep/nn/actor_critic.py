@@ -10,10 +10,11 @@ import torch
 from gymnasium import Space
 from torch import Tensor, nn
 
-from lockstep.nn.distributions import ActionDistribution
+from lockstep.nn.distributions import ActionDistribution, mask_logits
 from lockstep.nn.encoders import CNN, EncoderConfig, orthogonal_init
 from lockstep.nn.recurrent import PaddedSegments, Recurrent, RecurrentConfig
 from lockstep.pytree import Tree
+from lockstep.space_layout import network_space, split_mask
 
 BF16_MIN_MACS = 30_000_000
 """Multiply-adds below which a dense network is faster in fp32 than in bf16 on a CPU (widths 128 to 1,024)."""
@@ -30,6 +31,8 @@ class ActorCritic(nn.Module):
         memory: RecurrentConfig | None = None,
     ) -> None:
         super().__init__()
+        # Encoders do not see the action mask, an optional part of observations: it is applied to the outputs.
+        observations = network_space(observations, actions.num_params - actions.num_free_params)
         self.encoder = config.build(observations)
         has_cnn = any(isinstance(module, CNN) for module in self.encoder.modules())
         shared = has_cnn if config.share_encoder is None else config.share_encoder
@@ -52,19 +55,19 @@ class ActorCritic(nn.Module):
         features = self._encode(obs)
         for name, layer in self.memories.items():
             features[name] = layer(features[name], memory[name], segments)
-        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"]))
+        return self._heads(features, obs)
 
     def step(self, obs: Tree, memory: Any) -> tuple[Tensor, Tensor, Tree]:
         """Return outputs and values for one step of N episodes, and the recurrent state after it."""
         features, next_memory = self._encode(obs), {}
         for name, layer in self.memories.items():
             features[name], next_memory[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
-        return self._outputs(features["policy"]), self._value(features.get("value", features["policy"])), next_memory
+        return *self._heads(features, obs), next_memory
 
     def value(self, obs: Tree, memory: Any = None) -> Tensor:
         """Return only the values for one step of N episodes, [N]."""
         name, encoder = ("policy", self.encoder) if self.critic_encoder is None else ("value", self.critic_encoder)
-        features = encoder(obs)
+        features = encoder(split_mask(obs)[0])
         if self.memories:
             features, _ = self.memories[name].step(features, memory[name])  # type: ignore[operator]
         return self._value(features)
@@ -72,9 +75,8 @@ class ActorCritic(nn.Module):
     def prefers_fp32(self, rows: int) -> bool:
         """Return whether a CPU is faster in fp32 than in half precision, which casts all weights, for `rows` rows."""
         convolves = any(isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) for module in self.modules())
-        weights = list(self.parameters())
-        products = rows * sum(weight.numel() for weight in weights)
-        return weights[0].device.type == "cpu" and not convolves and products < BF16_MIN_MACS
+        products = rows * sum(weight.numel() for weight in self.parameters())
+        return self.value_head.weight.device.type == "cpu" and not convolves and products < BF16_MIN_MACS
 
     def initial_state(self, count: int) -> Tree:
         """Return the initial recurrent state of `count` episodes; an empty dict if the network is not recurrent."""
@@ -82,14 +84,15 @@ class ActorCritic(nn.Module):
 
     def _encode(self, obs: Tree) -> dict[str, Tensor]:
         """Return the features for policy and value; only `policy` if they share an encoder."""
+        obs, _ = split_mask(obs)
         features = {"policy": self.encoder(obs)}
         return features if self.critic_encoder is None else features | {"value": self.critic_encoder(obs)}
 
-    def _outputs(self, features: Tensor) -> Tensor:
-        outputs = self.policy_head(features).float()
+    def _heads(self, features: dict[str, Tensor], obs: Tree) -> tuple[Tensor, Tensor]:
+        outputs = self.policy_head(features["policy"]).float()
         if self.log_std is not None:
-            outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
-        return outputs
+            outputs = torch.cat([outputs, self.log_std.expand(outputs.shape[0], -1)], dim=-1)
+        return mask_logits(outputs, split_mask(obs)[1]), self._value(features.get("value", features["policy"]))
 
     def _value(self, features: Tensor) -> Tensor:
         return self.value_head(features).squeeze(-1).float()

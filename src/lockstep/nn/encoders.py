@@ -15,10 +15,15 @@ from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import Tanh
+from lockstep.space_layout import is_channels_last
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride of the convolutions of Mnih et al., 2015 (Nature 518)."""
-MAX_INPUTS = {"mlp": 2**14, "cnn": 2**16}
+NATURE_SIDE = 36
+"""Smallest height and width that these convolutions take."""
+IMPALA = (16, 32, 32)
+"""Channels of the three stages of the residual network of Espeholt et al., 2018 (IMPALA, arXiv:1802.01561)."""
+MAX_INPUTS = {"mlp": 2**14, "cnn": 2**16, "impala": 2**16}
 """Largest number of inputs of the linear layer that sees a whole image."""
 
 
@@ -26,10 +31,11 @@ MAX_INPUTS = {"mlp": 2**14, "cnn": 2**16}
 class EncoderConfig:
     """Shape of the network: an MLP for vectors, a CNN for images and boards."""
 
-    kind: Literal["auto", "mlp", "cnn", "nature"] = "auto"
-    """Type of encoder. auto: cnn for images and boards, MLP otherwise. mlp: also flatten images and boards. cnn: 3x3
-    convolutions, for boards and small images. nature: strided convolutions with 32, 64 and 64 channels, for camera
-    images from 36 x 36 pixels; vectors of a dict observation get an MLP."""
+    kind: Literal["auto", "mlp", "cnn", "nature", "impala"] = "auto"
+    """Type of encoder. auto: nature for camera images (uint8 up to 255) from 36 x 36 pixels, cnn for boards and smaller
+    images, MLP otherwise. mlp: also flatten images and boards. cnn: 3x3 convolutions, for boards and small images.
+    nature: strided convolutions with 32, 64 and 64 channels. impala: residual network with 15 convolutions, slower and
+    often better than nature. Vectors of a dict observation get an MLP with auto, nature and impala."""
     share_encoder: bool | None = None
     """Whether policy and value share the encoder. None: share a CNN, separate MLPs."""
     hidden_sizes: tuple[int, ...] = (64,)
@@ -53,12 +59,9 @@ class EncoderConfig:
         if isinstance(space, spaces.Dict):
             for part in space.values():
                 self.check_image_size(part)
-        elif isinstance(space, spaces.Box) and len(space.shape) == 3 and self.kind != "nature":
-            kind = "mlp" if self.kind == "mlp" else "cnn"
-            inputs, outputs = math.prod(space.shape), self.widths[0]
-            if kind == "cnn":
-                _, height, width = _planes_first(space)
-                inputs, outputs = (height // 2) * (width // 2) * self.widths[-1], self.out_features
+        elif isinstance(space, spaces.Box) and len(space.shape) == 3 and (kind := image_kind(space, self)) != "nature":
+            inputs = linear_inputs(space, self)
+            outputs = self.widths[0] if kind == "mlp" else self.out_features
             if inputs > MAX_INPUTS[kind]:
                 raise ConfigError(
                     f"observations of shape {space.shape} are too large for algo.encoder.kind {self.kind}: one linear "
@@ -101,33 +104,28 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """Convolutions and one linear layer: 3x3 with padding and one 2x2 max-pooling, or the strided ones of `nature`."""
+    """Convolutions and one linear layer."""
 
     def __init__(self, space: spaces.Box, config: EncoderConfig) -> None:
         super().__init__()
-        self.channels_last = is_channels_last(space)
+        self.channels_last = is_channels_last(space.shape)
         planes, height, width = _planes_first(space)
-        layers: list[nn.Module] = []
-        if config.kind == "nature":
-            for channels, kernel, stride in NATURE:
-                convolution = orthogonal_init(nn.Conv2d(planes, channels, kernel, stride), math.sqrt(2))
-                layers += [convolution, nn.ReLU(inplace=True)]
-                planes, height, width = channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-            if min(height, width) < 1:
-                raise ConfigError(
-                    f"observations of shape {space.shape} are too small for algo.encoder.kind nature.",
-                    "Use --algo.encoder.kind cnn.",
-                )
-            inputs = planes * height * width
-        else:
-            for before, after in pairwise((planes, *config.widths)):
-                layers += [orthogonal_init(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
-            inputs = (height // 2) * (width // 2) * config.widths[-1]
-            # Max-pooling and ReLU commute bit for bit. Pooling first leaves a quarter of the work for ReLU.
-            layers.insert(-1, nn.MaxPool2d(2))
+        match image_kind(space, config):
+            case "nature":
+                if min(height, width) < NATURE_SIDE:
+                    raise ConfigError(
+                        f"observations of shape {space.shape} are too small for algo.encoder.kind nature.",
+                        "Use --algo.encoder.kind cnn.",
+                    )
+                layers = _nature_layers(planes)
+            case "impala":
+                layers = _impala_layers(planes)
+            case _:
+                layers = _board_layers(planes, config.widths)
         self.layers = nn.Sequential(*layers)
         self.dense = nn.Sequential(
-            orthogonal_init(nn.Linear(inputs, config.out_features), math.sqrt(2)), nn.ReLU(inplace=True)
+            orthogonal_init(nn.Linear(linear_inputs(space, config), config.out_features), math.sqrt(2)),
+            nn.ReLU(inplace=True),
         )
         self.features = config.out_features
         self.scale = _scale(space)
@@ -142,6 +140,48 @@ class CNN(nn.Module):
         return self.dense(x.movedim(1, -1).flatten(1))  # [N, D]
 
 
+def _board_layers(planes: int, widths: tuple[int, ...]) -> list[nn.Module]:
+    """Return 3x3 convolutions with padding, and one 2x2 max-pooling at the end."""
+    layers: list[nn.Module] = []
+    for before, after in pairwise((planes, *widths)):
+        layers += [orthogonal_init(nn.Conv2d(before, after, 3, padding=1), math.sqrt(2)), nn.ReLU(inplace=True)]
+    # Max-pooling and ReLU commute bit for bit. Pooling first leaves a quarter of the work for ReLU.
+    layers.insert(-1, nn.MaxPool2d(2))
+    return layers
+
+
+def _nature_layers(planes: int) -> list[nn.Module]:
+    """Return the strided convolutions of the Nature paper."""
+    layers: list[nn.Module] = []
+    for channels, kernel, stride in NATURE:
+        layers += [orthogonal_init(nn.Conv2d(planes, channels, kernel, stride), math.sqrt(2)), nn.ReLU(inplace=True)]
+        planes = channels
+    return layers
+
+
+def _impala_layers(planes: int) -> list[nn.Module]:
+    """Return the stages of the IMPALA network: a convolution, 3x3 max-pooling with stride 2, two residual blocks."""
+    layers: list[nn.Module] = []
+    for channels in IMPALA:
+        convolution = orthogonal_init(nn.Conv2d(planes, channels, 3, padding=1), 1.0)
+        layers += [convolution, nn.MaxPool2d(3, stride=2, padding=1), Residual(channels), Residual(channels)]
+        planes = channels
+    return [*layers, nn.ReLU(inplace=True)]
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions with ReLU before each, added to their input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        convolutions = [orthogonal_init(nn.Conv2d(channels, channels, 3, padding=1), math.sqrt(2)) for _ in range(2)]
+        # The first ReLU keeps its input, which is added to the result.
+        self.layers = nn.Sequential(nn.ReLU(), convolutions[0], nn.ReLU(inplace=True), convolutions[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layers(x)
+
+
 class DictEncoder(nn.Module):
     """One encoder per part of a dict observation; features are concatenated."""
 
@@ -154,15 +194,37 @@ class DictEncoder(nn.Module):
         return torch.cat([encode(obs[name]) for name, encode in self.parts.items()], dim=-1)  # [N, D]
 
 
-def is_channels_last(space: spaces.Box) -> bool:
-    """Return whether an image is height x width x channels, as from many cameras. Boards are channels-first."""
-    return space.shape[2] in (1, 3, 4) and min(space.shape[:2]) >= 8
+def image_kind(space: spaces.Box, config: EncoderConfig) -> str:
+    """Return the type of encoder of an image: that of the settings, or with `auto` the one for its size and values."""
+    if config.kind != "auto":
+        return config.kind
+    _, height, width = _planes_first(space)
+    is_camera = space.dtype == np.uint8 and np.max(space.high) > 1  # boards of uint8 have values 0 and 1
+    too_large = (height // 2) * (width // 2) * config.widths[-1] > MAX_INPUTS["cnn"]
+    return "nature" if min(height, width) >= NATURE_SIDE and (is_camera or too_large) else "cnn"
+
+
+def linear_inputs(space: spaces.Box, config: EncoderConfig) -> int:
+    """Return the number of inputs of the linear layer that sees a whole image."""
+    planes, *sides = _planes_first(space)
+    match image_kind(space, config):
+        case "mlp":
+            return planes * math.prod(sides)
+        case "nature":
+            for _, kernel, stride in NATURE:
+                sides = [(side - kernel) // stride + 1 for side in sides]
+            return NATURE[-1][0] * math.prod(sides)
+        case "impala":
+            for _ in IMPALA:
+                sides = [(side + 1) // 2 for side in sides]
+            return IMPALA[-1] * math.prod(sides)
+    return config.widths[-1] * math.prod(side // 2 for side in sides)
 
 
 def _planes_first(space: spaces.Box) -> tuple[int, int, int]:
     """Return channels, height and width of an image."""
     a, b, c = space.shape
-    return (c, a, b) if is_channels_last(space) else (a, b, c)
+    return (c, a, b) if is_channels_last(space.shape) else (a, b, c)
 
 
 def _scale(space: spaces.Box) -> float:
@@ -185,7 +247,7 @@ def build_encoder(space: Space, config: EncoderConfig) -> nn.Module:
     if isinstance(space, spaces.Dict):
         return DictEncoder(space, config)
     if isinstance(space, spaces.Box):
-        if config.kind == "cnn" and len(space.shape) != 3:  # `nature` also encodes the vectors of a dict
+        if config.kind == "cnn" and len(space.shape) != 3:  # the others also encode the vectors of a dict
             raise ConfigError(
                 f"encoder.kind is cnn, but observations of shape {space.shape} are not images.", "Use auto or mlp."
             )

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from lockstep.algorithms.ppo import PPOConfig
 from lockstep.config import Recipe, RunConfig
+from lockstep.recipes.ppo_presets import FAMILIES
 from lockstep.tasks.gym.env import GymConfig
 
 
@@ -27,20 +28,7 @@ class GymPPO(Recipe):
     run: RunConfig = RunConfig(total_samples=100_000, log_every=5_000, eval_every=80_000)
 
     name: ClassVar = "gym-ppo"
-    presets: ClassVar = {
-        "continuous": {
-            "task.id": "Pendulum-v1",
-            "algo": {
-                "rollout_steps": 256,
-                "batch_size": 256,
-                "epochs": 10,
-                "gamma": 0.9,
-                "gae_lambda": 0.95,
-                "normalize_obs": True,
-                "normalize_rewards": True,
-            },
-        }
-    }
+    presets: ClassVar = FAMILIES
     smoke_overrides: ClassVar = {
         "algo": {"epochs": 4, "rollout_steps": 32, "batch_size": 64},
         "run": {"total_samples": 2048, "log_every": 512, "eval_every": 1024, "eval_episodes": 8, "save_every": 512},

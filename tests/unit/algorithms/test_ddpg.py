@@ -244,7 +244,7 @@ def test_nonfinite_rewards_never_reach_replay(nonfinite):
         ({"learning_starts": 10**6}, "learning_starts is 1000000"),
         ({"rollout_steps": 0}, "rollout_steps is 0"),
         ({"n_step": 0}, "n_step 0"),
-        ({"policy_delay": 0}, "policy_delay 0"),
+        ({"policy_delay": 0}, "policy_delay is 0"),
         ({"updates_per_sample": 0.0}, "updates_per_sample is 0.0"),
         ({"tau": 0.0}, "tau 0.0"),
     ],

@@ -7,16 +7,10 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
-from lockstep.algorithms.ddpg.networks import (
-    Actor,
-    AgentAxis,
-    ContinuousCodec,
-    Critic,
-    DiscreteCodec,
-    make_action_codec,
-)
+from lockstep.algorithms.ddpg.networks import AgentAxis, ContinuousCodec, DiscreteCodec, make_action_codec
 from lockstep.config import ConfigError
 from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.q_networks import Actor
 from lockstep.rng import LaneStreams, RandomStream
 
 STREAMS = LaneStreams((RandomStream(0, "test", 0), RandomStream(0, "test", 1)))
@@ -114,22 +108,5 @@ def test_agent_axis_keeps_dict_observations():
     assert {name: part.shape for name, part in team.agent_space.items()} == {"a": (2,), "b": (4,)}
     seen, _ = team.agent_inputs({"a": torch.zeros(7, 3, 2), "b": torch.zeros(7, 3, 4), "legal": torch.ones(7, 3, 4)})
     assert {name: part.shape for name, part in seen.items()} == {"a": (21, 2), "b": (21, 4)}
-    actor = Actor(team.agent_space, DiscreteCodec(4, 1.0), EncoderConfig(hidden_sizes=(8,), activation="relu"))
+    actor = Actor(team.agent_space, 4, EncoderConfig(hidden_sizes=(8,), activation="relu"))
     assert actor(seen).shape == (21, 4)
-
-
-def test_critic_returns_one_value_per_agent():
-    config = EncoderConfig(hidden_sizes=(8,), activation="relu")
-    assert Critic(Box(-1, 1, (3, 5)), 12, 3, config)(torch.zeros(2, 3, 5), torch.zeros(2, 12)).shape == (2, 3)
-    assert Critic(Box(-1, 1, (5,)), 4, 1, config)(torch.zeros(6, 5), torch.zeros(6, 4)).shape == (6, 1)
-
-
-def test_encoder_uses_configured_activation():
-    kinds = {
-        activation: {type(x).__name__ for x in Actor(Box(-1, 1, (5,)), DiscreteCodec(4, 1.0), config).modules()}
-        for activation in ("tanh", "relu")
-        for config in [EncoderConfig(activation=activation)]
-    }
-    assert "Tanh" in kinds["tanh"]
-    assert "ReLU" in kinds["relu"]
-    assert "Tanh" not in kinds["relu"]

@@ -20,7 +20,7 @@ from lockstep.protocols import AppendOnlyTensor
 from lockstep.registry import find_recipe
 from lockstep.training_loop import train
 
-RECIPES = ("snake-ppo", "gym-ppo", "gym-ddpg", "dmc-tdmpc2")
+RECIPES = ("snake-ppo", "gym-ppo", "gym-ddpg", "gym-sac", "dmc-tdmpc2")
 
 
 @pytest.fixture

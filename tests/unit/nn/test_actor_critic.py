@@ -44,6 +44,20 @@ def test_forward_returns_action_params_and_one_value(space, obs, action_space, o
     assert found.dtype == value.dtype == torch.float32
 
 
+@pytest.mark.parametrize("action_space", [spaces.Discrete(4), spaces.Tuple([VECTOR, spaces.Discrete(4)])])
+def test_action_mask_changes_outputs_of_illegal_choices_only(action_space):
+    vector, mask = OBSERVATIONS["vector"][1], torch.tensor([[1, 0, 1, 0]] * 7, dtype=torch.uint8)
+    space = spaces.Dict({"sight": VECTOR, "action_mask": spaces.Box(0, 1, (4,), np.uint8)})
+    net, plain = build(space, action_space), build(VECTOR, action_space)
+    outputs, value = net({"sight": vector, "action_mask": mask})
+    expected, expected_value = plain(vector)  # the network is that without a mask
+    assert (outputs[:, [1, 3]] == -torch.inf).all()
+    assert torch.equal(outputs[:, [0, 2]], expected[:, [0, 2]])
+    assert torch.equal(outputs[:, 4:], expected[:, 4:])
+    assert torch.equal(value, expected_value)
+    assert torch.equal(net.value({"sight": vector, "action_mask": mask}), value)
+
+
 @each_observation
 def test_value_equals_value_of_forward(space, obs):
     net = build(space)

@@ -12,7 +12,8 @@ from torch import distributions, tensor
 
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
-from lockstep.nn.distributions import Categorical, Gaussian, MultiCategorical, make_distribution
+from lockstep.nn.distributions import Categorical, Gaussian, Mixed, MultiCategorical, make_distribution, mask_logits
+from lockstep.ops import cpu_kernels, fused_losses
 
 pairs = st.tuples(st.floats(-20, 20, width=32), st.floats(-3.5, 87.5, width=32))
 """A logit and a noise value in the float32 range of Gumbel noise."""
@@ -113,6 +114,50 @@ def test_categorical_masked_choices_do_not_affect_others(scale):
     torch.testing.assert_close(by_ours[:, allowed], by_theirs, atol=1e-5 * scale, rtol=1e-4)
 
 
+@pytest.mark.parametrize("columns", [[8], [3, 5], [4, 4], [0, 3, 0, 5]])
+def test_masked_actions_of_a_million_draws_are_all_legal(columns):
+    """Random logits up to +-50 and random masks, with at least one legal choice of each action."""
+    draw, count = torch.Generator().manual_seed(len(columns)), 250_000
+    sizes = [size for size in columns if size]
+    actions = Mixed(columns) if 0 in columns else MultiCategorical(sizes) if len(sizes) > 1 else Categorical(8)
+    mask = torch.rand(count, 8, generator=draw) < 0.3
+    starts = torch.tensor(sizes).cumsum(0) - torch.tensor(sizes)
+    for start, size in zip(starts.tolist(), sizes, strict=True):
+        sure = torch.randint(size, (count, 1), generator=draw)
+        mask[:, start : start + size].scatter_(1, sure, True)
+    outputs = torch.randn(count, actions.num_params + actions.num_free_params, generator=draw) * 15
+    masked = mask_logits(outputs, mask.to(torch.uint8))
+    noise = actions.sample_noise(Lanes(1, range(1), 0).streams("noise"), 0, count).squeeze(0)
+    discrete = [place for place, size in enumerate(columns) if size]
+    for action in (actions.sample(masked, noise), actions.mode(masked)):
+        choices = action.view(count, -1)[:, discrete].long()
+        assert mask.gather(1, choices + starts).all()
+        assert actions.log_prob_and_entropy(masked, action)[0].isfinite().all()
+    assert torch.equal(masked[:, 8:], outputs[:, 8:])
+
+
+@pytest.mark.parametrize("path", ["cpu kernel", "fused", "textbook"])
+@pytest.mark.parametrize("columns", [[5], [2, 3], [0, 2, 3]])
+def test_gradient_through_mask_is_finite_and_zero_for_illegal_choices(monkeypatch, path, columns):
+    monkeypatch.setattr(cpu_kernels, "is_supported", lambda *_: path == "cpu kernel")
+    monkeypatch.setattr(fused_losses, "is_supported", lambda *_: path == "fused")
+    actions = Mixed(columns) if 0 in columns else MultiCategorical(columns) if len(columns) > 1 else Categorical(5)
+    mask = tensor([[1, 0, 0, 1, 1], [0, 1, 1, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.uint8)
+    outputs = torch.randn(3, actions.num_params + actions.num_free_params, generator=torch.Generator().manual_seed(0))
+    outputs.requires_grad_()
+    masked = mask_logits(outputs, mask)
+    log_prob, entropy = actions.log_prob_and_entropy(masked, actions.mode(masked.detach()))
+    (log_prob.sum() - 3 * entropy.sum()).backward()
+    assert log_prob.isfinite().all()
+    assert outputs.grad.isfinite().all()
+    assert not outputs.grad[:, :5][mask == 0].any()
+    assert outputs.grad[:, :5][mask == 1].any()
+    legal = [part.log_softmax(0).tolist() for part in (outputs[2, :5].split([5] if columns == [5] else [2, 3]))]
+    discrete_entropy = -sum(math.exp(x) * x for part in legal for x in part)
+    gaussian_entropy = sum(outputs[2, 6:].tolist()) + 0.5 * math.log(2 * math.pi * math.e) * columns.count(0)
+    assert entropy[2].item() == pytest.approx(discrete_entropy + gaussian_entropy, abs=1e-5)
+
+
 def test_categorical_computes_in_float32_for_bfloat16_logits():
     outputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
     log_prob, entropy = Categorical(3).log_prob_and_entropy(outputs, torch.zeros(4))
@@ -180,6 +225,37 @@ def test_gaussian_noise_is_standard_normal_with_action_shape():
     assert noise.mean().item() == pytest.approx(0, abs=0.02)
 
 
+# ---------------------------------------------------------------------------------------------------------------- mixed
+
+
+def test_mixed_equals_independent_parts_in_any_order_of_columns():
+    draw = torch.Generator().manual_seed(0)
+    ours, outputs = Mixed([0, 3, 2, 0]), torch.randn(6, 5 + 2 + 2, generator=draw)
+    noise = ours.sample_noise(Lanes(1, range(1), 0).streams("noise"), 3, 6).squeeze(0)
+    discrete, gaussian = MultiCategorical([3, 2]), Gaussian(2)
+    for action, choices, numbers in [
+        (ours.mode(outputs), discrete.mode(outputs[:, :5]), gaussian.mode(outputs[:, 5:])),
+        (
+            ours.sample(outputs, noise),
+            discrete.sample(outputs[:, :5], noise[:, :5]),
+            gaussian.sample(outputs[:, 5:], noise[:, 5:]),
+        ),
+    ]:
+        assert action.dtype == torch.float32
+        assert torch.equal(action[:, [1, 2]].long(), choices)
+        assert torch.equal(action[:, [0, 3]], numbers)
+        found = ours.log_prob_and_entropy(outputs, action)
+        parts = discrete.log_prob_and_entropy(outputs[:, :5], choices)
+        parts = zip(parts, gaussian.log_prob_and_entropy(outputs[:, 5:], numbers), strict=True)
+        assert all(torch.equal(one, a + b) for one, (a, b) in zip(found, parts, strict=True))
+
+
+def test_mixed_noise_of_discrete_and_continuous_parts_is_independent():
+    noise = Mixed([2, 0]).sample_noise(Lanes(1, range(1), 0).streams("noise"), 1, 20_000).squeeze(0)
+    correlations = torch.corrcoef(noise.t())
+    assert correlations.fill_diagonal_(0).abs().max() < 0.03
+
+
 # --------------------------------------------------------------------------------------------------------------- spaces
 
 
@@ -189,6 +265,9 @@ def test_gaussian_noise_is_standard_normal_with_action_shape():
         (spaces.Discrete(4), Categorical, 4, 0),
         (spaces.MultiDiscrete([2, 3]), MultiCategorical, 5, 0),
         (spaces.Box(-1, 1, (3,), np.float32), Gaussian, 3, 3),
+        (spaces.Tuple([spaces.Discrete(4), spaces.Box(-1, 1, (2, 2), np.float32)]), Mixed, 8, 4),
+        (spaces.Tuple([spaces.Discrete(4), spaces.MultiDiscrete([2, 2])]), MultiCategorical, 8, 0),
+        (spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32)}), Gaussian, 2, 2),
     ],
 )
 def test_make_distribution_returns_type_for_space(space, kind, outputs, spread):
@@ -198,5 +277,5 @@ def test_make_distribution_returns_type_for_space(space, kind, outputs, spread):
 
 @pytest.mark.parametrize("space", [spaces.MultiBinary(3), spaces.Box(-1, 1, (2, 2), np.float32), spaces.Text(3)])
 def test_make_distribution_rejects_unsupported_space(space):
-    with pytest.raises(ConfigError, match=r"are not supported.\nUse Discrete, MultiDiscrete or one-dimensional Box."):
+    with pytest.raises(ConfigError, match=r"are not supported.\nUse Discrete, MultiDiscrete, one-dimensional Box"):
         make_distribution(space)

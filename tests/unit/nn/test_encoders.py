@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lockstep.algorithms.ddpg.networks import Actor, Critic, make_action_codec
 from lockstep.config import ConfigError
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import CNN, MLP, DictEncoder, EncoderConfig, build_encoder, orthogonal_init
+from lockstep.nn.q_networks import Actor, make_critic
 from lockstep.rng import RandomStream, seeded_init
 
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
@@ -92,9 +92,9 @@ def test_cnn_kind_rejects_non_image_spaces():
 @pytest.mark.parametrize(
     ("kind", "shape", "inputs"),
     [
-        ("auto", (96, 96, 3), 48 * 48 * 64),
+        ("cnn", (96, 96, 3), 48 * 48 * 64),
         ("cnn", (3, 210, 160), 105 * 80 * 64),
-        ("auto", (84, 84, 4), 42 * 42 * 64),
+        ("impala", (500, 500, 3), 63 * 63 * 32),
         ("mlp", (96, 96, 3), 96 * 96 * 3),
     ],
 )
@@ -128,6 +128,42 @@ def test_nature_cnn_has_published_layers(shape, inputs):
     assert layers == [(32, 8, 4), (64, 4, 2), (64, 3, 1)]
     assert layers_of(encoder, nn.Linear)[0].in_features == inputs
     assert encoder(torch.zeros(2, *shape, dtype=torch.uint8)).shape == (2, 512)
+
+
+@pytest.mark.parametrize(
+    ("shape", "high", "strided"),
+    [
+        ((84, 84, 4), 255, True),
+        ((12, 84, 84), 255, True),  # four color frames
+        ((36, 36, 3), 255, True),
+        ((35, 64, 3), 255, False),
+        ((3, 40, 40), 1, False),  # a board
+        ((3, 84, 84), 1, True),  # a board that is too large for 3x3 convolutions
+    ],
+)
+def test_auto_selects_strided_convolutions_for_camera_images(shape, high, strided):
+    space = spaces.Box(0, high, shape, np.uint8)
+    EncoderConfig().check_image_size(space)
+    strides = {layer.stride[0] for layer in layers_of(build(space, EncoderConfig()), nn.Conv2d)}
+    assert strides == ({4, 2, 1} if strided else {1})
+
+
+@pytest.mark.parametrize(("shape", "inputs"), [((84, 84, 4), 32 * 11 * 11), ((3, 11, 7), 32 * 2 * 1)])
+def test_impala_cnn_has_published_layers(shape, inputs):
+    encoder = build(spaces.Box(0, 255, shape, np.uint8), EncoderConfig(kind="impala"))
+    channels = [layer.out_channels for layer in layers_of(encoder, nn.Conv2d)]
+    assert channels == [16] * 5 + [32] * 10
+    assert layers_of(encoder, nn.Linear)[0].in_features == inputs
+    images = torch.randint(256, (2, *shape), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    features = encoder(images)
+    assert features.shape == (2, 256)
+    # A block adds to its input: without its second convolution, it is the identity.
+    block = encoder.layers[2]
+    nn.init.zeros_(block.layers[3].weight)
+    x = torch.randn(1, 16, 4, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(block(x.clone()), x)
+    encoder(images).sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
 def test_nature_cnn_rejects_small_image_and_encodes_vector_of_dict():
@@ -260,12 +296,11 @@ class OwnConfig(EncoderConfig):
 def test_custom_encoder_config_is_used_by_all_networks():
     config, choice = OwnConfig(), spaces.Discrete(2)
     net = ActorCritic(VECTOR, make_distribution(choice), config)
-    moves = make_action_codec(choice, 1.0, 0.1)
     found = [
         net.encoder,
         net.critic_encoder,
-        Actor(VECTOR, moves, config).encoder,
-        Critic(VECTOR, 2, 1, config).encoder,
+        Actor(VECTOR, 2, config).encoder,
+        make_critic(VECTOR, 2, 1, config, "first").encoder,  # a custom network does not see the action
     ]
     assert [type(encoder) for encoder in found] == [Own] * 4
     assert net(torch.zeros(3, 5))[0].shape == (3, 2)

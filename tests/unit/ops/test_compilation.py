@@ -10,7 +10,7 @@ from lockstep.distributed import Runtime
 from lockstep.training_loop import iterate
 
 UPDATES = 20
-COMPILED = ["snake-ppo", "gym-ppo", "gym-ddpg", "team-ddpg", "dmc-tdmpc2"]
+COMPILED = ["snake-ppo", "gym-ppo", "gym-ddpg", "gym-sac", "team-ddpg", "dmc-tdmpc2"]
 # The pendulum of the smoke settings has no reward at first: gradients are only rounding errors, which Adam amplifies.
 TASK = {"dmc-tdmpc2": ["--task.tasks", "cartpole-balance"]}
 

@@ -1,14 +1,20 @@
 """Gymnasium environments in a Python file of the user, outside the module search path."""
 
 import sys
+from types import ModuleType
 
 import pytest
+import torch
 import yaml
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from helpers.multiprocess import command
 from helpers.run_fixtures import CONFIG
+from helpers.vector_toys import Drift
 from lockstep.config import ConfigError
 from lockstep.inference import load_recipe
+from lockstep.lanes import Lanes
+from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.gym.env_file import load_env_file, with_absolute_path
 from lockstep.tasks.gym.sync_envs import make
 
@@ -63,6 +69,45 @@ def test_file_is_executed_once_and_imports_modules_next_to_it(directory):
     assert envs[0].observation_space.shape == (2,)
 
 
+@pytest.mark.parametrize("id", ["reach_env:Reach", "reach_env.py:Reach"])
+def test_class_in_file_needs_no_registration(directory, id):
+    envs = GymConfig(id=id, num_envs=2, env_kwargs={"max_episode_steps": 7}).with_absolute_paths()
+    assert envs.id == f"{directory}/reach_env.py:Reach"
+    built = envs.build(Lanes(1, range(1), 0), torch.device("cpu"))
+    assert built.max_episode_steps == 7
+    assert type(built._envs.envs[0].unwrapped) is sys.modules["reach_env"].Reach
+
+
+def test_class_from_python_is_stored_by_its_file_or_module(directory):
+    load_env_file(directory / "reach_env.py")
+    assert GymConfig(id=sys.modules["reach_env"].Reach).id == f"{directory}/reach_env.py:Reach"
+    assert GymConfig(id=Drift).id == "helpers.vector_toys:Drift"
+    assert GymConfig(id=CartPoleEnv).id == "gymnasium.envs.classic_control.cartpole:CartPoleEnv"
+
+
+def test_class_that_other_processes_cannot_import_raises(monkeypatch):
+    class Local(CartPoleEnv):
+        pass
+
+    with pytest.raises(ConfigError, match="inside a function"):
+        GymConfig(id=Local)
+    Local.__qualname__, Local.__module__ = "Local", "__main__"
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with pytest.raises(ConfigError, match="interactive session"):
+        GymConfig(id=Local)
+
+
+def test_class_of_running_script_is_not_loaded_again(directory, monkeypatch):
+    script = directory / "script.py"
+    script.write_text("0 / 0")
+    main = ModuleType("__main__")
+    main.__file__, main.Reach = str(script), type("Reach", (CartPoleEnv,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    id = GymConfig(id=main.Reach).id
+    assert id == f"{script}:Reach"
+    assert type(make(id, {}).unwrapped) is main.Reach
+
+
 def test_file_that_fails_is_executed_again(directory):
     (directory / "reach_sizes.py").write_text("0 / 0")
     for _ in range(2):
@@ -78,16 +123,23 @@ def test_unusable_file_raises(directory, name, words):
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("flags", [[], ["task.num_workers=2"], ["--procs", "2", "task.num_workers=1"]])
-def test_env_in_working_directory_trains_and_plays_elsewhere(directory, tmp_path_factory, flags):
-    words = ["--smoke", "--task.id", "reach_env:Reach-v0", "run.name=own", "run.total_samples=512", *flags]
+@pytest.mark.parametrize(
+    ("id", "flags"),
+    [
+        ("reach_env:Reach-v0", []),
+        ("reach_env:Reach", ["task.num_workers=2"]),
+        ("reach_env.py:Reach-v0", ["--procs", "2", "task.num_workers=1"]),
+    ],
+)
+def test_env_in_working_directory_trains_and_plays_elsewhere(directory, tmp_path_factory, id, flags):
+    words = ["--smoke", "--task.id", id, "run.name=own", "run.total_samples=512", *flags]
     lockstep = [sys.executable, "-P", "-m", "lockstep"]
     trained = command([*lockstep, "train", "gym-ppo", *words], directory=directory)
     assert trained.code == 0, trained.output
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     played = command([*lockstep, "play", directory / "runs" / "own"], directory=elsewhere)
     assert played.code == 0, played.output
-    assert "Reach-v0" in played.output
+    assert "reach_env.py:Reach" in played.output
 
 
 @pytest.mark.parametrize(

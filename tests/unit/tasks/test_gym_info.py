@@ -13,7 +13,7 @@ import lockstep
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.tasks.gym.env import GymConfig
-from lockstep.tasks.gym.sync_envs import _to_number, make
+from lockstep.tasks.gym.sync_envs import make, to_number
 
 GOAL = "helpers.gym_toys:LockstepGoal-v0"
 KEYS = ("is_success", "distance", "name", "infinite", "pair", "missing")
@@ -62,7 +62,7 @@ def test_episode_info_is_last_info_of_each_episode(workers):
     ("value", "number"), [(True, 1.0), (3, 3.0), ("3", math.nan), (None, math.nan), ([1], math.nan)]
 )
 def test_only_numbers_and_booleans_are_read(value, number):
-    assert _to_number(value) == pytest.approx(number, nan_ok=True)
+    assert to_number(value) == pytest.approx(number, nan_ok=True)
 
 
 @pytest.mark.parametrize("key", ["reward", "terminated", "length"])

@@ -22,6 +22,13 @@ from lockstep.tools.export.pickle_writer import PickleGlobal, PickleReduce, pick
 from lockstep.training_loop import train
 
 SHORT = {"run.total_samples": 64, "run.eval_every": None, "run.save_every": 64}
+REPLAY = {
+    "algo.batch_size": 8,
+    "algo.rollout_steps": 8,
+    "algo.learning_starts": 8,
+    "algo.buffer_size": 64,
+    "algo.encoder.hidden_sizes": 16,
+}
 SMALL = {
     "mlp": ("gym-ppo", {"algo.rollout_steps": 8, "algo.batch_size": 64, "algo.epochs": 1}),
     "lstm": (
@@ -38,16 +45,8 @@ SMALL = {
         "gym-ppo",
         {"task.id": "Pendulum-v1", "algo.rollout_steps": 8, "algo.batch_size": 64, "algo.normalize_obs": True},
     ),
-    "ddpg": (
-        "gym-ddpg",
-        {
-            "algo.batch_size": 8,
-            "algo.rollout_steps": 8,
-            "algo.learning_starts": 8,
-            "algo.buffer_size": 64,
-            "algo.encoder.hidden_sizes": 16,
-        },
-    ),
+    "ddpg": ("gym-ddpg", REPLAY),
+    "sac": ("gym-sac", REPLAY),
 }
 
 
@@ -102,7 +101,7 @@ def test_export_onnx_without_onnxruntime_exits_with_install_command(capsys, monk
 # -------------------------------------------------------------------------------------------------- pt2 and safetensors
 
 
-@pytest.mark.parametrize("kind", ["motion", "ddpg", "lstm"])
+@pytest.mark.parametrize("kind", ["motion", "ddpg", "sac", "lstm"])
 def test_export_pt2_loads_with_torch_only_and_matches_policy(capsys, runs, tmp_path, kind):
     export(capsys, runs / kind, "pt2", tmp_path / "policy.pt2")
     with zipfile.ZipFile(tmp_path / "policy.pt2") as file:  # no local installation path is included
@@ -261,7 +260,7 @@ def same_actions(one, other, count=16):
     np.testing.assert_array_equal(here.act(obs), there.act(obs))
 
 
-@pytest.mark.parametrize("kind", ["lstm", "ddpg", "motion"])
+@pytest.mark.parametrize("kind", ["lstm", "ddpg", "sac", "motion"])
 def test_import_of_exported_safetensors_needs_no_recipe(capsys, runs, tmp_path, kind):
     export(capsys, runs / kind, "safetensors", tmp_path / "p.safetensors")
     code, told = import_file(capsys, tmp_path, tmp_path / "p.safetensors")

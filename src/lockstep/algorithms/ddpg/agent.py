@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.algorithms.ddpg.config import DDPGConfig as DDPGConfig
-from lockstep.algorithms.ddpg.networks import Actor, AgentAxis, Critic, DiscreteCodec, make_action_codec
+from lockstep.algorithms.ddpg.networks import AgentAxis, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
 from lockstep.algorithms.ddpg.opponent_sampling import PrioritizedSampling
 from lockstep.algorithms.ddpg.policy import DDPGPolicy
@@ -31,6 +31,7 @@ from lockstep.data.replay_buffer import Replay, add_rollout, outcome
 from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics
+from lockstep.nn.q_networks import Actor, make_critic, soft_update
 from lockstep.ops.functional import scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss
 from lockstep.pytree import Tree, tree_map
@@ -49,9 +50,10 @@ class DDPG(Algorithm):
         self.codec = make_action_codec(self.team.action_space, config.gumbel_temperature, config.exploration_noise)
         self.centralized = config.centralized_critic and self.team.multi_agent
         space, values = (self.team.joint_space, self.team.agents) if self.centralized else (self.team.agent_space, 1)
-        self.actor = Actor(self.team.agent_space, self.codec, config.encoder).to(runtime.device)
+        self.actor = Actor(self.team.agent_space, self.codec.width, config.encoder).to(runtime.device)
         self.critics = nn.ModuleList(
-            Critic(space, values * self.codec.width, values, config.encoder) for _ in range(1 + config.twin_critics)
+            make_critic(space, values * self.codec.width, values, config.encoder, config.critic_action_input)
+            for _ in range(1 + config.twin_critics)
         ).to(runtime.device)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
@@ -231,11 +233,10 @@ class DDPG(Algorithm):
         agent_obs, _ = self.team.agent_inputs(obs)
         return [critic(agent_obs, vectors).view(-1, self.team.agents) for critic in critics]
 
-    @torch.no_grad()
     def _soft_update_targets(self) -> None:
         """Soft-update the target networks (Polyak averaging)."""
-        for target, source in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
-            torch._foreach_lerp_(list(target.parameters()), list(source.parameters()), self.config.tau)
+        soft_update(self.target_actor, self.actor, self.config.tau)
+        soft_update(self.target_critics, self.critics, self.config.tau)
 
     # -- benchmark and policy ------------------------------------------------------------------------------------------
 

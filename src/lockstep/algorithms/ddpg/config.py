@@ -4,11 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from lockstep.algorithms.ddpg.networks import AgentAxis
+from lockstep.algorithms.off_policy import check_replay_settings, updates_until
 from lockstep.base import Algorithm
-from lockstep.config import ConfigError, RunConfig, resolve_lanes
+from lockstep.config import ConfigError, RunConfig
 from lockstep.data.replay_buffer import ReplayConfig
-from lockstep.lanes import Lanes
 from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.q_networks import ActionInput
 from lockstep.ops.functional import Scaling
 
 
@@ -74,12 +75,15 @@ class DDPGConfig(Algorithm.Config):
     """Choice of snapshots. uniform: in rotation. pfsp: drawn for each game, more often the lower the win rate."""
     pfsp_power: float = 2.0
     """Exponent p of the weights (1 - win rate)^p of pfsp. 0: all snapshots are equally likely."""
-    max_grad_norm: float = 10.0
-    """Maximum norm of the gradient of the whole batch."""
+    max_grad_norm: float | None = 10.0
+    """Maximum norm of the gradient of the whole batch. None: no clipping."""
     grad_accum_steps: int = 1
     """Micro-batches per batch, to save memory. One optimizer step is taken for all of them."""
     encoder: EncoderConfig = field(default_factory=lambda: EncoderConfig(hidden_sizes=(256,), activation="relu"))
     """Encoder architecture of each network."""
+    critic_action_input: ActionInput = "last"
+    """Hidden layer of the critics that receives the action. last: one more layer after the encoder. first: the encoder
+    itself, which sees the observation and the action (vector observations; others use last)."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = (
         *("actor_lr", "critic_lr", "batch_size", "updates_per_sample", "gamma", "n_step", "tau", "policy_delay"),
         *("target_noise", "exploration_noise", "epsilon", "epsilon_end", "epsilon_schedule"),
@@ -90,24 +94,9 @@ class DDPGConfig(Algorithm.Config):
     def validate(self, task: Any, run: RunConfig) -> None:
         """Raise ConfigError for invalid settings, before any process starts."""
         super().validate(task, run)
-        Lanes(resolve_lanes(run, 1).lanes or 0, range(0), run.seed).per_lane(self.batch_size, "batch_size")
-        if min(self.rollout_steps, self.n_step, self.policy_delay, self.grad_accum_steps) < 1:
-            raise ConfigError(
-                f"rollout_steps is {self.rollout_steps}, n_step {self.n_step}, policy_delay {self.policy_delay}, "
-                f"grad_accum_steps {self.grad_accum_steps}.",
-                "Use 1 or more for each of them.",
-            )
-        if not task.num_envs <= self.learning_starts <= self.buffer_size:
-            raise ConfigError(
-                f"learning_starts is {self.learning_starts}, but must be at least num_envs ({task.num_envs}) and at "
-                f"most buffer_size ({self.buffer_size}).",
-                "Set --algo.learning-starts to a value in this range.",
-            )
-        if self.updates_per_sample <= 0 or not 0 < self.tau <= 1:
-            raise ConfigError(
-                f"updates_per_sample is {self.updates_per_sample} and tau {self.tau}.",
-                "Use more than 0 for both, and at most 1 for tau.",
-            )
+        check_replay_settings(self, task, run)
+        if self.policy_delay < 1:
+            raise ConfigError(f"policy_delay is {self.policy_delay}.", "Use 1 or more.")
         if self.epsilon_schedule == "exponential" and min(self.epsilon, self.epsilon_end) <= 0:
             raise ConfigError(
                 f"epsilon is {self.epsilon} and epsilon_end {self.epsilon_end}, but an exponential schedule never "
@@ -143,8 +132,8 @@ class DDPGConfig(Algorithm.Config):
         self.encoder.check_image_size(AgentAxis(task).agent_space)
 
     def updates_until(self, samples: int) -> int:
-        """Return the updates due after `samples` samples. They depend on the clock only, so a resume adds none."""
-        return int(max(0, samples - self.learning_starts) * self.updates_per_sample)
+        """Return the updates due after `samples` samples."""
+        return updates_until(samples, self.learning_starts, self.updates_per_sample)
 
     def epsilon_at(self, progress: float) -> float:
         """Return the probability of a random action at a progress from 0 to 1."""

@@ -1,4 +1,4 @@
-"""Actor and critic of DDPG, and the conversion between network outputs and actions.
+"""Agents of a team, and the conversion between outputs of the DDPG actor and actions.
 
 An action has two forms: a stored form, and a vector that critics see and gradients pass through. The conversion is
 exact in both directions, so the environment executes the action that is stored.
@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from gymnasium import Space, spaces
-from torch import Tensor, nn
+from torch import Tensor
 
 from lockstep.config import ConfigError
-from lockstep.nn.encoders import EncoderConfig, orthogonal_init
+from lockstep.nn.action_bounds import ActionBounds
 from lockstep.ops.philox.draws import Device
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams
+from lockstep.space_layout import ACTION_MASK, network_space
 
 
 class ActionCodec(Protocol):
@@ -99,8 +100,7 @@ class ContinuousCodec(ActionCodec):
     def __init__(self, space: spaces.Box, noise_scale: float) -> None:
         self.width, self.noise_scale = int(space.shape[0]), noise_scale
         self.example = torch.zeros(self.width)
-        self.action_bias = torch.from_numpy((space.high + space.low) / 2).float()
-        self.action_scale = torch.from_numpy((space.high - space.low) / 2).float()
+        self.bounds = ActionBounds(space)
 
     def noise(self, streams: LaneStreams, counter: int, *shape: int, device: Device = "cpu") -> Tensor:
         return streams.normal(counter, *shape, self.width, device=device)
@@ -116,10 +116,7 @@ class ContinuousCodec(ActionCodec):
         return 2.0 * uniform - 1.0
 
     def to_env(self, stored: Tensor) -> Tensor:
-        if self.action_scale.device != stored.device:  # once: a copy to a GPU synchronizes with it
-            self.action_scale = self.action_scale.to(stored.device)
-            self.action_bias = self.action_bias.to(stored.device)
-        return stored * self.action_scale + self.action_bias
+        return self.bounds.to_env(stored)
 
 
 def make_action_codec(space: Space, temperature: float, noise_scale: float) -> ActionCodec:
@@ -131,37 +128,12 @@ def make_action_codec(space: Space, temperature: float, noise_scale: float) -> A
     raise ConfigError(f"actions of {space} are not supported.", "Use Discrete or a bounded one-dimensional Box.")
 
 
-class Actor(nn.Module):
-    """Network from the observation of one agent to the outputs that define its action."""
-
-    def __init__(self, space: Space, codec: ActionCodec, config: EncoderConfig) -> None:
-        super().__init__()
-        self.encoder = config.build(space)
-        self.head = orthogonal_init(nn.Linear(int(self.encoder.features), codec.width), 0.01)  # type: ignore[arg-type]
-
-    def forward(self, obs: Tree) -> Tensor:
-        return self.head(self.encoder(obs)).float()  # [N, K]
-
-
-class Critic(nn.Module):
-    """Action-value network: one value for the action of one agent, or A values for the actions of a whole team."""
-
-    def __init__(self, space: Space, width: int, values: int, config: EncoderConfig) -> None:
-        super().__init__()
-        self.encoder = config.build(space)
-        features = int(self.encoder.features)  # type: ignore[arg-type]
-        hidden = orthogonal_init(nn.Linear(features + width, features), 2**0.5)
-        self.head = nn.Sequential(hidden, nn.ReLU(inplace=True), orthogonal_init(nn.Linear(features, values), 1.0))
-
-    def forward(self, obs: Tree, vector: Tensor) -> Tensor:
-        return self.head(torch.cat([self.encoder(obs), vector], dim=-1)).float()
-
-
 class AgentAxis:
     """Agents of an environment: one, or several along the first axis of its observations.
 
-    The last R agents may be opponents (rivals). The last of their choices lets the task act for them. `legal`, an
-    optional part of an observation, is the mask of actions that the environment executes. Networks do not see it.
+    The last R agents may be opponents (rivals). The last of their choices lets the task act for them. `legal` or
+    `action_mask`, an optional part of an observation, is the mask of discrete actions that the environment executes.
+    Networks do not see it.
     """
 
     def __init__(self, task: Any) -> None:
@@ -175,6 +147,8 @@ class AgentAxis:
             self.agent_space, self.joint_space = _agent_space(space, 0), _agent_space(space, slice(self.agents))
             self.action_space = spaces.Discrete(int(task.action_space.nvec[0]))
             self.idle = int(task.action_space.nvec[-1]) - 1
+        elif isinstance(task.action_space, spaces.Box):
+            network_space(task.observation_space, 0)  # raises if there is a mask
 
     def drop_rivals(self, tree: Any) -> Any:
         """Return the part [B, A, ...] of observations, actions or rewards [B, A + R, ...] that is of our agents."""
@@ -192,7 +166,8 @@ class AgentAxis:
     def agent_inputs(self, obs: Tree) -> tuple[Tree, Tensor | None]:
         """Return what each agent sees and its legal actions, [N, ...] each, from observations of N / A environments."""
         flat: Any = tree_map(lambda x: x.flatten(0, 1), obs) if self.multi_agent else obs
-        return _without_legal(flat), flat.get("legal") if isinstance(flat, dict) else None
+        legal = [flat[name] for name in _MASKS if name in flat] if isinstance(flat, dict) else []
+        return _without_legal(flat), legal[0] if legal else None
 
     def group_by_env(self, rows: Tensor) -> Tensor:
         """Group rows of agents [N, ...] by environment, [N / A, A, ...]. Rows of a single agent are not changed."""
@@ -203,11 +178,14 @@ class AgentAxis:
         return _without_legal(obs)
 
 
+_MASKS = ("legal", ACTION_MASK)
+
+
 def _without_legal(obs: Any) -> Any:
-    """Return an observation, or the parts of a space, without `legal`. A single remaining part is not in a dict."""
-    if not isinstance(obs, dict | spaces.Dict) or "legal" not in obs.keys():  # noqa: SIM118
+    """Return an observation, or the parts of a space, without its mask. A single remaining part is not in a dict."""
+    if not isinstance(obs, dict | spaces.Dict) or not set(_MASKS) & obs.keys():
         return obs
-    parts = {name: part for name, part in obs.items() if name != "legal"}
+    parts = {name: part for name, part in obs.items() if name not in _MASKS}
     return next(iter(parts.values())) if len(parts) == 1 else parts
 
 

@@ -10,7 +10,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from lockstep.algorithms.ddpg.networks import ActionCodec, Actor, AgentAxis
+from lockstep.algorithms.ddpg.networks import ActionCodec, AgentAxis
+from lockstep.nn.q_networks import Actor
 from lockstep.protocols import StateDict
 from lockstep.pytree import Tree, tree_map
 

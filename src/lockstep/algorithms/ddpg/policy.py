@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.ddpg.networks import ActionCodec, Actor, AgentAxis
+from lockstep.algorithms.ddpg.networks import ActionCodec, AgentAxis
+from lockstep.nn.q_networks import Actor
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree
 from lockstep.rng import LaneStreams, RandomStream

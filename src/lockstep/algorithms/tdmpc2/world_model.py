@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import mish, simplicial
-from lockstep.nn.encoders import is_channels_last
 from lockstep.ops.two_hot import two_hot_inverse
+from lockstep.space_layout import is_channels_last
 
 SIMPLEX_SIZE = 8
 """Features per simplex."""
@@ -114,7 +114,7 @@ class PixelEncoder(nn.Module):
 
     def __init__(self, space: Box) -> None:
         super().__init__()
-        self.channels_last = is_channels_last(space)
+        self.channels_last = is_channels_last(space.shape)
         shape = np.roll(space.shape, 1) if self.channels_last else space.shape
         channels, height, width = map(int, shape)
         if not IMAGE_SIDES[0] <= min(height, width) <= max(height, width) <= IMAGE_SIDES[1]:

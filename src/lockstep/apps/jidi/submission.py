@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from lockstep.algorithms.ddpg.networks import Actor
 from lockstep.apps.jidi.controller import ControllerNetwork, TeamController
 from lockstep.apps.jidi.flat_file import flatten
 from lockstep.apps.jidi.platform import Controller, play_game
@@ -18,6 +17,7 @@ from lockstep.apps.jidi.verification import verify
 from lockstep.config import ConfigError
 from lockstep.inference import LoadedPolicy
 from lockstep.nn.encoders import MLP
+from lockstep.nn.q_networks import Actor
 from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 from lockstep.tasks.team_snakes.opponents import name_of
 

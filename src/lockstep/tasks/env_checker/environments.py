@@ -23,12 +23,13 @@ from lockstep.lanes import Lanes
 from lockstep.protocols import StateDict, Step, TaskConfig
 from lockstep.pytree import Tree, named_leaves
 from lockstep.rng import RandomStream
-from lockstep.tasks.spaces import sample_action, tensor_dtype
+from lockstep.space_layout import action_columns, network_space, split_mask
+from lockstep.tasks.spaces import make_legal, sample_action, tensor_dtype
 
 LANES, ENVS_PER_LANE = 8, 2
 N = LANES * ENVS_PER_LANE
 ALL_LANES, SOME_LANES, OTHER_LANES = range(LANES), range(3, 6), range(2, 7)
-ACTIONS = RandomStream(0, "check")
+ACTIONS, CHOICES = RandomStream(0, "check"), RandomStream(0, "check.choices")
 MEMBERS = (
     *("num_envs", "observation_space", "action_space", "reset", "observations", "step", "on_iteration_start"),
     *("close", "shared_state", "load_shared_state", "lane_state", "load_lane_state"),
@@ -63,7 +64,15 @@ class EnvGroup:
         return obs
 
     def step(self, time: int) -> Step:
-        return self.envs.step(sample_action(self.envs.action_space, ACTIONS, time, N)[self.rows])
+        return self.envs.step(self.legal(sample_action(self.envs.action_space, ACTIONS, time, N)[self.rows], time))
+
+    def legal(self, actions: Tensor, time: int, same: bool = False) -> Tensor:
+        """Replace discrete actions by legal ones if observations have an action mask; `same` where masks are equal."""
+        space, (_, mask) = self.envs.action_space, split_mask(self.envs.observations())
+        if mask is None:
+            return actions
+        scores = torch.from_numpy(CHOICES.generator(time).random((N, sum(action_columns(space)))))
+        return make_legal(space, actions, mask, scores[:1].expand_as(mask) if same else scores[self.rows])
 
     def close(self) -> None:
         self.envs.close()
@@ -90,12 +99,14 @@ def _check_members(config: TaskConfig) -> Iterator[str]:
 def _check_tensors(config: TaskConfig, steps: int) -> Iterator[str]:
     with closing(EnvGroup(config, ALL_LANES)) as group:
         space = group.envs.observation_space
-        faults = [*_space_faults(group.start(), space, "obs", "of reset()")]
+        obs = group.start()
+        faults = [*_space_faults(obs, space, "obs", "of reset()")] or [*_mask_faults(obs, group.envs, "of reset()")]
         for time in range(steps):
             if faults:  # report one step only
                 break
             step = group.step(time)
             faults = [*_shape_faults(step, f"at step {time}")] or [*_value_faults(step, space, f"at step {time}")]
+            faults = faults or [*_mask_faults(step.obs, group.envs, f"at step {time}")]
             if not faults and _differing(named_leaves(step.obs, "obs"), named_leaves(group.envs.observations(), "obs")):
                 faults = [
                     f"observations() after step {time} is not the obs of that step. Return the current observation."
@@ -262,6 +273,24 @@ def _space_faults(tree: Tree, space: Space[Any], name: str, when: str, rows: Seq
             )
 
 
+def _mask_faults(obs: Tree, envs: VecEnv, when: str) -> Iterator[str]:
+    """Yield where an action mask has the wrong form or allows no choice."""
+    columns = [count for count in action_columns(envs.action_space) if count]
+    try:
+        network_space(envs.observation_space, sum(columns))
+    except ConfigError as error:
+        yield str(error)
+        return
+    _, mask = split_mask(obs)
+    parts = [] if mask is None else mask.split(columns, dim=1)
+    rows = sorted({row for part in parts for row in _true_rows(~(part != 0).any(1))})
+    if rows:
+        yield (
+            f"obs.action_mask {when} allows no choice of an action in environment {rows[0]}. "
+            "End the episode in such a state, or allow an action."
+        )
+
+
 def _first_difference(reference: EnvGroup, group: EnvGroup, times: range) -> str:
     """Step two groups together; describe where the second first differs from the first, or return an empty string."""
     for (when, expected), (_, actual) in zip(_trace(reference, times), _trace(group, times), strict=True):
@@ -299,7 +328,7 @@ def _observation_digests(config: TaskConfig, steps: int, seed: int) -> list[byte
             for row, digest in enumerate(digests):
                 digest.update(_row_bytes(obs, row))
             action = sample_action(group.envs.action_space, ACTIONS, time, 1)
-            obs = group.envs.step(torch.cat([action] * N)).obs
+            obs = group.envs.step(group.legal(torch.cat([action] * N), time, same=True)).obs
     return [digest.digest() for digest in digests]
 
 

@@ -1,7 +1,9 @@
-"""Gymnasium environments, stepped in a loop or in worker processes, and restored by replaying their actions.
+"""Gymnasium environments, single or vectorized, and restored by replaying their actions.
 
 Every episode has its own seed, derived from the run's seed, the environment's global index and the episode's number. An
-environment whose state cannot be read is therefore saved as its episode's number and the actions taken in it.
+environment whose state cannot be read is therefore saved as its episode's number and the actions taken in it. Vector
+environments may be seeded less often (`vector_plan.py`). What is said of an episode here is then true of the time since
+the last seed.
 
 Shapes: E environments per lane, B local environments.
 """
@@ -24,14 +26,20 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from lockstep.action_encoding import stored_space
 from lockstep.base import VecEnv
 from lockstep.config import ConfigError
-from lockstep.protocols import StateDict, Step, SubtaskSpec
+from lockstep.protocols import Split, StateDict, Step, SubtaskSpec
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
+from lockstep.tasks.gym.env_class import class_id
 from lockstep.tasks.gym.env_file import env_file, with_absolute_path
 from lockstep.tasks.gym.packages import install_hint
-from lockstep.tasks.gym.sync_envs import SharedArrays, SyncEnvs, make
+from lockstep.tasks.gym.sync_envs import WRAPPERS, SharedArrays, SyncEnvs, make
+from lockstep.tasks.gym.vector_envs import VectorEnvs
+from lockstep.tasks.gym.vector_maker import VectorizationMode, evaluation_kwargs, find_vector_maker
+from lockstep.tasks.gym.vector_plan import make_plan
 from lockstep.tasks.gym.worker_pool import WorkerPool
+from lockstep.tasks.gym.wrappers import mask_setting, wrap
 from lockstep.tasks.obs_encoding import encoded_space
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
 from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space
@@ -57,13 +65,22 @@ class GymConfig(VecEnv.Config):
 
     id: str = "CartPole-v1"
     """Id of the environment. `package:Name-v0` imports the package that registers it, and `my_env.py:Name-v0` loads a
-    file."""
+    file. `package:Class` and `my_env.py:Class` name a class. From Python, it may be the class itself."""
     num_envs: int = 8
     """Number of environments in the whole run, stepped in parallel."""
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)
-    """Keyword arguments for `gymnasium.make`."""
+    """Keyword arguments for `gymnasium.make`, or for the vector entry point."""
+    vectorization_mode: VectorizationMode = "auto"
+    """How environments are stepped. sync: one after another. vector_entry_point: by the vector environment that is
+    registered with the id, one instance per lane. auto: by the vector environment, if it can step the environments of
+    a lane together and takes all env_kwargs (Atari); else one after another."""
     mask_velocity: bool = False
     """Replace velocities by zero, so that a policy needs recurrent state (classic control and LunarLander)."""
+    frame_stack: int = 1
+    """Number of latest observations that are joined to one: images by their channels, vectors one after another."""
+    use_action_mask: bool = True
+    """Whether to choose only actions that the environment's action mask allows: `info["action_mask"]`, or the part
+    `action_mask` of a dict observation. False: ignore the mask, and remove it from observations."""
     info_keys: tuple[str, ...] = ("is_success",)
     """Keys of the last `info` of an episode whose numbers and booleans are averaged over episodes and logged, as
     `rollout/ep_KEY_mean` and `eval/KEY_mean`. A key that no episode reports is not logged."""
@@ -74,13 +91,25 @@ class GymConfig(VecEnv.Config):
     changeable_on_resume: ClassVar[tuple[str, ...]] = ("info_keys", "num_workers")
 
     def __post_init__(self) -> None:
+        if isinstance(self.id, type):
+            object.__setattr__(self, "id", class_id(self.id))
         if self.num_workers < 0:
             raise ConfigError(f"num_workers is {self.num_workers}.", "Use 0 or more.")
+        if not 1 <= self.frame_stack <= 64:
+            raise ConfigError(f"frame_stack is {self.frame_stack}.", "Use 1 to 64 frames.")
         if taken := sorted({*self.info_keys} & RESERVED):
             raise ConfigError(
                 f"task.info_keys contains {', '.join(taken)}, which Lockstep measures itself.",
                 "Rename the key in a wrapper of the environment.",
             )
+
+    def with_split(self, split: Split) -> "GymConfig":
+        """Return settings for training, or for evaluation: Atari games without reward clipping and to their end."""
+        if split == "train":
+            return self
+        with _convert_errors(self.id):
+            changed = evaluation_kwargs(self.id, self.vectorization_mode, self.env_kwargs)
+        return replace(self, env_kwargs={**self.env_kwargs, **changed})
 
     @property
     def code_file(self) -> Path | None:
@@ -100,23 +129,29 @@ class GymEnvs(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
+        wrapped = "--task.mask-velocity" if config.mask_velocity else "--task.frame-stack"
+        single = wrapped if config.mask_velocity or config.frame_stack > 1 else ""
         with _convert_errors(config.id):
-            options, self._modes, self._obs_space, self._action_space, self.max_episode_steps = _probe(config)
+            maker = find_vector_maker(
+                config.id, config.vectorization_mode, config.env_kwargs, single, config.num_workers
+            )
+            probed = _probe(config) if maker is None else maker.describe()
+        options, self._modes, self._obs_space, self._action_space, self.max_episode_steps = probed
         self.observation_space, self.action_space = encoded_space(self._obs_space), policy_space(self._action_space)
         if self.max_episode_steps and isinstance(self._action_space, Box):
             # Algorithms derive the discount from the length of episodes.
             self.parts = (SubtaskSpec(config.id, math.prod(self._action_space.shape), self.max_episode_steps),)
         self.prefers_image = "rgb_array" in self._modes and "ansi" not in self._modes
 
+        self._stored_actions = stored_space(self._action_space)
         self._streams = self.env_streams("gym")
         self._episode = np.zeros(count, np.int64)
         self._steps = np.zeros(count, np.int64)
-        self._log = ActionLog(self._action_space, count, config.max_replay_steps)
+        self._log = ActionLog(self._stored_actions, count, config.max_replay_steps)
         self._restarted = 0
 
-        workers = min(config.num_workers, count) if count > 1 else 0  # one environment cannot be parallelized
         table = SharedArrays(
-            action=allocate(self._action_space, count),
+            action=allocate(self._stored_actions, count),
             seed=np.zeros(count, np.int64),
             obs=allocate(self.observation_space, count),
             reward=np.zeros(count, np.float32),
@@ -126,12 +161,16 @@ class GymEnvs(VecEnv):
             total=np.zeros(count, np.float64),
             info={key: np.full(count, np.nan, np.float32) for key in dict.fromkeys(config.info_keys)},
         )
+        workers = min(config.num_workers, count) if count > 1 else 0  # one environment cannot be parallelized
+        self._envs: SyncEnvs | WorkerPool | VectorEnvs
         with _convert_errors(config.id):
-            self._envs = (
-                WorkerPool(config.id, options, table, workers, self.env_indices)
-                if workers
-                else SyncEnvs(config.id, options, table)
-            )
+            if maker is not None:
+                plan = make_plan(maker, self.envs_per_lane, config.max_replay_steps)
+                self._envs = VectorEnvs(maker, plan, table)
+            elif workers:
+                self._envs = WorkerPool(config.id, options, table, workers, self.env_indices)
+            else:
+                self._envs = SyncEnvs(config.id, options, table)
         self._table = self._envs.table
         returned = {name: getattr(self._table, name) for name in Step._fields if name in SharedArrays._fields}
         self._host: Any = tree_map(torch.from_numpy, returned | {"episode_info": self._table.info})  # shares memory
@@ -154,14 +193,14 @@ class GymEnvs(VecEnv):
         table.action[:] = actions
         self._envs.step()
         self._steps += 1
-        for row in np.flatnonzero(table.terminated | table.truncated).tolist():
+        for row in np.flatnonzero(self._envs.reseeded).tolist():
             self._start_episode(row, self._episode[row] + 1)
         self._on_device = self._upload(self._host)
         return Step(**self._on_device, any_truncated=bool(table.truncated.any()))
 
     def step_numpy(self, actions: np.ndarray) -> None:
         """Step the environments alone, without tensors."""
-        self._table.action[:] = actions
+        self._table.action[:] = env_actions(self._action_space, actions)
         self._envs.step()
 
     def observations(self) -> Tree:
@@ -199,7 +238,7 @@ class GymEnvs(VecEnv):
         episodes, steps, logged = (saved[name].tolist() for name in ("episode", "steps", "logged"))
         if min(episodes + steps + logged) < 0 or sum(logged) != len(saved["actions"]) or max(episodes) >= 2**62:
             raise ValueError(f"{owner}: the saved episodes and their actions do not match. Use another checkpoint.")
-        if not actions_valid(self._action_space, saved["actions"].numpy()):
+        if not actions_valid(self._stored_actions, saved["actions"].numpy()):
             raise ValueError(f"{owner}: the saved actions are not in {self._action_space}. Use another checkpoint.")
         actions = saved["actions"].split(logged)
         rows = range(self.num_envs)[self.lanes.lane_slice(lane, self.envs_per_lane)]
@@ -216,8 +255,11 @@ class GymEnvs(VecEnv):
                 self._log.put(row, actions[index].numpy())
                 self._steps[row] = steps[index]
             else:
-                self._start_episode(row, episodes[index] + 1)
                 lost.append(row)
+        if lost and self._envs.shared_seed:
+            lost = [*rows]
+        for row in lost:
+            self._start_episode(row, self._episode[row] + 1)
         self._envs.begin({row: self._seed(row) for row in lost})
         self._restarted += len(lost)
         self._on_device = self._upload(self._host)
@@ -297,7 +339,8 @@ class ActionLog:
 
 def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any], int | None]:
     """Return the options of `make`, the render modes, the observation and action spaces, and the step limit."""
-    options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs}
+    wrappers: dict[str, Any] = {"frame_stack": config.frame_stack}
+    options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs, WRAPPERS: wrappers}
     if config.mask_velocity:
         name = config.id.rpartition("-v")[0]
         if name not in VELOCITIES:
@@ -305,9 +348,11 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
                 f"the velocities in the observations of {config.id} are not known.",
                 f"Remove --task.mask-velocity, or use one of {', '.join(VELOCITIES)}.",
             )
-        options["hidden"] = list(VELOCITIES[name])
+        wrappers["hidden"] = list(VELOCITIES[name])
     probe = make(config.id, options)
+    wrappers["action_mask"] = mask_setting(probe, config.use_action_mask)
     probe.close()
+    probe = wrap(probe, config.id, {"action_mask": wrappers["action_mask"]})
     modes = probe.metadata.get("render_modes") or []
     render_mode = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
     if render_mode:

@@ -7,6 +7,7 @@ is therefore loaded by its path, which the config of a run stores as an absolute
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from lockstep.config import ConfigError
 
@@ -29,11 +30,14 @@ def with_absolute_path(id: str) -> str:
     return f"{file}:{name}" if file.is_file() or module.endswith(".py") else id
 
 
-def load_env_file(file: Path) -> None:
+def load_env_file(file: Path) -> ModuleType:
     """Execute a Python file under its own name, once per process, so that it registers its environments."""
     file, name = file.resolve(), file.stem
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
+        return main  # the user's script, which defines the environment and trains on it
     if getattr(sys.modules.get(name), "__file__", None) == str(file):
-        return
+        return sys.modules[name]
     if not file.is_file():
         raise ConfigError(f"there is no file {file}.", "Give the file of the environment: --task.id my_env.py:Name-v0")
     if not _is_free(name, file):
@@ -49,6 +53,7 @@ def load_env_file(file: Path) -> None:
     except BaseException:
         del sys.modules[name]
         raise
+    return sys.modules[name]
 
 
 def _is_free(module: str, file: Path) -> bool:

@@ -3,7 +3,6 @@
 Shapes: B environments.
 """
 
-import importlib
 import math
 import os
 from collections.abc import Mapping
@@ -11,21 +10,24 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium import Space
-from gymnasium.spaces import Discrete
 
+from lockstep.action_encoding import split_actions
 from lockstep.config import ConfigError
-from lockstep.tasks.gym.env_file import env_file, load_env_file
+from lockstep.tasks.gym.env_class import find_env
 from lockstep.tasks.gym.packages import install_hint
+from lockstep.tasks.gym.wrappers import wrap
 from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import MUJOCO_GL, convert_opengl_errors, headless_backend, prepare_opengl
+
+WRAPPERS = "lockstep.wrappers"
+"""Name of an option of `make` that no environment has, because it is not an identifier."""
 
 
 class SharedArrays(NamedTuple):
     """Arrays, or trees of arrays by name, with a row for each environment."""
 
     action: Any
-    """[B, ...] The next action, in the environment's own form."""
+    """[B, ...] The next action, in the form of `stored_space`."""
     seed: Any
     """[B] int64: seed of the next episode, which starts as soon as the current one ends."""
     obs: Any
@@ -44,34 +46,33 @@ class SharedArrays(NamedTuple):
     """[B] float32 by key of the last `info`, for episodes that ended in the last step; NaN: not a finite number."""
 
 
+def ended_rows(table: SharedArrays) -> np.ndarray:
+    """Return whether the episode of each environment ended in the last step, [B]."""
+    ended: np.ndarray = table.terminated | table.truncated
+    return ended
+
+
 def make(id: str, options: Mapping[str, Any]) -> Any:
-    """Make an environment by its id. The option `hidden` lists features of its observations to replace by zero."""
-    if id.startswith("ALE/"):
-        ale = importlib.import_module("ale_py")  # registers the Atari environments
-        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner on standard error per environment
-    if (file := env_file(id)) is not None:
-        load_env_file(file)
-        id = id.rpartition(":")[2]
-    hidden = list(options.get("hidden", ()))
-    env = gymnasium.make(id, **{name: value for name, value in options.items() if name != "hidden"})
-    if not hidden:
-        return env
-
-    def hide(obs: np.ndarray) -> np.ndarray:
-        obs = obs.copy()  # it may be a buffer of the environment
-        obs[hidden] = 0
-        return obs
-
-    return gymnasium.wrappers.TransformObservation(env, hide, env.observation_space)
+    """Make an environment by its id. The option WRAPPERS has the settings of `wrappers.wrap`."""
+    env = gymnasium.make(find_env(id), **{name: value for name, value in options.items() if name != WRAPPERS})
+    return wrap(env, id, options.get(WRAPPERS, {}))
 
 
 class SyncEnvs:
     """Environments that are stepped one after another, one per row of the table."""
 
+    shared_seed = False
+    """Whether several environments are seeded together."""
+
     def __init__(self, id: str, options: Mapping[str, Any], table: SharedArrays) -> None:
         self._id, self.table = id, table
         self.envs = [make(id, options) for _ in table.seed]
         self._obs_space, self._act_space = self.envs[0].observation_space, self.envs[0].action_space
+
+    @property
+    def reseeded(self) -> np.ndarray:
+        """Rows that were seeded again in the last step: those whose episode ended."""
+        return ended_rows(self.table)
 
     def begin(self, seeds: Mapping[int, int]) -> None:
         """Start an episode in some rows, each with its seed."""
@@ -83,13 +84,13 @@ class SyncEnvs:
     def step(self) -> None:
         """Take the actions in the table. An environment that ends starts its next episode at once."""
         table, total, ended = self.table, self.table.total, []
-        for row, (env, action) in enumerate(zip(self.envs, _split_actions(self._act_space, table.action), strict=True)):
+        for row, (env, action) in enumerate(zip(self.envs, split_actions(self._act_space, table.action), strict=True)):
             obs, table.reward[row], terminated, truncated, info = env.step(action)
             table.terminated[row], table.truncated[row] = terminated, truncated
             if terminated or truncated:
                 ended.append(row)
                 for key, values in table.info.items():
-                    values[row] = _to_number(info.get(key))
+                    values[row] = to_number(info.get(key))
             encode_obs(self._obs_space, obs, table.final_obs if terminated or truncated else table.obs, row)
         total += table.reward
         self.begin({row: int(table.seed[row]) for row in ended})
@@ -99,7 +100,7 @@ class SyncEnvs:
         return {row for row, actions in episodes.items() if self._replay(row, actions)}
 
     def _replay(self, row: int, actions: np.ndarray) -> bool:
-        for action in _split_actions(self._act_space, actions):
+        for action in split_actions(self._act_space, actions):
             obs, reward, terminated, truncated, _ = self.envs[row].step(action)
             encode_obs(self._obs_space, obs, self.table.obs, row)
             self.table.total[row] += np.float32(reward)
@@ -138,7 +139,7 @@ class SyncEnvs:
         self.envs.clear()  # ale_py prints a list of leaks if an environment still exists when Python exits
 
 
-def _to_number(value: Any) -> float:
+def to_number(value: Any) -> float:
     """Return a bool or number of an `info` as a float; NaN for anything else, and for infinity."""
     if not isinstance(value, bool | int | float | np.generic | np.ndarray):
         return math.nan
@@ -147,9 +148,3 @@ def _to_number(value: Any) -> float:
         return math.nan
     number = float(array.item())
     return number if math.isfinite(number) else math.nan
-
-
-def _split_actions(space: Space[Any], actions: np.ndarray) -> list[Any]:
-    """Return the actions one by one. A discrete action is a plain int, since some environments use it as a dict key."""
-    # A copy, because an environment may scale its action in place, or keep it after the table changed.
-    return actions.tolist() if isinstance(space, Discrete) else list(actions.copy())

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from lockstep.config import ConfigError
-from lockstep.tasks.gym.sync_envs import SharedArrays
+from lockstep.tasks.gym.sync_envs import SharedArrays, ended_rows
 from lockstep.tasks.gym.worker_protocol import (
     Message,
     Request,
@@ -96,6 +96,8 @@ class EnvWorker:
 class WorkerPool:
     """Environments in worker processes; `table` is in shared memory."""
 
+    shared_seed = False
+
     def __init__(
         self, id: str, options: Mapping[str, Any], template: SharedArrays, workers: int, env_indices: Sequence[int]
     ) -> None:
@@ -130,6 +132,10 @@ class WorkerPool:
         finally:
             os.close(memory)
         self._step = {number: Message(Request.STEP) for number in numbers}
+
+    @property
+    def reseeded(self) -> np.ndarray:
+        return ended_rows(self.table)
 
     def begin(self, seeds: Mapping[int, int]) -> None:
         self._request_rows(Request.BEGIN, seeds)

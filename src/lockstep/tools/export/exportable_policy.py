@@ -118,6 +118,7 @@ def largest_difference(one: Any, other: Any) -> float:
         if name not in other_leaves or tensor.shape != other_leaves[name].shape:
             return math.inf
         distance = (tensor.double() - other_leaves[name].double()).abs()
+        distance = distance.masked_fill(tensor == other_leaves[name], 0.0)  # -inf of masked choices
         if not distance.isfinite().all():
             return math.inf
         worst = max(worst, float(distance.max()) if distance.numel() else 0.0)

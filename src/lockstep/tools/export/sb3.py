@@ -25,6 +25,7 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.io.safe_read import UnreadableFileError, open_regular, parse_json
 from lockstep.nn.encoders import MLP, EncoderConfig
 from lockstep.pytree import Tree, tree_map
+from lockstep.space_layout import split_mask
 from lockstep.tools.export.formats import Decide, compare
 from lockstep.tools.export.load_state_dict import entries, first_line, open_zip, read_torch
 from lockstep.tools.export.pickle_writer import PickleGlobal, PickleReduce, pickled
@@ -47,6 +48,12 @@ def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
         raise ConfigError("this policy is recurrent, but PPO of Stable-Baselines3 is not.", "Use --to onnx.")
     if type(algorithm.config.encoder) is not EncoderConfig:
         raise ConfigError(f"{recipe.name} has a custom network, which SB3 cannot build.", "Use --to onnx.")
+    if split_mask(algorithm.task.observation_space)[1] is not None:
+        raise ConfigError("this policy has action masks, but PPO of Stable-Baselines3 has none.", "Use --to onnx.")
+    if isinstance(algorithm.task.action_space, spaces.Dict | spaces.Tuple):
+        raise ConfigError(
+            f"actions are {algorithm.task.action_space}, which Stable-Baselines3 does not support.", "Use --to onnx."
+        )
     parameters = _to_sb3(algorithm)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("data", json.dumps(_data(algorithm), indent=1))

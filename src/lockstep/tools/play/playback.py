@@ -15,6 +15,7 @@ from lockstep.evaluation import select_split
 from lockstep.inference import LoadedPolicy
 from lockstep.lanes import Lanes
 from lockstep.protocols import Renderable, Split, Step, TaskConfig
+from lockstep.pytree import tree_map
 from lockstep.tools.play.caption import add_caption
 
 
@@ -90,7 +91,7 @@ def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int, split: Split) ->
             scene = _EnvScene(env, number)
             while not scene.ended:
                 yield scene
-                step = env.step(torch.from_numpy(policy.act(obs)))
+                step = env.step(policy.act_batch(tree_map(lambda x: x.to(policy.device), obs)).cpu())
                 obs = step.obs
                 scene.advance(step)
             yield from repeat(scene, END_FRAMES)
