@@ -33,6 +33,10 @@ ITERATIONS = 4
 PLAYED = [name for name in RECIPES if isinstance(find_recipe(name)().task, TaskConfig)]
 READ = [name for name in RECIPES if name not in PLAYED]
 each_recipe = pytest.mark.parametrize("name", RECIPES)
+each_combination = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "gym-tdmpc2")) for name in RECIPES]
+)
+"""For longer tests: gym-tdmpc2 has the algorithm of dmc-tdmpc2 and the task of gym-ppo."""
 each_played = pytest.mark.parametrize("name", PLAYED)
 each_read = pytest.mark.parametrize("name", READ)
 
@@ -172,7 +176,7 @@ def test_recipe_model_state_dict_is_part_of_shared_state_and_trains(name):
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
-@each_recipe
+@each_combination
 @pytest.mark.parametrize("iteration", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_recipe_resume_after_kill_matches_undisturbed_run(name, iteration, undisturbed, tmp_path, monkeypatch):
     recipe = parse(*short(name), *place(tmp_path / "run"))
@@ -211,7 +215,7 @@ def trained(words):
     train(parse(*words))
 
 
-@each_recipe
+@each_combination
 @pytest.mark.distributed
 def test_recipe_on_two_processes_matches_one_process(name, undisturbed, tmp_path):
     path = tmp_path / "two"

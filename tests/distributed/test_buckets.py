@@ -164,7 +164,7 @@ def clipped_step(reduction, limit):
         }
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("kind", ["conv", "mlp"])
 def test_gradient_does_not_depend_on_the_number_of_buckets(kind, accumulate, processes):

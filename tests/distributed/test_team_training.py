@@ -66,8 +66,8 @@ def test_pfsp_gives_one_agent_on_1_and_3_processes():
 
 
 def pfsp_trained():
-    return trained("exact", 16, **{"algo.opponent_sampling": "pfsp"})
+    return trained("exact", 10, **{"algo.opponent_sampling": "pfsp"})
 
 
 def pfsp_and_uniform_trained():
-    return pfsp_trained(), trained("exact", 16)
+    return pfsp_trained(), trained("exact", 10)

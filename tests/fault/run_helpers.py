@@ -81,6 +81,7 @@ def words(directory: Path, *more: str) -> list[str]:
     return [
         "train",
         "gym-ppo",
+        *("--preset", "none"),  # SETTINGS are changes to the recipe's defaults
         *(f"{name}={value}" for name, value in flat.items()),
         "--task.env-kwargs",
         *kwargs,

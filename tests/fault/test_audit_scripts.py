@@ -27,6 +27,7 @@ def test_audit_correct_ddp_has_no_finding(capsys):
     assert "model.1.running_mean" in "".join(verdict["notes"])  # DDP broadcasts it, so it is not a finding
 
 
+@pytest.mark.slow
 def test_audit_bypassed_ddp_wrapper_is_found(capsys):
     code, found, _ = audit(capsys, SCRIPTS / "bypassed.py")
     assert code == 1
@@ -44,6 +45,7 @@ def test_audit_missing_all_reduce_names_the_parameters(capsys):
     assert found["state"]["tensors"][0] == "value.weight.exp_avg"
 
 
+@pytest.mark.slow
 def test_audit_unsynchronized_buffers_are_found(capsys):
     code, found, _ = audit(capsys, SCRIPTS / "unsynced_buffers.py")
     assert code == 1
@@ -52,6 +54,7 @@ def test_audit_unsynchronized_buffers_are_found(capsys):
     assert found["buffers"]["step"] == 1
 
 
+@pytest.mark.slow
 def test_audit_same_data_on_every_process_is_found(capsys):
     code, found, _ = audit(capsys, SCRIPTS / "same_data.py")
     assert code == 1

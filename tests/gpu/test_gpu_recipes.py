@@ -42,7 +42,7 @@ def short(name, path):
 
 
 # CI runs one recipe of each kind; the others are slow tests.
-KINDS = ("snake-ppo", "gym-ppo-lstm", "gym-ddpg", "dmc-tdmpc2", "cricket-gnn")
+KINDS = ("snake-ppo", "gym-ddpg", "dmc-tdmpc2", "cricket-gnn")
 each_recipe = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in KINDS else pytest.mark.slow) for name in RECIPES]
 )

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lockstep.config import ConfigError
 from lockstep.tools.doctor.kernels import check_kernels
 from lockstep.tools.warmup import warm_up
@@ -19,6 +21,7 @@ main(["warmup"])
 """
 
 
+@pytest.mark.slow
 def test_training_after_warmup_compiles_nothing(tmp_path):
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     settings = [f"run.runs_dir={tmp_path}", "run.device=cpu"]
