@@ -38,6 +38,8 @@ def test_commands_of_suite_are_valid_and_use_the_preset_of_the_environment(suite
         assert (f"{run.task.id}: preset" in capsys.readouterr().err) == (run.task.id != "CartPole-v1")
         assert run.task.published
         assert {published.source for published in run.task.published} <= SOURCES.keys()
+        random = run.task.random_return
+        assert random is None or random < run.task.published[0].score
 
 
 def test_unknown_suite_task_and_numbers_are_rejected(capsys, tmp_path):

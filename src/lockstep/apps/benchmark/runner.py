@@ -86,7 +86,7 @@ class SuiteRunner:
                             self._ended(run, process.returncode)
                     if self._signals > forwarded:
                         forwarded, self.stopped = self._signals, True
-                        self.progress.event(f"Stopping: {len(active)} runs save their state.")
+                        self.progress.event(f"Stopping. Active runs save their state: {len(active)}")
                         _terminate(active.values())
                     if time.monotonic() - shown >= STATUS_SECONDS:
                         shown = time.monotonic()

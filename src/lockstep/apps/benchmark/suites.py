@@ -57,8 +57,7 @@ class SuiteTask:
     published: tuple[PublishedScore, ...] = ()
     """The first one has the normalized score 1."""
     random_return: float | None = None
-    """Mean return of random actions, which has the normalized score 0. None: not measured.
-    From `python benchmarks/baselines.py --env ID`."""
+    """Mean return of random actions, which has the normalized score 0. None: not measured."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,25 @@ def find_suite(name: str) -> Suite:
     return SUITES[name]
 
 
+_RANDOM_RETURNS = {
+    "CartPole-v1": 22.2,
+    "Acrobot-v1": -499.7,
+    "Pendulum-v1": -1217.0,
+    "MountainCar-v0": -200.0,
+    "LunarLander-v3": -182.1,
+    "HalfCheetah-v4": -294.4,
+    "Walker2d-v4": 2.243,
+    "Hopper-v4": 16.18,
+}
+"""Mean return of random actions in 100 episodes, from `python benchmarks/baselines.py --env ID`."""
+
+
+def _task(
+    id: str, recipe: str, steps: int, settings: tuple[str, ...], published: tuple[PublishedScore, ...]
+) -> SuiteTask:
+    return SuiteTask(id, recipe, steps, settings, published, _RANDOM_RETURNS.get(id))
+
+
 def _evaluated(every: int, episodes: int) -> tuple[str, ...]:
     return f"run.eval_every={every}", f"run.eval_episodes={episodes}"
 
@@ -117,29 +135,29 @@ _CLASSIC = Suite(
     "lockstep-rl[gym,box2d]",
     ("Box2D",),
     (
-        SuiteTask(
+        _task(
             "CartPole-v1",
             "gym-ppo",
             100_000,
             _evaluated(20_000, 32),
             (_zoo(500.0, 0.0, 100_000), _cleanrl(490.04, 6.12, 500_000)),
         ),
-        SuiteTask(
+        _task(
             "Acrobot-v1",
             "gym-ppo",
             1_000_000,
             _evaluated(100_000, 32),
             (_zoo(-73.506, 18.201, 1_000_000), _cleanrl(-86.36, 1.32, 500_000)),
         ),
-        SuiteTask("Pendulum-v1", "gym-ppo", 100_000, _evaluated(20_000, 32), (_zoo(-172.225, 104.159, 100_000),)),
-        SuiteTask(
+        _task("Pendulum-v1", "gym-ppo", 100_000, _evaluated(20_000, 32), (_zoo(-172.225, 104.159, 100_000),)),
+        _task(
             "MountainCar-v0",
             "gym-ppo",
             1_000_000,
             _evaluated(100_000, 32),
             (_zoo(-110.423, 19.473, 1_000_000), _cleanrl(-200.0, 0.0, 500_000)),
         ),
-        SuiteTask(
+        _task(
             "LunarLander-v3",
             "gym-ppo",
             1_000_000,
@@ -151,7 +169,7 @@ _CLASSIC = Suite(
 
 
 def _mujoco_ppo(id: str, *published: PublishedScore) -> SuiteTask:
-    return SuiteTask(id, "gym-ppo", 1_000_000, _evaluated(50_000, 10), published)
+    return _task(id, "gym-ppo", 1_000_000, _evaluated(50_000, 10), published)
 
 
 _MUJOCO_PPO = Suite(
@@ -192,16 +210,14 @@ _MUJOCO_TD3 = Suite(
     "lockstep-rl[mujoco]",
     ("mujoco",),
     (
-        SuiteTask(
+        _task(
             "HalfCheetah-v4",
             "gym-ddpg",
             300_000,
             _evaluated(25_000, 10),
             (_td3_authors(7697.0, 727.0, "HalfCheetah-v1"),),
         ),
-        SuiteTask(
-            "Hopper-v4", "gym-ddpg", 300_000, _evaluated(25_000, 10), (_td3_authors(2410.0, 900.0, "Hopper-v1"),)
-        ),
+        _task("Hopper-v4", "gym-ddpg", 300_000, _evaluated(25_000, 10), (_td3_authors(2410.0, 900.0, "Hopper-v1"),)),
     ),
 )
 
@@ -211,14 +227,14 @@ _MUJOCO_SAC = Suite(
     "lockstep-rl[mujoco]",
     ("mujoco",),
     (
-        SuiteTask(
+        _task(
             "HalfCheetah-v4",
             "gym-sac",
             300_000,
             _evaluated(25_000, 10),
             (_zoo_curve(7197.06, 300_000, "HalfCheetah-v3"), _cleanrl(9634.89, 1423.73, 1_000_000)),
         ),
-        SuiteTask(
+        _task(
             "Hopper-v4",
             "gym-sac",
             300_000,
@@ -231,7 +247,7 @@ _MUJOCO_SAC = Suite(
 
 def _minatar(game: str, score: float) -> SuiteTask:
     published = PublishedScore("pgx", score, None, "last", 20_000_000, None, f"minatar-{game}")
-    return SuiteTask(f"MinAtar/{game}-v1", "gym-ppo", 5_000_000, _evaluated(500_000, 32), (published,))
+    return _task(f"MinAtar/{game}-v1", "gym-ppo", 5_000_000, _evaluated(500_000, 32), (published,))
 
 
 _MINATAR = Suite(
@@ -250,7 +266,7 @@ _MINATAR = Suite(
 
 
 def _minigrid(id: str, score: float, spread: float) -> SuiteTask:
-    return SuiteTask(id, "gym-ppo", 100_000, _evaluated(20_000, 32), (_zoo(score, spread, 100_000),))
+    return _task(id, "gym-ppo", 100_000, _evaluated(20_000, 32), (_zoo(score, spread, 100_000),))
 
 
 _MINIGRID = Suite(
@@ -271,7 +287,7 @@ _ATARI = Suite(
     "lockstep-rl[atari]",
     ("ale-py",),
     (
-        SuiteTask(
+        _task(
             "ALE/Pong-v5",
             "gym-ppo",
             2_500_000,
