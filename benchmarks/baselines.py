@@ -2,8 +2,10 @@
 
     python benchmarks/baselines.py snake gym-ppo trading
     python benchmarks/baselines.py cricket --data t20s_male_json.zip
+    python benchmarks/baselines.py --env Hopper-v4 CartPole-v1
 
-`benchmarks/curves.py` plots these numbers as dashed lines.
+`benchmarks/curves.py` plots these numbers as dashed lines. `--env` measures random actions on Gymnasium environments,
+which have the normalized score 0 in the suites of `lockstep benchmark`.
 """
 
 import argparse
@@ -92,9 +94,14 @@ BASELINES = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="+", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BASELINES))
+    parser.add_argument("--env", nargs="+", default=[], metavar="ID", help="ids of Gymnasium environments")
     parser.add_argument("--data", help="Cricsheet archive")
     args = parser.parse_args()
+    if unknown := [name for name in args.names if name not in BASELINES]:
+        parser.error(f"{unknown[0]} is not one of {', '.join(BASELINES)}")
+    for id in args.env:
+        print(f"{id}: random actions {play('gym-ppo', random_actions, id=id):.4g}", flush=True)
     for name in args.names:
         for label, measure in BASELINES[name].items():
             print(f"{name}: {label} {measure(args.data):.4g}")

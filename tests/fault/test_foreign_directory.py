@@ -26,6 +26,7 @@ CASES = [
     ["report", "."],
     ["bench", "gym-ppo", "--smoke", "--seconds", "0.1"],
     ["verify-files", "."],
+    ["benchmark", "classic", "--plot"],
     ["plan", "gym-ppo", "--smoke"],
     ["backtest", "prices.csv"],
     ["jobfile", "slurm", "--", "train", "gym-ppo"],

@@ -88,6 +88,7 @@ READERS = {
     "directory": ["train", "snake-ppo", "--smoke", f"run.runs_dir={LONG}"],
     "plan": ["plan", "snake-ppo", "--measured", LONG],
     "backtest": ["backtest", f"{LONG}.py"],
+    "benchmark": ["benchmark", "classic", "--plot", "--out", LONG],
     "audit": ["audit", LONG],
     "opponents": ["eval", "run", "--opponents", LONG],
 }

@@ -82,6 +82,8 @@ VERBS = {
     "import": lambda run: ["import", run / CONFIG],
     "import no file": lambda run: ["import", run / NASTY],
     "backtest": lambda run: ["backtest", NASTY],
+    "benchmark": lambda run: ["benchmark", NASTY],
+    "benchmark a task": lambda run: ["benchmark", "classic", "--tasks", NASTY],
     "audit": lambda run: ["audit", run / NASTY],
     "a verb": lambda run: [NASTY],
 }

@@ -42,7 +42,8 @@ def die_with_launcher() -> None:
     """
     if ENV_PARENT_PID in os.environ:
         die_with_parent()
-        if str(os.getppid()) != os.environ[ENV_PARENT_PID]:
+        # Removed: the processes that this one starts have another parent.
+        if str(os.getppid()) != os.environ.pop(ENV_PARENT_PID):
             os._exit(EXIT_PEER_FAILED)
     if started_by_a_launcher():
         die_with_parent()

@@ -1,0 +1,1 @@
+"""Benchmark suites: train their tasks with several seeds and compare the scores with published ones."""
