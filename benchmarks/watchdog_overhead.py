@@ -60,7 +60,9 @@ def _run(recipe: Path, words: list[str]) -> float:
     # The bare run reports no progress to its launcher, which must not take it for a hang.
     words = [*words, "run.eval_every=none", "run.collective_timeout=3600"]
     line = [sys.executable, "-m", "lockstep", "train", str(recipe), *words, "--procs", "2"]
-    subprocess.run(line, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    # Spawned workers are children of the launcher, so that their CPU time is part of the launcher's.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "LOCKSTEP_START": "spawn"}
+    subprocess.run(line, check=True, stdout=subprocess.DEVNULL, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
