@@ -21,7 +21,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from lockstep.algorithms.env_benchmark import env_step_op
+from lockstep.algorithms.actor_critic_benchmark import actor_critic_ops
 from lockstep.algorithms.off_policy import check_replay_settings, updates_until
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
@@ -37,7 +37,7 @@ from lockstep.nn.q_networks import ActionInput, Actor, make_critic, soft_update
 from lockstep.nn.squashed_gaussian import squashed_mode, squashed_sample
 from lockstep.ops.functional import Scaling, scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss, Policy
-from lockstep.pytree import Tree, tree_map
+from lockstep.pytree import Tree
 from lockstep.rng import LaneStreams, RandomStream
 
 
@@ -294,36 +294,15 @@ class SAC(Algorithm):
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
         """Return the operations of an iteration without the code around them: environments, inference and updates."""
-        config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
-        optimizers = [FusedAdam(net.parameters()) for net in (actor, critics)]
-        rows = max(1, config.batch_size // self.lanes.num_lanes * len(self.lanes) // fewer)
-        envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
-        obs, batch = (
-            tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (envs, rows)
-        )
 
-        @torch.no_grad()
-        def act() -> None:
-            with self.runtime.autocast():
-                actor(obs)
+        def q_values(critics: nn.ModuleList, obs: Tree, outputs: Tensor) -> list[Tensor]:
+            action = squashed_mode(outputs)
+            return [critic(obs, action) for critic in critics]
 
-        def learn() -> None:
-            with self.runtime.autocast():
-                action = squashed_mode(actor(batch))
-                q_values = [critic(batch, action) for critic in critics]
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            torch.stack([values.sum() for values in q_values]).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
+        def env_action() -> Tensor:
+            return self.bounds.to_env(self.rollout["action"][0])
 
-        updates = max(1, round(self.samples * config.updates_per_sample))
-        ops = [
-            BenchmarkOp("inference", envs, config.rollout_steps, act, fewer),
-            BenchmarkOp("learning", rows, updates, learn, fewer),
-        ]
-        env = env_step_op(self.task, self.bounds.to_env(self.rollout["action"][0]), config.rollout_steps)
-        return [env, *ops] if fewer == 1 else ops
+        return actor_critic_ops(self, lambda obs: obs, q_values, env_action, fewer)
 
     def policy(self) -> "SACPolicy":
         return SACPolicy(self.actor, self.bounds)

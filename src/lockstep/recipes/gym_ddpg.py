@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from lockstep.algorithms.ddpg.agent import DDPGConfig
 from lockstep.config import Recipe, RunConfig
 from lockstep.nn.encoders import EncoderConfig
+from lockstep.recipes.off_policy_smoke import SMOKE
 from lockstep.tasks.gym.env import GymConfig
 
 TD3: dict[str, Any] = {"twin_critics": True, "policy_delay": 2, "target_noise": 0.2}
@@ -46,18 +47,7 @@ class GymDDPG(Recipe):
             "run": {"total_samples": 1_000_000, "log_every": 5_000, "eval_every": 25_000},
         },
     }
-    smoke_overrides: ClassVar = {
-        "algo": {
-            "batch_size": 32,
-            "rollout_steps": 8,
-            "learning_starts": 32,
-            "buffer_size": 256,
-            "updates_per_sample": 0.25,
-        },
-        "algo.encoder.hidden_sizes": [16],
-        "run": {"total_samples": 512, "log_every": 128, "eval_every": 256, "eval_episodes": 8, "save_every": 128},
-        "run.record_video": False,
-    }
+    smoke_overrides: ClassVar = SMOKE
     aliases: ClassVar = {
         "env": "task.id",
         "env-id": "task.id",

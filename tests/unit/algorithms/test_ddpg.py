@@ -4,47 +4,17 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.agents import Agent, NonFiniteReward, parameters, same
 from lockstep.algorithms.ddpg.agent import DDPGConfig
-from lockstep.clock import TrainState
-from lockstep.config import ConfigError, RunConfig, apply_overrides
-from lockstep.distributed import Runtime
+from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed.nonfinite import NonFiniteError
 from lockstep.protocols import AppendOnlyTensor
-from lockstep.registry import find_recipe
 from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.team_snakes.env import TeamSnakesConfig
 from lockstep.tasks.team_snakes.features import FEATURES, ON_BOARD
 
 OWN = slice(FEATURES - 9, FEATURES - 5)  # position of a snake's own heading among its features
 RUN = RunConfig(lanes=8, reduction="exact")
-
-
-class Agent:
-    """An algorithm on its task with the smoke settings of its recipe."""
-
-    def __init__(self, name="team-ddpg", run=None, **algo):
-        recipe = apply_overrides(find_recipe(name)(), find_recipe(name).smoke_overrides)
-        recipe = apply_overrides(recipe, {f"algo.{key}": value for key, value in algo.items()} | (run or {}))
-        self.recipe, self.runtime = recipe, Runtime.single_process(recipe.run)
-        self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
-        self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = TrainState(total_samples=recipe.run.total_samples)
-
-    def iterate(self, count=1):
-        for _ in range(count):
-            self.task.on_iteration_start(self.clock)
-            self.algorithm.collect(self.clock)
-            metrics = self.algorithm.update(self.clock)
-            self.clock.advance(self.algorithm.samples)
-        return metrics
-
-
-def parameters(net):
-    return [x.detach().clone() for x in net.parameters()]
-
-
-def same(one, other):
-    return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ update schedule
@@ -61,7 +31,7 @@ def test_updates_until_depends_only_on_global_samples():
 def test_epsilon_decays_with_progress_and_is_one_before_learning():
     config = DDPGConfig(epsilon=0.5, epsilon_end=0.1, epsilon_decay_fraction=0.5)
     assert [config.epsilon_at(p) for p in (0.0, 0.25, 0.5, 1.0)] == pytest.approx([0.5, 0.3, 0.1, 0.1])
-    agent = Agent(learning_starts=200, epsilon=0.5, epsilon_end=0.5)
+    agent = Agent("team-ddpg", learning_starts=200, epsilon=0.5, epsilon_end=0.5)
     seen = []
     for _ in range(4):
         agent.iterate()
@@ -96,7 +66,7 @@ def test_micro_batches_give_the_same_update():
 
 
 def test_actor_updates_once_per_policy_delay_critic_updates():
-    agent = Agent(policy_delay=3, updates_per_sample=0.0625)
+    agent = Agent("team-ddpg", policy_delay=3, updates_per_sample=0.0625)
     agent.iterate(3)
     algorithm = agent.algorithm
     assert algorithm.updates == algorithm.config.updates_until(agent.clock.samples) == 20
@@ -107,7 +77,7 @@ def test_actor_updates_once_per_policy_delay_critic_updates():
 
 
 def test_actor_step_leaves_critic_parameters_and_gradients_unchanged():
-    agent = Agent()
+    agent = Agent("team-ddpg")
     agent.iterate(2)
     algorithm = agent.algorithm
     critics, actor = parameters(algorithm.critics), parameters(algorithm.actor)
@@ -120,7 +90,7 @@ def test_actor_step_leaves_critic_parameters_and_gradients_unchanged():
 
 
 def test_targets_start_as_copies_and_follow_by_tau():
-    agent = Agent(tau=0.25, policy_delay=1, updates_per_sample=1 / 64)
+    agent = Agent("team-ddpg", tau=0.25, policy_delay=1, updates_per_sample=1 / 64)
     algorithm = agent.algorithm
     assert same(parameters(algorithm.target_actor), parameters(algorithm.actor))
     before = parameters(algorithm.target_critics)
@@ -136,7 +106,7 @@ def test_targets_start_as_copies_and_follow_by_tau():
 
 @pytest.mark.parametrize("settings", [{}, {"twin_critics": False}, {"centralized_critic": True}, {"target_noise": 0.5}])
 def test_critic_loss_matches_reference_formula(settings):
-    agent = Agent(**settings)
+    agent = Agent("team-ddpg", **settings)
     agent.iterate(2)
     algorithm, batch = agent.algorithm, agent.algorithm._sample_batch(agent.algorithm.updates)
     rows = len(batch["discount"])
@@ -162,7 +132,7 @@ def test_critic_loss_matches_reference_formula(settings):
 
 
 def test_replay_stores_executed_actions():
-    agent = Agent()
+    agent = Agent("team-ddpg")
     agent.iterate(3)
     lane = agent.algorithm.lane_state(2)
     stored = {name: x.all() if isinstance(x, AppendOnlyTensor) else x for name, x in lane.items()}
@@ -176,7 +146,7 @@ def test_replay_stores_executed_actions():
 
 
 def test_policy_selects_legal_actions():
-    agent = Agent()
+    agent = Agent("team-ddpg")
     agent.iterate(2)
     obs = agent.task.observations()
     action, _ = agent.algorithm.policy().act(obs, {})
@@ -195,23 +165,6 @@ def test_continuous_actions_stay_within_space_bounds():
 
 
 # ---------------------------------------------------------------------------------------------------- non-finite values
-
-
-class NonFiniteReward:
-    """A task whose reward is non-finite at one step."""
-
-    def __init__(self, task, at):
-        self.task, self.at, self.steps = task, at, 0
-
-    def __getattr__(self, name):
-        return getattr(self.task, name)
-
-    def step(self, action):
-        step = self.task.step(action)
-        self.steps += 1
-        if self.steps == self.at:
-            step.reward[3] = torch.nan
-        return step
 
 
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])

@@ -5,52 +5,23 @@ import math
 import pytest
 import torch
 
+from helpers.agents import Agent, NonFiniteReward, parameters, same
 from lockstep.algorithms.sac import SACConfig
-from lockstep.clock import TrainState
-from lockstep.config import ConfigError, RunConfig, apply_overrides
-from lockstep.distributed import Runtime
+from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed.nonfinite import NonFiniteError
 from lockstep.nn.squashed_gaussian import squashed_sample
-from lockstep.registry import find_recipe
 from lockstep.tasks.gym.env import GymConfig
 
 RUN = RunConfig(lanes=8, reduction="exact")
 
 
-class Agent:
-    """SAC on Pendulum with smoke settings."""
-
-    def __init__(self, run=None, **algo):
-        kind = find_recipe("gym-sac")
-        settings = {f"algo.{key}": value for key, value in algo.items()} | (run or {})
-        recipe = apply_overrides(apply_overrides(kind(), kind.smoke_overrides), settings)
-        self.recipe, self.runtime = recipe, Runtime.single_process(recipe.run)
-        self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
-        self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = TrainState(total_samples=recipe.run.total_samples)
-
-    def iterate(self, count=1):
-        for _ in range(count):
-            self.algorithm.collect(self.clock)
-            metrics = self.algorithm.update(self.clock)
-            self.clock.advance(self.algorithm.samples)
-        return metrics
-
-    def batch(self):
-        return self.algorithm._sample_batch(self.algorithm.updates)
-
-
-def parameters(net):
-    return [x.detach().clone() for x in net.parameters()]
-
-
-def same(one, other):
-    return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+def sample_batch(agent):
+    return agent.algorithm._sample_batch(agent.algorithm.updates)
 
 
 @pytest.fixture(scope="module")
 def trained():
-    agent = Agent()
+    agent = Agent("gym-sac")
     agent.iterate(2)
     return agent
 
@@ -81,7 +52,7 @@ def hand_made(monkeypatch, agent, temperature=0.5):
 
 
 def test_critic_loss_matches_hand_computed_value(monkeypatch):
-    algorithm = hand_made(monkeypatch, Agent())
+    algorithm = hand_made(monkeypatch, Agent("gym-sac"))
     batch = {name: torch.zeros(2, 3) for name in ("obs", "next_obs")} | {"action": torch.zeros(2, 1)}
     batch |= {
         "reward": torch.tensor([1.0, -1.0]),
@@ -99,7 +70,7 @@ def test_critic_loss_matches_hand_computed_value(monkeypatch):
 
 
 def test_actor_loss_matches_hand_computed_value(monkeypatch):
-    agent = Agent(temperature=0.5)
+    agent = Agent("gym-sac", temperature=0.5)
     learned = agent.algorithm.temperature.is_learned
     algorithm = hand_made(monkeypatch, agent)
     algorithm.temperature.is_learned = learned
@@ -112,13 +83,13 @@ def test_actor_loss_matches_hand_computed_value(monkeypatch):
 
 @pytest.mark.parametrize(("target_entropy", "rises"), [(-100.0, False), (100.0, True)])
 def test_temperature_rises_if_the_entropy_is_below_the_target(target_entropy, rises):
-    agent = Agent(target_entropy=target_entropy, initial_temperature=0.5)
+    agent = Agent("gym-sac", target_entropy=target_entropy, initial_temperature=0.5)
     agent.iterate(2)
     assert (agent.algorithm.temperature().item() > 0.5) == rises
 
 
 def test_temperature_gradient_is_temperature_times_excess_entropy(trained):
-    algorithm, batch = trained.algorithm, trained.batch()
+    algorithm, batch = trained.algorithm, sample_batch(trained)
     loss = algorithm.actor_loss(batch)
     (gradient,) = torch.autograd.grad(loss.loss_sum, [algorithm.temperature.log_value])
     _, log_prob = squashed_sample(algorithm.actor(batch["obs"]), batch["noise"])
@@ -128,7 +99,7 @@ def test_temperature_gradient_is_temperature_times_excess_entropy(trained):
 
 
 def test_actor_gradient_does_not_depend_on_the_temperature_loss(trained):
-    algorithm, batch = trained.algorithm, trained.batch()
+    algorithm, batch = trained.algorithm, sample_batch(trained)
     action, log_prob = squashed_sample(algorithm.actor(batch["obs"]), batch["noise"])
     value = torch.minimum(*(critic(batch["obs"], action)[:, 0] for critic in algorithm.critics))
     objective = (algorithm.temperature().detach() * log_prob - value).sum()
@@ -140,11 +111,11 @@ def test_actor_gradient_does_not_depend_on_the_temperature_loss(trained):
 
 
 def test_actor_step_leaves_critics_unchanged():
-    agent = Agent()
+    agent = Agent("gym-sac")
     agent.iterate(2)
     algorithm = agent.algorithm
     critics, actor = parameters(algorithm.critics), parameters(algorithm.actor)
-    algorithm.actor_optimizer.step(algorithm.actor_loss, agent.batch())
+    algorithm.actor_optimizer.step(algorithm.actor_loss, sample_batch(agent))
     assert same(parameters(algorithm.critics), critics)
     assert not same(parameters(algorithm.actor), actor)
 
@@ -153,7 +124,7 @@ def test_actor_step_leaves_critics_unchanged():
 
 
 def test_fixed_temperature_is_not_trained_or_in_the_optimizer():
-    agent = Agent(temperature=0.2)
+    agent = Agent("gym-sac", temperature=0.2)
     metrics = agent.iterate(2)
     assert agent.algorithm.updates > 0
     assert agent.algorithm.temperature().item() == pytest.approx(0.2)
@@ -162,7 +133,9 @@ def test_fixed_temperature_is_not_trained_or_in_the_optimizer():
 
 
 def test_learning_rates_are_scaled_with_the_batch():
-    agent = Agent(lr_scaling="linear", reference_batch_size=16, temperature_lr=1e-2, actor_lr=1e-3, critic_lr=1e-4)
+    agent = Agent(
+        "gym-sac", lr_scaling="linear", reference_batch_size=16, temperature_lr=1e-2, actor_lr=1e-3, critic_lr=1e-4
+    )
     agent.iterate(2)
     algorithm = agent.algorithm
     groups = [*algorithm.actor_optimizer._inner.param_groups, *algorithm.critic_optimizer._inner.param_groups]
@@ -170,7 +143,7 @@ def test_learning_rates_are_scaled_with_the_batch():
 
 
 def test_micro_batches_give_the_same_update():
-    whole, parts = Agent(), Agent(grad_accum_steps=2)
+    whole, parts = Agent("gym-sac"), Agent("gym-sac", grad_accum_steps=2)
     for agent in (whole, parts):
         agent.iterate(2)
     assert whole.algorithm.updates == whole.algorithm.config.updates_until(whole.clock.samples) > 0
@@ -179,7 +152,7 @@ def test_micro_batches_give_the_same_update():
 
 
 def test_actions_are_uniform_before_learning_and_sampled_after():
-    agent = Agent(learning_starts=128, rollout_steps=16, initial_temperature=1e-3)
+    agent = Agent("gym-sac", learning_starts=128, rollout_steps=16, initial_temperature=1e-3)
     agent.algorithm.actor.head.bias.data[:] = torch.tensor([1.0, -20.0])  # tanh(1), without noise
     agent.algorithm.actor.head.weight.data.zero_()
     agent.algorithm.collect(agent.clock)
@@ -207,26 +180,9 @@ def test_policy_acts_within_bounds_and_samples_with_noise(trained):
 # ---------------------------------------------------------------------------------------------------- non-finite values
 
 
-class NonFiniteReward:
-    """A task whose reward is non-finite at one step."""
-
-    def __init__(self, task, at):
-        self.task, self.at, self.steps = task, at, 0
-
-    def __getattr__(self, name):
-        return getattr(self.task, name)
-
-    def step(self, action):
-        step = self.task.step(action)
-        self.steps += 1
-        if self.steps == self.at:
-            step.reward[3] = torch.nan
-        return step
-
-
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])
 def test_nonfinite_rewards_never_reach_replay(nonfinite):
-    agent = Agent(run={"run.on_nonfinite": nonfinite})
+    agent = Agent("gym-sac", run={"run.on_nonfinite": nonfinite})
     agent.algorithm.task = NonFiniteReward(agent.task, at=12)  # in the second iteration of eight steps
     agent.iterate()
     updates, count = agent.algorithm.updates, agent.algorithm.replay.count
@@ -260,4 +216,4 @@ def test_invalid_settings_are_rejected(wrong, words):
 
 def test_discrete_actions_are_rejected():
     with pytest.raises(ConfigError, match=r"Discrete\(2\) are not supported by SAC"):
-        Agent(run={"task.id": "CartPole-v1"})
+        Agent("gym-sac", run={"task.id": "CartPole-v1"})

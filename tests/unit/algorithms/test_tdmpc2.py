@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from helpers.agents import parameters, same
 from helpers.toy_envs import ToyWorldsConfig
 from lockstep.algorithms.tdmpc2.agent import TDMPC2Config
 from lockstep.algorithms.tdmpc2.losses import LossConfig, model_loss, policy_loss, policy_sample_and_value
@@ -44,14 +45,6 @@ class Agent:
             metrics = self.algorithm.update(self.clock)
             self.clock.advance(self.algorithm.samples)
         return metrics
-
-
-def parameters(net):
-    return [x.detach().clone() for x in net.parameters()]
-
-
-def same(one, other):
-    return all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ update schedule

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.algorithms.actor_critic_benchmark import actor_critic_ops
 from lockstep.algorithms.ddpg.config import DDPGConfig as DDPGConfig
 from lockstep.algorithms.ddpg.networks import AgentAxis, DiscreteCodec, make_action_codec
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
 from lockstep.algorithms.ddpg.opponent_sampling import PrioritizedSampling
 from lockstep.algorithms.ddpg.policy import DDPGPolicy
-from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.data.episode_statistics import EpisodeStatistics
@@ -34,7 +34,7 @@ from lockstep.metrics import Metrics
 from lockstep.nn.q_networks import Actor, make_critic, soft_update
 from lockstep.ops.functional import scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss
-from lockstep.pytree import Tree, tree_map
+from lockstep.pytree import Tree
 
 
 class DDPG(Algorithm):
@@ -242,38 +242,14 @@ class DDPG(Algorithm):
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
         """Return the operations of an iteration without the code around them: environments, inference and updates."""
-        config, actor, critics = self.config, copy.deepcopy(self.actor), copy.deepcopy(self.critics)
-        optimizers = [FusedAdam(net.parameters()) for net in (actor, critics)]
-        rows = max(1, config.batch_size // self.lanes.num_lanes * len(self.lanes) // fewer)
-        envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
-        obs, batch = (
-            tree_map(lambda x, n=n: x[0, :1].expand(n, *x.shape[2:]).clone(), self.rollout["obs"]) for n in (envs, rows)
-        )
-        agent_obs, batch_obs = self.team.agent_inputs(obs)[0], self.team.agent_inputs(batch)[0]
 
-        @torch.no_grad()
-        def act() -> None:
-            with self.runtime.autocast():
-                actor(agent_obs)
+        def q_values(critics: nn.ModuleList, obs: Tree, outputs: Tensor) -> list[Tensor]:
+            return self._q_values(critics, obs, self.codec.act(outputs, None, None))
 
-        def learn() -> None:
-            with self.runtime.autocast():
-                vectors = self.codec.act(actor(batch_obs), None, None)
-                q_values = self._q_values(critics, batch, vectors)
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            torch.stack([values.sum() for values in q_values]).sum().backward()
-            for optimizer in optimizers:
-                optimizer.step()
+        def env_action() -> Tensor:
+            return self.team.add_rivals(self.codec.to_env(self.rollout["action"][0]))
 
-        updates = max(1, round(self.samples * config.updates_per_sample))
-        ops = [
-            BenchmarkOp("inference", envs, config.rollout_steps, act, fewer),
-            BenchmarkOp("learning", rows, updates, learn, fewer),
-        ]
-        action = self.team.add_rivals(self.codec.to_env(self.rollout["action"][0]))
-        env = env_step_op(self.task, action, config.rollout_steps)
-        return [env, *ops] if fewer == 1 else ops
+        return actor_critic_ops(self, lambda obs: self.team.agent_inputs(obs)[0], q_values, env_action, fewer)
 
     def policy(self) -> DDPGPolicy:
         return DDPGPolicy(self.actor, self.codec, self.team)
