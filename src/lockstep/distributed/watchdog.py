@@ -264,7 +264,7 @@ class Watchdog:
         if launch_directory() is None:
             in_time(lambda: warn_user(message))
         if (directory := self._directory) is not None:
-            in_time(lambda: write_report(directory.parent.parent, message))
+            write_report(directory.parent.parent, message)
         self._exit(1)
 
     def _run_heartbeats(self) -> None:

@@ -86,27 +86,21 @@ def in_time(action: Callable[[], object], seconds: float = 3.0) -> None:
     thread.join(seconds)
 
 
-def write_report(run: Path, message: str) -> None:
-    """Write a hang report to a run directory. Ignore disk errors."""
-    with suppress(OSError):
-        (run / HANG_REPORT).write_text(message + "\n")
+def write_report(run: Path, message: str, seconds: float = 3.0) -> None:
+    """Write a hang report to a run directory; continue without it after `seconds`. Ignore disk errors.
 
-
-def write_report_in_child(run: Path, message: str, seconds: float = 3.0) -> None:
-    """Write a hang report in a child process; continue without it after `seconds`.
-
-    A process cannot exit while one of its threads waits for a frozen disk, so that a thread would keep the launcher.
+    A child process writes it. A process cannot exit while one of its threads waits for a frozen disk.
     """
     code = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
-    child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code, run / HANG_REPORT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    with suppress(subprocess.TimeoutExpired):
+    with suppress(OSError, subprocess.TimeoutExpired):
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, run / HANG_REPORT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
         child.communicate(message + "\n", timeout=seconds)
 
 

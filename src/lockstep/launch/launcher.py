@@ -33,7 +33,7 @@ from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch import fork_server
 from lockstep.launch.device import threads_per_process
 from lockstep.launch.failures import summarize_failures
-from lockstep.launch.hang_report import kill_group, report, write_report_in_child
+from lockstep.launch.hang_report import kill_group, report, write_report
 from lockstep.launch.local_rendezvous import LocalRendezvous
 from lockstep.launch.process_lifetime import ENV_LAUNCH_DIR, LAUNCHER, OUTCOME, PEER_FAILED, SERVER
 from lockstep.launch.progress import WorkerProgress, overdue_workers
@@ -273,7 +273,7 @@ class _Agent(LocalElasticAgent):
         self._hang = report(self._progress, pids, overdue, self._shared)
         run = next((worker.message.get("run") for worker in self._progress.values()), None)
         if run:
-            write_report_in_child(Path(run), self._hang)
+            write_report(Path(run), self._hang)
         for pid in pids.values():
             kill_group(pid)
         deadline = time.monotonic() + KILL_TIMEOUT
