@@ -52,6 +52,7 @@ _IMPORTED = [
     "lockstep.recipes.gym_ppo",
     "lockstep.recipes.snake_ppo",
     "helpers.warm_numba_cache",
+    "helpers.frozen_objects",
 ]
 """Modules that the server imports, so that forked processes do not have to."""
 
