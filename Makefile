@@ -89,7 +89,7 @@ prove:  ## Prove one recipe (RECIPE=gym-ppo): the same agent on 1 to 4 processes
 	$(PYTHON) -m lockstep prove $(RECIPE) --procs 1 2 3 4 --kill
 
 chaos:  ## Inject random faults into a run (RECIPE=gym-ppo). It must end like the uninterrupted run.
-	$(PYTHON) benchmarks/chaos.py --recipe $(RECIPE) --faults 4 --seed 2
+	$(PYTHON) benchmarks/chaos.py --recipe $(RECIPE) --faults 2 --seed 2
 
 wheel:  ## Build the wheel (or take WHEEL=FILE), install it in a clean environment, and run one recipe.
 	.ci/extras $(if $(WHEEL),--wheel $(WHEEL)) none:snake-ppo

@@ -5,7 +5,8 @@ Every recipe in `lockstep.registry.RECIPES` is tested here automatically.
 
 import re
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,16 +123,48 @@ class Agent:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The undisturbed single-process run of each recipe, trained on first use."""
+    """The undisturbed single-process run of each recipe, trained on first use, and the steps of its environments."""
     made = {}
 
     def run(name):
         if name not in made:
             words = [*short(name), *place(tmp_path_factory.mktemp("undisturbed") / "run")]
-            made[name] = train(parse(*words))
+            with pytest.MonkeyPatch.context() as patch:
+                made[name] = counted_run(parse(*words), patch)
         return made[name]
 
     return run
+
+
+@dataclass(frozen=True)
+class CountedRun:
+    clock: TrainState
+    path: Path
+    steps: list[int]
+    """Steps of the environments that were built, in the order of building: training first, then evaluations."""
+
+
+def counted_run(recipe, monkeypatch):
+    """Train, and count the steps of all environments."""
+    build, steps = type(recipe.task).build, []
+
+    def build_counted(self, lanes, device):
+        env = build(self, lanes, device)
+        if not hasattr(env, "step"):
+            return env  # a data set
+        mine, step = len(steps), env.step
+        steps.append(0)
+
+        def counted(action):
+            steps[mine] += env.num_envs
+            return step(action)
+
+        env.step = counted
+        return env
+
+    monkeypatch.setattr(type(recipe.task), "build", build_counted)
+    result = train(recipe)
+    return CountedRun(result.clock, result.path, steps)
 
 
 # ---------------------------------------------------------------------------------------------------------------- state
@@ -239,27 +272,11 @@ def test_recipe_seed_determines_the_run(name):
 
 
 @each_played
-def test_recipe_samples_equal_the_environment_steps(name, tmp_path, monkeypatch):
-    recipe = parse(*short(name, 2), *place(tmp_path / "run"))
-    build, taken = type(recipe.task).build, []
-
-    def build_counted(self, lanes, device):
-        env = build(self, lanes, device)
-        mine, step = len(taken), env.step
-        taken.append(0)
-
-        def counted(action):
-            taken[mine] += env.num_envs
-            return step(action)
-
-        env.step = counted
-        return env
-
-    monkeypatch.setattr(type(recipe.task), "build", build_counted)
-    clock = train(recipe).clock
-    assert taken[0] == clock.samples == 2 * recipe.algo.samples_per_iteration(recipe.task)
-    assert len(taken) > 1  # evaluations use separate environments and are not counted
-    assert clock.iteration == 2
+def test_recipe_samples_equal_the_environment_steps(name, undisturbed):
+    recipe, run = parse(*short(name)), undisturbed(name)
+    assert run.steps[0] == run.clock.samples == ITERATIONS * recipe.algo.samples_per_iteration(recipe.task)
+    assert len(run.steps) > 1  # evaluations use separate environments and are not counted
+    assert run.clock.iteration == ITERATIONS
 
 
 @each_read

@@ -165,7 +165,7 @@ def clipped_step(reduction, limit):
 
 
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("kind", ["conv", "mlp"])
 def test_gradient_does_not_depend_on_the_number_of_buckets(kind, accumulate, processes):
     for bucket_mb, several in ((ONE_BUCKET, False), (SEVERAL, True), (A_BUCKET_FOR_EACH, True)):

@@ -239,6 +239,7 @@ if "RANK" in os.environ:
 """
 
 
+@pytest.mark.slow  # compiles every kernel
 def test_kernels_are_compiled_by_one_worker_for_all(tmp_path):
     (tmp_path / "counting.py").write_text(COMPILED)
     words = ["train", "counting.py", "--smoke", "--procs", "3", f"run.runs_dir={tmp_path}", "run.total_samples=512"]

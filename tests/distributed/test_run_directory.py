@@ -20,7 +20,11 @@ TRAIN = ["train", "snake-ppo", "--smoke"]
 
 @pytest.mark.parametrize(
     "words",
-    [[*LOCKSTEP, *TRAIN], [*LOCKSTEP, *TRAIN, "--procs", "2"], [*TORCHRUN, "-m", "lockstep", *TRAIN]],
+    [
+        [*LOCKSTEP, *TRAIN],
+        [*LOCKSTEP, *TRAIN, "--procs", "2"],
+        pytest.param([*TORCHRUN, "-m", "lockstep", *TRAIN], marks=pytest.mark.slow),
+    ],
     ids=["alone", "procs", "torchrun"],
 )
 def test_run_leaves_one_directory_that_tensorboard_can_read(words, tmp_path):

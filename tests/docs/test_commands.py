@@ -66,6 +66,10 @@ SLOW = [
     r"lockstep train snake-ppo --smoke --procs 2",
     r"lockstep train (team-ddpg|dmc-tdmpc2|gym-tdmpc2|gym-ddpg|gym-sac|gym-ppo-lstm).*",
     r"lockstep train .* --data .*",
+    # tests/contract/test_supervised_examples.py has them in `make ci`
+    r"lockstep (check|train) examples/(digits|tabular|pyg_graphs).py.*",
+    r"lockstep (eval|export) runs/(digits|table|graphs).*",
+    r"lockstep train snake-ppo --smoke run.name=first",  # other commands need it, so that it is run
     r"lockstep train snake-ppo --autoscale",
     r"lockstep eval runs/team .*",
     r"torchrun .*(lockstep|examples/silent.py).*",
@@ -192,8 +196,9 @@ def test_command_of_the_pages_succeeds_and_writes_its_files(runner, command):
 # ------------------------------------------------------------------------------------------------- statements on pages
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize(("call", "different"), [("module(", 2), pytest.param("", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("call", "different"), [("module(", 2), ("", 1)])
 def test_readme_bug_is_silent_and_fixed_by_calling_the_wrapper(tmp_path, call, different):
     text = next(text for text in blocks(ROOT / "README.md", "python") if "agent.module(torch" in text)
     text = text if call else text.replace("agent.module(torch", "agent(torch")

@@ -62,6 +62,7 @@ def test_audit_same_data_on_every_process_is_found(capsys):
     assert "the global generators of torch" in found["data"]["why"]
 
 
+@pytest.mark.slow
 def test_audit_local_early_stop_names_the_line_where_others_wait(capsys):
     code, found, _ = audit(capsys, "--step-timeout", "10", SCRIPTS / "early_stop.py")
     assert code == 1

@@ -37,6 +37,8 @@ CASES = [
     ["audit", "../script.py", "--procs", "2", "--steps", "1", "--step-timeout", "20"],
     ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
 ]
+NIGHTLY = ("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "play", "prove")
+"""Commands that start their processes as another command above does."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,11 @@ def run(tmp_path_factory) -> Path:
     return directory / "run"
 
 
-@pytest.mark.parametrize("words", CASES, ids=lambda words: "-".join(words[:4]))
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param(words, marks=[pytest.mark.slow] * (words[0] in NIGHTLY)) for words in CASES],
+    ids=lambda words: "-".join(words[:4]),
+)
 def test_command_executes_nothing_in_the_current_directory(run, words):
     for start in ("fork", "spawn") if words[0] == "resume" and "--procs" in words else ("fork",):
         command([*LOCKSTEP, *words], directory=run, environment={"LOCKSTEP_START": start}, fresh=True)

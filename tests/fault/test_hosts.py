@@ -59,6 +59,7 @@ def ends_well(*jobs: Job) -> None:
         assert job.wait() == 0, "\n".join(f"-- {each.host.name}\n{each.output}" for each in jobs)
 
 
+@pytest.mark.slow
 def test_network_outage_of_three_seconds_does_not_restart_the_run(tmp_path, undisturbed_hash):
     trial = Trial(tmp_path, pace=0.1)
     with hosts(2) as (first, second):

@@ -124,9 +124,8 @@ def test_max_hours_preempts_and_resume_matches_undisturbed_run(tmp_path, undistu
     assert hash_of(tmp_path / "run") == undisturbed
 
 
-@pytest.mark.parametrize(
-    "request_at", [pytest.param("1:learn:2:SIGTERM", marks=pytest.mark.slow), "0:collect:2:SIGTERM:launcher"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("request_at", ["1:learn:2:SIGTERM", "0:collect:2:SIGTERM:launcher"])
 def test_torchrun_preemption_is_recorded_in_the_status_file(tmp_path, undisturbed, request_at):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "lockstep"]
     command([*torchrun, *words(tmp_path)], environment={"LOCKSTEP_INJECT_FAULT": request_at})

@@ -20,9 +20,9 @@ from lockstep.launch.world import WorldInfo
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 
 
-def on(gpus, *words, **settings):
+def on(gpus, *words, directory=None, **settings):
     """Run `lockstep WORDS` on a machine with emulated GPUs."""
-    return command([*LOCKSTEP, *words], environment=emulated_cuda.environment(gpus, **settings))
+    return command([*LOCKSTEP, *words], directory=directory, environment=emulated_cuda.environment(gpus, **settings))
 
 
 def train(directory, name, *words):
@@ -183,22 +183,28 @@ def test_launcher_has_no_cuda_context_even_when_it_autoscales(tmp_path):
     assert len(users) == 3  # the probe and two workers
 
 
-def test_eval_and_play_use_the_gpu_unless_device_is_cpu(tmp_path):
-    assert (
-        on(0, *train(tmp_path, "run")[:3], "run.total_samples=256", f"run.runs_dir={tmp_path}", "run.name=run").code
-        == 0
-    )
-    for words in (["eval", "--episodes", "2"], ["play", "--max-steps", "3", "--gif", tmp_path / "a.gif"]):
-        for device, used in (([], 1), (["--device", "cpu"], 0)):
-            contexts = tmp_path / f"{words[0]}{len(device)}"
-            contexts.mkdir()
-            line = [words[0], tmp_path / "run", *words[1:], *device]
-            ended = on(1, *line, EMULATED_CUDA_CONTEXTS=str(contexts))
-            assert ended.code == 0, ended.output
-            assert len(list(contexts.iterdir())) == used
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "--episodes", "2"],
+        pytest.param(["play", "--max-steps", "3", "--gif", "a.gif"], marks=pytest.mark.slow),  # it loads as eval does
+    ],
+    ids=["eval", "play"],
+)
+def test_command_uses_the_gpu_unless_device_is_cpu(tmp_path, words):
+    trained = on(0, *train(tmp_path, "run")[:3], "run.total_samples=256", f"run.runs_dir={tmp_path}", "run.name=run")
+    assert trained.code == 0, trained.output
+    for device, used in (([], 1), (["--device", "cpu"], 0)):
+        contexts = tmp_path / f"contexts{len(device)}"
+        contexts.mkdir()
+        line = [words[0], tmp_path / "run", *words[1:], *device]
+        ended = on(1, *line, directory=tmp_path, EMULATED_CUDA_CONTEXTS=str(contexts))
+        assert ended.code == 0, ended.output
+        assert len(list(contexts.iterdir())) == used
 
 
-@pytest.mark.parametrize("gpus", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 2])
 def test_doctor_trains_on_all_gpus(tmp_path, gpus):
     ended = on(gpus, "doctor", "--dir", tmp_path)
     assert ended.code == 0, ended.output

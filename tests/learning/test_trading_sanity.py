@@ -120,6 +120,7 @@ def backtest_of_walk(directory: Path, seed: int, samples: int, leak: bool) -> Ba
     return report
 
 
+@pytest.mark.slow
 def test_backtest_with_leaked_return_is_flagged(tmp_path: Path) -> None:
     report = backtest_of_walk(tmp_path, 0, 100_000, leak=True)
     print(f"leak: Sharpe {report.measures['agent'].sharpe:.2f}, deflated {report.deflated_sharpe:.3f}")

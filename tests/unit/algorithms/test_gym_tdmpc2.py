@@ -63,6 +63,7 @@ def test_discount_comes_from_the_step_limit():
     assert endless.algorithm.discounts.tolist() == pytest.approx([0.9])
 
 
+@pytest.mark.slow
 def test_termination_is_learned_and_ends_planned_rewards():
     settings = {"algo.updates_per_sample": 0.5, "algo.seed_samples": 512, "algo.buffer_size": 2048, "algo.mpc": False}
     agent = Agent(**settings, **{"algo.learning_rate": 3e-3}).iterate(24)

@@ -72,6 +72,7 @@ def test_step_calls_global_post_hooks():
     assert seen == [optimizer]
 
 
+@pytest.mark.slow
 def test_exact_run_does_not_import_torch_dynamo(tmp_path):
     script = STARTS.format(directory=tmp_path)
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)

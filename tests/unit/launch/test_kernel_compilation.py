@@ -90,6 +90,7 @@ def test_compilation_is_announced_and_timed_as_its_own_phase(monkeypatch, capsys
     assert capsys.readouterr().err.count("compiling numba kernels") == 1
 
 
+@pytest.mark.slow  # compiles every kernel
 def test_training_with_empty_cache_prints_lines_until_the_first_update(tmp_path):
     settings = [f"run.runs_dir={tmp_path}", "run.name=run", "run.device=cpu", "run.eval_every=none"]
     command = [sys.executable, "-m", "lockstep", "train", "snake-ppo", "--smoke", *settings]

@@ -91,6 +91,7 @@ def test_load_lane_state_invalid_state_raises(broken):
         env.load_lane_state(0, state)
 
 
+@pytest.mark.slow  # tests/contract checks one task
 def test_check_env_multi_task_has_no_faults():
     assert (
         check_env(
@@ -367,6 +368,7 @@ def test_task_sets_contain_only_known_tasks():
     assert set(SETS["mt30"]) <= suite._known().keys()
 
 
+@pytest.mark.slow
 def test_torch_dynamo_can_be_imported_after_opengl():
     text = (
         "from lockstep.tasks.dm_control.suite import SimulatedTask\n"
