@@ -1,6 +1,7 @@
 """Failure reports: each process records its error, and the launcher reports which process failed first and why."""
 
 import errno
+import itertools
 import os
 import signal
 from collections.abc import Collection, Mapping
@@ -134,10 +135,13 @@ def _read(path: Path) -> str:
 
 
 def crash_stack(path: Path) -> list[str]:
-    """Return the longest Python stack in a fault handler report, innermost frame first."""
+    """Return the Python stack of the thread that crashed, innermost frame first, from a fault handler report.
+
+    A native thread has none: return the longest stack then, which is that of the main thread.
+    """
     threads = _read(path).split("\n\n")
-    stacks = [[line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads]
-    longest: list[str] = max(stacks, key=len, default=[])
-    while longest and is_internal_frame(longest[0]):
-        longest.pop(0)
-    return longest[:8]
+    stacks = {thread: [line.strip() for line in thread.splitlines() if line.startswith("  File")] for thread in threads}
+    crashed = [stack for thread, stack in stacks.items() if thread.startswith("Current thread") and stack]
+    stack: list[str] = max(crashed or stacks.values(), key=len, default=[])
+    ours = list(itertools.dropwhile(is_internal_frame, stack))
+    return (ours or stack)[:8]
