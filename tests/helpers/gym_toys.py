@@ -8,7 +8,7 @@ import time
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 
 class Diary(gymnasium.Env):
@@ -303,17 +303,26 @@ class Workshop(gymnasium.Env):
 
 
 class Film(gymnasium.Env):
-    """Observes the time, as a vector, an image of the given form, or a dict with an action mask."""
+    """Observes the time, as a vector, an image of the given form, or a dict with an action mask or a text."""
 
     action_space = Discrete(2)
 
     def __init__(self, form="vector"):
-        shapes = {"vector": (2,), "gray": (9, 8), "color": (9, 8, 3), "planes": (3, 5, 6), "dict": (2,)}
+        shapes = {
+            "vector": (2,),
+            "gray": (9, 8),
+            "color": (9, 8, 3),
+            "planes": (3, 5, 6),
+            "dict": (2,),
+            "text": (7, 7, 3),
+        }
         self.form, self.shape = form, shapes.get(form)
         box = Box(0, 255, self.shape, np.uint8) if form != "vector" else Box(0, 255, (2,), np.float32)
         self.observation_space = Dict({"film": box, "action_mask": MultiBinary(2)}) if form == "dict" else box
         if form == "number":
             self.observation_space = Discrete(200)
+        if form == "text":
+            self.observation_space = Dict({"film": box, "mission": Text(10)})
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -328,6 +337,8 @@ class Film(gymnasium.Env):
         if self.form == "number":
             return self.time
         self.frame = np.full(self.shape, self.time, self.observation_space.dtype if self.form == "vector" else np.uint8)
+        if self.form == "text":
+            return {"film": self.frame, "mission": "watch"}
         mask = np.array([1, self.time % 2], np.int8)
         return {"film": self.frame, "action_mask": mask} if self.form == "dict" else self.frame
 

@@ -58,6 +58,7 @@ MINATAR: dict[str, Any] = {
 }
 
 MINIGRID: dict[str, Any] = {
+    "task.float_obs": True,
     "algo": {
         **_CONSTANT,
         "learning_rate": 2.5e-4,
@@ -69,6 +70,7 @@ MINIGRID: dict[str, Any] = {
         "value_coef": 1.0,
         "normalize_obs": True,
         "normalize_rewards": True,
+        "encoder": {"kind": "mlp"},  # cells are numbers of objects and colors
     },
     "run": {"total_samples": 100_000, "log_every": 5_120, "eval_every": 51_200},
 }

@@ -31,6 +31,27 @@ def build(id, lanes=range(2), **settings):
     return GymConfig(id=id, **{"num_envs": 4, **settings}).build(Lanes(2, lanes, 0), CPU)
 
 
+# Removed and converted parts
+
+
+def test_text_is_removed_with_a_warning():
+    with pytest.warns(UserWarning, match="does not see the text in mission"):
+        envs = build("LockstepFilm-v0", env_kwargs={"form": "text"})
+    assert list(envs.observation_space) == ["film"]
+    assert envs.reset()["film"].dtype == torch.uint8
+
+
+@pytest.mark.filterwarnings("ignore:.*does not see the text")
+def test_float_obs_converts_bytes_but_not_the_action_mask():
+    symbols = build("LockstepFilm-v0", env_kwargs={"form": "text"}, float_obs=True)
+    assert symbols.observation_space["film"] == Box(0, 255, (7, 7, 3), np.float32)
+    frames = [env.unwrapped.frame for env in symbols._envs.envs]
+    assert torch.equal(symbols.observations()["film"], torch.from_numpy(np.stack(frames)).float())
+    masked = build("LockstepVault-v0", env_kwargs={"where": "obs"}, float_obs=True)
+    assert masked.observation_space["action_mask"].dtype == np.uint8
+    assert check_env(GymConfig(id="LockstepFilm-v0", env_kwargs={"form": "text"}, float_obs=True), 40) == []
+
+
 # Action masks
 
 

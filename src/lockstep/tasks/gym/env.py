@@ -39,7 +39,7 @@ from lockstep.tasks.gym.vector_envs import VectorEnvs
 from lockstep.tasks.gym.vector_maker import VectorizationMode, evaluation_kwargs, find_vector_maker
 from lockstep.tasks.gym.vector_plan import make_plan
 from lockstep.tasks.gym.worker_pool import WorkerPool
-from lockstep.tasks.gym.wrappers import mask_setting, wrap
+from lockstep.tasks.gym.wrappers import has_action_mask, removed_parts, text_parts, wrap
 from lockstep.tasks.obs_encoding import encoded_space
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
 from lockstep.tasks.spaces import actions_valid, allocate, env_actions, policy_space
@@ -78,6 +78,9 @@ class GymConfig(VecEnv.Config):
     """Replace velocities by zero, so that a policy needs recurrent state (classic control and LunarLander)."""
     frame_stack: int = 1
     """Number of latest observations that are joined to one: images by their channels, vectors one after another."""
+    float_obs: bool = False
+    """Whether observations of uint8 are symbols, as in MiniGrid, and not images: they become float32, so that
+    --algo.normalize-obs normalizes them."""
     use_action_mask: bool = True
     """Whether to choose only actions that the environment's action mask allows: `info["action_mask"]`, or the part
     `action_mask` of a dict observation. False: ignore the mask, and remove it from observations."""
@@ -129,8 +132,9 @@ class GymEnvs(VecEnv):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        wrapped = "--task.mask-velocity" if config.mask_velocity else "--task.frame-stack"
-        single = wrapped if config.mask_velocity or config.frame_stack > 1 else ""
+        wrapped = {"mask-velocity": config.mask_velocity, "frame-stack": config.frame_stack > 1}
+        wrapped["float-obs"] = config.float_obs
+        single = next((f"--task.{name}" for name, is_set in wrapped.items() if is_set), "")
         with _convert_errors(config.id):
             maker = find_vector_maker(
                 config.id, config.vectorization_mode, config.env_kwargs, single, config.num_workers
@@ -339,8 +343,8 @@ class ActionLog:
 
 def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Space[Any], int | None]:
     """Return the options of `make`, the render modes, the observation and action spaces, and the step limit."""
-    wrappers: dict[str, Any] = {"frame_stack": config.frame_stack}
-    options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs, WRAPPERS: wrappers}
+    wrappers: dict[str, Any] = {"frame_stack": config.frame_stack, "float_obs": config.float_obs}
+    options: dict[str, Any] = {"disable_env_checker": True, **config.env_kwargs}
     if config.mask_velocity:
         name = config.id.rpartition("-v")[0]
         if name not in VELOCITIES:
@@ -350,15 +354,18 @@ def _probe(config: GymConfig) -> tuple[dict[str, Any], list[str], Space[Any], Sp
             )
         wrappers["hidden"] = list(VELOCITIES[name])
     probe = make(config.id, options)
-    wrappers["action_mask"] = mask_setting(probe, config.use_action_mask)
+    wrappers["action_mask"] = config.use_action_mask and has_action_mask(probe)
+    wrappers["removed"] = removed_parts(probe.observation_space, config.use_action_mask)
+    if text := text_parts(probe.observation_space):
+        warnings.warn(f"{config.id}: the policy does not see the text in {', '.join(text)}.", stacklevel=2)
     probe.close()
-    probe = wrap(probe, config.id, {"action_mask": wrappers["action_mask"]})
+    probe = wrap(probe, config.id, wrappers)
     modes = probe.metadata.get("render_modes") or []
     render_mode = next((mode for mode in ("rgb_array", "ansi") if mode in modes), None)
     if render_mode:
         options = {"render_mode": render_mode, **options}  # costs nothing until a frame is rendered
     limit = probe.spec.max_episode_steps if probe.spec else None
-    return options, modes, probe.observation_space, probe.action_space, limit
+    return options | {WRAPPERS: wrappers}, modes, probe.observation_space, probe.action_space, limit
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Wrappers of single Gymnasium environments: hidden features, stacked frames, action masks. Does not import torch."""
+"""Wrappers of single Gymnasium environments: hidden or removed parts, stacked frames, action masks. Without torch."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -15,14 +15,16 @@ from lockstep.space_layout import ACTION_MASK, action_columns, is_channels_last
 
 
 def wrap(env: Any, id: str, settings: Mapping[str, Any]) -> Any:
-    """Wrap an environment by the settings of a task: `hidden`, `frame_stack` and `action_mask`, see below."""
+    """Wrap an environment by the settings of a task: the functions and classes below, by name."""
     if hidden := settings.get("hidden"):
         env = hide_features(env, hidden)
-    if settings.get("action_mask") == "remove":
-        env = remove_mask(env)
+    if removed := settings.get("removed"):
+        env = remove_parts(env, removed)
+    if settings.get("float_obs"):
+        env = convert_bytes(env)
     if settings.get("frame_stack", 1) > 1:
         env = FrameStack(env, id, settings["frame_stack"])
-    return ActionMask(env, id) if settings.get("action_mask") == "apply" else env
+    return ActionMask(env, id) if settings.get("action_mask") else env
 
 
 def hide_features(env: Any, hidden: list[int]) -> Any:
@@ -36,20 +38,60 @@ def hide_features(env: Any, hidden: list[int]) -> Any:
     return gymnasium.wrappers.TransformObservation(env, hide, env.observation_space)
 
 
+def remove_parts(env: Any, names: list[str]) -> Any:
+    """Remove parts of dict observations."""
+    space = Dict([(name, part) for name, part in env.observation_space.items() if name not in names])
+
+    def remove(obs: dict[str, Any]) -> dict[str, Any]:
+        return {name: part for name, part in obs.items() if name not in names}
+
+    return gymnasium.wrappers.TransformObservation(env, remove, space)
+
+
+def text_parts(space: Space[Any]) -> list[str]:
+    """Return the parts of dict observations that are text, such as the mission of MiniGrid: networks have no use."""
+    parts = space.items() if isinstance(space, Dict) else ()
+    return [name for name, part in parts if part.dtype is not None and part.dtype.kind == "U"]
+
+
+def removed_parts(space: Space[Any], use_action_mask: bool) -> list[str]:
+    """Return the parts of dict observations that a task removes: text, and an action mask that is not used."""
+    return text_parts(space) + [ACTION_MASK] * (_has_mask(space) and not use_action_mask)
+
+
+def convert_bytes(env: Any) -> Any:
+    """Convert observations of uint8 that are symbols, not the brightness of pixels, to float32."""
+
+    def convert(space: Space[Any], obs: Any) -> Any:
+        if isinstance(space, Dict):
+            return {name: convert(part, obs[name]) for name, part in space.items()}
+        return obs.astype(np.float32) if _is_bytes(space) else obs
+
+    def converted(space: Space[Any]) -> Space[Any]:
+        if isinstance(space, Dict):
+            return Dict([(name, part if name == ACTION_MASK else converted(part)) for name, part in space.items()])
+        return Box(space.low, space.high, dtype=np.float32) if _is_bytes(space) else space
+
+    before, after = env.observation_space, converted(env.observation_space)
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: convert(before, obs), after)
+
+
+def _is_bytes(space: Space[Any]) -> bool:
+    return isinstance(space, Box) and space.dtype == np.uint8
+
+
 # Action masks
 
 
-def mask_setting(env: Any, enabled: bool) -> str:
-    """Return how to treat the mask of an environment: `apply` it, `remove` it from observations, or "" without one."""
+def has_action_mask(env: Any) -> bool:
+    """Return whether an environment has an action mask, in its observations or in the `info` of its resets."""
     if _has_mask(env.observation_space):
-        return "apply" if enabled else "remove"
-    if not enabled:
-        return ""
+        return True
     try:
         _, info = env.reset(seed=0)
     except Exception:  # the task resets it again, and reports the error as one of the environment
-        return ""
-    return "apply" if ACTION_MASK in info else ""
+        return False
+    return ACTION_MASK in info
 
 
 class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -118,16 +160,6 @@ def flatten_mask(space: Space[Any], mask: Any) -> np.ndarray:
         case MultiDiscrete() if isinstance(mask, tuple | list):
             return np.concatenate([np.ravel(piece) for piece in mask]) != 0
     return np.ravel(mask) != 0
-
-
-def remove_mask(env: Any) -> Any:
-    """Remove the action mask from dict observations."""
-    space = Dict([(name, part) for name, part in env.observation_space.items() if name != ACTION_MASK])
-
-    def remove(obs: dict[str, Any]) -> dict[str, Any]:
-        return {name: part for name, part in obs.items() if name != ACTION_MASK}
-
-    return gymnasium.wrappers.TransformObservation(env, remove, space)
 
 
 def _has_mask(space: Space[Any]) -> bool:
