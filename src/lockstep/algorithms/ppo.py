@@ -6,7 +6,6 @@ Shapes: L local lanes, T rollout steps, E environments per lane, B = L x E local
 per lane in a minibatch. A recurrent network is trained on sequences of S steps; N samples are N / S sequences.
 """
 
-import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -14,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.algorithms.greedy_policy import GreedyPolicy
+from lockstep.algorithms.ppo_benchmark import ppo_ops
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
@@ -316,31 +315,4 @@ class PPO(Algorithm):
         self.normalizer.freeze()
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        """Return the operations of an iteration without the code around them: environments, inference and updates."""
-        config, net, runtime = self.config, copy.deepcopy(self.net), self.runtime
-        adam = FusedAdam(net.parameters(), eps=config.adam_eps)
-        rows = max(1, config.batch_size // runtime.lanes.num_lanes * len(runtime.lanes) // fewer)
-        rows = -(-rows // config.length) * config.length  # whole sequences
-        samples = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
-        envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
-        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), samples) for n in (envs, rows))
-        memory, batch_memory = net.initial_state(envs), net.initial_state(rows // config.length)
-        starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
-
-        @torch.no_grad()
-        def act() -> None:
-            with self.collector.acting():
-                net.step(obs, memory)
-
-        def learn() -> None:
-            with runtime.autocast():
-                outputs, value = net(minibatch, batch_memory, split_at_resets(starts) if batch_memory else None)
-            adam.zero_grad()
-            (outputs.sum() + value.sum()).backward()
-            adam.step()
-
-        updates = config.epochs * self.samples // config.batch_size
-        inference = BenchmarkOp("inference", envs, config.rollout_steps, act, fewer)
-        ops = [inference, BenchmarkOp("learning", rows, updates, learn, fewer)]
-        env = env_step_op(self.task, self.collector.rollout["action"][0].clone(), config.rollout_steps)
-        return [env, *ops] if fewer == 1 else ops
+        return ppo_ops(self, fewer)
