@@ -96,10 +96,10 @@ class Unequal(ComingAndGoing):
 
 
 class Signals(ParallelEnv):
-    """Two agents that each see one of two bits, and are paid together if both name the right one: the sum of the bits.
+    """Two agents that each see a bit of their own, and are paid together for naming the bit of the other.
 
-    Agent 0 sees the first bit and agent 1 the second. In step 1 each may tell the other its bit by its action, and in
-    step 2 both are paid 1 if both actions equal the exclusive or of the bits. The best return is 1.
+    In step 1 each may tell the other its bit by its action. In step 2 both are paid the fraction of right answers. The
+    best return is 1, and without signals 0.5.
     """
 
     metadata = {"name": "signals"}  # noqa: RUF012
@@ -117,8 +117,8 @@ class Signals(ParallelEnv):
         return self._observe(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
-        over, wanted = self.said is not None, int(self.bits.sum() % 2)
-        reward = float(over and all(action == wanted for action in actions.values()))
+        over, wanted = self.said is not None, dict(zip(self.possible_agents, self.bits[::-1].tolist(), strict=True))
+        reward = float(np.mean([actions[agent] == wanted[agent] for agent in self.agents])) if over else 0.0
         self.said = [actions[agent] for agent in self.possible_agents]
         outcome = [dict.fromkeys(self.agents, value) for value in (reward, over, False)]
         observations, infos = self._observe(), {agent: {} for agent in self.agents}
