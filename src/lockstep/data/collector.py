@@ -79,8 +79,9 @@ class OnPolicyCollector:
                 self.truncation_values[t] = runtime.map_lanes(self._value, {"obs": step.final_obs, "memory": memory})
             obs, self.memory = step.obs, tree_where(step.terminated | step.truncated, self.initial_state, memory)
         self.last_value = runtime.map_lanes(self._value, {"obs": obs, "memory": self.memory})  # [B]
-        ended, active = outcomes["terminated"] | outcomes["truncated"], outcomes.buffers.get("active")
+        ended = outcomes["terminated"] | outcomes["truncated"]
         extras = {name: outcomes[name] for name in step.episode_info}
+        active = None if step.active is None else outcomes["active"]
         return self.episodes.count(outcomes["reward"], ended, extras, active)
 
     def _act_batch(self, part: dict[str, Any]) -> Tree:

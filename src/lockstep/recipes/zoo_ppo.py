@@ -30,7 +30,7 @@ class ZooPPO(Recipe):
     name: ClassVar = "zoo-ppo"
     presets: ClassVar = {"central": {"task.centralized_critic": True}}
     smoke_overrides: ClassVar = {
-        "task": {"num_envs": 24, "env_kwargs": {"max_cycles": 12}},
+        "task": {"num_envs": 24},
         "algo": {"epochs": 2, "rollout_steps": 16, "batch_size": 192, "encoder": {"hidden_sizes": [16]}},
         "run": {"total_samples": 1536, "log_every": 384, "eval_every": 768, "eval_episodes": 8, "save_every": 384},
         "run.record_video": False,

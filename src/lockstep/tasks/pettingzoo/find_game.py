@@ -85,7 +85,7 @@ def _find(id: str) -> Callable[..., Any]:
         ) from None
     base = importlib.import_module("pettingzoo").ParallelEnv
     if (isinstance(found, type) and base in inspect.getmro(found)) or (name == PARALLEL_ENV and callable(found)):
-        return found  # type: ignore[no-any-return]
+        return found
     raise ConfigError(
         f"{id} is neither a parallel_env function nor a class of parallel environments.",
         "Name a subclass of pettingzoo.ParallelEnv, or a function with the name parallel_env.",

@@ -92,8 +92,8 @@ def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
         inputs: Tree = data.read("validation", np.sort(rows))["inputs"]
         return inputs
     config: Any = recipe.task
-    rows = getattr(config, "rows_per_game", 1)
-    with closing(dataclasses.replace(config, num_envs=rows).build(lanes, device)) as task:
+    envs = getattr(config, "rows_per_game", 1)
+    with closing(dataclasses.replace(config, num_envs=envs).build(lanes, device)) as task:
         return _draw(policy_obs(task.observation_space), count, np.random.default_rng(seed))
 
 
