@@ -139,7 +139,8 @@ def _evaluate_episodes(
     episodes = max(episodes, getattr(task, "num_tasks", 1))  # at least one episode of each task
     # With limited steps, one environment per lane: each of them plays at least one episode.
     needed = min(episodes, max(task.num_envs if max_steps is None else 0, lanes.num_lanes))
-    envs = math.ceil(needed / lanes.num_lanes) * lanes.num_lanes
+    unit = lanes.num_lanes * getattr(task, "rows_per_game", 1)  # whole games on every lane
+    envs = math.ceil(needed / unit) * unit
     with closing(replace(task, num_envs=envs).build(lanes, runtime.device)) as env:  # type: ignore[type-var]
         local_results = _play(policy, env, lanes, runtime, envs, episodes, max_steps)
     if runtime.all_reduce_any(interrupted=local_results is None)["interrupted"]:
@@ -190,7 +191,7 @@ def _play(
         step = env.step(outputs["action"])
         obs, ended = step.obs, step.terminated | step.truncated
         memory = tree_where(ended, initial_memory, outputs["memory"])
-        scoreboard.count(step.reward, ended, step.episode_info)
+        scoreboard.count(step.reward, ended, step.episode_info, step.active)
     return scoreboard.results()
 
 
@@ -229,8 +230,11 @@ class Scoreboard:
             return False
         return bool((self.played >= self.quota).all())
 
-    def count(self, reward: Tensor, ended: Tensor, extras: dict[str, Tensor]) -> None:
-        """Add a step: rewards [B], episode ends [B], and extras [B] by name, which are read where an episode ended."""
+    def count(self, reward: Tensor, ended: Tensor, extras: dict[str, Tensor], active: Tensor | None = None) -> None:
+        """Add a step: rewards [B], episode ends [B], and extras [B] by name, which are read where an episode ended.
+
+        Rows that are not active always end, but their episodes are not counted.
+        """
         self.steps += 1
         self.totals += reward.to(self.device)
         self.lengths += 1
@@ -245,6 +249,8 @@ class Scoreboard:
         columns = [self.totals, self.lengths, *(values.to(self.device) for values in extras.values())]
         row = torch.stack([column.double() for column in columns], dim=1).unsqueeze(1)  # [B, 1, K]
         counted = ended & (self.played < self.quota)
+        if active is not None:
+            counted &= active.to(self.device)
         row_index = torch.where(counted, self.played, self.rounds)  # [B]
         self.table.scatter_(1, row_index.view(-1, 1, 1).expand_as(row), row)
         self.played += counted

@@ -21,7 +21,7 @@ from lockstep.io.jsonl import CHECKPOINTS, CONFIG, TASK
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
 from lockstep.run_dir import read_config, read_task_spec
-from lockstep.space_layout import ACTION_MASK
+from lockstep.space_layout import ACTION_MASK, policy_obs
 from lockstep.task_spec import InvalidSpecError, NotRecordedError, TaskSpec
 from lockstep.tasks.spaces import env_actions
 
@@ -67,7 +67,7 @@ class LoadedPolicy:
             ConfigError: The shape is that of neither, N changed and the policy has recurrent state, or the policy was
                 trained with action masks and there is none.
         """
-        batch = tree_map(lambda x: _as_tensor(x, self.device), self._with_mask(obs, action_mask))
+        batch = tree_map(lambda x: _as_tensor(x, self.device), policy_obs(self._with_mask(obs, action_mask)))
         single = self.observation_space is not None and not _has_batch_axis(self.observation_space, batch)
         if single:
             batch = tree_map(lambda x: x.unsqueeze(0), batch)
@@ -155,7 +155,8 @@ def load(
     recipe = recipe or load_recipe(Path(run))
     algorithm = load_algorithm(Path(run), recipe, at, device, read_task_spec(Path(run)))
     task: Any = algorithm.task
-    observation_space, action_space = getattr(task, "observation_space", None), getattr(task, "action_space", None)
+    observation_space = policy_obs(getattr(task, "observation_space", None))
+    action_space = getattr(task, "action_space", None)
     return LoadedPolicy(algorithm.policy(), recipe, torch.device(device), observation_space, action_space, seed)
 
 

@@ -69,6 +69,8 @@ class Step(NamedTuple):
     """Whether any row is truncated, if the task knows it without a device synchronization; otherwise True."""
     agent_reward: Tensor | None = None
     """[B, A] float32: reward of each agent of a team. None for single agents."""
+    active: Tensor | None = None
+    """[B] bool: whether the agent of a row took part. Other rows have reward 0 and `terminated`. None: all did."""
 
 
 class SubtaskSpec(NamedTuple):

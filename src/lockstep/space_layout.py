@@ -1,4 +1,4 @@
-"""What tasks and networks agree on about spaces: columns of an action, the action mask, the layout of an image.
+"""What tasks and networks agree on about spaces: columns of an action, the action mask, the critic part, images.
 
 Does not import torch, which workers of environments do not need.
 """
@@ -14,6 +14,8 @@ from lockstep.config import ConfigError
 
 ACTION_MASK = "action_mask"
 """Part of a dict observation that is the action mask: 1 for every legal choice, 0 for every illegal one."""
+CRITIC = "critic"
+"""Part of a dict observation that only the value function sees (asymmetric actor-critic). May be a dict itself."""
 
 
 def action_columns(space: Space[Any]) -> list[int]:
@@ -48,6 +50,28 @@ def split_mask(obs: Any) -> tuple[Any, Any]:
     if len(parts) == 1:
         return next(iter(parts.values())), obs[ACTION_MASK]
     return (Dict(list(parts.items())) if isinstance(obs, Dict) else parts), obs[ACTION_MASK]
+
+
+def policy_obs(obs: Any) -> Any:
+    """Return what the policy sees of an observation, or of the space of one: all but the critic part.
+
+    A part that remains alone stays in its dict, so that a policy takes the same input with and without the critic part.
+    """
+    if not isinstance(obs, dict | Dict) or CRITIC not in obs.keys():  # noqa: SIM118
+        return obs
+    parts = {name: part for name, part in obs.items() if name != CRITIC}
+    if not parts:
+        raise ConfigError(f"observations have no part but {CRITIC}.", "Add a part that the policy can see.")
+    return Dict(list(parts.items())) if isinstance(obs, Dict) else parts
+
+
+def refuse_critic_part(observations: Space[Any], algorithm: str) -> None:
+    """Raise ConfigError if observations have a critic part, which an algorithm would show to its policy."""
+    if policy_obs(observations) is not observations:
+        raise ConfigError(
+            f"{algorithm} does not support the part {CRITIC} of observations, which only a value function may see.",
+            "Use PPO, or rename the part to show it to the policy, too.",
+        )
 
 
 def network_space(observations: Space[Any], choices: int) -> Space[Any]:

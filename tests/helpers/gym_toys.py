@@ -343,7 +343,25 @@ class Film(gymnasium.Env):
         return {"film": self.frame, "action_mask": mask} if self.form == "dict" else self.frame
 
 
+class Hint(gymnasium.Env):
+    """One step. The critic sees the number that the reward depends on, the policy sees noise."""
+
+    observation_space = Dict([("noise", Box(-9, 9, (2,), np.float32)), ("critic", Box(-9, 9, (3,), np.float32))])
+    action_space = Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.seen = self.np_random.normal(size=5).astype(np.float32)
+        return self.look(), {}
+
+    def step(self, action):
+        return self.look(), float(self.seen[2]), True, False, {}
+
+    def look(self):
+        return {"noise": self.seen[:2], "critic": self.seen[2:]}
+
+
 gymnasium.register("LockstepCliff-v0", Cliff, max_episode_steps=20)
 gymnasium.register("LockstepEndlessCliff-v0", Cliff)
-for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind, Goal, Vault, Sealed, Workshop, Film):
+for env in (Diary, House, Whim, Spring, Wall, Trouble, Memory, Blind, Goal, Vault, Sealed, Workshop, Film, Hint):
     gymnasium.register(f"Lockstep{env.__name__}-v0", env, max_episode_steps=5 if env is Diary else None)

@@ -1,4 +1,4 @@
-"""Policies with action masks and mixed actions: trained, loaded, exported."""
+"""Policies with action masks, mixed actions and a critic part: trained, loaded, exported."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,11 @@ PPO = {"algo.rollout_steps": 8, "algo.batch_size": 64, "algo.epochs": 2}
 LSTM = PPO | {"algo.bptt_steps": 4, "algo.recurrent.hidden_size": 16}
 DDPG = {"algo.batch_size": 16, "algo.rollout_steps": 4, "algo.learning_starts": 32, "algo.buffer_size": 64}
 VAULT, WORKSHOP = {"task.id": "helpers.gym_toys:LockstepVault-v0"}, {"task.id": "helpers.gym_toys:LockstepWorkshop-v0"}
+HINT = {"task.id": "helpers.gym_toys:LockstepHint-v0"}
 RUNS = {
     "masked": ("gym-ppo-lstm", LSTM | VAULT),
     "mixed": ("gym-ppo", PPO | WORKSHOP),
+    "hinted": ("gym-ppo-lstm", LSTM | HINT | {"algo.normalize_obs": True}),
     "ddpg": ("gym-ddpg", DDPG | VAULT | {"algo.encoder.hidden_sizes": 16}),
 }
 
@@ -93,10 +95,32 @@ def test_export_onnx_equals_policy_with_mask_as_input(runs, tmp_path, name):
         assert len(set(found[0].tolist())) > 1
 
 
-@pytest.mark.parametrize("name", ["masked", "mixed"])
-def test_export_sb3_of_mask_or_mixed_actions_is_rejected(runs, tmp_path, capsys, name):
+@pytest.mark.parametrize("to", ["onnx", pytest.param("pt2", marks=pytest.mark.slow)])
+def test_policy_with_critic_part_is_used_and_exported_without_it(runs, tmp_path, to):
+    file, policy = tmp_path / f"policy.{to}", lockstep.load(runs / "hinted")
+    assert list(policy.observation_space) == ["noise"]
+    noise = np.arange(6, dtype=np.float32).reshape(3, 2)
+    actions = policy.act({"noise": noise})
+    policy.reset()
+    assert (policy.act({"noise": noise, "critic": np.zeros((3, 3), np.float32)}) == actions).all()
+    assert list(policy._memory) == ["policy"]
+    assert main(["export", str(runs / "hinted"), "--to", to, "--out", str(file)]) == 0
+    if to == "onnx":
+        import onnxruntime
+
+        inputs = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]).get_inputs()
+        assert [part.name for part in inputs] == ["obs.noise", "memory.policy.hidden", "memory.policy.cell"]
+    assert list(policy.policy.normalizer.frozen) == ["noise", "critic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("masked", "recurrent"), ("mixed", "actions are"), ("hinted", "critic only")]
+)
+def test_export_sb3_of_what_sb3_does_not_support_is_rejected(runs, tmp_path, capsys, name, problem):
     assert main(["export", str(runs / name), "--to", "sb3", "--out", str(tmp_path / "x.zip")]) == 2
-    assert "--to onnx" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert problem in error
+    assert "--to onnx" in error
 
 
 @pytest.mark.parametrize(
@@ -106,9 +130,10 @@ def test_export_sb3_of_mask_or_mixed_actions_is_rejected(runs, tmp_path, capsys,
         ("gym-tdmpc2", WORKSHOP, "not supported by TD-MPC2"),
         ("gym-tdmpc2", VAULT, "not supported by TD-MPC2"),
         ("gym-ddpg", VAULT | {"task.env_kwargs": {"parts": 2}}, "Use Discrete or a bounded"),
+        ("gym-ddpg", HINT, "DDPG does not support the part critic"),
     ],
 )
-def test_algorithm_rejects_actions_that_it_does_not_support(tmp_path, recipe, settings, problem):
+def test_algorithm_rejects_spaces_that_it_does_not_support(tmp_path, recipe, settings, problem):
     found = find_recipe(recipe)
     settings = found.smoke_overrides | settings | {"run.runs_dir": str(tmp_path), "run.device": "cpu"}
     with pytest.raises(ConfigError, match=problem):

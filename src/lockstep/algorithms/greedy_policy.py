@@ -1,5 +1,7 @@
 """Greedy policy of an actor-critic network."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,10 +11,11 @@ from lockstep.nn.normalization import ObservationNormalizer
 from lockstep.protocols import Policy
 from lockstep.pytree import Tree
 from lockstep.rng import LaneStreams, RandomStream
+from lockstep.space_layout import policy_obs
 
 
 class GreedyPolicy(Policy):
-    """The most likely action for each observation."""
+    """The most likely action for each observation. It needs nothing that only the value function needs."""
 
     def __init__(
         self, net: ActorCritic, actions: ActionDistribution, normalizer: ObservationNormalizer | None = None
@@ -20,11 +23,12 @@ class GreedyPolicy(Policy):
         self.net, self.actions, self.normalizer = net, actions, normalizer or (lambda obs: obs)
 
     def initial_state(self, count: int) -> Tree:
-        return self.net.initial_state(count)
+        state: Any = self.net.initial_state(count)
+        return {"policy": state["policy"]} if state else {}
 
     @torch.no_grad()
     def forward(self, obs: Tree, memory: Tree) -> tuple[Tensor, Tensor, Tree]:
-        outputs, _, next_memory = self.net.step(self.normalizer(obs), memory)
+        outputs, next_memory = self.net.act(self.normalizer(policy_obs(obs)), memory)
         return self.actions.mode(outputs), outputs, next_memory
 
     @torch.no_grad()

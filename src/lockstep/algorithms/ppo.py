@@ -6,7 +6,6 @@ Shapes: L local lanes, T rollout steps, E environments per lane, B = L x E local
 per lane in a minibatch. A recurrent network is trained on sequences of S steps; N samples are N / S sequences.
 """
 
-import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -14,20 +13,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lockstep.algorithms.env_benchmark import env_step_op
 from lockstep.algorithms.greedy_policy import GreedyPolicy
+from lockstep.algorithms.ppo_benchmark import ppo_ops
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
 from lockstep.data.collector import OnPolicyCollector
 from lockstep.data.nonfinite import locate_nonfinite, value_range
-from lockstep.data.rollout import flatten_rollout, minibatch_at, minibatches
+from lockstep.data.rollout import minibatch_at, minibatches
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics, widen
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
-from lockstep.nn.normalization import ObservationNormalizer, RunningMeanStd
+from lockstep.nn.normalization import ObservationNormalizer, RewardNormalizer
 from lockstep.nn.recurrent import PaddedSegments, RecurrentConfig, split_at_resets
 from lockstep.ops.functional import Scaling, Schedule, lr_scale, moments, ppo_loss, schedule
 from lockstep.protocols import BenchmarkOp, Loss, StateDict
@@ -152,10 +151,9 @@ class PPO(Algorithm):
         self.normalizer = ObservationNormalizer(task.observations(), config.normalize_obs)
         self.collector = OnPolicyCollector(self, self.net, self.actions, self.normalizer, config.length)
         self.shuffle = self.lanes.streams("ppo.shuffle")
-        self.return_moments = RunningMeanStd(1, runtime.device)
-        self.register_state("return_moments", self.return_moments.sums)
-        self.discounted = torch.zeros(task.num_envs, device=runtime.device)  # [B], running return for reward scaling
-        self.register_lane_state("discounted", self.discounted)
+        self.rewards = RewardNormalizer(task.num_envs, runtime.device, config.gamma)
+        self.register_state("return_moments", self.rewards.moments.sums)
+        self.register_lane_state("discounted", self.rewards.discounted)
         self.clip: float | Tensor = config.clip_coef
         if runtime.compilation.mode != "off":  # a compiled update reads it from a fixed address
             self.clip = torch.full((), config.clip_coef, device=runtime.device)
@@ -210,38 +208,44 @@ class PPO(Algorithm):
 
         # Observation statistics. Last, so that the first epoch normalizes exactly as the acting policy did.
         if config.normalize_obs:
-            obs = tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), batch["obs"])
-            self.normalizer.update(self.runtime.exact_sum(self.normalizer.batch_stats(obs)))
+            samples = tree_map(lambda x: x.unflatten(0, (len(self.lanes), -1)), batch)
+            table = self.normalizer.batch_stats(samples["obs"], samples.get("active"))
+            self.normalizer.update(self.runtime.exact_sum(table))
         return metrics
 
     @torch.no_grad()
     def _prepare_batch(self, metrics: Metrics) -> dict[str, Any]:
         """Return the rollout with standardized advantages as samples [L x T x E, ...]; empty if it is not finite."""
         config, lanes, outcomes = self.config, len(self.lanes), self.collector.outcomes
-        saved = self.return_moments.sums.clone(), self.discounted.clone()
+        saved = self.rewards.moments.sums.clone(), self.rewards.discounted.clone()
         rewards = None
         if config.normalize_rewards:
-            rewards = self._normalize_rewards(outcomes["reward"], outcomes["terminated"] | outcomes["truncated"])
+            self.rewards.update(self.runtime.exact_sum(self.rewards.batch_stats(outcomes.buffers, lanes)))
+            rewards = self.rewards(outcomes["reward"])
         batch = self.collector.batch(config.gamma, config.gae_lambda, rewards)
+        active = batch.get("active")  # 1 for samples to learn from, 0 for others; None: learn from all
 
         # One reduction over the whole run: moments of advantages and returns, value error, range of observations
         advantages, returns = batch["advantage"], batch["return"]
         columns = [advantages, advantages.square(), returns, returns.square(), (returns - batch["value"]).square()]
+        columns += [] if active is None else [active]
         # Sum per lane so that results do not depend on which lanes share a process.
-        table = widen(torch.stack(columns, dim=1)).chunk(lanes)  # [T x E, 5] each
+        table = widen(torch.stack(columns, dim=1)).chunk(lanes)  # [T x E, 5 or 6] each
         obs_range = upload(value_range(self.collector.rollout["obs"]), self.runtime.device).expand(lanes, 1)
         sums = self.runtime.exact_sum(torch.cat([torch.stack([lane.sum(0) for lane in table]), obs_range], dim=1))
         if not sums.isfinite().all():  # some value of some process is not finite; all processes see the same sums
-            self.return_moments.sums.copy_(saved[0])
-            self.discounted.copy_(saved[1])
+            self.rewards.moments.sums.copy_(saved[0])
+            self.rewards.discounted.copy_(saved[1])
             return {}
 
         # Global advantage statistics
-        count = torch.tensor(float(self.samples), dtype=torch.float64)
+        count = torch.tensor(float(self.samples), dtype=torch.float64) if active is None else sums[5]
         mean, variance = moments(sums[0], sums[1], count)
         batch["advantage"] = ((advantages - mean) / (variance.sqrt() + 1e-8)).float()
         _, return_variance = moments(sums[2], sums[3], count)
         metrics.add_global("explained_variance", 1.0 - sums[4] / count / return_variance.clamp(min=1e-8), 1.0)
+        if active is not None:
+            metrics.add_global("active_fraction", sums[5], float(self.samples))
 
         # Log probabilities of the acting policy: once here instead of in every step of the rollout
         batch["log_prob"] = self.runtime.map_lanes(
@@ -249,6 +253,8 @@ class PPO(Algorithm):
             {name: batch[name] for name in ("outputs", "action")},
         )
         del batch["outputs"]
+        if active is not None:  # with `loss`: inactive samples add nothing to the sums and the gradient
+            batch |= {name: batch[name] * active for name in ("advantage", "log_prob")}
         return batch
 
     def _skip_rollout(self, clock: TrainState) -> Metrics:
@@ -279,6 +285,10 @@ class PPO(Algorithm):
             batch = tree_map(lambda x: x.flatten(0, 1), steps)
         outputs, value = self.net(self.normalizer(batch["obs"]), memory, segments)
         log_prob, entropy = self.actions.log_prob_and_entropy(outputs, batch["action"])
+        count: Tensor | int = len(value)
+        if "active" in batch:  # the estimates of inactive samples are 0, too
+            log_prob, entropy, value = (x * batch["active"] for x in (log_prob, entropy, value))
+            count = batch["active"].sum()
         loss = ppo_loss(
             log_prob,
             entropy,
@@ -290,20 +300,7 @@ class PPO(Algorithm):
             entropy_weight=config.entropy_coef,
         )
         names = ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction")
-        return Loss(loss.total, num_samples=len(value), metric_sums=dict(zip(names, loss[1:], strict=True)))
-
-    def _normalize_rewards(self, rewards: Tensor, ended: Tensor) -> Tensor:
-        """Divide rewards [T, B] by the running standard deviation of the discounted return, this rollout included."""
-        discounted, running = torch.empty_like(rewards), self.discounted
-        for t in range(len(rewards)):
-            running = running * self.config.gamma + rewards[t]
-            discounted[t] = running
-            running = running * ~ended[t]
-        self.discounted.copy_(running)
-        lanes = len(self.lanes)
-        table = RunningMeanStd.batch_stats(flatten_rollout(discounted, lanes).view(lanes, -1, 1))
-        self.return_moments.update(self.runtime.exact_sum(table))
-        return (rewards / self.return_moments.mean_and_std()[1]).clamp(-10.0, 10.0)
+        return Loss(loss.total, num_samples=count, metric_sums=dict(zip(names, loss[1:], strict=True)))
 
     def policy(self) -> GreedyPolicy:
         return GreedyPolicy(self.net, self.actions, self.normalizer)
@@ -316,31 +313,4 @@ class PPO(Algorithm):
         self.normalizer.freeze()
 
     def benchmark_ops(self, fewer: int = 1) -> list[BenchmarkOp]:
-        """Return the operations of an iteration without the code around them: environments, inference and updates."""
-        config, net, runtime = self.config, copy.deepcopy(self.net), self.runtime
-        adam = FusedAdam(net.parameters(), eps=config.adam_eps)
-        rows = max(1, config.batch_size // runtime.lanes.num_lanes * len(runtime.lanes) // fewer)
-        rows = -(-rows // config.length) * config.length  # whole sequences
-        samples = flatten_rollout(self.collector.rollout["obs"], len(runtime.lanes))
-        envs = max(1, self.task.num_envs // fewer)  # a process may host fewer than `fewer` environments
-        obs, minibatch = (tree_map(lambda x, n=n: x[:n].clone(), samples) for n in (envs, rows))
-        memory, batch_memory = net.initial_state(envs), net.initial_state(rows // config.length)
-        starts = torch.zeros(rows // config.length, config.length, dtype=torch.bool, device=runtime.device)
-
-        @torch.no_grad()
-        def act() -> None:
-            with self.collector.acting():
-                net.step(obs, memory)
-
-        def learn() -> None:
-            with runtime.autocast():
-                outputs, value = net(minibatch, batch_memory, split_at_resets(starts) if batch_memory else None)
-            adam.zero_grad()
-            (outputs.sum() + value.sum()).backward()
-            adam.step()
-
-        updates = config.epochs * self.samples // config.batch_size
-        inference = BenchmarkOp("inference", envs, config.rollout_steps, act, fewer)
-        ops = [inference, BenchmarkOp("learning", rows, updates, learn, fewer)]
-        env = env_step_op(self.task, self.collector.rollout["action"][0].clone(), config.rollout_steps)
-        return [env, *ops] if fewer == 1 else ops
+        return ppo_ops(self, fewer)

@@ -39,6 +39,7 @@ from lockstep.ops.functional import Scaling, scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss, Policy
 from lockstep.pytree import Tree
 from lockstep.rng import LaneStreams, RandomStream
+from lockstep.space_layout import refuse_critic_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,7 @@ class SAC(Algorithm):
     def setup(self) -> None:
         config, task, runtime, lanes = self.config, self.task, self.runtime, self.lanes
         obs_space, action_space = task.observation_space, task.action_space
+        refuse_critic_part(obs_space, "SAC")
         is_box = isinstance(action_space, spaces.Box) and len(action_space.shape) == 1
         if not is_box or not action_space.is_bounded():
             raise ConfigError(

@@ -72,6 +72,7 @@ class OnPolicyCollector:
             with runtime.phase("env"):
                 step = self.task.step(policy_step["action"])
             outcome = {"reward": step.reward, "terminated": step.terminated, "truncated": step.truncated}
+            outcome |= {} if step.active is None else {"active": step.active}
             outcomes.write(t, {**outcome, **step.episode_info})
             if step.any_truncated:
                 # Bootstrap truncated episodes from their final observation, not from the reset observation.
@@ -79,7 +80,9 @@ class OnPolicyCollector:
             obs, self.memory = step.obs, tree_where(step.terminated | step.truncated, self.initial_state, memory)
         self.last_value = runtime.map_lanes(self._value, {"obs": obs, "memory": self.memory})  # [B]
         ended = outcomes["terminated"] | outcomes["truncated"]
-        return self.episodes.count(outcomes["reward"], ended, {name: outcomes[name] for name in step.episode_info})
+        extras = {name: outcomes[name] for name in step.episode_info}
+        active = None if step.active is None else outcomes["active"]
+        return self.episodes.count(outcomes["reward"], ended, extras, active)
 
     def _act_batch(self, part: dict[str, Any]) -> Tree:
         with self.acting():
@@ -93,13 +96,19 @@ class OnPolicyCollector:
 
     @torch.no_grad()
     def batch(self, gamma: float, gae_lambda: float, rewards: Tensor | None = None) -> dict[str, Any]:
-        """Return the rollout with `advantage` and `return` (GAE) as samples [L x T x E, ...]."""
+        """Return the rollout with `advantage` and `return` (GAE) as samples [L x T x E, ...].
+
+        If rows may be inactive, `active` is 0 for them, and so are their advantages, returns and values.
+        """
         values, terminated, truncated = self.rollout["value"], self.outcomes["terminated"], self.outcomes["truncated"]
         next_value = torch.cat([values[1:], self.last_value.unsqueeze(0)])  # [T, B]
         next_value = torch.where(truncated, self.truncation_values, next_value)
         rewards = self.outcomes["reward"] if rewards is None else rewards
         advantage = compute_gae(rewards, values, next_value, terminated, terminated | truncated, gamma, gae_lambda)
-        estimates = {"advantage": advantage, "return": advantage + values}
+        estimates = {"advantage": advantage, "return": advantage + values, "value": values}
+        if "active" in self.outcomes.buffers:
+            active = self.outcomes["active"].float()
+            estimates = {name: x * active for name, x in estimates.items()} | {"active": active}
         return dict(flatten_rollout(self.rollout.buffers | estimates, len(self.runtime.lanes)))
 
     def to_sequences(self, batch: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ OUTCOME = ("reward", "terminated", "truncated", "next_obs")
 
 def outcome(step: Step) -> dict[str, Any]:
     """Return the parts of a transition that follow the action, [B, ...] each. A team has one reward per agent."""
+    if step.active is not None:
+        raise ConfigError("agents of this task come and go, which off-policy algorithms do not support.", "Use PPO.")
     ended = step.terminated | step.truncated
     return {
         "reward": step.reward if step.agent_reward is None else step.agent_reward,

@@ -11,10 +11,10 @@ from gymnasium import Space
 from torch import Tensor, nn
 
 from lockstep.nn.distributions import ActionDistribution, mask_logits
-from lockstep.nn.encoders import CNN, EncoderConfig, orthogonal_init
+from lockstep.nn.encoders import EncoderConfig, orthogonal_init
 from lockstep.nn.recurrent import PaddedSegments, Recurrent, RecurrentConfig
 from lockstep.pytree import Tree
-from lockstep.space_layout import network_space, split_mask
+from lockstep.space_layout import network_space, policy_obs, split_mask
 
 BF16_MIN_MACS = 30_000_000
 """Multiply-adds below which a dense network is faster in fp32 than in bf16 on a CPU (widths 128 to 1,024)."""
@@ -31,20 +31,19 @@ class ActorCritic(nn.Module):
         memory: RecurrentConfig | None = None,
     ) -> None:
         super().__init__()
-        # Encoders do not see the action mask, an optional part of observations: it is applied to the outputs.
-        observations = network_space(observations, actions.num_params - actions.num_free_params)
-        self.encoder = config.build(observations)
-        has_cnn = any(isinstance(module, CNN) for module in self.encoder.modules())
-        shared = has_cnn if config.share_encoder is None else config.share_encoder
-        self.critic_encoder = None if shared else config.build(observations)
-        features = int(self.encoder.features)  # type: ignore[arg-type]
+        # No encoder sees the action mask, which is applied to the outputs. Only the critic's sees the critic part.
+        choices = actions.num_params - actions.num_free_params
+        self.encoder = config.build(network_space(policy_obs(observations), choices))
+        shared = config.is_shared(self.encoder, observations)
+        self.critic_encoder = None if shared else config.build(network_space(observations, choices))
+        encoders = {"policy": self.encoder} | ({} if self.critic_encoder is None else {"value": self.critic_encoder})
+        features = {name: int(encoder.features) for name, encoder in encoders.items()}  # type: ignore[arg-type]
         self.memories = nn.ModuleDict()
         if memory is not None and memory.kind != "none":
-            names = ("policy",) if shared else ("policy", "value")
-            self.memories.update({name: Recurrent(memory, features) for name in names})
-            features = memory.hidden_size
-        self.policy_head = orthogonal_init(nn.Linear(features, actions.num_params), 0.01)
-        self.value_head = orthogonal_init(nn.Linear(features, 1), 1.0)
+            self.memories.update({name: Recurrent(memory, size) for name, size in features.items()})
+            features = dict.fromkeys(features, memory.hidden_size)
+        self.policy_head = orthogonal_init(nn.Linear(features["policy"], actions.num_params), 0.01)
+        self.value_head = orthogonal_init(nn.Linear(features.get("value", features["policy"]), 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(actions.num_free_params)) if actions.num_free_params else None
 
     def forward(self, obs: Tree, memory: Any = None, segments: PaddedSegments | None = None) -> tuple[Tensor, Tensor]:
@@ -63,6 +62,14 @@ class ActorCritic(nn.Module):
         for name, layer in self.memories.items():
             features[name], next_memory[name] = layer.step(features[name], memory[name])  # type: ignore[operator]
         return *self._heads(features, obs), next_memory
+
+    def act(self, obs: Tree, memory: Any) -> tuple[Tensor, Tree]:
+        """Return only the outputs for one step of N episodes, and the policy's recurrent state after it."""
+        features, next_memory = self.encoder(split_mask(policy_obs(obs))[0]), {}
+        if self.memories:
+            step = self.memories["policy"].step
+            features, next_memory["policy"] = step(features, memory["policy"])  # type: ignore[operator]
+        return self._outputs(features, obs), next_memory
 
     def value(self, obs: Tree, memory: Any = None) -> Tensor:
         """Return only the values for one step of N episodes, [N]."""
@@ -84,15 +91,19 @@ class ActorCritic(nn.Module):
 
     def _encode(self, obs: Tree) -> dict[str, Tensor]:
         """Return the features for policy and value; only `policy` if they share an encoder."""
-        obs, _ = split_mask(obs)
-        features = {"policy": self.encoder(obs)}
-        return features if self.critic_encoder is None else features | {"value": self.critic_encoder(obs)}
+        features = {"policy": self.encoder(split_mask(policy_obs(obs))[0])}
+        if self.critic_encoder is not None:
+            features["value"] = self.critic_encoder(split_mask(obs)[0])
+        return features
 
     def _heads(self, features: dict[str, Tensor], obs: Tree) -> tuple[Tensor, Tensor]:
-        outputs = self.policy_head(features["policy"]).float()
+        return self._outputs(features["policy"], obs), self._value(features.get("value", features["policy"]))
+
+    def _outputs(self, features: Tensor, obs: Tree) -> Tensor:
+        outputs: Tensor = self.policy_head(features).float()
         if self.log_std is not None:
             outputs = torch.cat([outputs, self.log_std.expand(outputs.shape[0], -1)], dim=-1)
-        return mask_logits(outputs, split_mask(obs)[1]), self._value(features.get("value", features["policy"]))
+        return mask_logits(outputs, split_mask(obs)[1])
 
     def _value(self, features: Tensor) -> Tensor:
         return self.value_head(features).squeeze(-1).float()

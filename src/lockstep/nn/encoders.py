@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.config import ConfigError
 from lockstep.nn.activations import Tanh
-from lockstep.space_layout import is_channels_last
+from lockstep.space_layout import CRITIC, is_channels_last, policy_obs
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 """Channels, kernel size and stride of the convolutions of Mnih et al., 2015 (Nature 518)."""
@@ -37,7 +37,8 @@ class EncoderConfig:
     nature: strided convolutions with 32, 64 and 64 channels. impala: residual network with 15 convolutions, slower and
     often better than nature. Vectors of a dict observation get an MLP with auto, nature and impala."""
     share_encoder: bool | None = None
-    """Whether policy and value share the encoder. None: share a CNN, separate MLPs."""
+    """Whether policy and value share the encoder. None: share a CNN, separate MLPs. Observations with a part `critic`
+    always have separate encoders."""
     hidden_sizes: tuple[int, ...] = (64,)
     """Units of each hidden layer, or channels of each convolution. The last number applies to all further layers."""
     num_layers: int = 2
@@ -69,6 +70,18 @@ class EncoderConfig:
                     "Use --algo.encoder.kind nature, whose strided convolutions reduce images, or a wrapper that "
                     "resizes them.",
                 )
+
+    def is_shared(self, encoder: nn.Module, observations: Space) -> bool:
+        """Return whether the value function uses the encoder of the policy. It does not if it sees more."""
+        if policy_obs(observations) is observations:
+            has_cnn = any(isinstance(module, CNN) for module in encoder.modules())
+            return has_cnn if self.share_encoder is None else self.share_encoder
+        if self.share_encoder:
+            raise ConfigError(
+                f"algo.encoder.share_encoder is true, but only the value function sees the part {CRITIC}.",
+                "Use --algo.encoder.share-encoder none.",
+            )
+        return False
 
     def build(self, space: Space) -> nn.Module:
         """Build the encoder for an observation space. Override this in a subclass to use a custom network."""

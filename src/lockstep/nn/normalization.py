@@ -1,11 +1,14 @@
 """Running mean and variance of observations and returns from pooled sums, frozen while a rollout is collected.
 
-Shapes: L local lanes, N samples per lane, D features.
+Shapes: T steps, B local environments, L local lanes, N samples per lane, D features.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lockstep.data.rollout import flatten_rollout
 from lockstep.metrics import widen
 from lockstep.ops.functional import moments
 from lockstep.protocols import StateDict
@@ -21,11 +24,17 @@ class RunningMeanStd:
         """Sums, sums of squares, and the count."""
 
     @staticmethod
-    def batch_stats(samples: Tensor) -> Tensor:
-        """Sum samples [L, N, D] per lane to [L, 2D + 1], one lane at a time so that bits do not depend on L."""
+    def batch_stats(samples: Tensor, active: Tensor | None = None) -> Tensor:
+        """Sum samples [L, N, D] per lane to [L, 2D + 1], one lane at a time so that bits do not depend on L.
+
+        Samples whose `active` [L, N] is 0 are not counted.
+        """
         samples = widen(samples)
-        count = samples.new_full((1,), float(samples.shape[1]))
-        return torch.stack([torch.cat([lane.sum(0), lane.square().sum(0), count]) for lane in samples])
+        counts = samples.new_full((len(samples), 1), float(samples.shape[1]))
+        if active is not None:
+            samples, counts = samples * active.unsqueeze(-1), widen(active).sum(1, keepdim=True)
+        lanes = zip(samples, counts, strict=True)
+        return torch.stack([torch.cat([lane.sum(0), lane.square().sum(0), count]) for lane, count in lanes])
 
     def update(self, pooled: Tensor) -> None:
         """Add the pooled table of an iteration, [2D + 1] on the host."""
@@ -64,10 +73,13 @@ class ObservationNormalizer:
             return {key: self(part, f"{name}.{key}" if name else key) for key, part in obs.items()}
         return normalize(obs, *self.frozen[name]) if name in self.frozen else obs
 
-    def batch_stats(self, obs: Tree) -> Tensor:
-        """Sum the observations [L, N, ...] of this process into one table [L, K] for the all-reduce."""
+    def batch_stats(self, obs: Tree, active: Tensor | None = None) -> Tensor:
+        """Sum the observations [L, N, ...] of this process into one table [L, K] for the all-reduce.
+
+        Those whose `active` [L, N] is 0 are not counted.
+        """
         parts = named_leaves(obs)
-        tables = [RunningMeanStd.batch_stats(parts[name].unsqueeze(-1).flatten(2)) for name in self.moments]
+        tables = [RunningMeanStd.batch_stats(parts[name].unsqueeze(-1).flatten(2), active) for name in self.moments]
         return torch.cat(tables, dim=1)
 
     def update(self, pooled: Tensor) -> None:
@@ -85,3 +97,31 @@ class ObservationNormalizer:
 
     def state(self) -> StateDict:
         return {f"obs_moments.{name}" if name else "obs_moments": part.sums for name, part in self.moments.items()}
+
+
+class RewardNormalizer:
+    """Divides rewards by the running standard deviation of the discounted return, and clips them to +-10."""
+
+    def __init__(self, envs: int, device: torch.device, gamma: float) -> None:
+        self.moments, self._gamma = RunningMeanStd(1, device), gamma
+        self.discounted = torch.zeros(envs, device=device)  # [B], discounted return so far
+
+    def batch_stats(self, outcomes: dict[str, Any], lanes: int) -> Tensor:
+        """Sum the discounted returns of a rollout [T, B] into a table [L, 3] for the all-reduce."""
+        rewards, ended = outcomes["reward"], outcomes["terminated"] | outcomes["truncated"]
+        discounted, running = torch.empty_like(rewards), self.discounted
+        for t in range(len(rewards)):
+            running = running * self._gamma + rewards[t]
+            discounted[t] = running
+            running = running * ~ended[t]
+        self.discounted.copy_(running)
+        names = {"discounted": discounted} | ({"active": outcomes["active"]} if "active" in outcomes else {})
+        samples = {name: flatten_rollout(x, lanes).view(lanes, -1) for name, x in names.items()}  # [L, N]
+        return RunningMeanStd.batch_stats(samples["discounted"].unsqueeze(-1), samples.get("active"))
+
+    def update(self, pooled: Tensor) -> None:
+        self.moments.update(pooled)
+
+    def __call__(self, rewards: Tensor) -> Tensor:
+        """Normalize rewards [T, B] by all discounted returns so far, those of this rollout included."""
+        return (rewards / self.moments.mean_and_std()[1]).clamp(-10.0, 10.0)

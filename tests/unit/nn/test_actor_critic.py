@@ -5,9 +5,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from lockstep.config import ConfigError
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
+from lockstep.nn.recurrent import RecurrentConfig
 from lockstep.rng import RandomStream, seeded_init
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
@@ -56,6 +58,42 @@ def test_action_mask_changes_outputs_of_illegal_choices_only(action_space):
     assert torch.equal(outputs[:, 4:], expected[:, 4:])
     assert torch.equal(value, expected_value)
     assert torch.equal(net.value({"sight": vector, "action_mask": mask}), value)
+
+
+CRITIC_SPACE = spaces.Dict([("sight", VECTOR), ("critic", spaces.Dict({"board": BOARD}))])
+CRITIC_OBS = {"sight": OBSERVATIONS["vector"][1], "critic": {"board": OBSERVATIONS["board"][1]}}
+
+
+@pytest.mark.parametrize("kind", ["none", "gru"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_critic_part_is_seen_by_the_value_only(kind, masked):
+    mask = {"action_mask": torch.tensor([[1, 0, 1, 1]] * 7, dtype=torch.uint8)} if masked else {}
+    space = spaces.Dict([*CRITIC_SPACE.items(), *[(name, spaces.Box(0, 1, (4,), np.uint8)) for name in mask]])
+    recurrent = RecurrentConfig(kind=kind, hidden_size=6)
+    with seeded_init(RandomStream(0, "init")):
+        net = ActorCritic(space, make_distribution(spaces.Discrete(4)), EncoderConfig(hidden_sizes=(8,)), recurrent)
+    obs = CRITIC_OBS | mask
+    memory = net.initial_state(7)
+    outputs, value, after = net.step(obs, memory)
+    other, other_value, _ = net.step(obs | {"critic": {"board": 1 - CRITIC_OBS["critic"]["board"]}}, memory)
+    assert torch.equal(other, outputs)
+    assert not torch.isclose(other_value, value).any()
+    assert torch.equal(net.value(obs, memory), value)
+    # The policy acts without the part.
+    alone, next_memory = net.act({name: part for name, part in obs.items() if name != "critic"}, memory)
+    assert torch.equal(alone, outputs)
+    assert next_memory.keys() == after.keys() - {"value"}
+    assert all(torch.equal(x, after["policy"][name]) for name, x in next_memory.get("policy", {}).items())
+
+
+def test_critic_part_needs_separate_encoders():
+    net = build(CRITIC_SPACE)  # the value function has a CNN
+    assert gradients_of(net, net(CRITIC_OBS)[0].square().sum()) == {"encoder", "policy_head"}
+    assert gradients_of(net, net(CRITIC_OBS)[1].sum()) == {"critic_encoder", "value_head"}
+    with pytest.raises(ConfigError, match="share_encoder is true, but only the value function sees the part critic"):
+        build(CRITIC_SPACE, share_encoder=True)
+    with pytest.raises(ConfigError, match="no part but critic"):
+        build(spaces.Dict({"critic": VECTOR}))
 
 
 @each_observation

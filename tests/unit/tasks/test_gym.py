@@ -16,7 +16,8 @@ from lockstep.config import ConfigError, coerce
 from lockstep.lanes import Lanes
 from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
-from lockstep.tasks.gym.env import ActionLog, GymConfig
+from lockstep.tasks.gym.env import GymConfig
+from lockstep.tasks.gym.replayed_envs import ActionLog
 from lockstep.tasks.spaces import sample_action
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
 from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
-from lockstep.space_layout import action_columns, network_space, split_mask
+from lockstep.space_layout import action_columns, network_space, policy_obs, refuse_critic_part, split_mask
 from lockstep.tasks.env_checker import check_env
 from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.gym.wrappers import FrameStack, flatten_mask
@@ -113,6 +113,18 @@ def test_network_space_rejects_mask_of_other_size_or_dtype():
         network_space(fitting, 0)
     with pytest.raises(ConfigError, match="no part but action_mask"):
         network_space(Dict({"action_mask": Box(0, 1, (3,), np.uint8)}), 3)
+
+
+def test_policy_obs_removes_the_critic_part_only():
+    obs = {"a": torch.zeros(1)}
+    assert policy_obs(obs) is obs
+    assert policy_obs(obs | {"critic": obs}) == obs  # a part that remains alone stays in its dict
+    space = Dict([("b", Box(0, 1, (2,), np.float32)), ("a", Box(0, 1, (1,), np.float32))])
+    assert policy_obs(space) is space
+    assert list(policy_obs(Dict([*space.items(), ("critic", space)])).items()) == list(space.items())
+    refuse_critic_part(space, "SAC")
+    with pytest.raises(ConfigError, match="SAC does not support the part critic"):
+        refuse_critic_part(Dict({"a": space, "critic": space}), "SAC")
 
 
 def test_split_mask_keeps_dicts_without_mask_and_unwraps_single_part():

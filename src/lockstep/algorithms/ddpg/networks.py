@@ -18,7 +18,7 @@ from lockstep.nn.action_bounds import ActionBounds
 from lockstep.ops.philox.draws import Device
 from lockstep.pytree import Tree, tree_map
 from lockstep.rng import LaneStreams
-from lockstep.space_layout import ACTION_MASK, network_space
+from lockstep.space_layout import ACTION_MASK, network_space, refuse_critic_part
 
 
 class ActionCodec(Protocol):
@@ -139,6 +139,7 @@ class AgentAxis:
     def __init__(self, task: Any) -> None:
         agents, self.rivals = getattr(task, "agents", None), getattr(task, "rivals", 0)
         self.multi_agent, self.agents = agents is not None, (agents or 1) - self.rivals
+        refuse_critic_part(task.observation_space, "DDPG")
         space = _without_legal(task.observation_space)
         if isinstance(space, dict):
             space = spaces.Dict(list(space.items()))

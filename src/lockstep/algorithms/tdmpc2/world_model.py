@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lockstep.config import ConfigError
 from lockstep.nn.activations import mish, simplicial
 from lockstep.ops.two_hot import two_hot_inverse
-from lockstep.space_layout import is_channels_last
+from lockstep.space_layout import is_channels_last, refuse_critic_part
 
 SIMPLEX_SIZE = 8
 """Features per simplex."""
@@ -194,6 +194,7 @@ class QEnsemble(nn.ModuleList):
 
 def encoder_space(space: Space) -> Box:
     """Return the space of the encoder's input: vectors of a Dict are concatenated, and the task's index is removed."""
+    refuse_critic_part(space, "TD-MPC2")
     if isinstance(space, Dict) and set(space) == {"obs", "task"}:
         return encoder_space(space["obs"])
     if isinstance(space, Dict):

@@ -3,7 +3,6 @@
 `for fault in check_env(MyConfig()): print(fault)` prints a message with a fix for every violation.
 """
 
-import dataclasses
 import random
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from lockstep.protocols import TaskConfig
 from lockstep.tasks.env_checker.datasets import check_dataset
-from lockstep.tasks.env_checker.environments import N, check_environments
+from lockstep.tasks.env_checker.environments import check_environments
 
 
 def check_env(config: Any, steps: int = 200, chance: bool = True) -> list[str]:
@@ -25,7 +24,7 @@ def check_env(config: Any, steps: int = 200, chance: bool = True) -> list[str]:
     """
     before = _global_random()
     if isinstance(config, TaskConfig):
-        faults = check_environments(dataclasses.replace(config, num_envs=N), steps, chance)  # type: ignore[type-var]
+        faults = check_environments(config, steps, chance)
     else:
         faults = [*check_dataset(config)]
     for name, state in _global_random().items():

@@ -2,12 +2,13 @@
 
 A check is a function that yields a message for every violation that it finds.
 
-Shapes: B local environments; N = 16 environments in all, two on each of 8 lanes.
+Shapes: B local environments; N environments in all, two on each of 8 lanes, or two games of several agents.
 """
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,7 @@ from lockstep.rng import RandomStream
 from lockstep.space_layout import action_columns, network_space, split_mask
 from lockstep.tasks.spaces import make_legal, sample_action, tensor_dtype
 
-LANES, ENVS_PER_LANE = 8, 2
-N = LANES * ENVS_PER_LANE
+LANES = 8
 ALL_LANES, SOME_LANES, OTHER_LANES = range(LANES), range(3, 6), range(2, 7)
 ACTIONS, CHOICES = RandomStream(0, "check"), RandomStream(0, "check.choices")
 MEMBERS = (
@@ -36,8 +36,9 @@ MEMBERS = (
 )
 
 
-def check_environments(config: TaskConfig, steps: int, chance: bool) -> list[str]:
-    """Return a message for every violation of the contract of environments."""
+def check_environments(config: Any, steps: int, chance: bool) -> list[str]:
+    """Return a message for every violation of the contract of environments. `num_envs` is replaced."""
+    config = replace(config, num_envs=2 * LANES * getattr(config, "rows_per_game", 1))
     # Stop at the first failing group: tensors of the wrong shape cannot be compared.
     faults = [*_check_members(config)] or [*_check_tensors(config, steps)]
     if not faults:
@@ -55,7 +56,10 @@ class EnvGroup:
 
     def __init__(self, config: TaskConfig, lanes: range, seed: int = 0) -> None:
         self.envs: VecEnv = config.build(Lanes(LANES, lanes, seed), torch.device("cpu"))
-        self.rows = slice(lanes.start * ENVS_PER_LANE, lanes.stop * ENVS_PER_LANE)
+        self.count = config.num_envs
+        """N: number of environments in all."""
+        share = config.num_envs // LANES
+        self.rows = slice(lanes.start * share, lanes.stop * share)
         """Global indices of these environments."""
 
     def start(self) -> Tree:
@@ -64,14 +68,15 @@ class EnvGroup:
         return obs
 
     def step(self, time: int) -> Step:
-        return self.envs.step(self.legal(sample_action(self.envs.action_space, ACTIONS, time, N)[self.rows], time))
+        actions = sample_action(self.envs.action_space, ACTIONS, time, self.count)[self.rows]
+        return self.envs.step(self.legal(actions, time))
 
     def legal(self, actions: Tensor, time: int, same: bool = False) -> Tensor:
         """Replace discrete actions by legal ones if observations have an action mask; `same` where masks are equal."""
         space, (_, mask) = self.envs.action_space, split_mask(self.envs.observations())
         if mask is None:
             return actions
-        scores = torch.from_numpy(CHOICES.generator(time).random((N, sum(action_columns(space)))))
+        scores = torch.from_numpy(CHOICES.generator(time).random((self.count, sum(action_columns(space)))))
         return make_legal(space, actions, mask, scores[:1].expand_as(mask) if same else scores[self.rows])
 
     def close(self) -> None:
@@ -87,10 +92,10 @@ def _check_members(config: TaskConfig) -> Iterator[str]:
     if missing:
         yield f"The task has no {', '.join(missing)}. Inherit lockstep.VecEnv, which has defaults for most."
         return
-    expected = len(SOME_LANES) * ENVS_PER_LANE
+    expected = len(SOME_LANES) * config.num_envs // LANES
     if envs.num_envs != expected:
         yield (
-            f"num_envs is {envs.num_envs}, but {len(SOME_LANES)} of {LANES} lanes host {expected} of {N} "
+            f"num_envs is {envs.num_envs}, but {len(SOME_LANES)} of {LANES} lanes host {expected} of {config.num_envs} "
             "environments. Count those of the local lanes: len(lanes) * lanes.per_lane(config.num_envs, 'num_envs')."
         )
     envs.close()
@@ -100,12 +105,14 @@ def _check_tensors(config: TaskConfig, steps: int) -> Iterator[str]:
     with closing(EnvGroup(config, ALL_LANES)) as group:
         space = group.envs.observation_space
         obs = group.start()
-        faults = [*_space_faults(obs, space, "obs", "of reset()")] or [*_mask_faults(obs, group.envs, "of reset()")]
+        faults = [*_space_faults(obs, space, "obs", "of reset()", range(group.count))]
+        faults = faults or [*_mask_faults(obs, group.envs, "of reset()")]
         for time in range(steps):
             if faults:  # report one step only
                 break
             step = group.step(time)
-            faults = [*_shape_faults(step, f"at step {time}")] or [*_value_faults(step, space, f"at step {time}")]
+            faults = [*_shape_faults(step, f"at step {time}", group.count)]
+            faults = faults or [*_value_faults(step, space, f"at step {time}")]
             faults = faults or [*_mask_faults(step.obs, group.envs, f"at step {time}")]
             if not faults and _differing(named_leaves(step.obs, "obs"), named_leaves(group.envs.observations(), "obs")):
                 faults = [
@@ -200,11 +207,12 @@ def _check_randomness(config: TaskConfig, steps: int) -> Iterator[str]:
     games, others = _observation_digests(config, steps, seed=0), _observation_digests(config, steps, seed=1)
     if games == others:
         yield "Seeds 0 and 1 give the same episodes. Draw from RandomStreams of lanes.seed, or pass chance=False."
-    if len(set(games)) <= N // 2:  # a few may be equal by chance
-        twin = next(row for row in range(N) if games[row] in games[:row])
+    if len(set(games)) <= len(games) // 2:  # a few may be equal by chance
+        twin = next(row for row in range(len(games)) if games[row] in games[:row])
         yield (
-            f"Given the same actions, {N} environments play only {len(set(games))} distinct games: environment {twin} "
-            f"repeats environment {games.index(games[twin])}. Give each its own RandomStream, by its global index."
+            f"Given the same actions, {len(games)} environments play only {len(set(games))} distinct games: "
+            f"environment {twin} repeats environment {games.index(games[twin])}. Give each its own RandomStream, by "
+            "its global index."
         )
 
 
@@ -225,18 +233,19 @@ def _check_rendering(config: TaskConfig) -> Iterator[str]:
 # Helpers
 
 
-def _shape_faults(step: Step, when: str) -> Iterator[str]:
+def _shape_faults(step: Step, when: str, count: int) -> Iterator[str]:
     """Yield the tensors whose dtype or shape is not the one that `Step` documents, observations aside."""
-    for name, dtype in (("reward", torch.float32), ("terminated", torch.bool), ("truncated", torch.bool)):
+    dtypes = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
+    for name, dtype in (dtypes if step.active is None else dtypes | {"active": torch.bool}).items():
         tensor = getattr(step, name)
-        if tensor.dtype != dtype or tensor.shape != (N,):
-            yield f"{name} {when} is {_spec(tensor)}. Make it {dtype} [{N}], one for each environment."
+        if tensor.dtype != dtype or tensor.shape != (count,):
+            yield f"{name} {when} is {_spec(tensor)}. Make it {dtype} [{count}], one for each environment."
     for name, tensor in step.episode_info.items():
-        if tensor.shape != (N,):
-            yield f"episode_info.{name} {when} is {_spec(tensor)}. Make it [{N}], one for each environment."
+        if tensor.shape != (count,):
+            yield f"episode_info.{name} {when} is {_spec(tensor)}. Make it [{count}], one for each environment."
     agents = step.agent_reward
-    if agents is not None and (agents.dtype != torch.float32 or agents.ndim != 2 or len(agents) != N):
-        yield f"agent_reward {when} is {_spec(agents)}. Make it torch.float32 [{N}, agents], or omit it."
+    if agents is not None and (agents.dtype != torch.float32 or agents.ndim != 2 or len(agents) != count):
+        yield f"agent_reward {when} is {_spec(agents)}. Make it torch.float32 [{count}, agents], or omit it."
 
 
 def _value_faults(step: Step, space: Space[Any], when: str) -> Iterator[str]:
@@ -249,22 +258,29 @@ def _value_faults(step: Step, space: Space[Any], when: str) -> Iterator[str]:
                 f"{name} {when} is {rewards[tuple(bad[0])].item()} in environment {bad[0][0]}. "
                 "Keep it finite: look for a division by zero or a logarithm."
             )
-    yield from _space_faults(step.obs, space, "obs", when)
-    yield from _space_faults(step.final_obs, space, "final_obs", when, _true_rows(step.terminated | step.truncated))
+    count, ended = len(step.reward), step.terminated | step.truncated
+    ended = ended if step.active is None else ended & step.active
+    yield from _space_faults(step.obs, space, "obs", when, range(count))
+    yield from _space_faults(step.final_obs, space, "final_obs", when, range(count), _true_rows(ended))
+    if step.active is not None and _true_rows(~step.active & (~step.terminated | (step.reward != 0))):
+        yield f"active {when} is False in a row without `terminated` or with a reward. Set both."
 
 
-def _space_faults(tree: Tree, space: Space[Any], name: str, when: str, rows: Sequence[int] = range(N)) -> Iterator[str]:
+def _space_faults(
+    tree: Tree, space: Space[Any], name: str, when: str, all_rows: range, rows: Sequence[int] | None = None
+) -> Iterator[str]:
     """Yield where a tree of [N, ...] does not match its space; `rows` are those whose values are defined."""
     if isinstance(space, Dict) and isinstance(tree, dict) and tree.keys() == space.keys():
         for part in tree:
-            yield from _space_faults(tree[part], space[part], f"{name}.{part}", when, rows)
+            yield from _space_faults(tree[part], space[part], f"{name}.{part}", when, all_rows, rows)
     elif isinstance(space, Dict) or isinstance(tree, dict):
         parts = f"has the keys {', '.join(tree)}" if isinstance(tree, dict) else "is one tensor"
         yield f"{name} {when} {parts}, but its space is {space}. Give both the same keys."
-    elif tree.dtype != tensor_dtype(space) or tree.shape != (N, *(space.shape or ())):
-        yield f"{name} {when} is {_spec(tree)}, which is not a batch of {N} from its space {space}. Change one of them."
+    elif tree.dtype != tensor_dtype(space) or tree.shape != (len(all_rows), *(space.shape or ())):
+        batch = f"a batch of {len(all_rows)} from its space {space}"
+        yield f"{name} {when} is {_spec(tree)}, which is not {batch}. Change one of them."
     else:
-        invalid = [row for row in rows if not space.contains(tree[row].numpy())]
+        invalid = [row for row in (all_rows if rows is None else rows) if not space.contains(tree[row].numpy())]
         if invalid:
             values = tree[invalid[0]]
             yield (
@@ -308,27 +324,28 @@ def _trace(group: EnvGroup, times: range) -> Iterator[tuple[str, StateDict]]:
     for time in times:
         step = group.step(time)
         running = ~(step.terminated | step.truncated)
+        running = running if step.active is None else running | ~step.active
         ends = {
             name: tensor.masked_fill(running.view(-1, *[1] * (tensor.ndim - 1)), 0)
             for name, tensor in (
                 named_leaves(step.final_obs, "final_obs") | named_leaves({**step.episode_info}, "episode_info")
             ).items()
         }
-        outcome = {name: getattr(step, name) for name in ("reward", "terminated", "truncated", "agent_reward")}
-        outcome = {name: tensor for name, tensor in outcome.items() if tensor is not None}
+        names = ("reward", "terminated", "truncated", "agent_reward", "active")
+        outcome = {name: tensor for name in names if (tensor := getattr(step, name)) is not None}
         yield f"at step {time}", named_leaves(step.obs, "obs") | outcome | ends
 
 
 def _observation_digests(config: TaskConfig, steps: int, seed: int) -> list[bytes]:
     """Hash the observations of each environment when all take the same actions: only randomness makes them differ."""
-    digests = [hashlib.blake2b() for _ in range(N)]
+    digests = [hashlib.blake2b() for _ in range(config.num_envs)]
     with closing(EnvGroup(config, ALL_LANES, seed)) as group:
         obs = group.start()
         for time in range(steps):
             for row, digest in enumerate(digests):
                 digest.update(_row_bytes(obs, row))
             action = sample_action(group.envs.action_space, ACTIONS, time, 1)
-            obs = group.envs.step(group.legal(torch.cat([action] * N), time, same=True)).obs
+            obs = group.envs.step(group.legal(torch.cat([action] * len(digests)), time, same=True)).obs
     return [digest.digest() for digest in digests]
 
 

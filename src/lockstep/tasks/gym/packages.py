@@ -1,6 +1,14 @@
 """Packages that Gymnasium environments need, and how to install them."""
 
-EXTRAS = {"mujoco": "mujoco", "imageio": "mujoco", "Box2D": "box2d", "ale_py": "atari", "pygame": "gym"}
+EXTRAS = {
+    "mujoco": "mujoco",
+    "imageio": "mujoco",
+    "Box2D": "box2d",
+    "ale_py": "atari",
+    "pygame": "gym",
+    "pettingzoo": "pettingzoo",
+    "mpe2": "pettingzoo",
+}
 """Extra of this package by the module that it installs."""
 
 

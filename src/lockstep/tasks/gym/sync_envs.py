@@ -17,7 +17,13 @@ from lockstep.tasks.gym.env_class import find_env
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.wrappers import wrap
 from lockstep.tasks.obs_encoding import encode_obs
-from lockstep.tasks.rendering.opengl import MUJOCO_GL, convert_opengl_errors, headless_backend, prepare_opengl
+from lockstep.tasks.rendering.opengl import (
+    MUJOCO_GL,
+    convert_opengl_errors,
+    headless_backend,
+    prepare_opengl,
+    prepare_sdl,
+)
 
 WRAPPERS = "lockstep.wrappers"
 """Name of an option of `make` that no environment has, because it is not an identifier."""
@@ -121,8 +127,7 @@ class SyncEnvs:
     def render(self, row: int) -> np.ndarray:
         """Render an environment as an image, uint8 [height, width, 3], if it supports it."""
         prepare_opengl()
-        if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
-            os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame prints an error about the missing display
+        prepare_sdl()
         # Gymnasium's own choice needs a display. Looking for libraries starts a process: not in every frame.
         uses_mujoco = hasattr(self.envs[row].unwrapped, "mujoco_renderer")
         if uses_mujoco and MUJOCO_GL not in os.environ and (backend := headless_backend()) != "disabled":
@@ -148,3 +153,12 @@ def to_number(value: Any) -> float:
         return math.nan
     number = float(array.item())
     return number if math.isfinite(number) else math.nan
+
+
+def copy_row(source: Any, target: Any, row: int) -> None:
+    """Copy one row of a tree of arrays."""
+    if isinstance(source, dict):
+        for name, part in source.items():
+            copy_row(part, target[name], row)
+    else:
+        target[row] = source[row]

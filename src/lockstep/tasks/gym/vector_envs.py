@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 
 from lockstep.config import ConfigError
 from lockstep.tasks.gym.packages import install_hint
-from lockstep.tasks.gym.sync_envs import SharedArrays, to_number
+from lockstep.tasks.gym.sync_envs import SharedArrays, copy_row, to_number
 from lockstep.tasks.gym.vector_maker import VectorMaker
 from lockstep.tasks.gym.vector_obs import encode_batch, image_of, select_row
 from lockstep.tasks.gym.vector_plan import VectorPlan, reset_rows
@@ -152,7 +152,7 @@ class VectorEnvs:
             due = [*rows]
             for row in set(rows) - set(ended):
                 table.truncated[row] = True
-                _copy_row(table.obs, table.final_obs, row)
+                copy_row(table.obs, table.final_obs, row)
         unseeded = [row for row in ended if row not in due]
         if unseeded:
             self._restart(instance, unseeded)
@@ -197,12 +197,3 @@ def _info_value(info: Mapping[str, Any], key: str, index: int) -> Any:
     if key not in info or (present is not None and not present[index]):
         return None
     return info[key][index]
-
-
-def _copy_row(source: Any, target: Any, row: int) -> None:
-    """Copy one row of a tree of arrays."""
-    if isinstance(source, dict):
-        for name, part in source.items():
-            _copy_row(part, target[name], row)
-    else:
-        target[row] = source[row]

@@ -1,4 +1,4 @@
-"""OpenGL for MuJoCo: choice of a backend, preparation before it is loaded, and errors with a fix."""
+"""Rendering without a display: OpenGL for MuJoCo (backend, preparation, errors with a fix), and SDL for pygame."""
 
 import ctypes.util
 import os
@@ -25,6 +25,12 @@ def prepare_opengl() -> None:
     """
     with suppress(ImportError):
         import triton  # noqa: F401
+
+
+def prepare_sdl() -> None:
+    """Let pygame draw without a display if there is none. It prints an error otherwise."""
+    if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 
 def headless_backend() -> str:

@@ -18,6 +18,7 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.lanes import Lanes
 from lockstep.protocols import Policy, TaskConfig
 from lockstep.pytree import Tree, first_leaf, named_leaves, tree_map
+from lockstep.space_layout import policy_obs
 from lockstep.tools.export.load_state_dict import first_line
 
 _MAX_BOUND = 1e6
@@ -83,7 +84,7 @@ def trace(policy: Policy, obs: Tree) -> torch.export.ExportedProgram:
 
 
 def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
-    """Draw random observations of a recipe's task [N, ...], or examples of its dataset for supervised recipes."""
+    """Draw random observations of a recipe's task [N, ...] as the policy sees them, or examples of its dataset."""
     lanes, device = Lanes(1, range(1), seed), torch.device("cpu")
     if not isinstance(recipe.task, TaskConfig):
         data = recipe.task.build(lanes, device)
@@ -91,8 +92,9 @@ def draw_observations(recipe: Recipe, count: int, seed: int) -> Tree:
         inputs: Tree = data.read("validation", np.sort(rows))["inputs"]
         return inputs
     config: Any = recipe.task
-    with closing(dataclasses.replace(config, num_envs=1).build(lanes, device)) as task:
-        return _draw(task.observation_space, count, np.random.default_rng(seed))
+    envs = getattr(config, "rows_per_game", 1)
+    with closing(dataclasses.replace(config, num_envs=envs).build(lanes, device)) as task:
+        return _draw(policy_obs(task.observation_space), count, np.random.default_rng(seed))
 
 
 def _draw(space: Space[Any], count: int, generator: np.random.Generator) -> Tree:

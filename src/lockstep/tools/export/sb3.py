@@ -25,7 +25,7 @@ from lockstep.config import ConfigError, Recipe
 from lockstep.io.safe_read import UnreadableFileError, open_regular, parse_json
 from lockstep.nn.encoders import MLP, EncoderConfig
 from lockstep.pytree import Tree, tree_map
-from lockstep.space_layout import split_mask
+from lockstep.space_layout import policy_obs, split_mask
 from lockstep.tools.export.formats import Decide, compare
 from lockstep.tools.export.load_state_dict import entries, first_line, open_zip, read_torch
 from lockstep.tools.export.pickle_writer import PickleGlobal, PickleReduce, pickled
@@ -44,6 +44,10 @@ def write_sb3(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
     """Write a zip that `stable_baselines3.PPO.load` loads. Return the largest difference of outputs."""
     if not isinstance(algorithm, PPO):
         raise ConfigError(f"{recipe.name} is not PPO, but --to sb3 exports only PPO.", "Use --to onnx, or --to pt2.")
+    if policy_obs(algorithm.task.observation_space) is not algorithm.task.observation_space:
+        raise ConfigError(
+            "this policy has observations for the critic only, but PPO of Stable-Baselines3 has none.", "Use --to onnx."
+        )
     if algorithm.net.memories:
         raise ConfigError("this policy is recurrent, but PPO of Stable-Baselines3 is not.", "Use --to onnx.")
     if type(algorithm.config.encoder) is not EncoderConfig:

@@ -45,11 +45,12 @@ class _EnvScene:
         self._text, self._image = "", np.zeros((1, 1, 3), np.uint8)
 
     def advance(self, step: Step) -> None:
-        """Record a step that the environment has taken."""
-        self.total, self.length = self.total + float(step.reward[0]), self.length + 1
-        self.ended = bool(step.terminated[0] or step.truncated[0])
+        """Record a step that the environment has taken. The agents of a game end together, and their returns add up."""
+        self.total, self.length = self.total + float(step.reward.sum()), self.length + 1
+        self.ended = bool((step.terminated | step.truncated).all())
         if self.ended:
-            self._score = self.env.render_result({name: float(value[0]) for name, value in step.episode_info.items()})
+            found = {name: values[~values.isnan()].tolist() for name, values in step.episode_info.items()}
+            self._score = self.env.render_result({name: values[0] for name, values in found.items() if values})
 
     def render_text(self) -> str:
         if not self.ended:
@@ -81,8 +82,9 @@ class _EnvScene:
 
 
 def _env_scenes(policy: LoadedPolicy, episodes: int, seed: int, split: Split) -> Iterator[Renderable]:
-    """Play one environment, which resets itself when an episode ends."""
-    config: Any = replace(select_split(policy.recipe.task, split), num_envs=1)  # type: ignore[type-var]
+    """Play one environment, or all agents of one game, which resets itself when an episode ends."""
+    config: Any = select_split(policy.recipe.task, split)
+    config = replace(config, num_envs=getattr(config, "rows_per_game", 1))
     env: VecEnv = config.build(Lanes(1, range(1), seed), torch.device("cpu"))
     with closing(env):
         obs = env.reset()

@@ -1,0 +1,1 @@
+"""PettingZoo parallel environments: several agents with one policy."""
