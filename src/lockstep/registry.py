@@ -17,6 +17,7 @@ RECIPES = {
     "gym-ddpg": "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)",
     "gym-sac": "SAC on any Gymnasium environment with continuous actions (default Pendulum-v1; preset mujoco)",
     "gym-tdmpc2": "TD-MPC2 on any Gymnasium environment with continuous actions (default Pendulum-v1; preset small)",
+    "sim-ppo": "PPO on any batched tensor simulator: Isaac Lab, mjlab, ManiSkill, ... (default: point masses)",
     "team-ddpg": "DDPG on team snakes, three against three (presets central, scripts)",
     "dmc-tdmpc2": "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",
     "trading-lstm": "PPO with an LSTM on trading: price files or a simulated market",
