@@ -354,7 +354,7 @@ def test_recipe_metrics_have_a_row_for_each_local_lane(name):
 
 @each_played
 def test_recipe_task_passes_check_env(name):
-    steps = 60 if name in ("dmc-tdmpc2", "sim-ppo") else 200  # short episodes in simulators of a millisecond a step
+    steps = 60 if name in ("dmc-tdmpc2", "sim-ppo") else 200  # simulators of a millisecond a step, with short episodes
     assert check_env(parse(name).task, steps) == []
 
 

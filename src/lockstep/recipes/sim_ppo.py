@@ -31,7 +31,7 @@ class SimPPO(Recipe):
 
     name: ClassVar = "sim-ppo"
     smoke_overrides: ClassVar = {
-        "task": {"num_envs": 16, "env_kwargs": {"max_episode_length": 12}},
+        "task": {"num_envs": 16},
         "algo": {"epochs": 2, "rollout_steps": 8, "batch_size": 64, "encoder": {"hidden_sizes": [16]}},
         "run": {"total_samples": 512, "log_every": 128, "eval_every": 256, "eval_episodes": 8, "save_every": 128},
         "run.record_video": False,

@@ -18,7 +18,7 @@ RATIOS = tuple(1.1347241384015194 ** -(power + 1) for power in range(6))
 """Steps of a low-discrepancy sequence in six dimensions, from which the start of every episode is taken."""
 
 
-def make_env(num_envs: int, device: str = "cpu", seed: int = 0, max_episode_length: int = 64) -> "PointMass":
+def make_env(num_envs: int, device: str = "cpu", seed: int = 0, max_episode_length: int = 32) -> "PointMass":
     """Make the simulator. Lockstep calls this once per lane, and passes `task.env_kwargs` as further arguments."""
     return PointMass(num_envs, torch.device(device), seed, max_episode_length)
 
