@@ -65,4 +65,4 @@ def _import(make: str) -> Callable[..., Any]:
         raise ConfigError(f"task.make is {make}, but {module_name} has no {name}.", "Fix the name.") from error
     if not callable(function):
         raise ConfigError(f"task.make is {make}, which is not a function.", "Name a function that makes a simulator.")
-    return function  # type: ignore[no-any-return]
+    return function

@@ -188,11 +188,11 @@ def _with_critic(result: Any) -> Any:
 
 
 def _flags(values: Any) -> Tensor:
-    return values.reshape(-1).bool()  # type: ignore[no-any-return]
+    return values.reshape(-1).bool()
 
 
 def _rewards(values: Any) -> Tensor:
-    return values.reshape(-1).float()  # type: ignore[no-any-return]
+    return values.reshape(-1).float()
 
 
 def _check_autoreset(simulator: Any, make: str) -> None:
