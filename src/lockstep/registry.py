@@ -18,6 +18,7 @@ RECIPES = {
     "gym-sac": "SAC on any Gymnasium environment with continuous actions (default Pendulum-v1; preset mujoco)",
     "gym-tdmpc2": "TD-MPC2 on any Gymnasium environment with continuous actions (default Pendulum-v1; preset small)",
     "zoo-ppo": "PPO on PettingZoo parallel environments, one policy for all agents (preset central)",
+    "sim-ppo": "PPO on any batched tensor simulator: Isaac Lab, mjlab, ManiSkill, ... (default: point masses)",
     "team-ddpg": "DDPG on team snakes, three against three (presets central, scripts)",
     "dmc-tdmpc2": "TD-MPC2 on the DeepMind control suite (default task=walker-run; preset small)",
     "trading-lstm": "PPO with an LSTM on trading: price files or a simulated market",

@@ -355,7 +355,7 @@ def test_recipe_metrics_have_a_row_for_each_local_lane(name):
 @each_played
 def test_recipe_task_passes_check_env(name):
     # Short episodes in environments of a millisecond a step
-    steps = {"dmc-tdmpc2": 60, "zoo-ppo": 30}.get(name, 200)
+    steps = {"dmc-tdmpc2": 60, "sim-ppo": 60, "zoo-ppo": 30}.get(name, 200)
     assert check_env(parse(name).task, steps) == []
 
 

@@ -30,12 +30,21 @@ def test_rollout_step_synchronizes_once_for_the_actions(profile, name):
     assert syncs <= STEPS.get(name, 1), f"a rollout step synchronizes at: {dict(lines)}"
 
 
-def test_rollout_in_a_device_env_never_synchronizes():
-    found = on_gpu("snake-ppo", SETTINGS["snake-ppo"][FEW] | {"task.backend": "torch"})
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("snake-ppo", {"task.backend": "torch"}),
+        ("sim-ppo", {"task.env_kwargs": {"max_episode_length": 2}}),
+        ("sim-ppo", {"task.make": "helpers.sim_toys:make_gym"}),
+        ("sim-ppo", {"task.make": "helpers.sim_toys:make_old"}),
+    ],
+)
+def test_rollout_in_a_device_env_never_synchronizes(name, settings):
+    found = on_gpu(name, SETTINGS["snake-ppo"][FEW] | settings)
     launches, syncs, lines = sum_of(found, "collect")
     assert launches > 0
     assert syncs == 0, f"a rollout synchronizes at: {dict(lines)}"
-    # Besides the metrics, an iteration reads once whether an action was invalid.
+    # Besides the metrics, an iteration reads once whether an action was invalid, or a last observation missing.
     _, syncs, lines = sum_of(found, "")
     assert syncs <= 2, f"an iteration synchronizes at: {dict(lines)}"
 

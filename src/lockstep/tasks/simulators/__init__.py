@@ -1,0 +1,1 @@
+"""Batched tensor simulators: many environments in one object, whose tensors stay on the device."""
