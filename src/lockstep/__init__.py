@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lockstep.protocols import Loss as Loss
     from lockstep.run_results import Run as Run
     from lockstep.tasks.gym.env import GymConfig as GymConfig
+    from lockstep.tasks.pettingzoo.env import PettingZooConfig as PettingZooConfig
     from lockstep.tasks.simulators.env import SimulatorConfig as SimulatorConfig
     from lockstep.tasks.snake.env import SnakeConfig as SnakeConfig
 
@@ -66,6 +67,7 @@ _MODULES = {
     "SnakeConfig": "tasks.snake.env",
     "GymConfig": "tasks.gym.env",
     "SimulatorConfig": "tasks.simulators.env",
+    "PettingZooConfig": "tasks.pettingzoo.env",
 }
 """Module of each public name. They are imported on first use: `lockstep --help` must not import torch."""
 
