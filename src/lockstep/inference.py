@@ -23,7 +23,7 @@ from lockstep.pytree import Tree, first_leaf, tree_map, tree_where
 from lockstep.run_dir import read_config, read_task_spec
 from lockstep.space_layout import ACTION_MASK, policy_obs
 from lockstep.task_spec import InvalidSpecError, NotRecordedError, TaskSpec
-from lockstep.tasks.spaces import env_actions
+from lockstep.tasks.gym.spaces import env_actions
 
 
 class LoadedPolicy:

@@ -20,7 +20,7 @@ from lockstep.distributed import Runtime
 from lockstep.inference import LoadedPolicy, build_algorithm
 from lockstep.protocols import Policy
 from lockstep.registry import find_recipe
-from lockstep.tasks.spaces import env_actions
+from lockstep.tasks.gym.spaces import env_actions
 from lockstep.training_loop import train
 
 SCORES = {1: 1.0, 2: 5.0, 3: 2.0, 4: 3.0}

@@ -18,7 +18,7 @@ from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
 from lockstep.tasks.gym.env import GymConfig
 from lockstep.tasks.gym.replayed_envs import ActionLog
-from lockstep.tasks.spaces import sample_action
+from lockstep.tasks.gym.spaces import sample_action
 
 CPU = torch.device("cpu")
 ALL = range(8)

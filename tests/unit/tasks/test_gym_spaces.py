@@ -15,8 +15,8 @@ from lockstep.rng import RandomStream
 from lockstep.space_layout import action_columns, network_space, policy_obs, refuse_critic_part, split_mask
 from lockstep.tasks.env_checker import check_env
 from lockstep.tasks.gym.env import GymConfig
+from lockstep.tasks.gym.spaces import actions_valid, env_actions, policy_space, sample_action
 from lockstep.tasks.gym.wrappers import FrameStack, flatten_mask
-from lockstep.tasks.spaces import actions_valid, env_actions, policy_space, sample_action
 
 CPU = torch.device("cpu")
 MIXED = [

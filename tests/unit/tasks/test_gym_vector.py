@@ -16,10 +16,10 @@ from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
 from lockstep.tasks.env_checker import check_env
 from lockstep.tasks.gym.env import GymConfig
+from lockstep.tasks.gym.spaces import sample_action
 from lockstep.tasks.gym.sync_envs import SyncEnvs
 from lockstep.tasks.gym.vector_envs import VectorEnvs
 from lockstep.tasks.gym.vector_plan import VectorPlan
-from lockstep.tasks.spaces import sample_action
 
 CPU = torch.device("cpu")
 DRIFT = "helpers.vector_toys:Drift"

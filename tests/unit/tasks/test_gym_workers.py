@@ -27,8 +27,8 @@ from lockstep.pytree import named_leaves
 from lockstep.recipes.gym_ppo import GymPPO
 from lockstep.rng import RandomStream
 from lockstep.tasks.gym.env import GymConfig
+from lockstep.tasks.gym.spaces import sample_action
 from lockstep.tasks.gym.worker_pool import WorkerError
-from lockstep.tasks.spaces import sample_action
 from lockstep.training_loop import train
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="workers need Linux or macOS")

@@ -25,7 +25,7 @@ from lockstep.protocols import StateDict, Step, TaskConfig
 from lockstep.pytree import Tree, named_leaves
 from lockstep.rng import RandomStream
 from lockstep.space_layout import action_columns, network_space, split_mask
-from lockstep.tasks.spaces import make_legal, sample_action, tensor_dtype
+from lockstep.tasks.gym.spaces import make_legal, sample_action, tensor_dtype
 
 LANES = 8
 ALL_LANES, SOME_LANES, OTHER_LANES = range(LANES), range(3, 6), range(2, 7)

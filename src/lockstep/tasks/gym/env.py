@@ -5,6 +5,7 @@ Vector environments may be seeded less often than once per episode (`vector_plan
 
 import difflib
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,17 +22,17 @@ from lockstep.config import ConfigError
 from lockstep.protocols import Split, SubtaskSpec
 from lockstep.tasks.gym.env_class import class_id
 from lockstep.tasks.gym.env_file import env_file, with_absolute_path
+from lockstep.tasks.gym.obs_encoding import encoded_space
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.replayed_envs import ReplayedEnvs
+from lockstep.tasks.gym.spaces import allocate, policy_space
 from lockstep.tasks.gym.sync_envs import WRAPPERS, SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.vector_envs import VectorEnvs
 from lockstep.tasks.gym.vector_maker import VectorizationMode, evaluation_kwargs, find_vector_maker
 from lockstep.tasks.gym.vector_plan import make_plan
 from lockstep.tasks.gym.worker_pool import WorkerPool
 from lockstep.tasks.gym.wrappers import has_action_mask, removed_parts, text_parts, wrap
-from lockstep.tasks.obs_encoding import encoded_space
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
-from lockstep.tasks.spaces import allocate, policy_space
 
 VELOCITIES = {
     "Acrobot": (4, 5),
@@ -113,7 +114,7 @@ class GymConfig(VecEnv.Config):
 
 
 class GymEnvs(ReplayedEnvs):
-    """The environments of the local lanes. `tasks/spaces.py` describes the form of observations and actions."""
+    """The environments of the local lanes. `tasks/gym/spaces.py` describes the form of observations and actions."""
 
     Config = GymConfig
     config: GymConfig

@@ -22,7 +22,7 @@ from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.protocols import StateDict, Step
 from lockstep.pytree import Tree, load_into, named_leaves, tree_map
-from lockstep.tasks.spaces import actions_valid, allocate, env_actions
+from lockstep.tasks.gym.spaces import actions_valid, allocate, env_actions
 from lockstep.transfer import Uploader
 
 

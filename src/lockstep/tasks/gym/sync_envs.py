@@ -14,9 +14,9 @@ import numpy as np
 from lockstep.action_encoding import split_actions
 from lockstep.config import ConfigError
 from lockstep.tasks.gym.env_class import find_env
+from lockstep.tasks.gym.obs_encoding import encode_obs
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.wrappers import wrap
-from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import (
     MUJOCO_GL,
     convert_opengl_errors,

@@ -13,12 +13,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lockstep.config import ConfigError
+from lockstep.tasks.gym.obs_encoding import encode_obs
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.sync_envs import SharedArrays, copy_row, to_number
 from lockstep.tasks.gym.vector_maker import VectorMaker
 from lockstep.tasks.gym.vector_obs import encode_batch, image_of, select_row
 from lockstep.tasks.gym.vector_plan import VectorPlan, reset_rows
-from lockstep.tasks.obs_encoding import encode_obs
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Dict, MultiBinary, Tuple
 
-from lockstep.tasks.obs_encoding import encode_obs
+from lockstep.tasks.gym.obs_encoding import encode_obs
 
 MIN_IMAGE_SIDE = 240
 """Smallest height in pixels of an image that shows an observation."""

@@ -14,10 +14,10 @@ from gymnasium.vector import AutoresetMode
 from lockstep.config import ConfigError
 from lockstep.pytree import leaves
 from lockstep.rng import RandomStream
+from lockstep.tasks.gym.obs_encoding import encoded_space
+from lockstep.tasks.gym.spaces import allocate, env_actions, policy_space, sample_action
 from lockstep.tasks.gym.vector_maker import VectorMaker
 from lockstep.tasks.gym.vector_obs import encode_batch
-from lockstep.tasks.obs_encoding import encoded_space
-from lockstep.tasks.spaces import allocate, env_actions, policy_space, sample_action
 
 SeedForm = Literal["list", "array"]
 SEED_FORMS: tuple[SeedForm, ...] = ("list", "array")

@@ -18,9 +18,9 @@ from gymnasium.spaces import Box, Dict, Discrete
 from lockstep.config import ConfigError
 from lockstep.space_layout import ACTION_MASK, CRITIC, action_columns, split_mask
 from lockstep.task_spec import same_form
+from lockstep.tasks.gym.obs_encoding import encode_obs, encoded_space
+from lockstep.tasks.gym.spaces import allocate
 from lockstep.tasks.gym.wrappers import flatten_mask
-from lockstep.tasks.obs_encoding import encode_obs, encoded_space
-from lockstep.tasks.spaces import allocate
 
 OBSERVATION, AGENT = "observation", "agent"
 """Names of the parts of a dict observation: what the agent observes, and a one-hot vector of its index."""

@@ -17,6 +17,7 @@ from lockstep.config import ConfigError
 from lockstep.tasks.gym.env_class import class_id
 from lockstep.tasks.gym.env_file import env_file, with_absolute_path
 from lockstep.tasks.gym.replayed_envs import ReplayedEnvs
+from lockstep.tasks.gym.spaces import policy_space
 from lockstep.tasks.pettingzoo.agent_spaces import AgentSpaces, has_masks
 from lockstep.tasks.pettingzoo.critic_state import CriticState
 from lockstep.tasks.pettingzoo.find_game import (
@@ -27,7 +28,6 @@ from lockstep.tasks.pettingzoo.find_game import (
     possible_agents,
 )
 from lockstep.tasks.pettingzoo.games import Games, allocate_arrays
-from lockstep.tasks.spaces import policy_space
 
 DEFAULT_ENVS = 48
 

@@ -14,10 +14,10 @@ import numpy as np
 from lockstep.action_encoding import split_actions
 from lockstep.config import ConfigError
 from lockstep.space_layout import CRITIC
+from lockstep.tasks.gym.spaces import allocate
 from lockstep.tasks.gym.sync_envs import copy_row, to_number
 from lockstep.tasks.pettingzoo.agent_spaces import OBSERVATION, AgentSpaces
 from lockstep.tasks.pettingzoo.critic_state import CriticState
-from lockstep.tasks.spaces import allocate
 
 TEAM_RETURN = "team_return"
 """Metric: sum of the returns of all agents of a game, reported once per game."""

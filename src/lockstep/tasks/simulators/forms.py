@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lockstep.config import ConfigError
 from lockstep.pytree import Tree, tree_map
+from lockstep.tasks.gym.spaces import policy_space
 from lockstep.tasks.simulators.observations import to_tree
-from lockstep.tasks.spaces import policy_space
 
 FINAL_OBS = ("final_obs", "final_observation")
 """Names of the last observations of episodes in the extras of a step: Isaac Lab and Gymnasium, ManiSkill."""

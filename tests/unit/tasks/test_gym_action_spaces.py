@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from lockstep.config import ConfigError
 from lockstep.pytree import named_leaves
 from lockstep.rng import RandomStream
-from lockstep.tasks.obs_encoding import encode_obs, encoded_space
-from lockstep.tasks.spaces import allocate, policy_space, sample_action
+from lockstep.tasks.gym.obs_encoding import encode_obs, encoded_space
+from lockstep.tasks.gym.spaces import allocate, policy_space, sample_action
 
 OBSERVATIONS = [
     Discrete(4, start=-1),

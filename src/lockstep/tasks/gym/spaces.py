@@ -14,7 +14,7 @@ from lockstep.action_encoding import leaf_spaces, split_columns
 from lockstep.config import ConfigError
 from lockstep.rng import RandomStream
 from lockstep.space_layout import action_columns
-from lockstep.tasks.obs_encoding import float_box
+from lockstep.tasks.gym.obs_encoding import float_box
 
 
 def allocate(space: Space[Any], count: int) -> Any:
