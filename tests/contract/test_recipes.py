@@ -35,9 +35,9 @@ PLAYED = [name for name in RECIPES if isinstance(find_recipe(name)().task, TaskC
 READ = [name for name in RECIPES if name not in PLAYED]
 each_recipe = pytest.mark.parametrize("name", RECIPES)
 each_combination = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "gym-tdmpc2")) for name in RECIPES]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("gym-tdmpc2", "zoo-ppo"))) for name in RECIPES]
 )
-"""For longer tests: gym-tdmpc2 has the algorithm of dmc-tdmpc2 and the task of gym-ppo."""
+"""For longer tests: gym-tdmpc2 has the algorithm of dmc-tdmpc2 and the task of gym-ppo; zoo-ppo has its own tests."""
 each_played = pytest.mark.parametrize("name", PLAYED)
 each_read = pytest.mark.parametrize("name", READ)
 

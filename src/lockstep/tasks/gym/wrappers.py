@@ -64,20 +64,20 @@ def convert_bytes(env: Any) -> Any:
 
     def convert(space: Space[Any], obs: Any) -> Any:
         if isinstance(space, Dict):
-            return {name: convert(part, obs[name]) for name, part in space.items()}
-        return obs.astype(np.float32) if _is_bytes(space) else obs
+            return {
+                name: obs[name] if name == ACTION_MASK else convert(part, obs[name]) for name, part in space.items()
+            }
+        return obs.astype(np.float32) if space.dtype == np.uint8 else obs
 
     def converted(space: Space[Any]) -> Space[Any]:
         if isinstance(space, Dict):
             return Dict([(name, part if name == ACTION_MASK else converted(part)) for name, part in space.items()])
-        return Box(space.low, space.high, dtype=np.float32) if _is_bytes(space) else space
+        if isinstance(space, Box) and space.dtype == np.uint8:
+            return Box(space.low, space.high, dtype=np.float32)
+        return space
 
     before, after = env.observation_space, converted(env.observation_space)
     return gymnasium.wrappers.TransformObservation(env, lambda obs: convert(before, obs), after)
-
-
-def _is_bytes(space: Space[Any]) -> bool:
-    return isinstance(space, Box) and space.dtype == np.uint8
 
 
 # Action masks
