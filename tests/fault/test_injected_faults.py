@@ -60,8 +60,8 @@ def advantages_normalised_per_process():
 def normaliser_not_merged():
     table = ObservationNormalizer.batch_stats
 
-    def remember(self, obs):
-        self.mine = table(self, obs)
+    def remember(self, obs, active=None):
+        self.mine = table(self, obs, active)
         return self.mine
 
     def merge(self, _):
