@@ -13,13 +13,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from helpers.agents import RecipeAgent
 from helpers.multiprocess import together
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.lineage import find
 from lockstep.cli import main
 from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.clock import TrainState
-from lockstep.distributed import DistributedOptimizer, Runtime
+from lockstep.distributed import DistributedOptimizer
 from lockstep.inference import LoadedPolicy, build_algorithm, load_recipe
 from lockstep.lanes import Lanes
 from lockstep.protocols import TaskConfig
@@ -83,21 +84,8 @@ def hash_of(path):
     return form.hash_checkpoint(directory / str(find(directory)[0]))
 
 
-class Agent:
-    """An algorithm and its task on one process, without a run directory."""
-
-    def __init__(self, recipe, hosting=None):
-        self.runtime = Runtime.single_process(recipe.run, hosting=hosting)
-        self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
-        self.algorithm = recipe.algo.build(self.task, self.runtime)
-        self.clock = TrainState(total_samples=recipe.run.total_samples)
-
-    def iterate(self, count=1):
-        for _ in range(count):
-            self.task.on_iteration_start(self.clock)
-            self.algorithm.collect(self.clock)
-            self.algorithm.update(self.clock)
-            self.clock.advance(self.algorithm.samples)
+class Agent(RecipeAgent):
+    """With the state that a checkpoint saves."""
 
     def shared(self):
         return form.add_prefix(algorithm=self.algorithm.shared_state(), task=self.task.shared_state())

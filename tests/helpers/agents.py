@@ -8,13 +8,11 @@ from lockstep.distributed import Runtime
 from lockstep.registry import find_recipe
 
 
-class Agent:
-    """An algorithm on its task with the smoke settings of its recipe."""
+class RecipeAgent:
+    """An algorithm and its task on one process, without a run directory."""
 
-    def __init__(self, name, run=None, **algo):
-        recipe = apply_overrides(find_recipe(name)(), find_recipe(name).smoke_overrides)
-        recipe = apply_overrides(recipe, {f"algo.{key}": value for key, value in algo.items()} | (run or {}))
-        self.recipe, self.runtime = recipe, Runtime.single_process(recipe.run)
+    def __init__(self, recipe, hosting=None):
+        self.recipe, self.runtime = recipe, Runtime.single_process(recipe.run, hosting=hosting)
         self.task = recipe.task.build(self.runtime.lanes, self.runtime.device)
         self.algorithm = recipe.algo.build(self.task, self.runtime)
         self.clock = TrainState(total_samples=recipe.run.total_samples)
@@ -26,6 +24,14 @@ class Agent:
             metrics = self.algorithm.update(self.clock)
             self.clock.advance(self.algorithm.samples)
         return metrics
+
+
+class Agent(RecipeAgent):
+    """An algorithm on its task with the smoke settings of its recipe."""
+
+    def __init__(self, name, run=None, **algo):
+        recipe = apply_overrides(find_recipe(name)(), find_recipe(name).smoke_overrides)
+        super().__init__(apply_overrides(recipe, {f"algo.{key}": value for key, value in algo.items()} | (run or {})))
 
 
 class NonFiniteReward:

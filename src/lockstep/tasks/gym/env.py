@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
-import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 
@@ -25,7 +24,7 @@ from lockstep.tasks.gym.env_file import env_file, with_absolute_path
 from lockstep.tasks.gym.obs_encoding import encoded_space
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.replayed_envs import ReplayedEnvs
-from lockstep.tasks.gym.spaces import allocate, policy_space
+from lockstep.tasks.gym.spaces import policy_space
 from lockstep.tasks.gym.sync_envs import WRAPPERS, SharedArrays, SyncEnvs, make
 from lockstep.tasks.gym.vector_envs import VectorEnvs
 from lockstep.tasks.gym.vector_maker import VectorizationMode, evaluation_kwargs, find_vector_maker
@@ -121,8 +120,11 @@ class GymEnvs(ReplayedEnvs):
 
     def setup(self) -> None:
         config, count = self.config, self.num_envs
-        wrapped = {"mask-velocity": config.mask_velocity, "frame-stack": config.frame_stack > 1}
-        wrapped["float-obs"] = config.float_obs
+        wrapped = {
+            "mask-velocity": config.mask_velocity,
+            "frame-stack": config.frame_stack > 1,
+            "float-obs": config.float_obs,
+        }
         single = next((f"--task.{name}" for name, is_set in wrapped.items() if is_set), "")
         with _convert_errors(config.id):
             maker = find_vector_maker(
@@ -135,17 +137,7 @@ class GymEnvs(ReplayedEnvs):
             # Algorithms derive the discount from the length of episodes.
             self.parts = (SubtaskSpec(config.id, math.prod(actions.shape), self.max_episode_steps),)
         self.prepare_replay(actions, "gym")
-        table = SharedArrays(
-            action=allocate(self._stored_actions, count),
-            seed=np.zeros(count, np.int64),
-            obs=allocate(self.observation_space, count),
-            reward=np.zeros(count, np.float32),
-            terminated=np.zeros(count, bool),
-            truncated=np.zeros(count, bool),
-            final_obs=allocate(self.observation_space, count),
-            total=np.zeros(count, np.float64),
-            info={key: np.full(count, np.nan, np.float32) for key in dict.fromkeys(config.info_keys)},
-        )
+        table: SharedArrays = self.allocate_table(SharedArrays, config.info_keys)
         workers = min(config.num_workers, count) if count > 1 else 0  # one environment cannot be parallelized
         envs: SyncEnvs | WorkerPool | VectorEnvs
         with _convert_errors(config.id):

@@ -9,6 +9,7 @@ Shapes: E environments per lane, B local environments.
 
 import warnings
 from collections import deque
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
@@ -29,8 +30,8 @@ from lockstep.transfer import Uploader
 class ReplayedEnvs(VecEnv):
     """Base class of tasks that step environments of other packages on the host.
 
-    `setup` of a subclass calls `prepare_replay`, makes a table of arrays, such as `SharedArrays`, and passes an object
-    with the methods of `SyncEnvs` to `connect`. Settings need the fields `id` and `max_replay_steps`.
+    `setup` of a subclass calls `prepare_replay` and `allocate_table`, and passes an object with the methods of
+    `SyncEnvs` to `connect`. Settings need the fields `id` and `max_replay_steps`.
     """
 
     def prepare_replay(self, actions: Space[Any], stream: str) -> None:
@@ -41,6 +42,22 @@ class ReplayedEnvs(VecEnv):
         self._steps = np.zeros(self.num_envs, np.int64)
         self._log = ActionLog(self._stored_actions, self.num_envs, self.config.max_replay_steps)
         self._restarted = 0
+
+    def allocate_table(self, kind: Any, metrics: Iterable[str], **more: np.ndarray) -> Any:
+        """Allocate a table of arrays: `SharedArrays`, or a named tuple with its fields and `more`."""
+        count = self.num_envs
+        return kind(
+            action=allocate(self._stored_actions, count),
+            seed=np.zeros(count, np.int64),
+            obs=allocate(self.observation_space, count),
+            reward=np.zeros(count, np.float32),
+            terminated=np.zeros(count, bool),
+            truncated=np.zeros(count, bool),
+            final_obs=allocate(self.observation_space, count),
+            total=np.zeros(count, np.float64),
+            info={name: np.full(count, np.nan, np.float32) for name in dict.fromkeys(metrics)},
+            **more,
+        )
 
     def connect(self, envs: Any, render_modes: list[str]) -> None:
         """Use environments, which read actions from a table and write results to it."""

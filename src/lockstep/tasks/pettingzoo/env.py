@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from lockstep.base import VecEnv
 from lockstep.config import ConfigError
 from lockstep.tasks.gym.env_class import class_id
@@ -27,7 +29,7 @@ from lockstep.tasks.pettingzoo.find_game import (
     make_renderable_game,
     possible_agents,
 )
-from lockstep.tasks.pettingzoo.games import Games, allocate_arrays
+from lockstep.tasks.pettingzoo.games import AgentArrays, Games, metric_names
 
 DEFAULT_ENVS = 48
 
@@ -93,7 +95,7 @@ class PettingZooGames(ReplayedEnvs):
     config: PettingZooConfig
 
     def setup(self) -> None:
-        config, count = self.config, self.num_envs
+        config = self.config
         game, options, modes = make_renderable_game(config.id, config.env_kwargs)
         agents = len(possible_agents(config.id, game))
         if self.envs_per_lane % agents:
@@ -115,5 +117,6 @@ class PettingZooGames(ReplayedEnvs):
         game.close()
         self.observation_space, self.action_space = spaces.observations, policy_space(spaces.actions)
         self.prepare_replay(spaces.actions, "pettingzoo")
-        table = allocate_arrays(spaces, self._stored_actions, count, config.info_keys)
+        metrics = metric_names(spaces.agents, config.info_keys)
+        table = self.allocate_table(AgentArrays, metrics, active=np.ones(self.num_envs, bool))
         self.connect(Games(config.id, partial(make_game, config.id, options), spaces, table, critic), modes)

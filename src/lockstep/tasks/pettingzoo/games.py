@@ -14,7 +14,6 @@ import numpy as np
 from lockstep.action_encoding import split_actions
 from lockstep.config import ConfigError
 from lockstep.space_layout import CRITIC
-from lockstep.tasks.gym.spaces import allocate
 from lockstep.tasks.gym.sync_envs import copy_row, to_number
 from lockstep.tasks.pettingzoo.agent_spaces import OBSERVATION, AgentSpaces
 from lockstep.tasks.pettingzoo.critic_state import CriticState
@@ -48,21 +47,9 @@ class AgentArrays(NamedTuple):
     """[B] float32 by name of a metric, for agents that ended in the last step; NaN: not reported."""
 
 
-def allocate_arrays(spaces: AgentSpaces, actions: Any, count: int, keys: Sequence[str]) -> AgentArrays:
-    """Allocate the arrays of `count` rows. `actions` is the space of stored actions, `keys` are those of infos."""
-    names = dict.fromkeys((TEAM_RETURN, *return_names(spaces.agents).values(), *keys))
-    return AgentArrays(
-        action=allocate(actions, count),
-        seed=np.zeros(count, np.int64),
-        obs=allocate(spaces.observations, count),
-        reward=np.zeros(count, np.float32),
-        terminated=np.zeros(count, bool),
-        truncated=np.zeros(count, bool),
-        final_obs=allocate(spaces.observations, count),
-        active=np.ones(count, bool),
-        total=np.zeros(count, np.float64),
-        info={name: np.full(count, np.nan, np.float32) for name in names},
-    )
+def metric_names(agents: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """Return the names of all metrics. `keys` are those of infos."""
+    return [TEAM_RETURN, *return_names(agents).values(), *keys]
 
 
 def return_names(agents: Sequence[str]) -> dict[str, str]:

@@ -114,9 +114,9 @@ class SimulatorEnvs(VecEnv):
 
     def step(self, action: Tensor) -> Step:
         self._warn_about_restarts()
-        actions = self._to_simulator(action).split(self.envs_per_lane)
         if len(action) != self.num_envs:
             raise ValueError(f"{len(action)} actions were given to {self.num_envs} environments")
+        actions = self._to_simulator(action).split(self.envs_per_lane)
         steps = [simulator.step(part) for simulator, part in zip(self._simulators, actions, strict=True)]
         # Copies: an instance may write its next observation to the same tensor.
         obs = self._join([step.obs for step in steps])
