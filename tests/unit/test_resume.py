@@ -340,6 +340,19 @@ def test_logs_after_resume_match_uninterrupted_run(tmp_path, monkeypatch):
     assert agree(lines, events)
 
 
+def test_events_of_resume_follow_those_written_by_faster_clock(tmp_path, monkeypatch):
+    """TensorBoard reads event files by name, which begins with the time of the machine that wrote them."""
+    path = killed_run(tmp_path, monkeypatch, 3, save_every=ITERATION)
+    for file in (path / "tensorboard").iterdir():
+        parts = file.name.split(".")
+        parts[3] = str(int(parts[3]) + 3600)
+        file.rename(file.with_name(".".join(parts)))
+    resume_run(path)
+    lines, events = logged(path)
+    assert [samples for samples, _ in lines] == [n * ITERATION for n in (1, 2, 3, 4)]
+    assert agree(lines, events)
+
+
 def test_logs_restart_when_killed_before_first_checkpoint(tmp_path, monkeypatch):
     path = killed_run(tmp_path, monkeypatch, 2)
     shutil.rmtree(path / "checkpoints")

@@ -4,6 +4,7 @@ Only the main process writes it, with metrics pooled over all processes. Every p
 """
 
 import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,7 @@ class RunLogger(ProcessLog):
         try:
             for name in (METRICS, DIGESTS):
                 truncate_after(self.run / name, clock.samples)
+            age_event_files(self.run / "tensorboard", int(time.time()))
             # TensorBoard drops everything from this step on when it reads the new file.
             self._tensorboard = SummaryWriter(str(self.run / "tensorboard"), purge_step=clock.samples + 1)
         except OSError as error:
@@ -130,6 +132,21 @@ class RunLogger(ProcessLog):
             append_jsonl(self.run / name, {"samples": clock.samples, "iteration": clock.iteration} | values)
         except OSError as error:
             self.message(f"{name}: the line of {clock.samples:,} samples could not be written: {error}.")
+
+
+def age_event_files(directory: Path, now: int) -> None:
+    """Rename the event files of earlier starts so that a file opened at `now` sorts after them.
+
+    TensorBoard reads files in the order of their names, `events.out.tfevents.SECONDS.HOST.PID.COUNTER`. A start within
+    the same second, or on a machine with a slower clock, would be read before the start it continues.
+    """
+    files = sorted(directory.glob("events.out.tfevents.*"))
+    if not files or int(files[-1].name.split(".")[3]) < now:
+        return
+    for number, path in enumerate(files):
+        parts = path.name.split(".")
+        parts[3] = f"{number:010d}"
+        path.rename(path.with_name(".".join(parts)))
 
 
 def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> ProcessLog:
