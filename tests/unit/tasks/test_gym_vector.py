@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from helpers.gym_toys import House
+from helpers.gym_toys import House, Vault
 from helpers.vector_toys import Drift
 from lockstep.config import ConfigError
 from lockstep.lanes import Lanes
@@ -90,6 +90,48 @@ def test_vector_env_equals_its_single_envs(mode):
             for lane in range(8):
                 vector.load_lane_state(lane, single.lane_state(lane))
     assert vector._restarted == 0
+
+
+def register_vaults(id, mode, **kwargs):
+    gymnasium.register(
+        id,
+        vector_entry_point=lambda num_envs: SyncVectorEnv([lambda: Vault(**kwargs)] * num_envs, autoreset_mode=mode),
+    )
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize("where", ["info", "obs"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_action_masks_of_vector_env_equal_those_of_single_envs(mode, where, parts):
+    """The environment raises an error if an action is illegal, also in the trial of its seeds and in a replay."""
+    id, kwargs = f"LockstepVaults{mode.name}{where}{parts}-v0", {"where": where, "parts": parts}
+    register_vaults(id, mode, **kwargs)
+    single, vector = build("LockstepVault-v0", env_kwargs=kwargs), build(id, vectorization_mode="vector_entry_point")
+    assert isinstance(vector._envs, VectorEnvs)
+    assert vector.observation_space == single.observation_space
+    for time in range(10):
+        mask = single.observations()["action_mask"]
+        assert torch.equal(vector.observations()["action_mask"], mask)
+        legal = mask.view(16, parts, 6).argmax(2)
+        action = legal[:, 0] if parts == 1 else legal
+        expected, actual = single.step(action), vector.step(action)
+        assert torch.equal(actual.terminated, expected.terminated)
+        assert torch.equal(actual.reward, expected.reward)
+        if time == 7:
+            for lane in range(8):
+                vector.load_lane_state(lane, single.lane_state(lane))
+    assert vector._restarted == 0
+
+
+def test_vector_env_with_masks_fulfills_contract():
+    register_vaults("LockstepVaultRow-v0", AutoresetMode.SAME_STEP)
+    assert check_env(GymConfig(id="LockstepVaultRow-v0"), steps=40) == []
+
+
+def test_use_action_mask_false_needs_single_envs():
+    register_vaults("LockstepVaultHall-v0", AutoresetMode.SAME_STEP)
+    with pytest.raises(ConfigError, match=r"--task\.use-action-mask needs single environments"):
+        build("LockstepVaultHall-v0", use_action_mask=False)
 
 
 def test_shared_seed_truncates_episodes_and_is_drawn_again():

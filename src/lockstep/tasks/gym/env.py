@@ -124,6 +124,7 @@ class GymEnvs(ReplayedEnvs):
             "mask-velocity": config.mask_velocity,
             "frame-stack": config.frame_stack > 1,
             "float-obs": config.float_obs,
+            "use-action-mask": not config.use_action_mask,
         }
         single = next((f"--task.{name}" for name, is_set in wrapped.items() if is_set), "")
         with _convert_errors(config.id):

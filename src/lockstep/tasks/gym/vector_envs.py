@@ -13,10 +13,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lockstep.config import ConfigError
+from lockstep.space_layout import ACTION_MASK
 from lockstep.tasks.gym.obs_encoding import encode_obs
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.sync_envs import SharedArrays, copy_row, to_number
 from lockstep.tasks.gym.vector_maker import VectorMaker
+from lockstep.tasks.gym.vector_masks import legal_actions
 from lockstep.tasks.gym.vector_obs import encode_batch, image_of, select_row
 from lockstep.tasks.gym.vector_plan import VectorPlan, reset_rows
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
@@ -175,7 +177,8 @@ class VectorEnvs:
             starting = [row for row in rows if waiting[row] == 0 and time > 0]
             if starting:
                 self._start(instance, starting)
-            batch = [idle if waiting[row] > 0 else actions[row][-waiting[row]] for row in rows]
+            others = self._idle_actions(instance, idle)
+            batch = [others[row - rows.start] if waiting[row] > 0 else actions[row][-waiting[row]] for row in rows]
             obs, reward, terminated, truncated, _ = self.envs[instance].step(np.stack(batch))
             encode_batch(self._maker.observation_space, obs, table.obs, rows)
             table.total[rows.start : rows.stop] += np.asarray(reward, np.float32)
@@ -185,10 +188,18 @@ class VectorEnvs:
                 if self._plan.reseed_steps == 0:
                     failed |= {row for row in ended if waiting[row] <= 0}  # the episode did not end then
                 self._restart(instance, ended)
-        others = [row for row in rows if steps[row] == 0]
-        if others and longest:
-            self._start(instance, others)  # they took actions meanwhile
+        unplayed = [row for row in rows if steps[row] == 0]
+        if unplayed and longest:
+            self._start(instance, unplayed)  # they took actions meanwhile
         return {*actions} - failed
+
+    def _idle_actions(self, instance: int, action: Any) -> Any:
+        """Return actions for rows of an instance that wait for the start of their replay: any that is legal."""
+        rows = self._rows[instance]
+        if not self._maker.has_mask:
+            return [action] * len(rows)
+        masks = self.table.obs[ACTION_MASK][rows.start : rows.stop]
+        return legal_actions(self._maker.action_space, masks, np.ones(masks.shape))
 
 
 def _info_value(info: Mapping[str, Any], key: str, index: int) -> Any:

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from lockstep.config import ConfigError
 from lockstep.tasks.gym.env_class import find_env
+from lockstep.tasks.gym.vector_masks import VectorActionMask, has_vector_mask
 from lockstep.tasks.gym.vector_obs import is_image
 
 VectorizationMode = Literal["auto", "sync", "vector_entry_point"]
@@ -36,6 +37,10 @@ class VectorMaker:
         if self.is_atari:
             self._kwargs.setdefault("num_threads", 1)  # the instances of the lanes run in parallel
 
+        self.has_mask = False
+        if not self.is_atari:  # it has no masks, and its reset loads the game
+            with closing(self(1)) as env:
+                self.has_mask = has_vector_mask(env)
         with closing(self(1)) as env:
             self.observation_space: Space[Any] = env.single_observation_space
             self.action_space: Space[Any] = env.single_action_space
@@ -62,7 +67,8 @@ class VectorMaker:
     def __call__(self, num_envs: int, seed: int | None = None) -> Any:
         """Make a vector environment. `seed` is an argument of the entry point, not of a reset."""
         seeding = {} if seed is None else {"seed": seed}
-        return self._create(num_envs=num_envs, **{**self._kwargs, **seeding})
+        env = self._create(num_envs=num_envs, **{**self._kwargs, **seeding})
+        return VectorActionMask(env, self.id) if self.has_mask else env
 
 
 def evaluation_kwargs(id: str, mode: VectorizationMode, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def find_vector_maker(
         single: Flag of a setting that needs single environments, if one does.
         workers: Worker processes, which step single environments only.
     """
-    if mode == "sync" or (single and mode == "auto"):
+    if mode == "sync":
         return None
     spec = _find_spec(id)
     if spec is None or spec.vector_entry_point is None:
@@ -96,7 +102,7 @@ def find_vector_maker(
             "Use --task.vectorization-mode auto, or register it with vector_entry_point=CLASS.",
         )
     optional = mode == "auto" and spec.entry_point is not None
-    if optional and not _takes_all(spec, kwargs):
+    if optional and (single or not _takes_all(spec, kwargs)):
         return None
     maker = VectorMaker(id, spec, kwargs)
     if optional and maker.autoreset_mode not in (AutoresetMode.SAME_STEP, AutoresetMode.DISABLED):

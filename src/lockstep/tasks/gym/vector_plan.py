@@ -8,15 +8,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Literal, NamedTuple
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from lockstep.config import ConfigError
 from lockstep.pytree import leaves
 from lockstep.rng import RandomStream
+from lockstep.space_layout import ACTION_MASK
 from lockstep.tasks.gym.obs_encoding import encoded_space
 from lockstep.tasks.gym.spaces import allocate, env_actions, policy_space, sample_action
 from lockstep.tasks.gym.vector_maker import VectorMaker
+from lockstep.tasks.gym.vector_masks import legal_actions
 from lockstep.tasks.gym.vector_obs import encode_batch
 
 SeedForm = Literal["list", "array"]
@@ -27,6 +30,14 @@ TRIAL_STEPS = 12
 """Steps of half a trial."""
 TRIAL_SEEDS = (11, 12)
 ACTIONS = RandomStream(0, "vector_plan")
+CHOICES = RandomStream(0, "vector_plan_legal")
+
+
+_NO_SUCH_OPTIONS = (
+    *(TypeError, ValueError, AssertionError, KeyError, IndexError, NotImplementedError),
+    gymnasium.error.Error,
+)
+"""What resets raise that do not know seeds in a form, or partial resets."""
 
 
 class VectorPlan(NamedTuple):
@@ -111,8 +122,8 @@ class _Trial:
             self._play(obs, [(time, time) for time in range(half)], form)
             obs = reset_rows(self._env, first, TRIAL_SEEDS[:1], form)
             actual = self._play(obs, [(time, half + time) for time in range(half)], form)
-        except (TypeError, ValueError, AssertionError, KeyError, IndexError, NotImplementedError):
-            return False  # resets have no such options
+        except _NO_SUCH_OPTIONS:
+            return False
         return actual == [(expected[time][0], expected[half + time][1]) for time in range(half + 1)]
 
     def _play(self, obs: Any, times: Sequence[tuple[int, int]], form: SeedForm | None) -> list[tuple[bytes, ...]]:
@@ -122,6 +133,10 @@ class _Trial:
         for pair in times:
             drawn = [sample_action(policy_space(space), ACTIONS, time, 2).numpy() for time in pair]
             actions = env_actions(space, np.stack([drawn[row][row] for row in range(2)]))
+            if self._maker.has_mask:
+                masks = obs[ACTION_MASK]
+                scores = np.stack([CHOICES.generator(time).random(masks.shape[1]) for time in pair])
+                actions = legal_actions(space, masks, scores)
             obs, _, terminated, truncated, _ = self._env.step(actions)
             ended = np.asarray(terminated) | np.asarray(truncated)
             if disabled and ended.any():

@@ -56,7 +56,7 @@ def text_parts(space: Space[Any]) -> list[str]:
 
 def removed_parts(space: Space[Any], use_action_mask: bool) -> list[str]:
     """Return the parts of dict observations that a task removes: text, and an action mask that is not used."""
-    return text_parts(space) + [ACTION_MASK] * (_has_mask(space) and not use_action_mask)
+    return text_parts(space) + [ACTION_MASK] * (has_mask_part(space) and not use_action_mask)
 
 
 def convert_bytes(env: Any) -> Any:
@@ -85,13 +85,48 @@ def convert_bytes(env: Any) -> Any:
 
 def has_action_mask(env: Any) -> bool:
     """Return whether an environment has an action mask, in its observations or in the `info` of its resets."""
-    if _has_mask(env.observation_space):
+    if has_mask_part(env.observation_space):
         return True
     try:
         _, info = env.reset(seed=0)
     except Exception:  # the task resets it again, and reports the error as one of the environment
         return False
     return ACTION_MASK in info
+
+
+class MaskLayout:
+    """Form of action masks: the choices of all actions one after another."""
+
+    def __init__(self, action_space: Space[Any], id: str) -> None:
+        columns = [count for count in action_columns(action_space) if count]
+        if not columns:
+            raise ConfigError(
+                f"{id} has an action mask, but its actions are {action_space}.",
+                "Use --task.use-action-mask false to remove the mask.",
+            )
+        self._id, self.size = id, sum(columns)
+        self._starts = [0, *accumulate(columns[:-1])]  # of the mask of each action
+
+    def add_to(self, space: Space[Any]) -> Dict:
+        """Return an observation space with the mask as its last part."""
+        parts = [*space.items()] if isinstance(space, Dict) else [("observation", space)]
+        mask = (ACTION_MASK, Box(0, 1, (self.size,), np.uint8))
+        # A list of pairs, because Dict would sort a mapping.
+        return Dict([*((name, part) for name, part in parts if name != ACTION_MASK), mask])
+
+    def check(self, mask: np.ndarray, acts: bool) -> None:
+        """Raise a ConfigError if a flat mask has another size, or allows no action where one is to be chosen."""
+        if len(mask) != self.size:
+            raise ConfigError(
+                f"{self._id} returned an {ACTION_MASK} of {len(mask)} values, but its actions have {self.size} "
+                "choices.",
+                "Return one value for every choice, with the masks of several actions one after another.",
+            )
+        if acts and not np.logical_or.reduceat(mask, self._starts).all():
+            raise ConfigError(
+                f"{self._id} has no legal action: all choices of an action are 0 in its {ACTION_MASK}.",
+                "End the episode in this state, or allow an action.",
+            )
 
 
 class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -102,19 +137,9 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: Any, id: str) -> None:
         super().__init__(env)
-        self._id, self._in_obs, space = id, _has_mask(env.observation_space), env.observation_space
-        columns = [count for count in action_columns(env.action_space) if count]
-        if not columns:
-            raise ConfigError(
-                f"{id} has an action mask, but its actions are {env.action_space}.",
-                "Use --task.use-action-mask false to remove the mask.",
-            )
-        self._size = sum(columns)
-        self._starts = [0, *accumulate(columns[:-1])]  # of the mask of each action
-        parts = [*space.items()] if isinstance(space, Dict) else [("observation", space)]
-        mask = (ACTION_MASK, Box(0, 1, (self._size,), np.uint8))
-        # A list of pairs, because Dict would sort a mapping.
-        self.observation_space = Dict([*((name, part) for name, part in parts if name != ACTION_MASK), mask])
+        self._id, self._in_obs = id, has_mask_part(env.observation_space)
+        self._layout = MaskLayout(env.action_space, id)
+        self.observation_space = self._layout.add_to(env.observation_space)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -132,18 +157,7 @@ class ActionMask(gymnasium.Wrapper[Any, Any, Any, Any]):
                 "Return it in the info of every reset and step, or use --task.use-action-mask false.",
             )
         mask = flatten_mask(self.env.action_space, source.get(ACTION_MASK))
-        if len(mask) != self._size:
-            raise ConfigError(
-                f"{self._id} returned an {ACTION_MASK} of {len(mask)} values, but its actions have {self._size} "
-                "choices.",
-                "Return one value for every choice, with the masks of several actions one after another.",
-            )
-        # No action follows the last observation of an episode.
-        if not ended and not np.logical_or.reduceat(mask, self._starts).all():
-            raise ConfigError(
-                f"{self._id} has no legal action: all choices of an action are 0 in its {ACTION_MASK}.",
-                "End the episode in this state, or allow an action.",
-            )
+        self._layout.check(mask, acts=not ended)  # no action follows the last observation of an episode
         parts = obs if isinstance(obs, dict) else {"observation": obs}
         return {**parts, ACTION_MASK: mask.view(np.uint8)}
 
@@ -162,7 +176,7 @@ def flatten_mask(space: Space[Any], mask: Any) -> np.ndarray:
     return np.ravel(mask) != 0
 
 
-def _has_mask(space: Space[Any]) -> bool:
+def has_mask_part(space: Space[Any]) -> bool:
     return isinstance(space, Dict) and ACTION_MASK in space.spaces
 
 
