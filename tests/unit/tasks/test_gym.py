@@ -304,6 +304,8 @@ def test_missing_dependency_raises_with_install_command():
         ("Hopper-v5", "imageio", "mujoco"),
         ("LunarLander-v3", "Box2D", "box2d"),
         ("ALE/Pong-v5", "ale_py", "atari"),
+        ("MinAtar/Breakout-v1", "minatar", "minatar"),
+        ("MiniGrid-DoorKey-5x5-v0", "minigrid", "minigrid"),
     ],
 )
 def test_missing_package_raises_with_pip_command_of_extra(monkeypatch, id, module, extra):
@@ -325,8 +327,16 @@ def test_missing_package_for_rendering_raises_with_pip_command(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("id", "package"), [("Hopper-v5", "imageio"), ("LunarLander-v3", "Box2D"), ("ALE/Pong-v5", "ale_py")]
+    ("id", "package"),
+    [
+        ("Hopper-v5", "imageio"),
+        ("LunarLander-v3", "Box2D"),
+        ("ALE/Pong-v5", "ale_py"),
+        ("MinAtar/Breakout-v1", "minatar"),
+        ("MiniGrid-DoorKey-5x5-v0", "minigrid"),
+    ],
 )
+@pytest.mark.filterwarnings("ignore:.*does not see the text in mission")
 def test_env_of_extra_steps(id, package):
     pytest.importorskip(package)
     envs = build(id, num_envs=8)
@@ -441,3 +451,14 @@ def test_mask_velocity_zeroes_velocities_and_nothing_else(id, velocities):
 def test_mask_velocity_for_unknown_env_raises_naming_it():
     with pytest.raises(ConfigError, match="the velocities in the observations of Taxi-v3 are not known"):
         build(id="Taxi-v3", num_envs=8, mask_velocity=True)
+
+
+def test_image_of_grid_is_visible():
+    """MinAtar renders a pixel for each cell, as numbers from 0 to 1."""
+    pytest.importorskip("minatar")
+    envs = build("MinAtar/Breakout-v1")
+    envs.reset()
+    image = envs.render(0)
+    assert image.dtype == np.uint8
+    assert image.shape == (240, 240, 3)
+    assert image.max() > 100

@@ -253,7 +253,7 @@ def _minatar(game: str, score: float) -> SuiteTask:
 _MINATAR = Suite(
     "minatar",
     "PPO on MinAtar, 5M steps",
-    "'MinAtar>=1.0.11'",  # older versions have a wrong Seaquest
+    "lockstep-rl[minatar]",
     ("MinAtar",),
     (
         _minatar("Asterix", 23.5),
@@ -272,7 +272,7 @@ def _minigrid(id: str, score: float, spread: float) -> SuiteTask:
 _MINIGRID = Suite(
     "minigrid",
     "PPO on MiniGrid, 100k steps",
-    "minigrid",
+    "lockstep-rl[minigrid]",
     ("minigrid",),
     (
         _minigrid("MiniGrid-Empty-Random-5x5-v0", 0.968, 0.013),

@@ -18,12 +18,13 @@ from gymnasium.vector import VectorEnv
 from lockstep.config import ConfigError
 from lockstep.tasks.gym.env_file import env_file, load_env_file
 
+FAMILIES = {"ALE/": "ale_py", "MinAtar/": "minatar.gym", "MiniGrid-": "minigrid", "BabyAI-": "minigrid"}
+"""Module that registers environments with Gymnasium, by the start of their ids. Most do so when they are imported."""
+
 
 def find_env(id: str) -> str | EnvSpec:
     """Import what an id names. Return a registered id, or the specification of an environment class."""
-    if id.startswith("ALE/"):
-        ale = importlib.import_module("ale_py")  # registers the Atari environments
-        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # no banner on standard error per environment
+    _import_family(id)
     module_name, _, name = id.rpartition(":")
     if not module_name:
         return id
@@ -45,6 +46,18 @@ def find_env(id: str) -> str | EnvSpec:
         "Name a subclass of gymnasium.Env or gymnasium.vector.VectorEnv, or register a function: "
         "gymnasium.register(ID, entry_point=FUNCTION) or gymnasium.register(ID, vector_entry_point=FUNCTION).",
     )
+
+
+def _import_family(id: str) -> None:
+    """Import the package of an id that needs no prefix."""
+    name = next((module for start, module in FAMILIES.items() if id.startswith(start)), None)
+    if name is None:
+        return
+    module = importlib.import_module(name)
+    if name == "ale_py":
+        module.ALEInterface.setLoggerMode(module.LoggerMode.Error)  # no banner on standard error per environment
+    if name == "minatar.gym" and "MinAtar/Breakout-v1" not in gymnasium.registry:
+        module.register_envs()
 
 
 def class_id(cls: type[Any]) -> str:

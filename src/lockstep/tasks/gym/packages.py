@@ -5,6 +5,8 @@ EXTRAS = {
     "imageio": "mujoco",
     "Box2D": "box2d",
     "ale_py": "atari",
+    "minatar": "minatar",
+    "minigrid": "minigrid",
     "pygame": "gym",
     "pettingzoo": "pettingzoo",
     "mpe2": "pettingzoo",

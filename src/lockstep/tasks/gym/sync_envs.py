@@ -17,6 +17,7 @@ from lockstep.tasks.gym.env_class import find_env
 from lockstep.tasks.gym.obs_encoding import encode_obs
 from lockstep.tasks.gym.packages import install_hint
 from lockstep.tasks.gym.wrappers import wrap
+from lockstep.tasks.rendering.image import frame_image
 from lockstep.tasks.rendering.opengl import (
     MUJOCO_GL,
     convert_opengl_errors,
@@ -134,7 +135,7 @@ class SyncEnvs:
             os.environ[MUJOCO_GL] = backend
         try:
             with convert_opengl_errors(self._id):
-                return np.asarray(self.envs[row].render(), np.uint8)
+                return frame_image(self.envs[row].render())
         except gymnasium.error.DependencyNotInstalled as error:
             raise ConfigError(f"{self._id} needs a package to render images.", install_hint(error, self._id)) from error
 

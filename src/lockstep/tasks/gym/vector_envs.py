@@ -21,6 +21,7 @@ from lockstep.tasks.gym.vector_maker import VectorMaker
 from lockstep.tasks.gym.vector_masks import legal_actions
 from lockstep.tasks.gym.vector_obs import encode_batch, image_of, select_row
 from lockstep.tasks.gym.vector_plan import VectorPlan, reset_rows
+from lockstep.tasks.rendering.image import frame_image
 from lockstep.tasks.rendering.opengl import convert_opengl_errors
 
 
@@ -86,7 +87,7 @@ class VectorEnvs:
         instance, index = divmod(row, self._plan.instance_envs)
         try:
             with convert_opengl_errors(self._maker.id):
-                return np.asarray(self.envs[instance].render()[index], np.uint8)
+                return frame_image(self.envs[instance].render()[index])
         except gymnasium.error.DependencyNotInstalled as error:
             fix = install_hint(error, self._maker.id)
             raise ConfigError(f"{self._maker.id} needs a package to render images.", fix) from error

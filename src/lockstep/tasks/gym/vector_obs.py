@@ -10,9 +10,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, MultiBinary, Tuple
 
 from lockstep.tasks.gym.obs_encoding import encode_obs
-
-MIN_IMAGE_SIDE = 240
-"""Smallest height in pixels of an image that shows an observation."""
+from lockstep.tasks.rendering.image import enlarge
 
 
 def encode_batch(space: Space[Any], batch: Any, arrays: Any, rows: range) -> None:
@@ -54,5 +52,4 @@ def image_of(obs: np.ndarray) -> np.ndarray:
         obs = obs[-1]  # [H, W] or [H, W, 3]: the last of a stack
     obs = obs[..., None] if obs.ndim == 2 else obs
     image = np.broadcast_to(obs, (*obs.shape[:2], 3))
-    scale = -(-MIN_IMAGE_SIDE // len(image))
-    return image.repeat(scale, axis=0).repeat(scale, axis=1)
+    return enlarge(image)

@@ -4,7 +4,13 @@ from collections.abc import Iterator
 
 from lockstep.tools.doctor.finding import CheckResult, ok, warning
 
-FAMILIES = {"mujoco": ("MuJoCo", "Hopper-v5"), "box2d": ("Box2D", "LunarLander-v3"), "atari": ("Atari", "ALE/Pong-v5")}
+FAMILIES = {
+    "mujoco": ("MuJoCo", "Hopper-v5"),
+    "box2d": ("Box2D", "LunarLander-v3"),
+    "atari": ("Atari", "ALE/Pong-v5"),
+    "minatar": ("MinAtar", "MinAtar/Breakout-v1"),
+    "minigrid": ("MiniGrid", "MiniGrid-DoorKey-5x5-v0"),
+}
 """Name and one environment of each family, by the extra that installs its packages."""
 
 
