@@ -84,6 +84,8 @@ class PPOConfig(Algorithm.Config):
     """Encoder architecture."""
     recurrent: RecurrentConfig = field(default_factory=RecurrentConfig)
     """Recurrent layer."""
+    log_std_init: float = 0.0
+    """Initial logarithm of the standard deviation of continuous actions."""
     bptt_steps: int | None = None
     """Steps of backpropagation through time of a recurrent network; must divide `rollout_steps`. None: all of them."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = (
@@ -138,7 +140,9 @@ class PPO(Algorithm):
     def setup(self) -> None:
         config, task, runtime = self.config, self.task, self.runtime
         self.actions = make_distribution(task.action_space)
-        self.net = ActorCritic(task.observation_space, self.actions, config.encoder, config.recurrent)
+        self.net = ActorCritic(
+            task.observation_space, self.actions, config.encoder, config.recurrent, config.log_std_init
+        )
         self.net.to(runtime.device)
         adam = FusedAdam(self.net.named_parameters(), lr=config.learning_rate, eps=config.adam_eps)
         self.optimizer = DistributedOptimizer(

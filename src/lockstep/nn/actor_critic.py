@@ -29,6 +29,7 @@ class ActorCritic(nn.Module):
         actions: ActionDistribution,
         config: EncoderConfig,
         memory: RecurrentConfig | None = None,
+        log_std_init: float = 0.0,
     ) -> None:
         super().__init__()
         # No encoder sees the action mask, which is applied to the outputs. Only the critic's sees the critic part.
@@ -44,7 +45,8 @@ class ActorCritic(nn.Module):
             features = dict.fromkeys(features, memory.hidden_size)
         self.policy_head = orthogonal_init(nn.Linear(features["policy"], actions.num_params), 0.01)
         self.value_head = orthogonal_init(nn.Linear(features.get("value", features["policy"]), 1), 1.0)
-        self.log_std = nn.Parameter(torch.zeros(actions.num_free_params)) if actions.num_free_params else None
+        free = torch.full((actions.num_free_params,), log_std_init)
+        self.log_std = nn.Parameter(free) if actions.num_free_params else None
 
     def forward(self, obs: Tree, memory: Any = None, segments: PaddedSegments | None = None) -> tuple[Tensor, Tensor]:
         """Return outputs for the action distribution [N, O] and values [N], both fp32 for any autocast dtype.

@@ -20,6 +20,7 @@ MUJOCO: dict[str, Any] = {
         "gae_lambda": 0.95,
         "normalize_obs": True,
         "normalize_rewards": True,
+        "log_std_init": -0.5,
     },
     "run": {"total_samples": 1_000_000, "log_every": 20_480, "eval_every": 102_400},
 }

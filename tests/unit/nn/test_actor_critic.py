@@ -5,12 +5,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from lockstep.config import ConfigError
+from lockstep.algorithms.ppo import PPOConfig
+from lockstep.config import ConfigError, RunConfig
+from lockstep.distributed import Runtime
 from lockstep.nn.actor_critic import ActorCritic
 from lockstep.nn.distributions import make_distribution
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.nn.recurrent import RecurrentConfig
 from lockstep.rng import RandomStream, seeded_init
+from lockstep.tasks.gym.env import GymConfig
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
 BOARD = spaces.Box(0, 1, (3, 6, 6), np.uint8)
@@ -160,6 +163,12 @@ def test_log_std_is_one_parameter_per_action_feature():
     assert torch.equal(outputs[:, 3:], net.log_std.expand(7, 3))
     outputs[:, 3:].sum().backward()
     assert net.log_std.grad.tolist() == [7.0, 7.0, 7.0]
+
+
+def test_log_std_init_of_ppo_is_that_of_its_network():
+    runtime = Runtime.single_process(RunConfig(device="cpu"), hosting=None)
+    task = GymConfig(id="Pendulum-v1").build(runtime.lanes, runtime.device)
+    assert PPOConfig(log_std_init=-0.5).build(task, runtime).net.log_std.tolist() == [-0.5]
 
 
 @each_observation
