@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from lockstep.launch.failures import record_failure
 from lockstep.launch.hang_report import CollectiveTimeoutError, in_time, write_report, written_since
 from lockstep.launch.process_lifetime import EXIT_PEER_FAILED, PEER_FAILED, launch_directory
 from lockstep.launch.progress import IdleTime, ProgressPipe, written_bytes
-from lockstep.launch.stack_traces import format_stack
+from lockstep.launch.stack_traces import format_stack, thread_stacks
 from lockstep.launch.world import EXIT_PREEMPTED, SIGNAL_DEBOUNCE_SECONDS, STOP_SIGNALS, warn_user
 from lockstep.ops.compilation import COMPILE
 
@@ -246,11 +245,11 @@ class Watchdog:
 
     def _report_stall(self, allowed: float, idle: float) -> None:
         """Report the stacks of all threads and exit."""
-        frames, me = sys._current_frames(), threading.get_ident()
+        found, me = thread_stacks(), threading.get_ident()
         stacks = [
-            f"thread {thread.name}:\n" + "\n".join(f"      {line}" for line in format_stack(frames[thread.ident]))
+            f"thread {thread.name}:\n" + "\n".join(f"      {line}" for line in format_stack(found[thread.ident]))
             for thread in threading.enumerate()
-            if thread.ident in frames and thread.ident != me
+            if thread.ident in found and thread.ident != me
         ]
         process = f"process {self.status.rank} on {socket.gethostname()} (pid {os.getpid()})"
         message = (
@@ -294,10 +293,10 @@ class Watchdog:
         self._sequence += 1
         status, log = self.status, self.status.collective_log
         waiting = log.now()
-        frames, save, now = sys._current_frames(), self.saving, time.monotonic()
-        stack = format_stack(frames.get(self._thread))
+        stacks, save, now = thread_stacks(), self.saving, time.monotonic()
+        stack = format_stack(stacks.get(self._thread, ()))
         if save is not None and save.is_alive() and status.phase == "copy":  # the main thread waits for this save
-            stack += format_stack(frames.get(save.ident or 0))
+            stack += format_stack(stacks.get(save.ident or 0, ()))
         waits = None if waiting is None or waiting.since is None else now - waiting.since
         return Heartbeat(
             process=status.rank,

@@ -13,9 +13,9 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from lockstep.distributed.consistency import fingerprints
-from lockstep.launch.stack_traces import format_stack
+from lockstep.launch.stack_traces import format_stack, own_stack, thread_stacks
 from lockstep.tools.audit.tensor_names import ModuleNames, name_parameters
 
 STEPS, END, STOP = "steps-{}.jsonl", "end-{}.json", "stop"
@@ -125,7 +125,7 @@ class StepRecorder:
         self._file.write(json.dumps(self._step) + "\n")
         self._steps += 1
         if self._steps >= self._limit:
-            self.end("reached", sys._getframe(1))
+            self.end("reached", stack=format_stack(own_stack(sys._getframe(1))))
             threading.Event().wait()  # until the audit thread exits the process
 
     # -- end -----------------------------------------------------------------------------------------------------------
@@ -134,21 +134,16 @@ class StepRecorder:
         """Wait for the request to stop, record the stack of the main thread, which may be blocked, and exit."""
         while not (self._directory / STOP).exists():
             time.sleep(0.05)
-        self.end("stood", sys._current_frames().get(threading.main_thread().ident or 0))
+        self.end("stood", stack=format_stack(thread_stacks().get(threading.main_thread().ident or 0, ())))
         os._exit(0)
 
-    def end(self, how: str, frame: FrameType | None = None, error: str = "", stack: list[str] | None = None) -> None:
+    def end(self, how: str, *, error: str = "", stack: Sequence[str] = ()) -> None:
         """Write how this process ended. Only the first call has an effect."""
         path = self._directory / END.format(self._rank)
         with self._ending:
             if path.exists():
                 return
-            record = {
-                "how": how,
-                "error": error,
-                "stack": stack if stack is not None else format_stack(frame),
-                "collectives": collectives(),
-            }
+            record = {"how": how, "error": error, "stack": list(stack), "collectives": collectives()}
             temporary = path.with_suffix(".partial")
             temporary.write_text(json.dumps(record))
             temporary.rename(path)
