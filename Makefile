@@ -27,17 +27,17 @@ endef
 HOSTILE := $(wildcard tests/fault/test_untrusted*.py tests/fault/test_fuzz.py)
 LAUNCHERS := foreign_directory hangs hosts job_schemas local_users preemption restarts slurm progress_deadlines
 LAUNCHERS := $(LAUNCHERS:%=tests/fault/test_%.py)
-# The unit tests are three parts: environments and applications, tools and commands, and the rest.
-TASKS := tests/unit/tasks tests/unit/apps
-TOOLS := tests/unit/tools tests/unit/cli tests/unit/loggers $(wildcard tests/unit/test_*.py)
-UNIT := test-core test-tasks test-tools
+# The unit tests are five parts: environments, tools, applications and algorithms, commands, and the rest.
+APPS := tests/unit/apps tests/unit/algorithms
+COMMANDS := tests/unit/cli tests/unit/loggers $(wildcard tests/unit/test_*.py)
+UNIT := test-tasks test-commands test-tools test-core test-apps
 FIRST := test-gpu test-fault test-launchers $(UNIT) test-distributed test-contract test-docs
 OTHERS := hostile $(filter-out $(FIRST:test-%=%) unit __pycache__ emulated_cuda helpers,\
 	$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(OTHERS:%=test-%)
 
 check: lint  ## Lint, types, import contracts, pages and unit tests: minutes.
-	$(call together,$(UNIT) types docs test-docs imports test-architecture)
+	$(call together,$(UNIT) types docs test-pages imports test-architecture)
 
 # Kernels are compiled before the tests: parts that start together with an empty cache would each compile them.
 ci: lint  ## Everything a change must pass: all tests, a proof, random faults, and the wheel in a clean environment.
@@ -64,10 +64,14 @@ docs:  ## Build the pages into site/. Warnings, such as broken links, are errors
 TESTS = tests/$*
 test-fault: TESTS = tests/fault $(HOSTILE:%=--ignore=%) $(LAUNCHERS:%=--ignore=%)
 test-launchers: TESTS = $(LAUNCHERS)
-test-core: TESTS = tests/unit $(TASKS:%=--ignore=%) $(TOOLS:%=--ignore=%)
-test-tasks: TESTS = $(TASKS)
-test-tools: TESTS = $(TOOLS)
+test-core: TESTS = tests/unit $(patsubst %,--ignore=%,tests/unit/tasks tests/unit/tools $(APPS) $(COMMANDS))
+test-tasks: TESTS = tests/unit/tasks
+test-tools: TESTS = tests/unit/tools
+test-commands: TESTS = $(COMMANDS)
+test-apps: TESTS = $(APPS)
 test-hostile: TESTS = $(HOSTILE)
+# Part of test-docs: the text of the pages. The rest executes their commands and code.
+test-pages: TESTS = tests/docs/test_plain_english.py tests/docs/test_spelling.py tests/docs/test_api_reference.py
 # Parts of test-unit and test-launchers that need a browser and SLURM. nightly.yml runs them, check.yml does not.
 test-browser: TESTS = tests/unit/tools/test_report_browser.py
 test-slurm: TESTS = tests/fault/test_slurm.py
