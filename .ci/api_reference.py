@@ -84,7 +84,8 @@ def definition(module: str, name: str) -> ast.FunctionDef | ast.ClassDef:
     for node in body:  # a module may export a name of another one
         if isinstance(node, ast.ImportFrom) and any(alias.asname == name for alias in node.names):
             return definition(str(node.module).removeprefix("lockstep."), name)
-    (found,) = (node for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name)
+    *overloads, found = (n for n in body if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == name)
+    assert len(overloads) == sum(ast.unparse(mark) == "overload" for n in overloads for mark in n.decorator_list)
     return found
 
 

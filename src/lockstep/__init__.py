@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lockstep.data.graph_dataset import GraphDataset as GraphDataset
     from lockstep.data.table_dataset import TableConfig as TableConfig
     from lockstep.data.table_dataset import TableDataset as TableDataset
+    from lockstep.experiment.experiment import Experiment as Experiment
     from lockstep.inference import load as load
     from lockstep.nn.networks import MLPConfig as MLPConfig
     from lockstep.nn.networks import NetworkConfig as NetworkConfig
@@ -48,6 +49,7 @@ _MODULES = {
     "make": "api",
     "load": "inference",
     "Run": "run_results",
+    "Experiment": "experiment.experiment",
     "Recipe": "config",
     "RunConfig": "config",
     "Algorithm": "base.algorithm",

@@ -8,34 +8,73 @@ action = run.load().act(observations)
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 from lockstep.base import VecEnv
 from lockstep.config import ConfigError, Recipe, apply_overrides, with_preset
+from lockstep.experiment.experiment import Experiment
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import launch_directory
 from lockstep.launch.world import WorldInfo
 from lockstep.protocols import Split
 from lockstep.run_results import Callback, Run, RunEvents
 
+AnyRecipe: TypeAlias = str | Recipe | type[Recipe]
+"""Name of a recipe, path of a Python file that defines one, or a recipe."""
+
+
+@overload
+def train(
+    recipe: AnyRecipe,
+    *,
+    smoke: bool = ...,
+    preset: str | None = ...,
+    procs: int = ...,
+    seeds: None = None,
+    init_from: str | Path | None = ...,
+    overrides: Mapping[str, Any] | None = ...,
+    on_log: Callback | None = ...,
+    on_evaluation: Callback | None = ...,
+    on_checkpoint: Callback | None = ...,
+    **settings: Any,
+) -> Run: ...
+
+
+@overload
+def train(
+    recipe: AnyRecipe,
+    *,
+    smoke: bool = ...,
+    preset: str | None = ...,
+    procs: int = ...,
+    seeds: int,
+    parallel: int | None = ...,
+    init_from: str | Path | None = ...,
+    overrides: Mapping[str, Any] | None = ...,
+    **settings: Any,
+) -> Experiment: ...
+
 
 def train(
-    recipe: str | Recipe | type[Recipe],
+    recipe: AnyRecipe,
     *,
     smoke: bool = False,
     preset: str | None = "auto",
     procs: int = 1,
+    seeds: int | None = None,
+    parallel: int | None = None,
     init_from: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     on_log: Callback | None = None,
     on_evaluation: Callback | None = None,
     on_checkpoint: Callback | None = None,
     **settings: Any,
-) -> Run:
-    """Train a recipe and return its run.
+) -> Run | Experiment:
+    """Train a recipe and return its run, or with `seeds` an experiment of several runs.
 
     Args:
         recipe: Name of a recipe, path of a Python file that defines one, or a recipe.
@@ -43,9 +82,12 @@ def train(
         preset: Preset of the recipe, a named set of values. "auto": the preset for the environment, if the recipe is
             given by name and has one. None: the recipe's defaults.
         procs: Number of processes. 1 trains in this process; more start processes on this machine.
+        seeds: Number of runs with seeds from `run.seed` on, trained in processes of their own. None: one run.
+        parallel: Runs of `seeds` at a time. None: as many as the GPUs of the machine allow, or its cores if it has no
+            GPU.
         init_from: Run whose weights to start from: its best checkpoint, or RUN@SAMPLES.
         overrides: Settings by dotted name, such as {"algo.learning_rate": 3e-4}.
-        on_log: Called with each log entry, a dict of metrics by name.
+        on_log: Called with each log entry, a dict of metrics by name. Callbacks cannot be used with `seeds`.
         on_evaluation: Called with each evaluation.
         on_checkpoint: Called with `samples` and `path` of each published checkpoint.
         **settings: Settings by group. A dict, such as run={"total_samples": 10_000}, changes some fields. A config,
@@ -54,11 +96,11 @@ def train(
     Callbacks run in this process and get plain data. An exception in a callback ends the run.
 
     Returns:
-        The run. A preempted run is returned, too; `Run.status` tells them apart.
+        The run, or the experiment if `seeds` is given. A preempted one is returned, too; `status` tells them apart.
 
     Raises:
         ConfigError: A setting is invalid.
-        RuntimeError: The run failed. The message says which process failed and why.
+        RuntimeError: The run failed. The message says which process failed and why, or which runs of an experiment.
         KeyboardInterrupt: The processes of a run with `procs` above 1 were interrupted. The run can be resumed.
     """
     from lockstep.run_dir import reserved
@@ -66,6 +108,10 @@ def train(
     _refuse_launched_process()
     resolved = _resolve(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
     callbacks = on_log, on_evaluation, on_checkpoint
+    if seeds is not None:
+        return _train_seeds(resolved, seeds, procs, parallel, callbacks, init_from)
+    if parallel is not None:
+        raise ConfigError("`parallel` needs several runs.", "Pass seeds=N, too.")
     with reserved(resolved) as (path, named, job):
         return _run(named, path, procs, callbacks, job, init_from=init_from and str(init_from))
 
@@ -206,7 +252,7 @@ def make(task: Any, *, seed: int = 0, device: str = "cpu", **settings: Any) -> V
 # -- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _recipe(recipe: str | Recipe | type[Recipe]) -> Recipe:
+def _recipe(recipe: AnyRecipe) -> Recipe:
     from lockstep.registry import find_recipe
 
     if isinstance(recipe, str):
@@ -271,6 +317,29 @@ def _run(
     return Run(path, recipe)
 
 
+def _train_seeds(
+    recipe: Recipe,
+    seeds: int,
+    procs: int,
+    parallel: int | None,
+    callbacks: Sequence[Callback | None],
+    init_from: str | Path | None,
+) -> Experiment:
+    """Create an experiment and train its runs."""
+    from lockstep.experiment.seed_runs import create_experiment
+    from lockstep.launch.device import require_gpus
+
+    if any(callbacks):
+        raise ConfigError("Callbacks are called for one run, not for several seeds.", "Remove them, or train one run.")
+    _make_importable(recipe, required=True)
+    require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
+    command = f'lockstep.train("{recipe.name}", seeds={seeds}, procs={procs})'
+    source = os.path.abspath(init_from) if init_from else None  # a resume may have another current directory
+    experiment = Experiment(create_experiment(recipe, seeds, procs, command, source))
+    experiment.resume(parallel=parallel)
+    return experiment
+
+
 def _refuse_launched_process() -> None:
     """Raise ConfigError in a process that a launcher started: it would start a second run."""
     if launch_directory() is not None:
@@ -313,7 +382,7 @@ def _make_importable(recipe: Recipe, required: bool) -> None:
     elif required:
         raise ConfigError(
             f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
-            "Write it to a Python file and pass the path, or use procs=1.",
+            "Write it to a Python file and pass the path, or train one run with procs=1.",
         )
 
 

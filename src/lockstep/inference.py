@@ -1,6 +1,7 @@
 """Load a trained policy in plain Python: no launcher, no process group."""
 
 import warnings
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -162,30 +163,35 @@ def load(
 
 def load_recipe(run: Path) -> Recipe:
     """Load the recipe of a run directory, with the settings it was started with."""
+    return build_recipe(run / CONFIG, *read_config(run))
+
+
+def build_recipe(source: Path, name: str, settings: Mapping[str, Any]) -> Recipe:
+    """Build a recipe from a name and settings that may come from an untrusted file, `source`."""
     from lockstep.registry import find_recipe
 
-    name, values = read_config(run)
     if name.endswith(".py"):
-        _refuse_code_of_run(run, Path(name), "recipe")
-    recipe = apply_overrides(find_recipe(name)(), values)
+        _refuse_downloaded_code(source, Path(name), "recipe")
+    recipe = apply_overrides(find_recipe(name)(), settings)
     if (file := getattr(recipe.task, "code_file", None)) is not None:
-        _refuse_code_of_run(run, file, "environment")
+        _refuse_downloaded_code(source, file, "environment")
     for file in getattr(recipe.task, "code_files", ()):
-        _refuse_code_of_run(run, file, "submission")
+        _refuse_downloaded_code(source, file, "submission")
     return recipe
 
 
-def _refuse_code_of_run(run: Path, file: Path, what: str) -> None:
-    """Reject a Python file inside the run directory: one from an untrusted source must not execute its own code."""
-    if file.resolve().is_relative_to(run.resolve()):
+def _refuse_downloaded_code(source: Path, file: Path, what: str) -> None:
+    """Reject a Python file next to its settings: a directory from an untrusted source must not execute its own code."""
+    directory = source.parent
+    if file.resolve().is_relative_to(directory.resolve()):
         raise ConfigError(
-            f"the {what} of {run} is a file inside it, {file}.", "Move the file to a directory of your own code."
+            f"the {what} of {directory} is a file inside it, {file}.", "Move the file to a directory of your own code."
         )
     if file != file.resolve():
         # Lockstep writes absolute paths. A relative path could refer to another file in the current directory.
         raise ConfigError(
-            f"the {what} of {run} is {file}, which is not an absolute path.",
-            f"If you trust the file, write its absolute path into {run / CONFIG}.",
+            f"the {what} of {directory} is {file}, which is not an absolute path.",
+            f"If you trust the file, write its absolute path into {source}.",
         )
 
 

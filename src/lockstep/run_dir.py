@@ -41,6 +41,7 @@ from lockstep.io.jsonl import (
     CHANGES,
     CHECKPOINTS,
     CONFIG,
+    EXPERIMENT,
     HANG_REPORT,
     HEARTBEATS,
     STATUS,
@@ -333,10 +334,11 @@ def run_path(recipe: Recipe) -> Path:
 
 def require_unused(path: Path) -> None:
     """Raise ConfigError unless the directory of a new run is missing or empty, to protect existing files."""
-    if (path / CONFIG).exists():
-        raise ConfigError(
-            f"{path} already contains a run.", f"Resume it: lockstep resume {path}\nOr choose another --run.name."
-        )
+    for name, what in ((CONFIG, "a run"), (EXPERIMENT, "an experiment")):
+        if (path / name).exists():
+            raise ConfigError(
+                f"{path} already contains {what}.", f"Resume it: lockstep resume {path}\nOr choose another --run.name."
+            )
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         problem = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
         raise ConfigError(f"{path} {problem}, but a new run needs an empty directory.", "Choose another --run.name.")
@@ -366,6 +368,8 @@ def to_yaml(recipe: Recipe) -> str:
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the recipe name and the settings of a run directory."""
+    if (path / EXPERIMENT).is_file():
+        raise ConfigError(f"{path} is an experiment of several seeds.", f"Name one of its runs: lockstep ls {path}")
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "List the runs with `lockstep ls`.")
     values = config_without_version(read_yaml(path / CONFIG), path / CONFIG)

@@ -71,14 +71,15 @@ def _train(command: Benchmark, suite: Suite) -> int:
     tasks = suite.select(command.tasks)
 
     from lockstep.apps.benchmark.planned_runs import plan_runs
-    from lockstep.apps.benchmark.progress import SuiteProgress
-    from lockstep.apps.benchmark.runner import SuiteRunner, available_cores
+    from lockstep.apps.benchmark.runner import SuiteRunner
+    from lockstep.experiment.progress import RunsProgress
+    from lockstep.experiment.scheduler import available_cores
     from lockstep.launch.world import EXIT_PREEMPTED, warn_user
 
     directory = command.runs.absolute() / suite.name
     planned = plan_runs(suite, tasks, command.seeds, command.procs, command.steps, directory)
     parallel = command.parallel or max(1, available_cores() // command.procs)
-    runner = SuiteRunner(planned, _data_file(command), parallel, SuiteProgress())
+    runner = SuiteRunner(planned, _data_file(command), parallel, RunsProgress())
     runner.run()
     if runner.failed:
         names = ", ".join(run.label for run in runner.failed)
@@ -96,8 +97,9 @@ def _present(suite: Suite, data: Path) -> None:
 
     from lockstep.apps.benchmark.plots import draw_suite
     from lockstep.apps.benchmark.results import group_by_seed, read_results
-    from lockstep.apps.benchmark.table import TERMINAL_HEADINGS, markdown, score_rows, statistics_note, terminal_rows
+    from lockstep.apps.benchmark.table import TERMINAL_HEADINGS, markdown, score_rows, terminal_rows
     from lockstep.io.rich_console import PrintableConsole
+    from lockstep.tools.report.comparison import statistics_note
 
     groups = group_by_seed(suite, read_results(data))
     if not groups:

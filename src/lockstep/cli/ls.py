@@ -1,8 +1,9 @@
-"""`lockstep ls`: list the runs in a directory with their state, progress and returns."""
+"""`lockstep ls`: list the runs and experiments in a directory with their state, progress and returns."""
 
+import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,13 @@ _TOTAL_SAMPLES = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", 
 
 @dataclass(frozen=True)
 class List:
-    """List the runs in a directory: state, steps, returns, throughput, start time, recipe, environment and seed."""
+    """List the runs in a directory: state, steps, returns, throughput, start time, recipe, environment and seed.
+
+    An experiment of several seeds is one entry, with the steps of all runs and interquartile means of their returns.
+    """
 
     dir: tyro.conf.Positional[Path] = Path("runs")
-    """Directory that contains the run directories."""
+    """Directory that contains the run directories, or the directory of an experiment."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,15 +52,16 @@ def run(arguments: Sequence[str]) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from lockstep.io.jsonl import CONFIG
+    from lockstep.experiment.record import is_experiment
+    from lockstep.io.jsonl import CONFIG, EXPERIMENT
     from lockstep.io.rich_console import PrintableConsole
 
     console = PrintableConsole()
-    paths = sorted(path.parent for path in command.dir.glob(f"*/{CONFIG}"))
+    paths = sorted({path.parent for name in (CONFIG, EXPERIMENT) for path in command.dir.glob(f"*/{name}")})
     if not paths:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
-    rows = [row for path in paths for row in _rows(path)]
+    rows = [row for path in paths for row in (_experiment_rows(path) if is_experiment(path) else _rows(path))]
     if len(paths) > MAX_TABLE_ROWS:
         print_line("\n".join(_aligned([*HEADINGS, *rows])))
         return 0
@@ -109,6 +114,53 @@ def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         _number(values.get("eval/return_mean"), ".2f"),
         _number(config.seed, ".0f"),
     )
+
+
+def _experiment_rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the two lines of an experiment, in the order of `HEADINGS`."""
+    from lockstep.config import ConfigError
+    from lockstep.experiment.record import describe_seeds, overall_state, read_experiment, run_directory
+    from lockstep.io.jsonl import EXPERIMENT, METRICS, newest_values, read_status
+
+    name = printable(path.name, newlines=False)
+    try:
+        record = read_experiment(path)
+        runs = [run_directory(path, seed) for seed in record.seeds]
+    except ConfigError:
+        return (name,), (f"  {EXPERIMENT} cannot be read",)
+    values = [newest_values(run / METRICS, LISTED_METRICS) for run in runs]
+    states = [str(read_status(run).get("state", "-")) for run in runs]
+    speeds = [each.get("time/global_fps") for each, state in zip(values, states, strict=True) if state == "running"]
+    task = record.settings.get("task")
+    environment = _join(task.get("id"), task.get("tasks")) if isinstance(task, dict) else "-"
+    return (
+        name,
+        overall_state(states),
+        f"{_short(sum(_numbers(each.get('samples') for each in values)))}/{_short(record.total_samples * len(runs))}",
+        _interquartile_mean(each.get("rollout/ep_return_mean") for each in values),
+        _local_time(path / EXPERIMENT),
+    ), (
+        f"  {_truncated(Path(record.recipe).stem)}, {_truncated(environment)}",
+        f"{states.count('finished')}/{len(runs)} done",
+        _number(sum(_numbers(speeds)) or None, ",.0f"),
+        _interquartile_mean(each.get("eval/return_mean") for each in values),
+        describe_seeds(record.seeds),
+    )
+
+
+def _numbers(values: Iterable[object]) -> list[float]:
+    """Return the finite numbers among values of an untrusted log."""
+    floats = (float(value) for value in values if isinstance(value, int | float) and abs(value) < 1e100)
+    return [value for value in floats if math.isfinite(value)]
+
+
+def _interquartile_mean(values: Iterable[object]) -> str:
+    import numpy as np
+
+    from lockstep.experiment.statistics import interquartile_mean
+
+    numbers = _numbers(values)
+    return f"{float(interquartile_mean(np.array(numbers))):.2f}" if numbers else "-"
 
 
 class _Config(NamedTuple):
@@ -169,9 +221,13 @@ def _started(path: Path) -> str:
     from lockstep.checkpoint.naming import started_at
     from lockstep.io.jsonl import CHECKPOINTS, CONFIG
 
+    return _local_time(path / CONFIG, started_at(path / CHECKPOINTS))
+
+
+def _local_time(file: Path, seconds: float | None = None) -> str:
+    """Format a time; None: the time of the last change of a file."""
     with suppress(OSError, ValueError, OverflowError):  # a file system may store impossible times
-        started = started_at(path / CHECKPOINTS) or (path / CONFIG).stat().st_mtime
-        return time.strftime("%m-%d %H:%M", time.localtime(started))
+        return time.strftime("%m-%d %H:%M", time.localtime(seconds or file.stat().st_mtime))
     return "-"
 
 

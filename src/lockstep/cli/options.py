@@ -27,10 +27,11 @@ Command = TypeVar("Command")
 class LaunchOptions:
     """Number and location of processes, and restarts after failures."""
 
-    procs: Annotated[int | Literal["auto"], tyro.conf.arg(aliases=["-n"], metavar="N|auto")] = 1
-    """Processes to start on this machine. auto: one per GPU, or one if there is no GPU."""
+    procs: Annotated[int | Literal["auto"] | None, tyro.conf.arg(aliases=["-n"], metavar="N|auto")] = None
+    """Processes per run on this machine. auto: one per GPU, or one if there is no GPU. None: one, or one per GPU of
+    --gpus."""
     gpus: Annotated[str | None, tyro.conf.arg(metavar="IDS")] = None
-    """GPUs to use, such as 2,3. One process per GPU unless --procs is given. None: all GPUs are visible."""
+    """GPUs to use, such as 2,3. One process per GPU unless --procs or --seeds is given. None: all GPUs are visible."""
     max_restarts: int = 3
     """Maximum number of restarts from the last checkpoint after a process is killed, hangs or loses its host."""
     nnodes: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
@@ -104,6 +105,10 @@ class StartOptions(LaunchOptions, PresetOptions):
     """Initial weights from another run: RUN (its best checkpoint) or RUN@SAMPLES. None: random weights."""
     autoscale: Annotated[bool, tyro.conf.arg(aliases=["--max-utilization"])] = False
     """Choose environments, rollout steps and batch size by probing this machine. A larger batch changes the results."""
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Number of runs with seeds from run.seed on, in one directory: an experiment. None: one run."""
+    parallel: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Runs of --seeds at a time. None: the number of GPUs, or of CPU cores without GPUs, divided by --procs."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="RUN")] = None
     """Run directory to resume, as with `lockstep resume RUN`. Without a value: the newest run of the recipe."""
 
@@ -266,4 +271,6 @@ def resolve_procs(options: LaunchOptions) -> int:
         import torch
 
         return max(1, torch.cuda.device_count())
-    return len(gpus.split(",")) if gpus is not None and procs == 1 else procs
+    if procs is None:
+        return 1 if gpus is None else len(gpus.split(","))
+    return procs

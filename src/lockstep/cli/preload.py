@@ -91,7 +91,7 @@ def asks_for_workers(args: Sequence[str]) -> bool:
         return True
     if args[0] == "doctor":
         return not {"--gpu", "--gpu-step", "--trial"} & set(args)
-    if args[0] not in ("train", "resume"):
+    if args[0] not in ("train", "resume") or "--seeds" in args:  # the runs of several seeds start their own workers
         return False
     for arg, next_arg in zip(args, [*args[1:], ""], strict=True):
         name, has_value, value = arg.lstrip("-").replace("_", "-").partition("=")

@@ -1,4 +1,4 @@
-"""`lockstep report RUN...`: write one self-contained HTML file about one or more runs."""
+"""`lockstep report RUN...`: write one self-contained HTML file about one or more runs or experiments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 class Report:
     """Write one self-contained HTML file about runs: curves, evaluations, speed, proof and config.
 
-    Runs that differ only in their seed are shown as one experiment, with mean and spread. The file loads nothing from
-    the network and contains no scripts.
+    The runs of an experiment, and other runs that differ only in their seed, are shown together, with interquartile
+    mean and interval. The file loads nothing from the network and contains no scripts.
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run directory."""
+    """Run directory, or directory of an experiment (several seeds)."""
     more: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = ()
-    """More run directories to compare."""
+    """More runs or experiments to compare."""
     out: Path = Path("report.html")
     """HTML file to write."""
     reference: Path | None = None
@@ -45,8 +45,10 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
     from lockstep.io.safe_read import UnreadableFileError
+    from lockstep.tools.report.charts import name_groups
+    from lockstep.tools.report.comparison import summary
     from lockstep.tools.report.page import write_page
-    from lockstep.tools.report.run_data import read_gif, read_record, read_runs
+    from lockstep.tools.report.run_data import group, read_gif, read_record, read_runs
 
     if command.out.is_dir():
         raise ConfigError(f"{command.out} is a directory.", f"Choose a file: --out {command.out / 'report.html'}")
@@ -72,6 +74,8 @@ def run(arguments: Sequence[str]) -> int:
             f"{command.out} cannot be written: {error.strerror}.", "Choose another file with --out."
         ) from None
     print_line(f"{command.out}: {len(page) / 1e3:,.0f} kB")
+    for line in summary(name_groups(group(runs))):
+        print_line(line)
     return 0
 
 

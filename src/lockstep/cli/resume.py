@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -14,6 +14,7 @@ from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.unit_flags import convert_epochs
 from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, flat_settings
+from lockstep.experiment.record import is_experiment
 from lockstep.io.temporary_directory import temporary_directory
 
 CHANGEABLE = (
@@ -42,12 +43,17 @@ CHANGEABLE = (
 class Resume(LaunchOptions):
     """Resume a run from its newest valid checkpoint, on the same or another number of processes.
 
-    Settings that change nothing that is saved may follow, such as --algo.learning-rate 1e-4. Changes are printed and
-    recorded in the run directory.
+    An experiment of several seeds is resumed as a whole, on its own number of processes per run unless --procs is
+    given. Its finished runs are skipped.
+
+    Settings of one run that change nothing that is saved may follow, such as --algo.learning-rate 1e-4. Changes are
+    printed and recorded in the run directory.
     """
 
     run: tyro.conf.Positional[Path]
-    """The run directory."""
+    """The run directory, or the directory of an experiment."""
+    parallel: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Runs of an experiment at a time. None: the number of GPUs, or of CPU cores without GPUs, divided by --procs."""
     checkpoint: int | None = None
     """Global samples of the checkpoint to resume from. None: the newest."""
     without_replay: bool = False
@@ -62,6 +68,12 @@ def run(arguments: Sequence[str]) -> int:
     parsed = normalize_args(arguments, aliases)
     flags, settings = _split_settings(parsed.flags)
     command = parse_args(Resume, flags, "lockstep resume")
+    if is_experiment(command.run):
+        from lockstep.cli.seeds import resume_experiment
+
+        return resume_experiment(command, [*settings, *parsed.settings, *parsed.unit_flags])
+    if command.parallel is not None:
+        raise ConfigError("--parallel needs an experiment of several seeds.", "Remove it to resume one run.")
     procs = resolve_procs(command)
     settings |= parsed.settings
     if "epochs" in parsed.unit_flags:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.flag_aliases import RESUME_NEWEST
 from lockstep.cli.options import (
@@ -19,10 +19,14 @@ from lockstep.cli.options import (
     resolve_procs,
 )
 from lockstep.cli.worker_spec import WORKER, run_spec, write_spec
-from lockstep.config import ConfigError, apply_overrides, as_dict, flat_settings
+from lockstep.config import ConfigError, Recipe, apply_overrides, as_dict, flat_settings
+from lockstep.experiment.record import SEED_RUN
 from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
+
+if TYPE_CHECKING:
+    from lockstep.launch.rendezvous import LaunchConfig
 
 PROBE = "--probe"
 """Internal first argument of the process that probes this machine for --autoscale."""
@@ -35,14 +39,21 @@ def run(arguments: Sequence[str]) -> int:
         return run_spec(Path(arguments[1]))
     if arguments[:1] == [PROBE]:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
+    if arguments[:1] == [SEED_RUN]:
+        from lockstep.cli.seeds import recipe_of_seed
+
+        return _train(*recipe_of_seed(arguments[1:]))
     options, rest, notes = parse_train(arguments)
     if options.resume is not None:
         return _resume(options, rest)
+    if options.seeds is not None or options.parallel is not None:
+        from lockstep.cli.seeds import train_seeds
+
+        return train_seeds(options, rest, notes, arguments)
 
     from lockstep.cli.find_run import resolve_init_from
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.launch.device import require_gpus
-    from lockstep.run_dir import reserved
     from lockstep.training_loop import train
 
     started = started_processes()
@@ -61,16 +72,31 @@ def run(arguments: Sequence[str]) -> int:
     launch_config = options.launch_config(procs)
     # A job with an ID resumes the run that it started: a scheduler requeues it with an identical command.
     standalone = launch_config.nodes[1] == 1 and launch_config.job is None
-    if started or (procs == 1 and standalone):
+    if started:
         return run_training_worker(lambda: train(resolved, init_from=init_from))
+    if standalone:
+        return _train(resolved, procs, init_from, launch_config)
     with temporary_directory("train") as directory:
-        spec = directory / "spec.json"
-        if not standalone:
-            # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
-            return launch_and_report(write_spec(spec, recipe, init_from=init_from), launch_config)
-        with reserved(resolved) as (_, named_recipe, job):  # before workers start, so that a name in use fails early
-            worker_args = write_spec(spec, named_recipe, init_from=init_from)
-            return launch_and_report(worker_args, replace(launch_config, job=job))
+        # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
+        return launch_and_report(write_spec(directory / "spec.json", recipe, init_from=init_from), launch_config)
+
+
+def _train(
+    recipe: Recipe, procs: int, init_from: str | None = None, launch_config: "LaunchConfig | None" = None
+) -> int:
+    """Train a validated recipe on this machine: in this process, or in several that are started."""
+    from lockstep.cli.workers import launch_and_report, run_training_worker
+    from lockstep.launch.rendezvous import LaunchConfig
+    from lockstep.run_dir import reserved
+    from lockstep.training_loop import train
+
+    if procs == 1:
+        return run_training_worker(lambda: train(recipe, init_from=init_from))
+    config = launch_config or LaunchConfig(procs)
+    # The directory is reserved before workers start, so that a name in use fails early.
+    with temporary_directory("train") as directory, reserved(recipe) as (_, named_recipe, job):
+        worker_args = write_spec(directory / "spec.json", named_recipe, init_from=init_from)
+        return launch_and_report(worker_args, replace(config, job=job))
 
 
 def _resume(options: TrainOptions, rest: list[str]) -> int:

@@ -15,6 +15,8 @@ CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests
 _LOGGER = logging.getLogger("lockstep")
 STATUS, HEARTBEATS, LOGS, VIDEO, HANG_REPORT = "status.json", "heartbeats", "logs", "best.gif", "hang.txt"
 TASK, CHANGES = "task.json", "config_changes.jsonl"
+EXPERIMENT = "experiment.json"
+"""File of an experiment, a directory that contains the runs of several seeds."""
 BLOCK = 16 * 2**10
 """Bytes read at a time from the end of a log."""
 TAIL = 64 * 2**20

@@ -3,25 +3,24 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 
-from lockstep.apps.benchmark import runner as runner_module
+from helpers.fake_training import FakeTraining
 from lockstep.apps.benchmark.planned_runs import plan_runs
-from lockstep.apps.benchmark.progress import SuiteProgress
 from lockstep.apps.benchmark.results import BenchmarkResult, append_result, group_by_seed, read_results
-from lockstep.apps.benchmark.run_scores import TrainingPoint, read_scores, training_return
 from lockstep.apps.benchmark.runner import SuiteRunner
 from lockstep.apps.benchmark.suites import SOURCES, SUITES
 from lockstep.apps.benchmark.table import markdown, score_rows
 from lockstep.cli import main
 from lockstep.cli.options import parse_recipe, parse_train, resolve
 from lockstep.config import ConfigError
+from lockstep.experiment import scheduler
+from lockstep.experiment.progress import RunsProgress
+from lockstep.experiment.run_scores import TrainingPoint, read_scores, training_return
 from lockstep.io.jsonl import append_jsonl
 
 CLASSIC = SUITES["classic"]
@@ -186,63 +185,15 @@ def test_invalid_line_of_the_data_file_is_named(tmp_path, capsys, change):
 
 # -------------------------------------------------------------------------------------------------------------- runner
 
-TRAIN = """
-import json, os, pathlib, sys, time, signal
-mode, *arguments = sys.argv[1:]
-settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-resumed = arguments[0] == "resume"
-run = pathlib.Path(arguments[1]) if resumed else pathlib.Path(settings["run.runs_dir"], settings["run.name"])
-(run / "checkpoints").mkdir(parents=True, exist_ok=resumed)
-(run / "config.yaml").touch()
-def status(state):
-    (run / "status.json").write_text(json.dumps({"state": state}))
-def preempt(*_):
-    (run / "checkpoints" / "000000000001-g0001").mkdir(exist_ok=True)
-    status("preempted")
-    sys.exit(75)
-signal.signal(signal.SIGTERM, preempt)
-print(mode, *arguments, flush=True)
-if mode == "fail":
-    sys.exit("no such environment")
-if mode == "wait" and not resumed:
-    (run / "waiting").touch()
-    time.sleep(60)
-seed = int(run.name.rpartition("seed")[2])
-with (run / "metrics.jsonl").open("a") as log:
-    log.write(json.dumps({"samples": 500, "rollout/ep_return_mean": seed, "rollout/ep_length_mean": 5}) + "\\n")
-    log.write(json.dumps({"samples": 500, "eval/return_mean": 10 * seed}) + "\\n")
-status("finished")
-"""
-
-
-class Training:
-    """Starts a program that writes the files of a run instead of training it."""
-
-    def __init__(self, tmp_path, modes):
-        self.program = tmp_path / "train.py"
-        self.program.write_text(TRAIN)
-        self.modes, self.started, self.active, self.most = list(modes), [], [], 0
-
-    def __call__(self, arguments, log):
-        self.started.append(list(arguments))
-        mode = self.modes.pop(0) if self.modes else "finish"
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-S", str(self.program), mode, *arguments], stdout=output, stderr=subprocess.STDOUT
-            )
-        self.active.append(process)
-        self.most = max(self.most, sum(process.poll() is None for process in self.active))
-        return process
-
 
 @pytest.fixture
 def suite_runner(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner_module, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.01)
 
     def build(*modes, seeds=2, steps=500, parallel=2):
         planned = plan_runs(CLASSIC, CLASSIC.tasks[:2], seeds, 1, steps, tmp_path / "runs")
-        training = Training(tmp_path, modes)
-        return SuiteRunner(planned, tmp_path / "classic.jsonl", parallel, SuiteProgress(), training), training
+        training = FakeTraining(tmp_path, modes)
+        return SuiteRunner(planned, tmp_path / "classic.jsonl", parallel, RunsProgress(), training), training
 
     return build
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.experiments import write_experiment
 from helpers.logs import last_values
 from helpers.multiprocess import command
 from helpers.run_fixtures import CONFIG, lines, write_run
@@ -168,8 +169,21 @@ def test_ls_of_many_runs_shows_same_content_as_table(tmp_path, monkeypatch, caps
     assert len({line.index("gym-ppo,") for line in plain.splitlines() if "gym-ppo," in line}) == 1
 
 
+def test_ls_shows_an_experiment_as_one_entry(tmp_path, capsys):
+    scores, states = [10.0, 20.0, 30.0, 90.0], ["finished", "finished", "running", "running"]
+    write_experiment(tmp_path / "exp", range(3, 8), scores, states=states)
+    assert main(["ls", str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()[-2:]
+    # The fifth run has not been started. The interquartile mean drops the lowest and the highest return.
+    assert first.split()[:4] == ["exp", "running", "16k/20k", "25.00"]
+    assert second.split() == ["gym-ppo,", "CartPole-v1", "2/5", "done", "200", "25.00", "3-7"]
+    assert main(["ls", str(tmp_path / "exp")]) == 0
+    assert capsys.readouterr().out.count("gym-ppo, CartPole-v1") == 4
+
+
 def test_ls_of_runs_does_not_import_torch(tmp_path):
     write_run(tmp_path / "run")
+    write_experiment(tmp_path / "exp", [0], [1.0])
     code = "import sys; from lockstep.cli import main; main(['ls', sys.argv[1]]); assert 'torch' not in sys.modules"
     ended = command([sys.executable, "-c", code, tmp_path], environment={"PYTHONPATH": os.pathsep.join(sys.path)})
     assert ended.code == 0, ended.output

@@ -17,7 +17,7 @@ def ask(*words):
     """Return the recipe that `lockstep train WORDS` trains."""
     start, rest, _ = parse_train(words)
     recipe = parse_recipe(start, rest, "lockstep train", start.config)
-    return resolve(recipe, 1 if start.procs == "auto" else start.procs)
+    return resolve(recipe, 1 if start.procs in (None, "auto") else start.procs)
 
 
 def start_of(*words):
@@ -241,6 +241,7 @@ def test_gpus_option_sets_visible_devices_and_process_count(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert resolve_procs(LaunchOptions()) == 1
     assert resolve_procs(LaunchOptions(gpus="2,3")) == 2
+    assert resolve_procs(LaunchOptions(gpus="2,3", procs=1)) == 1
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert resolve_procs(LaunchOptions(gpus="0", procs=4)) == 4
 

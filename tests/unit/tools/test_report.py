@@ -26,7 +26,6 @@ from lockstep.tools.report.reference_curves import ReferencePoint
 from lockstep.tools.report.run_data import differences, group, read_run, read_runs
 from lockstep.tools.report.series import (
     Point,
-    band,
     downsample,
     format_number,
     format_tick,
@@ -35,6 +34,7 @@ from lockstep.tools.report.series import (
     pad_range,
     robust_range,
     round_ticks,
+    seed_curve,
 )
 from lockstep.tools.report.svg_chart import SMALL, Curve, draw
 
@@ -91,21 +91,27 @@ def test_downsample_keeps_minimum_and_maximum(values, limit):
     assert max(mark.high for mark in marks) == max(values)
 
 
-def test_band_gives_mean_and_range_where_all_seeds_have_values():
+def test_seed_curve_interpolates_where_all_seeds_have_points():
     one = downsample([0, 10, 20], [0, 10, 20], 9)
-    other = downsample([10, 30], [30, 50], 9)
-    # The second is 40 at x = 20, between 30 and 50. Before 10 and after 20 only one has values.
-    assert band([one, other], 9) == [Point(10, 20, 10, 30), Point(20, 30, 20, 40)]
+    other = downsample([5, 15], [15, 25], 9)
+    # With two seeds, the interquartile mean is their mean, and the interval is from the lower to the higher seed.
+    assert seed_curve([one, other], 9) == [Point(5, 10, 5, 15), Point(10, 15, 10, 20), Point(15, 20, 15, 25)]
 
 
-def test_band_of_seeds_without_overlap_is_empty():
-    assert band([downsample([0, 1], [0, 1], 9), downsample([2, 3], [2, 3], 9)], 9) == []
-    assert band([[], downsample([2, 3], [2, 3], 9)], 9) == []
+def test_seed_curve_of_many_seeds_drops_outliers():
+    curve = seed_curve([[[0, score]] for score in (1.0, 2.0, 3.0, 4.0, 1000.0)], 9)
+    assert curve[0].y == 3.0
+    assert 1.0 <= curve[0].low < 3.0 < curve[0].high < 1000.0
 
 
-def test_band_respects_point_limit_and_keeps_both_ends():
+def test_seed_curve_of_seeds_without_overlap_is_empty():
+    assert seed_curve([downsample([0, 1], [0, 1], 9), downsample([2, 3], [2, 3], 9)], 9) == []
+    assert seed_curve([[], downsample([2, 3], [2, 3], 9)], 9) == []
+
+
+def test_seed_curve_respects_point_limit_and_keeps_both_ends():
     curve = downsample(range(100), range(100), 100)
-    marks = band([curve, curve], 10)
+    marks = seed_curve([curve, curve], 10)
     assert len(marks) == 10
     assert (marks[0].x, marks[-1].x) == (0, 99)
 

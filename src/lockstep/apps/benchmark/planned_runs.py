@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +11,11 @@ from pathlib import Path
 
 from lockstep import __version__
 from lockstep.apps.benchmark.results import BenchmarkResult
-from lockstep.apps.benchmark.run_scores import read_scores, training_return
 from lockstep.apps.benchmark.suites import Suite, SuiteTask
 from lockstep.checkpoint.format import replace_text
-from lockstep.checkpoint.lineage import lineage
 from lockstep.config import ConfigError
-from lockstep.io.jsonl import CHECKPOINTS, CONFIG, METRICS, newest_values, read_status
+from lockstep.experiment.run_scores import read_scores, training_return
+from lockstep.experiment.scheduler import start_or_resume
 from lockstep.io.safe_read import UnreadableFileError, read_json
 
 VERSIONS = ("torch", "gymnasium")
@@ -69,15 +67,6 @@ class PlannedRun:
         return shlex.join(["lockstep", *self.arguments])
 
     @property
-    def samples(self) -> int:
-        """Samples trained so far, as logged."""
-        return int(newest_values(self.path / METRICS, ["samples"]).get("samples", 0))
-
-    @property
-    def finished(self) -> bool:
-        return read_status(self.path).get("state") == "finished"
-
-    @property
     def _record(self) -> Path:
         """File with the command and the commits of the run. It is written before the run directory exists."""
         return self.directory / f"{self.name}.json"
@@ -88,12 +77,7 @@ class PlannedRun:
         before = self._commits()
         commits = [*before, *([] if commit in before else [commit])]
         replace_text(self._record, json.dumps({"command": self.command, "commits": commits}) + "\n")
-        checkpoints = self.path / CHECKPOINTS
-        if (self.path / CONFIG).exists() and checkpoints.is_dir() and lineage(checkpoints):
-            return ["resume", str(self.path), "--procs", str(self.procs)]
-        if self.path.exists():  # it was killed before its first checkpoint
-            shutil.rmtree(self.path)
-        return [*self.arguments, f"run.runs_dir={self.directory}", f"run.name={self.name}"]
+        return start_or_resume(self, [*self.arguments, f"run.runs_dir={self.directory}", f"run.name={self.name}"])
 
     def _commits(self) -> list[str]:
         """Return the commits that trained the run so far. Raise ConfigError if the directory is that of another run."""

@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from markupsafe import Markup
 
 from lockstep.apps.benchmark.results import SeedGroup
-from lockstep.apps.benchmark.statistics import CURVE_SAMPLES, bootstrap_interval, interquartile_mean
 from lockstep.apps.benchmark.suites import PROTOCOLS, Suite
-from lockstep.apps.benchmark.table import PERCENT, format_score, format_steps
+from lockstep.apps.benchmark.table import format_steps
+from lockstep.experiment.statistics import PERCENT
 from lockstep.tools.report.html import render
-from lockstep.tools.report.series import Point
+from lockstep.tools.report.series import Point, format_score, seed_curve
 from lockstep.tools.report.svg_chart import Curve, Frame, draw
 
 COLUMNS = 2
@@ -49,8 +48,8 @@ def draw_suite(suite: Suite, groups: Sequence[SeedGroup]) -> str:
 
 def _panel(group: SeedGroup) -> dict[str, Any]:
     """Return title, chart and legend of the runs of a task."""
-    evaluations = seed_curve([result.evaluations for result in group.results])
-    training = seed_curve([result.training for result in group.results])
+    evaluations = seed_curve([result.evaluations for result in group.results], POINTS)
+    training = seed_curve([result.training for result in group.results], POINTS)
     curves = [Curve("evaluations", evaluations, "c0", dots=len(evaluations) <= EVALUATION_DOTS)] if evaluations else []
     curves += [Curve("training episodes", training, "c1")] if training else []
     until = max([float(group.steps), *(point.x for curve in curves for point in curve.points)])
@@ -67,23 +66,3 @@ def _panel(group: SeedGroup) -> dict[str, Any]:
     runs = f"{len(group.results)} run{'s' * (len(group.results) != 1)}"
     chart = draw(curves, f"Return on {group.label}", FRAME, until=until) if curves else Markup("")
     return {"title": f"{group.label}: {group.results[0].recipe}, {runs}", "chart": chart, "legend": legend}
-
-
-def seed_curve(seeds: Sequence[Sequence[Sequence[float]]]) -> list[Point]:
-    """Return the interquartile mean over seeds and its interval, where all seeds have values.
-
-    Seeds are interpolated linearly between their points.
-    """
-    if not seeds or not all(seeds):
-        return []
-    first, last = max(points[0][0] for points in seeds), min(points[-1][0] for points in seeds)
-    steps = sorted({point[0] for points in seeds for point in points if first <= point[0] <= last})
-    if len(steps) > POINTS:
-        steps = [steps[round(n * (len(steps) - 1) / (POINTS - 1))] for n in range(POINTS)]
-    lines = np.stack([np.interp(steps, [p[0] for p in points], [p[1] for p in points]) for points in seeds])
-    curve = []
-    for step, scores in zip(steps, lines.T, strict=True):
-        mean = float(interquartile_mean(scores))
-        low, high = bootstrap_interval([scores], CURVE_SAMPLES) if len(scores) > 1 else (mean, mean)
-        curve.append(Point(float(step), mean, low, high))
-    return curve

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lockstep.apps.benchmark.results import SeedGroup, normalized_scores
-from lockstep.apps.benchmark.statistics import CONFIDENCE, TABLE_SAMPLES, Estimate, estimate
 from lockstep.apps.benchmark.suites import PROTOCOLS, SOURCES, PublishedScore, Suite
+from lockstep.experiment.statistics import PERCENT, Estimate, estimate
 from lockstep.loggers.formatting import format_duration
-from lockstep.tools.report.series import format_number, format_tick
+from lockstep.tools.report.comparison import statistics_note
+from lockstep.tools.report.series import format_estimate, format_score, format_tick
 
-PERCENT = f"{100 * CONFIDENCE:.0f} %"
 HEADINGS = ("task", "score", f"Lockstep, IQM [{PERCENT} interval]", "mean ± SD", "runs", "published")
 TERMINAL_HEADINGS = ("score", f"IQM [{PERCENT} interval]", "mean ± SD", "runs")
 SHORT_COMMIT = 10
@@ -82,14 +82,6 @@ def markdown(suite: Suite, groups: Sequence[SeedGroup], rows: Sequence[ScoreRow]
     return "\n".join(lines) + "\n"
 
 
-def statistics_note() -> str:
-    """Return what the figures are, in two sentences."""
-    return (
-        f"IQM is the interquartile mean over runs, with a {PERCENT} stratified bootstrap interval "
-        f"({TABLE_SAMPLES:,} samples, percentiles), as in rliable. SD is the standard deviation over runs."
-    )
-
-
 def command_notes(groups: Sequence[SeedGroup]) -> list[str]:
     """Return the command, seeds, commits, versions and time of each group of runs."""
     notes = []
@@ -121,19 +113,6 @@ def format_published(published: PublishedScore) -> str:
 def format_mean(mean: float, spread: float | None) -> str:
     """Format a mean and its standard deviation, if any."""
     return format_score(mean) + ("" if spread is None else f" ± {format_score(spread)}")
-
-
-def format_estimate(scores: Estimate) -> str:
-    """Format an interquartile mean and its interval."""
-    if scores.interval is None:
-        return format_score(scores.iqm)
-    low, high = map(format_score, scores.interval)
-    return f"{format_score(scores.iqm)} [{low}, {high}]"
-
-
-def format_score(score: float) -> str:
-    """Format a score with about four significant digits, and no digits of thousands after the point."""
-    return f"{score:,.0f}" if abs(score) >= 1000 else format_number(round(score, 3))
 
 
 def format_steps(steps: int) -> str:

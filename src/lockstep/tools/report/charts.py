@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from lockstep.experiment.statistics import PERCENT
 from lockstep.tools.report.metrics_log import MetricsLog, Series
 from lockstep.tools.report.reference_curves import ReferencePoint, first_connected, scores_by_step
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import Point, band, downsample, format_number, robust_range, use_log
+from lockstep.tools.report.series import Point, downsample, format_number, robust_range, seed_curve, use_log
 from lockstep.tools.report.svg_chart import SMALL, WIDE, Curve, Frame, draw, line_and_band_values, line_values
 
 COLORS = 6
@@ -55,18 +56,25 @@ class Reference:
 
 
 def name_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[ChartGroup]:
-    """Label groups by recipe, by the one or two settings that differ, or by the name of their first run."""
+    """Label groups by recipe, by the one or two settings that differ, or by name: of the experiment or first run."""
     firsts = [runs[0] for runs in groups]
     keys = [name for name in differences(firsts) if name != "run.seed"]
-    chart_groups = []
-    for number, runs in enumerate(groups):
+    labels = []
+    for runs in groups:
         label = runs[0].label
         if len({run.recipe for run in firsts}) == len(firsts) > 1:
             label = runs[0].recipe
         elif 0 < len(keys) <= 2:
             label = ", ".join(f"{name.split('.')[-1]} {str(runs[0].settings.get(name, '-'))[:40]}" for name in keys)
+        elif runs[0].experiment is not None:
+            label = runs[0].experiment
         elif len(runs) > 1:
             label = runs[0].recipe
+        labels.append(label)
+    chart_groups = []
+    for number, (runs, label) in enumerate(zip(groups, labels, strict=True)):
+        if labels.count(label) > 1 and runs[0].experiment is not None:
+            label = runs[0].experiment
         chart_groups.append(ChartGroup(label, runs, f"c{number % COLORS}", number >= COLORS))
     return chart_groups
 
@@ -137,10 +145,10 @@ def chart(
 
 
 def _make_curve(group: ChartGroup, all_series: Sequence[Series], name: str, limit: int, show_band: bool) -> Curve:
-    """Curve of one run with its range; for several runs, their mean and range in front of the single curves."""
+    """Curve of one run with its range; for several runs, their IQM and its interval in front of the single curves."""
     downsampled = [downsample(series.x, series.y, limit) for series in all_series]
     several = len(all_series) > 1
-    points = band(downsampled, limit) if several else downsampled[0]
+    points = seed_curve(downsampled, min(limit, POINTS_OF_MANY)) if several else downsampled[0]
     if name == RETURN and not several:
         points = _with_std_range(points, group.runs[0].log)
     dots = len(points) <= (EVALUATION_DOTS if name.startswith("eval/") else OTHER_DOTS)
@@ -187,7 +195,10 @@ def title_of(name: str) -> str:
 def explain_lines(groups: Sequence[ChartGroup]) -> str:
     """Return sentences that explain the lines and bands of the charts."""
     if any(len(group.runs) > 1 for group in groups):
-        return "Lines are means over seeds, bands show the range over seeds, thin lines are single seeds."
+        return (
+            f"Lines are interquartile means over seeds, bands are their {PERCENT} bootstrap intervals, thin lines are "
+            "single seeds."
+        )
     notes = []
     logs = [group.runs[0].log for group in groups] if len(groups) <= 3 else []
     if any("return_std" in log.last for log in logs):

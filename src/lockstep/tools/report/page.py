@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lockstep import __version__
-from lockstep.tools.report import charts, consistency, sections
+from lockstep.tools.report import charts, comparison, consistency, sections
 from lockstep.tools.report.html import render
 from lockstep.tools.report.run_data import ReportedRun, group
 from lockstep.tools.report.svg_chart import WIDE
@@ -30,6 +30,8 @@ def write_page(
         lead=_lead(runs),
         tiles=sections.seed_tiles(groups) if several_runs else sections.tiles(runs[0]),
         experiments=sections.experiments(groups),
+        improvements=comparison.improvements_table(groups),
+        statistics_note=comparison.statistics_note() if any(len(group.runs) > 1 for group in groups) else None,
         videos=sections.videos(runs, gif),
         runs=sections.runs_table(groups) if several_runs else None,
         groups=groups,

@@ -9,7 +9,19 @@ from typing import Any
 
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError, read_yaml
-from lockstep.io.jsonl import CHECKPOINTS, CONFIG, DIGESTS, METRICS, STATUS, VIDEO, iter_jsonl, read_status
+from lockstep.experiment.record import describe_seeds, is_experiment, read_experiment, run_directory
+from lockstep.experiment.run_scores import FinalScore, final_score
+from lockstep.io.jsonl import (
+    CHECKPOINTS,
+    CONFIG,
+    DIGESTS,
+    METRICS,
+    STATUS,
+    VIDEO,
+    iter_jsonl,
+    newest_values,
+    read_status,
+)
 from lockstep.io.safe_read import UnreadableFileError, read_bytes, read_json
 from lockstep.tools.report.metrics_log import LOG_BYTES, MetricsLog, number, read_log
 
@@ -51,6 +63,9 @@ class ReportedRun:
     bench: Any
     notes: list[str]
     """Messages about contents that could not be shown."""
+    final: FinalScore | None
+    experiment: str | None
+    """Unique label of the experiment that contains the run. None: a single run."""
 
     @property
     def state(self) -> str:
@@ -63,15 +78,30 @@ class ReportedRun:
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Read runs, labeled by directory name, or by path if two directories have the same name."""
+    """Read runs, and all runs of experiments, labeled by directory name, or by path if that name is not unique."""
     unique = list({path.resolve(): path for path in paths}.values())
     names = [path.resolve().name for path in unique]
-    return [
-        read_run(path, name if names.count(name) == 1 else str(path)) for path, name in zip(unique, names, strict=True)
-    ]
+    runs = []
+    for path, name in zip(unique, names, strict=True):
+        label = name if names.count(name) == 1 else str(path)
+        runs += _read_experiment(path, label) if is_experiment(path) else [read_run(path, label)]
+    return runs
 
 
-def read_run(path: Path, label: str) -> ReportedRun:
+def _read_experiment(path: Path, label: str) -> list[ReportedRun]:
+    """Read the runs of an experiment that have metrics. Add a note about the others to the first one."""
+    directories = {seed: run_directory(path, seed) for seed in read_experiment(path).seeds}
+    logged = [seed for seed, run in directories.items() if newest_values(run / METRICS, ["samples"])]
+    if not logged:
+        raise _no_metrics(path)
+    runs = [read_run(directories[seed], f"{label}/{directories[seed].name}", label) for seed in logged]
+    missing = [seed for seed in directories if seed not in logged]
+    if missing:
+        runs[0].notes.append(f"No metrics yet in {label}: seeds {describe_seeds(missing)}.")
+    return runs
+
+
+def read_run(path: Path, label: str, experiment: str | None = None) -> ReportedRun:
     """Read a run directory. Missing optional files are skipped; a directory that is not a run is refused."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "`lockstep ls` lists the runs.")
@@ -86,9 +116,7 @@ def read_run(path: Path, label: str) -> ReportedRun:
     version, recipe = values.pop("lockstep", "?"), values.pop("recipe", "?")
     log = read_log(path / METRICS)
     if not log.series:
-        raise ConfigError(
-            f"{path} has no metrics yet.", "Wait for its first log line, or train with a smaller run.log_every."
-        )
+        raise _no_metrics(path)
     notes: list[str] = []
     return ReportedRun(
         label=label,
@@ -102,13 +130,24 @@ def read_run(path: Path, label: str) -> ReportedRun:
         gif=_read_optional(path / VIDEO, f"The video of {label}", read_gif, notes),
         bench=_read_optional(path / BENCH, f"The benchmark of {label}", lambda f: read_json(f, FILE_BYTES), notes),
         notes=notes,
+        final=final_score(path),
+        experiment=experiment,
+    )
+
+
+def _no_metrics(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} has no metrics yet.", "Wait for its first log line, or train with a smaller run.log_every."
     )
 
 
 def group(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
-    """Group runs that share a recipe and all settings except the seed."""
+    """Group the runs of an experiment, and other runs that share a recipe and all settings except the seed."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
+        if run.experiment is not None:
+            groups.setdefault(f"experiment {run.experiment}", []).append(run)
+            continue
         ignored = ("run.seed", *LOCATION_SETTINGS)
         settings = {name: value for name, value in run.settings.items() if not name.startswith(ignored)}
         groups.setdefault(f"{run.recipe} {settings!r}", []).append(run)

@@ -7,13 +7,15 @@ from typing import Any
 
 from markupsafe import Markup
 
+from lockstep.experiment.statistics import PERCENT
 from lockstep.loggers.formatting import format_duration
 from lockstep.ops.prediction_metrics import overall_metrics
 from lockstep.tools.report.charts import ChartGroup
+from lockstep.tools.report.comparison import final_scores
 from lockstep.tools.report.html import Table
 from lockstep.tools.report.metrics_log import PHASES, number
 from lockstep.tools.report.run_data import ReportedRun, differences
-from lockstep.tools.report.series import format_number
+from lockstep.tools.report.series import format_estimate, format_interval, format_number, format_score
 
 VIDEOS = 4
 """Largest number of videos on a page."""
@@ -66,11 +68,13 @@ def seed_tiles(groups: Sequence[ChartGroup]) -> list[Tile]:
     if len(groups) > 1:
         return []
     (group,) = groups
-    best, last = _mean_and_range(group, "best"), _mean_and_range(group, "last")
+    best, final, scores = _best_mean_and_range(group), final_scores(group), final_scores(group).estimate
+    iqm = "-" if scores is None else format_score(scores.iqm)
+    interval = "" if scores is None or scores.interval is None else f"{PERCENT}: {format_interval(scores.interval)}"
     return [
         ("seeds", len(group.runs), f"{sum(run.state == 'finished' for run in group.runs)} finished"),
+        (f"final {final.name}, IQM", iqm, interval),
         (f"best {best[0]}, mean", *best[1:]),
-        (f"last {last[0]}, mean", *last[1:]),
         ("samples", format_number(max(run.log.samples for run in group.runs)), "each"),
         ("time", _time(sum(run.log.seconds for run in group.runs)), "total"),
     ]
@@ -80,17 +84,21 @@ def experiments(groups: Sequence[ChartGroup]) -> Table | None:
     """Table of several experiments. None if there is only one, or if none of them has several seeds."""
     if len(groups) == 1 or all(len(group.runs) == 1 for group in groups):
         return None
-    rows = [
-        (group.label, len(group.runs), *(" ".join(_mean_and_range(group, which)[1:]) for which in ("best", "last")))
-        for group in groups
-    ]
-    heads = ("experiment", "seeds", "best, mean and range", "last, mean and range")
+    rows = []
+    for group in groups:
+        final, scores = final_scores(group), final_scores(group).estimate
+        figures = ("-", "-", "-")
+        if scores is not None:
+            spread = "" if scores.standard_deviation is None else f" ± {format_score(scores.standard_deviation)}"
+            figures = (final.name, format_estimate(scores), f"{format_score(scores.mean)}{spread}")
+        rows.append((group.label, len(group.runs), *figures, " ".join(_best_mean_and_range(group)[1:])))
+    heads = ("experiment", "seeds", "final score", f"IQM [{PERCENT} interval]", "mean ± SD", "best, mean and range")
     return Table(heads, rows, "figures", [group.color for group in groups])
 
 
-def _mean_and_range(group: ChartGroup, which: str) -> tuple[str, str, str]:
-    """Return name, mean and range of the main metric over several runs."""
-    found = [main for run in group.runs if (main := main_metric(getattr(run.log, which)))]
+def _best_mean_and_range(group: ChartGroup) -> tuple[str, str, str]:
+    """Return name, mean and range of the main metric of the best evaluations of several runs."""
+    found = [main for run in group.runs if (main := main_metric(run.log.best))]
     values = [value for _, value in found if not math.isnan(value)]
     if not values:
         return "evaluation", "-", ""

@@ -1,4 +1,4 @@
-"""Numeric helpers for charts: downsample curves, aggregate seeds, choose axis limits and ticks, format numbers."""
+"""Numeric helpers for charts: downsample curves, combine seeds, choose axis limits and ticks, format numbers."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+
+from lockstep.experiment.statistics import CURVE_SAMPLES, Estimate, bootstrap_interval, interquartile_mean
 
 
 class Point(NamedTuple):
@@ -31,17 +33,26 @@ def downsample(
     return [Point(fmean(xs[part]), fmean(ys[part]), min(lows[part]), max(highs[part])) for part in parts]
 
 
-def band(curves: Sequence[Sequence[Point]], limit: int) -> list[Point]:
-    """Return the mean and the range of several curves over the interval in which all of them have values."""
-    if not curves or not all(curves):
+def seed_curve(seeds: Sequence[Sequence[Sequence[float]]], limit: int) -> list[Point]:
+    """Return the interquartile mean over seeds and its interval, where all seeds have values.
+
+    Args:
+        seeds: Points of each seed, which begin with x and y. Between them, a seed is interpolated linearly.
+        limit: Largest number of points of the result.
+    """
+    if not seeds or not all(seeds):
         return []
-    first, last = max(curve[0].x for curve in curves), min(curve[-1].x for curve in curves)
-    xs = sorted({point.x for curve in curves for point in curve if first <= point.x <= last})
+    first, last = max(points[0][0] for points in seeds), min(points[-1][0] for points in seeds)
+    xs = sorted({point[0] for points in seeds for point in points if first <= point[0] <= last})
     if len(xs) > limit:
         xs = [xs[round(n * (len(xs) - 1) / (limit - 1))] for n in range(limit)]
-    lines = [np.interp(xs, [point.x for point in curve], [point.y for point in curve]).tolist() for curve in curves]
-    columns = zip(*lines, strict=True)
-    return [Point(x, fmean(values), min(values), max(values)) for x, values in zip(xs, columns, strict=True)]
+    lines = np.stack([np.interp(xs, [p[0] for p in points], [p[1] for p in points]) for points in seeds])
+    curve = []
+    for x, scores in zip(xs, lines.T, strict=True):
+        mean = float(interquartile_mean(scores))
+        low, high = bootstrap_interval([scores], CURVE_SAMPLES) if len(scores) > 1 else (mean, mean)
+        curve.append(Point(float(x), mean, low, high))
+    return curve
 
 
 def pad_range(low: float, high: float) -> tuple[float, float]:
@@ -116,3 +127,20 @@ def format_number(value: float) -> str:
         decimal = f"{value:,.{digits}f}"
         return decimal.rstrip("0").rstrip(".") if "." in decimal else decimal
     return f"{value:.3e}"
+
+
+def format_score(score: float) -> str:
+    """Format a score with about four significant digits, and no digits of thousands after the point."""
+    return f"{score:,.0f}" if abs(score) >= 1000 else format_number(round(score, 3))
+
+
+def format_estimate(scores: Estimate) -> str:
+    """Format an interquartile mean and its interval."""
+    if scores.interval is None:
+        return format_score(scores.iqm)
+    return f"{format_score(scores.iqm)} {format_interval(scores.interval)}"
+
+
+def format_interval(interval: tuple[float, float]) -> str:
+    """Format the ends of an interval."""
+    return f"[{format_score(interval[0])}, {format_score(interval[1])}]"

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from lockstep.apps.benchmark.plots import seed_curve
-from lockstep.apps.benchmark.statistics import bootstrap_interval, estimate, interquartile_mean
+from lockstep.experiment.statistics import (
+    bootstrap_interval,
+    estimate,
+    interquartile_mean,
+    probability_of_improvement,
+)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 10, 25])
@@ -54,8 +58,43 @@ def test_estimate_of_one_run_has_no_interval():
     assert several.interval[0] < 3.0 < several.interval[1]
 
 
-def test_seed_curve_interpolates_where_all_seeds_have_points():
-    curve = seed_curve([[[0, 0.0], [10, 10.0], [20, 20.0]], [[5, 15.0], [15, 25.0]]])
-    assert [(point.x, point.y) for point in curve] == [(5, 10.0), (10, 15.0), (15, 20.0)]
-    assert [(point.low, point.high) for point in curve] == [(5.0, 15.0), (10.0, 20.0), (15.0, 25.0)]
-    assert seed_curve([[[0, 1.0]], []]) == []
+def reference_improvement(xs, ys):
+    """The definition of the rliable paper (section 4.3), pair by pair: mean over tasks of P(X > Y) + P(X = Y) / 2."""
+    of_tasks = []
+    for x_runs, y_runs in zip(xs, ys, strict=True):
+        wins = 0.0
+        for x in x_runs:
+            for y in y_runs:
+                wins += 1.0 if x > y else 0.5 if x == y else 0.0
+        of_tasks.append(wins / (len(x_runs) * len(y_runs)))
+    return np.mean(of_tasks)
+
+
+def reference_improvement_interval(xs, ys, samples, seed):
+    """The stratified bootstrap, one sample at a time: runs of each task and of X and Y are drawn independently."""
+    generator = np.random.RandomState(seed)
+    values = [
+        reference_improvement(*([generator.choice(runs, len(runs)) for runs in method] for method in (xs, ys)))
+        for _ in range(samples)
+    ]
+    return np.percentile(values, [2.5, 97.5])
+
+
+@pytest.mark.parametrize(("tasks", "x_runs", "y_runs"), [(1, 5, 5), (3, 6, 4)])
+def test_probability_of_improvement_agrees_with_reference(tasks, x_runs, y_runs):
+    generator = np.random.default_rng(tasks)
+    # Whole numbers, so that some scores are equal.
+    xs = [generator.normal(4 + task, 3, x_runs).round() for task in range(tasks)]
+    ys = [generator.normal(3, 3, y_runs).round() for _ in range(tasks)]
+    assert any(x == y for task in range(tasks) for x in xs[task] for y in ys[task])
+    found = probability_of_improvement(xs, ys, samples=20_000)
+    assert found.probability == pytest.approx(reference_improvement(xs, ys))
+    expected = reference_improvement_interval(xs, ys, samples=2_000, seed=1)
+    assert np.abs(np.array(found.interval) - expected).max() < 0.08 * (expected[1] - expected[0])
+
+
+def test_probability_of_improvement_of_known_scores_is_exact():
+    assert probability_of_improvement([[2.0, 3.0]], [[1.0, 0.0]]) == (1.0, (1.0, 1.0))
+    assert probability_of_improvement([[1.0, 1.0]], [[1.0]]) == (0.5, (0.5, 0.5))
+    # One task is always won and one always lost: drawing tasks would change the mean, drawing runs does not.
+    assert probability_of_improvement([[9.0, 8.0], [0.0]], [[1.0], [1.0, 2.0]]) == (0.5, (0.5, 0.5))

@@ -1,4 +1,4 @@
-"""Progress of a suite: one line in a terminal that is updated, otherwise plain lines from time to time."""
+"""Progress of several runs: one line in a terminal that is updated, otherwise plain lines from time to time."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ PLAIN_SECONDS = 30.0
 """Seconds between two progress lines in a file or pipe."""
 
 
-class SuiteProgress:
+class RunsProgress:
     """Shows events as lines, and the state of all runs as a line that changes."""
 
     def __init__(self) -> None:

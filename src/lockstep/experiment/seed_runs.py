@@ -1,0 +1,202 @@
+"""Create an experiment, and train its runs as subprocesses, as many at a time as fit on the machine."""
+
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lockstep.checkpoint.format import replace_text
+from lockstep.config import ConfigError, Recipe, apply_overrides, as_dict, check_text
+from lockstep.experiment.progress import RunsProgress
+from lockstep.experiment.record import (
+    MAX_SEED,
+    MAX_SEEDS,
+    SEED_RUN,
+    ExperimentRecord,
+    format_record,
+    is_experiment,
+    read_experiment,
+    run_directory,
+)
+from lockstep.experiment.run_scores import final_score
+from lockstep.experiment.scheduler import (
+    RunScheduler,
+    Start,
+    available_cores,
+    is_finished,
+    start_lockstep,
+    start_or_resume,
+)
+from lockstep.inference import build_recipe
+from lockstep.io.jsonl import EXPERIMENT
+from lockstep.io.printable import printable
+from lockstep.launch.device import device_type
+from lockstep.run_dir import reserve
+
+LOCK = ".lock"
+"""File that the process which trains an experiment keeps locked."""
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """Run of one seed of an experiment."""
+
+    seed: int
+    path: Path
+    """Run directory."""
+    steps: int
+    """Global samples to train for."""
+    procs: int
+
+    @property
+    def label(self) -> str:
+        return f"seed {self.seed}"
+
+    @property
+    def log(self) -> Path:
+        """File with the output of the run."""
+        return self.path.with_name(f"{self.path.name}.log")
+
+    def prepare(self, gpus: Sequence[str]) -> list[str]:
+        """Return the arguments of lockstep that start or resume the run on some GPUs. Empty: all visible ones."""
+        start = ["train", SEED_RUN, str(self.path.parent), str(self.seed), "--procs", str(self.procs)]
+        return [*start_or_resume(self, start), *(["--gpus", ",".join(gpus)] if gpus else [])]
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """How the training of an experiment ended."""
+
+    failed: Sequence[SeedRun]
+    """Runs that ended with an error. They can be resumed."""
+    stopped: bool
+    """Whether a signal ended training early. The runs have saved their state."""
+
+
+def create_experiment(recipe: Recipe, seeds: int, procs: int, command: str, init_from: str | None = None) -> Path:
+    """Create the directory of a new experiment, with seeds from `run.seed` on. Its name is that of `run.name`.
+
+    Args:
+        recipe: The validated recipe of all runs.
+        seeds: Number of runs.
+        procs: Processes of each run.
+        command: Command that starts the experiment, for people.
+        init_from: Run whose weights all runs start from.
+    """
+    first = recipe.run.seed
+    if not 0 < seeds <= MAX_SEEDS:
+        raise ConfigError(f"the number of seeds is {seeds}.", f"Use a number from 1 to {MAX_SEEDS:,}.")
+    if not 0 <= first < MAX_SEED - seeds:
+        raise ConfigError(f"run.seed is {first}.", "Use a first seed that is not negative and has at most 17 digits.")
+    for name, value in (("the recipe", recipe.name), ("--init-from", init_from or "")):
+        check_text(value, name)
+    record = ExperimentRecord(
+        recipe=recipe.name,
+        command=printable(command, newlines=False),
+        seeds=tuple(range(first, first + seeds)),
+        procs=procs,
+        init_from=init_from,
+        settings=as_dict(recipe),
+    )
+    try:
+        path = reserve(recipe).absolute()
+        with _locked(path):
+            if is_experiment(path):  # another command has reserved the same name
+                raise ConfigError(f"{path} already contains an experiment.", "Choose another --run.name.")
+            replace_text(path / EXPERIMENT, format_record(record))
+    except OSError as error:
+        raise ConfigError(
+            f"{recipe.run.runs_dir} cannot be written: {error}.", "Choose another directory with --run.runs-dir."
+        ) from None
+    return path
+
+
+def seed_recipe(experiment: Path, record: ExperimentRecord, seed: int) -> Recipe:
+    """Return the recipe of one seed of an experiment."""
+    recipe = build_recipe(experiment / EXPERIMENT, record.recipe, record.settings)
+    path = run_directory(experiment, seed).absolute()
+    return apply_overrides(recipe, {"run": {"seed": seed, "runs_dir": str(path.parent), "name": path.name}})
+
+
+def train_experiment(
+    experiment: Path,
+    procs: int | None = None,
+    parallel: int | None = None,
+    progress: RunsProgress | None = None,
+    start: Start = start_lockstep,
+) -> TrainingOutcome:
+    """Train the runs of an experiment that have not finished: start or resume them.
+
+    Args:
+        experiment: Directory of the experiment.
+        procs: Processes of each run. None: the number that the experiment was created with.
+        parallel: Runs at a time. None: as many as the GPUs of the machine allow, or its cores if it has no GPU.
+        progress: Shows the progress. None: on standard error.
+        start: Starts a subprocess.
+    """
+    record = read_experiment(experiment)
+    procs = record.procs if procs is None else procs
+    if procs < 1 or (parallel is not None and parallel < 1):
+        raise ConfigError(f"--procs is {procs} and --parallel is {parallel}.", "Use at least 1 of each.")
+    recipe = seed_recipe(experiment, record, record.seeds[0])  # raises for invalid settings before a process starts
+    device = device_type(recipe.run.device)
+    gpus = visible_gpus() if device == "cuda" else []
+    if parallel is None:
+        parallel = max(1, (available_cores() if device == "cpu" else len(gpus) or 1) // procs)
+    steps = record.total_samples
+    runs = [SeedRun(seed, run_directory(experiment, seed).absolute(), steps, procs) for seed in record.seeds]
+    waiting = [run for run in runs if not is_finished(run.path)]
+    scheduler = RunScheduler(
+        waiting,
+        prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs)),
+        record=_describe_score,
+        parallel=min(parallel, len(runs)),
+        progress=progress or RunsProgress(),
+        start=start,
+        done=len(runs) - len(waiting),
+    )
+    with _locked(experiment):
+        scheduler.run()
+    return TrainingOutcome(scheduler.failed, scheduler.stopped)
+
+
+def visible_gpus() -> list[str]:
+    """Return the ids of the visible GPUs, as in CUDA_VISIBLE_DEVICES."""
+    count = torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(gpu) for gpu in range(count)] if visible is None else visible.split(",")[:count]
+
+
+def gpus_of_slot(gpus: Sequence[str], slot: int, procs: int) -> list[str]:
+    """Return the GPUs of the runs in a slot. Slots share GPUs if there are more slots than GPUs."""
+    return list(dict.fromkeys(gpus[(slot * procs + number) % len(gpus)] for number in range(procs))) if gpus else []
+
+
+def _describe_score(run: SeedRun) -> str:
+    score = final_score(run.path)
+    return f"finished at {run.steps:,} steps" if score is None else f"finished, {score.name} {score.value:,.4g}"
+
+
+@contextmanager
+def _locked(experiment: Path) -> Iterator[None]:
+    """Lock an experiment, so that two processes never train the same run. The kernel unlocks it if this one dies."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        lock = os.open(experiment / LOCK, flags, 0o600)
+    except OSError as error:
+        raise ConfigError(f"{experiment / LOCK} cannot be opened: {error}.", "Check its permissions.") from None
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"another process trains the experiment {experiment}.", "Wait until it has ended, or stop it."
+                ) from None
+        yield
+    finally:
+        os.close(lock)
