@@ -113,6 +113,53 @@ def resume(
     return _run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
 
 
+def fork(
+    run: str | Path | Run,
+    *,
+    at: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    procs: int = 1,
+    on_log: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+) -> Run:
+    """Start a new run from a whole checkpoint of another run, and train it.
+
+    Without changed settings it equals its parent at every later checkpoint. The parent is not changed.
+
+    Args:
+        run: Run to fork, or path of its directory. It may be training.
+        at: Samples of the checkpoint to start from. None: the newest undamaged checkpoint.
+        overrides: Changed settings by dotted name, such as {"algo.learning_rate": 1e-4}, and "run.name" or
+            "run.runs_dir" of the fork. Settings that the checkpoint depends on need a new run with `init_from`.
+        procs: Number of processes, at most `run.lanes`.
+        on_log: Called with each new log entry.
+        on_evaluation: Called with each new evaluation.
+        on_checkpoint: Called with `samples` and `path` of each new checkpoint.
+
+    Returns:
+        The new run.
+
+    Raises:
+        ConfigError: The directory contains no run or no such checkpoint, or a setting is invalid.
+        RuntimeError: The run failed. The message says which process failed and why.
+    """
+    from lockstep.cli.fork import fork_settings
+    from lockstep.cli.options import resolve
+    from lockstep.cli.workers import print_notes
+    from lockstep.forking import create_fork
+    from lockstep.inference import load_recipe
+
+    _refuse_launched_process()
+    parent = _as_run(run)
+    before = apply_overrides(parent.recipe or load_recipe(parent.path), {"run.runs_dir": str(parent.path.parent)})
+    recipe = resolve(fork_settings(before, overrides or {}, parent.path), procs)
+    created = create_fork(parent.path, at, before, recipe)
+    print_notes(created.notes)
+    named = apply_overrides(recipe, {"run.name": created.path.name})
+    return _run(named, created.path, procs, (on_log, on_evaluation, on_checkpoint), resume=True)
+
+
 def evaluate(
     run: str | Path | Run,
     *,
@@ -275,12 +322,13 @@ def _refuse_launched_process() -> None:
     """Raise ConfigError in a process that a launcher started: it would start a second run."""
     if launch_directory() is not None:
         raise ConfigError(
-            "lockstep.train or lockstep.resume was called while a worker process imported your file.",
+            "lockstep.train, lockstep.resume or lockstep.fork was called while a worker process imported your file.",
             'Put the call under `if __name__ == "__main__":`.',
         )
     if WorldInfo.from_environment().launched:
         raise ConfigError(
-            "lockstep.train and lockstep.resume start processes, but this one was started by torchrun (RANK is set).",
+            "lockstep.train, lockstep.resume and lockstep.fork start processes, but this one was started by torchrun "
+            "(RANK is set).",
             "Start your script with python and pass procs=N, or use torchrun with `-m lockstep train RECIPE`.",
         )
 

@@ -20,6 +20,8 @@ HEADINGS = (
     ("  recipe, environment", "", "steps/s", "eval", "seed"),
 )
 """Headings of the two lines of a run. One line would not fit 80 columns."""
+INDENT = "    "
+"""Indentation of a fork below its parent."""
 TEXT_COLUMNS = 2
 """Number of columns with text. The others are aligned right."""
 MAX_TABLE_ROWS = 200
@@ -40,6 +42,8 @@ class List:
 
     dir: tyro.conf.Positional[Path] = Path("runs")
     """Directory that contains the run directories."""
+    tree: bool = False
+    """List every fork below its parent, with the changed settings."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -56,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
     if not paths:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
-    rows = [row for path in paths for row in _rows(path)]
+    rows = _tree_rows(paths) if command.tree else [row for path in paths for row in _rows(path)]
     if len(paths) > MAX_TABLE_ROWS:
         print_line("\n".join(_aligned([*HEADINGS, *rows])))
         return 0
@@ -69,6 +73,17 @@ def run(arguments: Sequence[str]) -> int:
         table.add_row(*row)
     console.print(table)
     return 0
+
+
+def _tree_rows(paths: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Return the lines of all runs, indented by parent. A fork has another line about its parent and changes."""
+    from lockstep.cli.run_tree import arrange
+
+    rows: list[tuple[str, ...]] = []
+    for run in arrange(paths):
+        fork = [(f"  {printable(run.fork, newlines=False)}",)] if run.fork else []
+        rows += [(f"{INDENT * run.depth}{name}", *rest) for name, *rest in [*_rows(run.path), *fork]]
+    return rows
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
