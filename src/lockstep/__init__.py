@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lockstep.algorithms.supervised import SupervisedConfig as SupervisedConfig
     from lockstep.algorithms.tdmpc2.agent import TDMPC2Config as TDMPC2Config
     from lockstep.api import evaluate as evaluate
+    from lockstep.api import fork as fork
     from lockstep.api import make as make
     from lockstep.api import prove as prove
     from lockstep.api import resume as resume
@@ -44,6 +45,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 _MODULES = {
     "train": "api",
     "resume": "api",
+    "fork": "api",
     "evaluate": "api",
     "prove": "api",
     "make": "api",

@@ -9,8 +9,7 @@ action = run.load().act(observations)
 import dataclasses
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -18,10 +17,9 @@ from lockstep.base import VecEnv
 from lockstep.config import ConfigError, Recipe, apply_overrides, with_preset
 from lockstep.experiment.experiment import Experiment
 from lockstep.io.temporary_directory import temporary_directory
-from lockstep.launch.process_lifetime import launch_directory
-from lockstep.launch.world import WorldInfo
 from lockstep.protocols import Split
-from lockstep.run_results import Callback, Run, RunEvents
+from lockstep.run_results import Callback, Run
+from lockstep.script_launch import make_importable, refuse_launched_process, train_run
 
 AnyRecipe: TypeAlias = str | Recipe | type[Recipe]
 """Name of a recipe, path of a Python file that defines one, or a recipe."""
@@ -105,7 +103,7 @@ def train(
     """
     from lockstep.run_dir import reserved
 
-    _refuse_launched_process()
+    refuse_launched_process()
     resolved = _resolve(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
     callbacks = on_log, on_evaluation, on_checkpoint
     if seeds is not None:
@@ -113,7 +111,7 @@ def train(
     if parallel is not None:
         raise ConfigError("`parallel` needs several runs.", "Pass seeds=N, too.")
     with reserved(resolved) as (path, named, job):
-        return _run(named, path, procs, callbacks, job, init_from=init_from and str(init_from))
+        return train_run(named, path, procs, callbacks, job, init_from=init_from and str(init_from))
 
 
 def resume(
@@ -151,12 +149,59 @@ def resume(
     from lockstep.cli.resume import change_settings
     from lockstep.inference import load_recipe
 
-    _refuse_launched_process()
+    refuse_launched_process()
     existing = _as_run(run)
     path, recipe = existing.path, existing.recipe or load_recipe(existing.path)
     total = {} if total_samples is None else {"run.total_samples": total_samples}
     recipe = change_settings(recipe, {**(overrides or {}), **total}, path)
-    return _run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
+    return train_run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
+
+
+def fork(
+    run: str | Path | Run,
+    *,
+    at: int | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    procs: int = 1,
+    on_log: Callback | None = None,
+    on_evaluation: Callback | None = None,
+    on_checkpoint: Callback | None = None,
+) -> Run:
+    """Start a new run from a whole checkpoint of another run, and train it.
+
+    Without changed settings it equals its parent at every later checkpoint. The parent is not changed.
+
+    Args:
+        run: Run to fork, or path of its directory. It may be training.
+        at: Samples of the checkpoint to start from. None: the newest undamaged checkpoint.
+        overrides: Changed settings by dotted name, such as {"algo.learning_rate": 1e-4}, and "run.name" or
+            "run.runs_dir" of the fork. Settings that the checkpoint depends on need a new run with `init_from`.
+        procs: Number of processes, at most `run.lanes`.
+        on_log: Called with each new log entry.
+        on_evaluation: Called with each new evaluation.
+        on_checkpoint: Called with `samples` and `path` of each new checkpoint.
+
+    Returns:
+        The new run.
+
+    Raises:
+        ConfigError: The directory contains no run or no such checkpoint, or a setting is invalid.
+        RuntimeError: The run failed. The message says which process failed and why.
+    """
+    from lockstep.cli.fork import fork_settings
+    from lockstep.cli.options import resolve
+    from lockstep.cli.workers import print_notes
+    from lockstep.forking import create_fork
+    from lockstep.inference import load_recipe
+
+    refuse_launched_process()
+    parent = _as_run(run)
+    before = apply_overrides(parent.recipe or load_recipe(parent.path), {"run.runs_dir": str(parent.path.parent)})
+    recipe = resolve(fork_settings(before, overrides or {}, parent.path), procs)
+    created = create_fork(parent.path, at, before, recipe)
+    print_notes(created.notes)
+    named = apply_overrides(recipe, {"run.name": created.path.name})
+    return train_run(named, created.path, procs, (on_log, on_evaluation, on_checkpoint), resume=True)
 
 
 def evaluate(
@@ -295,28 +340,6 @@ def _default(recipe_class: type[Recipe]) -> Recipe | None:
         return None
 
 
-def _run(
-    recipe: Recipe,
-    path: Path,
-    procs: int,
-    callbacks: tuple[Callback | None, ...],
-    job: str | None = None,
-    **options: Any,
-) -> Run:
-    """Train in this process, or start processes and report their log to the callbacks."""
-    _make_importable(recipe, required=procs > 1)
-    poll = RunEvents(path, *callbacks).poll if any(callbacks) else None
-    if procs == 1:
-        from lockstep.training_loop import train as train_in_process
-
-        train_in_process(recipe, **options, on_record=poll)
-    else:
-        _launch(recipe, procs, job, poll, options)
-    if poll is not None:
-        poll()
-    return Run(path, recipe)
-
-
 def _train_seeds(
     recipe: Recipe,
     seeds: int,
@@ -331,59 +354,13 @@ def _train_seeds(
 
     if any(callbacks):
         raise ConfigError("Callbacks are called for one run, not for several seeds.", "Remove them, or train one run.")
-    _make_importable(recipe, required=True)
+    make_importable(recipe, required=True)
     require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     command = f'lockstep.train("{recipe.name}", seeds={seeds}, procs={procs})'
     source = os.path.abspath(init_from) if init_from else None  # a resume may have another current directory
     experiment = Experiment(create_experiment(recipe, seeds, procs, command, source))
     experiment.resume(parallel=parallel)
     return experiment
-
-
-def _refuse_launched_process() -> None:
-    """Raise ConfigError in a process that a launcher started: it would start a second run."""
-    if launch_directory() is not None:
-        raise ConfigError(
-            "lockstep.train or lockstep.resume was called while a worker process imported your file.",
-            'Put the call under `if __name__ == "__main__":`.',
-        )
-    if WorldInfo.from_environment().launched:
-        raise ConfigError(
-            "lockstep.train and lockstep.resume start processes, but this one was started by torchrun (RANK is set).",
-            "Start your script with python and pass procs=N, or use torchrun with `-m lockstep train RECIPE`.",
-        )
-
-
-def _launch(
-    recipe: Recipe, procs: int, job: str | None, poll: Callable[[], None] | None, options: Mapping[str, Any]
-) -> None:
-    from lockstep.cli.worker_spec import write_spec
-    from lockstep.launch.device import require_gpus
-    from lockstep.launch.launcher import INTERRUPTED, launch
-    from lockstep.launch.rendezvous import LaunchConfig
-
-    require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
-    with temporary_directory("train") as directory:
-        worker_args = write_spec(directory / "spec.json", recipe, **options)
-        outcome = launch(worker_args, LaunchConfig(procs, job=job), poll=poll)
-    if outcome.code == INTERRUPTED:
-        raise KeyboardInterrupt
-    if outcome.cause:
-        raise RuntimeError(outcome.cause)
-
-
-def _make_importable(recipe: Recipe, required: bool) -> None:
-    """Name the file that defines a recipe's class, from which workers and later commands import it."""
-    if recipe.name:
-        return
-    file = getattr(sys.modules[type(recipe).__module__], "__file__", None)
-    if file is not None:
-        type(recipe).name = str(Path(file).resolve())
-    elif required:
-        raise ConfigError(
-            f"worker processes cannot import {type(recipe).__name__}, which is defined in a notebook or shell.",
-            "Write it to a Python file and pass the path, or train one run with procs=1.",
-        )
 
 
 def _as_run(run: str | Path | Run) -> Run:

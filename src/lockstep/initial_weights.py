@@ -29,12 +29,7 @@ def load_weights(source: str, recipe: Recipe, algorithm: Algorithm, task: VecEnv
     Raises:
         ConfigError: There is no such checkpoint, or spaces or networks do not match.
     """
-    run, _, samples = source.partition("@")
-    if samples and not samples.isdecimal():
-        raise ConfigError(
-            f"{source} asks for the checkpoint at {samples!r}.", "Give RUN@SAMPLES with a number of samples."
-        )
-    path, at = Path(run), int(samples) if samples else None
+    path, at = split_source(source)
     name, notes, differences = runtime.run_on_main(lambda: _choose(path, at, recipe, task))
     with form.user_facing_errors(path / CHECKPOINTS / name):
         saved = form.strip_prefix(form.read_shared(path / CHECKPOINTS / name), "algorithm")
@@ -45,9 +40,19 @@ def load_weights(source: str, recipe: Recipe, algorithm: Algorithm, task: VecEnv
         problem = str(error).splitlines()[0]
         raise ConfigError(
             f"the weights of {source} do not fit this network: {problem}",
-            "\n".join(differences) or f"Use the recipe and the network settings of {run}.",
+            "\n".join(differences) or f"Use the recipe and the network settings of {path}.",
         ) from None
-    return [_loaded(f"{run}, checkpoint {name}", weights, saved), *notes]
+    return [_loaded(f"{path}, checkpoint {name}", weights, saved), *notes]
+
+
+def split_source(source: str) -> tuple[Path, int | None]:
+    """Split `RUN@SAMPLES` into the run and the samples of its checkpoint. None: no samples are given."""
+    run, _, samples = source.partition("@")
+    if samples and not (samples.isdecimal() and samples.isascii()):
+        raise ConfigError(
+            f"{source} asks for the checkpoint at {samples!r}.", "Give RUN@SAMPLES with a number of samples."
+        )
+    return Path(run), int(samples) if samples else None
 
 
 def _choose(run: Path, at: int | None, recipe: Recipe, task: VecEnv) -> tuple[str, list[str], list[str]]:

@@ -18,6 +18,7 @@ CASES = [
     ["train", "gym-ppo", "--smoke", "run.runs_dir=elsewhere", "run.name=alone", "task.num_workers=1", *SMALL],
     ["resume", ".", "--procs", "2"],
     ["resume", "."],
+    ["fork", ".", "run.total_samples=1024", "run.runs_dir=elsewhere"],
     ["eval", ".", "--episodes", "2"],
     ["play", ".", "--max-steps", "2"],
     ["export", ".", "--to", "safetensors", "--out", "out"],
@@ -37,7 +38,7 @@ CASES = [
     ["audit", "../script.py", "--procs", "2", "--steps", "1", "--step-timeout", "20"],
     ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
 ]
-NIGHTLY = ("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "play", "prove")
+NIGHTLY = ("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "fork", "play", "prove")
 """Commands that start their processes as another command above does."""
 
 

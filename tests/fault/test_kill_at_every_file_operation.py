@@ -1,85 +1,24 @@
 """SIGKILL at every file operation of a save: the run then resumes from an undamaged checkpoint with the same result.
 
-A Python audit hook sees every file that is opened, created, renamed or removed. The rest (fsync, and a partly written
-file) is wrapped here. The process is killed at the k-th of these operations.
+`file_operations` counts the operations and kills the process at the k-th of them.
 """
 
-import os
 import shutil
-import signal
-import sys
 from pathlib import Path
 
 import pytest
+from file_operations import Operations
 from run_helpers import SAMPLES, errors, trial, trial_that_finishes_each_save
 
 from helpers.multiprocess import outcomes
 from helpers.tiny_recipes import hash_of
-from lockstep.checkpoint import format as form
-from lockstep.checkpoint import tensorfile
 from lockstep.checkpoint.lineage import find
 from lockstep.checkpoint.manager import CheckpointManager
 
 pytestmark = pytest.mark.distributed
 
-EVENTS = {
-    "open",
-    "os.mkdir",
-    "os.rename",
-    "os.remove",
-    "os.rmdir",
-    "os.truncate",
-    "shutil.rmtree",
-    "os.listdir",
-    "os.scandir",
-}
 SETTINGS = {"run.eval_every": None, "run.keep_last": 2}
 """No evaluation, so no best checkpoint; few checkpoints kept, so that a save also deletes."""
-
-
-class Operations:
-    """Counts the file operations of one save, and kills this process at operation `at`."""
-
-    def __init__(self, directory: str, at: int) -> None:
-        self.directory, self.at, self.active = directory, at, False
-        self.names: list[str] = []
-
-    def pass_by(self, name: str) -> None:
-        if self.active:
-            self.names.append(name)
-            if len(self.names) == self.at:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    def audit(self, event: str, arguments: tuple) -> None:
-        if self.active and event in EVENTS and self.directory in _place(event, arguments):
-            self.pass_by(event)
-
-    def wrap(self) -> None:
-        fsync, write = os.fsync, tensorfile.write_bytes
-
-        def watched_fsync(descriptor):
-            self.pass_by("fsync")
-            fsync(descriptor)
-
-        def watched_write(path, parts, parity=None):
-            digest = write(path, parts, parity)
-            if len(self.names) + 1 == self.at and self.active:
-                os.truncate(path, path.stat().st_size // 2)  # a kill while the file is being written
-            self.pass_by("half a file")
-            return digest
-
-        os.fsync, form.write_bytes, tensorfile.write_bytes = watched_fsync, watched_write, watched_write
-        sys.addaudithook(self.audit)
-
-
-def _place(event: str, arguments: tuple) -> str:
-    """Return the path of an operation, also if it identifies its directory by a descriptor."""
-    path, rest = arguments[0], arguments[1:]
-    if isinstance(path, int):
-        return os.readlink(f"/proc/self/fd/{path}")
-    if event in ("os.remove", "os.rmdir") and rest[0] >= 0:
-        return os.path.join(os.readlink(f"/proc/self/fd/{rest[0]}"), os.fsdecode(path))
-    return os.fsdecode(path)
 
 
 def save_under_watch(directory, at):

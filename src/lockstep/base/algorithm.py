@@ -30,7 +30,7 @@ class Algorithm(Configurable):
 
         owner: ClassVar[Any] = None
         changeable_on_resume: ClassVar[tuple[str, ...]] = ()
-        """Settings that may be changed when a run is resumed: they change nothing that is saved."""
+        """Settings that may be changed when a run is resumed or forked: they change nothing that is saved."""
 
         def validate(self, task: Any, run: RunConfig) -> None:
             """Check the settings before any process starts.

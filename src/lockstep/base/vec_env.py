@@ -35,7 +35,7 @@ class VecEnv(Configurable, EnvRendering):
         """Number of environments, over all processes."""
         owner: ClassVar[Any] = None
         changeable_on_resume: ClassVar[tuple[str, ...]] = ()
-        """Settings that may be changed when a run is resumed: they change nothing that is saved."""
+        """Settings that may be changed when a run is resumed or forked: they change nothing that is saved."""
 
         def build(self, lanes: Lanes, device: torch.device) -> Any:
             """Build the environments of the local lanes."""

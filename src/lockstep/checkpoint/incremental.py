@@ -7,12 +7,12 @@ a repair from its parity file repairs all of them.
 
 import errno
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.tensorfile import write_tensor_file
+from lockstep.io.durable import copy_file
 from lockstep.protocols import AppendOnlyTensor, StateDict
 
 MERGE = 256
@@ -78,7 +78,7 @@ class IncrementalState:
             rows = form.segment_rows(name)
             # Needed if it holds current rows that the current save does not write itself.
             if rows is not None and self.rows[0] < rows.stop <= self._since:
-                _link(last / name, directory / name)
+                link_or_copy(last / name, directory / name)
                 files[name] = digest
         self._current_files = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
         for lane in range(lanes) if self._current_files else ():
@@ -100,13 +100,13 @@ class IncrementalState:
         return self._saves + 1 >= MERGE
 
 
-def _link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if the file system does not support hard links."""
+def link_or_copy(source: Path, target: Path) -> bool:
+    """Hard-link a file, or copy it if the file system does not support hard links. Return whether it was linked."""
     try:
         os.link(source, target)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        shutil.copyfile(source, target)
-        with target.open("rb") as file:
-            os.fsync(file.fileno())
+        copy_file(source, target)
+        return False
+    return True

@@ -16,6 +16,7 @@ _INVALID_PATH_ERRNOS = (errno.ENAMETOOLONG, errno.ELOOP)
 COMMANDS = {
     "train": "Train a recipe on one or more processes.",
     "resume": "Resume a run from its newest checkpoint, on any number of processes.",
+    "fork": "Start a new run from a whole checkpoint of another run, with changed settings.",
     "eval": "Evaluate a run's policy over many episodes or a dataset split.",
     "play": "Watch a run's policy in the terminal or a window, or record a GIF or MP4.",
     "export": "Export a policy: safetensors, ONNX, pt2, Stable-Baselines3 or Jidi.",

@@ -21,6 +21,8 @@ HEADINGS = (
     ("  recipe, environment", "", "steps/s", "eval", "seed"),
 )
 """Headings of the two lines of a run. One line would not fit 80 columns."""
+INDENT = "    "
+"""Indentation of a fork below its parent."""
 TEXT_COLUMNS = 2
 """Number of columns with text. The others are aligned right."""
 MAX_TABLE_ROWS = 200
@@ -44,6 +46,8 @@ class List:
 
     dir: tyro.conf.Positional[Path] = Path("runs")
     """Directory that contains the run directories, or the directory of an experiment."""
+    tree: bool = False
+    """List every fork below its parent, with the changed settings."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,7 +56,6 @@ def run(arguments: Sequence[str]) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from lockstep.experiment.record import is_experiment
     from lockstep.io.jsonl import CONFIG, EXPERIMENT
     from lockstep.io.rich_console import PrintableConsole
 
@@ -61,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     if not paths:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
-    rows = [row for path in paths for row in (_experiment_rows(path) if is_experiment(path) else _rows(path))]
+    rows = _tree_rows(paths) if command.tree else [row for path in paths for row in _entry(path)]
     if len(paths) > MAX_TABLE_ROWS:
         print_line("\n".join(_aligned([*HEADINGS, *rows])))
         return 0
@@ -76,6 +79,17 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _tree_rows(paths: Sequence[Path]) -> list[tuple[str, ...]]:
+    """Return the lines of all runs, indented by parent. A fork has another line about its parent and changes."""
+    from lockstep.cli.run_tree import arrange
+
+    rows: list[tuple[str, ...]] = []
+    for run in arrange(paths):
+        fork = [(f"  {printable(run.fork, newlines=False)}",)] if run.fork else []
+        rows += [(f"{INDENT * run.depth}{name}", *rest) for name, *rest in [*_entry(run.path), *fork]]
+    return rows
+
+
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Format rows as plain columns. A rich table takes about 1 ms per row."""
     columns = len(HEADINGS[0])
@@ -86,7 +100,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [template.format(*row).rstrip() for row in padded]
 
 
-def _rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _entry(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the two lines of a run or an experiment, in the order of `HEADINGS`."""
+    from lockstep.experiment.record import is_experiment
+
+    return _experiment_rows(path) if is_experiment(path) else _run_rows(path)
+
+
+def _run_rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the two lines of a run, in the order of `HEADINGS`."""
     from lockstep.checkpoint.format_version import UnknownFormat
     from lockstep.config import ConfigError

@@ -24,8 +24,8 @@ Command = TypeVar("Command")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """Number and location of processes, and restarts after failures."""
+class LocalLaunchOptions:
+    """Processes on this machine, and restarts after failures."""
 
     procs: Annotated[int | Literal["auto"] | None, tyro.conf.arg(aliases=["-n"], metavar="N|auto")] = None
     """Processes per run on this machine. auto: one per GPU, or one if there is no GPU. None: one, or one per GPU of
@@ -34,13 +34,19 @@ class LaunchOptions:
     """GPUs to use, such as 2,3. One process per GPU unless --procs or --seeds is given. None: all GPUs are visible."""
     max_restarts: int = 3
     """Maximum number of restarts from the last checkpoint after a process is killed, hangs or loses its host."""
+    debug: Literal["off", "info", "detail"] = "off"
+    """Debug level of torch.distributed and NCCL. detail: torch also checks that every collective is the same on all
+    processes, which is slow. Your own TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG take precedence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(LocalLaunchOptions):
+    """Number and location of processes, and restarts after failures."""
+
     nnodes: Annotated[str, tyro.conf.arg(metavar="N|MIN:MAX")] = "1"
     """Number of hosts: 2, or 1:4 for an elastic job with one to four hosts."""
     rdzv_endpoint: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None
     """Rendezvous address HOST:PORT on the first host. The same on every host. Required for several hosts."""
-    debug: Literal["off", "info", "detail"] = "off"
-    """Debug level of torch.distributed and NCCL. detail: torch also checks that every collective is the same on all
-    processes, which is slow. Your own TORCH_DISTRIBUTED_DEBUG and NCCL_DEBUG take precedence."""
     rdzv_id: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None
     """Job ID, the same on every host. A job that finds a run it started earlier resumes it."""
 
@@ -257,7 +263,7 @@ def _recipe_first(arguments: Sequence[str], known: Collection[str]) -> tuple[lis
     return [name, *arguments[: candidates[0]], *arguments[candidates[0] + 1 :]], name
 
 
-def resolve_procs(options: LaunchOptions) -> int:
+def resolve_procs(options: LocalLaunchOptions) -> int:
     """Set the variables of visible GPUs and debug messages. Return the number of processes to start."""
     gpus, procs = options.gpus, options.procs
     for variable, value in DEBUG_VARIABLES[options.debug].items():

@@ -91,7 +91,7 @@ def asks_for_workers(args: Sequence[str]) -> bool:
         return True
     if args[0] == "doctor":
         return not {"--gpu", "--gpu-step", "--trial"} & set(args)
-    if args[0] not in ("train", "resume") or "--seeds" in args:  # the runs of several seeds start their own workers
+    if args[0] not in ("train", "resume", "fork") or "--seeds" in args:  # each run of several seeds has its launcher
         return False
     for arg, next_arg in zip(args, [*args[1:], ""], strict=True):
         name, has_value, value = arg.lstrip("-").replace("_", "-").partition("=")
@@ -110,9 +110,9 @@ def _recipe_modules(args: Sequence[str]) -> list[str]:
             modules.append(recipe_module(arg))
         elif arg.endswith(".py"):
             modules += _imports_of(Path(arg))
-        elif args[:1] == ["resume"]:
+        elif args[:1] in (["resume"], ["fork"]):
             with suppress(ConfigError):  # not a run directory, or the command reports it
-                recipe = read_yaml(Path(arg) / CONFIG).get("recipe")
+                recipe = read_yaml(Path(arg.partition("@")[0]) / CONFIG).get("recipe")
                 modules += [recipe_module(name) for name in RECIPES if name == recipe]
     return modules
 

@@ -13,7 +13,7 @@ from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.unit_flags import convert_epochs
 from lockstep.cli.worker_spec import write_spec
-from lockstep.config import ConfigError, Recipe, RecipeT, apply_overrides, as_dict, flat_settings
+from lockstep.config import ConfigError, RecipeT, apply_overrides, as_dict, flat_settings
 from lockstep.experiment.record import is_experiment
 from lockstep.io.temporary_directory import temporary_directory
 
@@ -37,6 +37,13 @@ CHANGEABLE = (
     "allow_other_machine",
 )
 """Settings of `run` that may be changed when a run is resumed."""
+
+REASONS = {
+    "run.seed": "the saved environments and the order of data depend on it",
+    "run.lanes": "the saved state is partitioned into lanes",
+    "run.precision": "the saved optimizer depends on it",
+}
+"""Why a setting cannot be changed, if there is a specific reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +73,7 @@ class Resume(LaunchOptions):
 def run(arguments: Sequence[str]) -> int:
     aliases = dict.fromkeys(("run.total-samples", "total-timesteps", "steps", "samples"), "total-samples")
     parsed = normalize_args(arguments, aliases)
-    flags, settings = _split_settings(parsed.flags)
+    flags, settings = split_settings(parsed.flags)
     command = parse_args(Resume, flags, "lockstep resume")
     if is_experiment(command.run):
         from lockstep.cli.seeds import resume_experiment
@@ -100,39 +107,51 @@ def run(arguments: Sequence[str]) -> int:
         return launch_and_report(write_spec(directory / "spec.json", recipe, **options), launch_config)
 
 
-def change_settings(recipe: RecipeT, settings: Mapping[str, Any], run: Path) -> RecipeT:
+def change_settings(
+    recipe: RecipeT,
+    settings: Mapping[str, Any],
+    source: Path | str,
+    of_run: Sequence[str] = CHANGEABLE,
+    action: str = "resumed",
+) -> RecipeT:
     """Return the recipe of a run with changed settings. A key without a group is one of `run`.
+
+    Args:
+        recipe: Recipe of the run.
+        settings: New values by dotted name.
+        source: The run as `--init-from` takes it, for messages.
+        of_run: Settings of `run` that may be changed.
+        action: What happens to the run, for messages.
 
     Raises:
         ConfigError: A setting is unknown, or has another value and changes what is saved.
     """
-    keys = {key if "." in key else f"run.{key}": value for key, value in settings.items()}
-    changed = apply_overrides(recipe, {key.replace("-", "_"): value for key, value in keys.items()})
+    changed = apply_overrides(recipe, full_names(settings))
     before, after = flat_settings(as_dict(recipe)), flat_settings(as_dict(changed))
     for key in sorted(after.keys() | before.keys()):
-        if before.get(key) != after.get(key) and not _is_changeable(recipe, key):
-            group, value = key.partition(".")[0], after.get(key)
+        group, name, *_ = key.split(".")
+        allowed = of_run if group == "run" else getattr(getattr(recipe, group), "changeable_on_resume", ())
+        if before.get(key) != after.get(key) and name not in allowed:
+            value = after.get(key)
             text = " ".join(map(str, value)) if isinstance(value, tuple) else value
-            changeable = ", ".join(_changeable(recipe, group)) or "none"
+            reason = REASONS.get(key, "the checkpoint depends on it, or it has an effect only at the start of a run")
             raise ConfigError(
-                f"{key} is {before.get(key)!r} in {run}. It cannot be changed when a run is resumed, because the "
-                "checkpoint depends on it.",
-                f"Start a new run from its weights: lockstep train {recipe.name} --init-from {run} "
-                f"--{key.replace('_', '-')} {text}\nSettings of {group} that can be changed: {changeable}.",
+                f"{key} is {before.get(key)!r} in {source}. It cannot be changed when a run is {action}, because "
+                f"{reason}.",
+                f"Start a new run from its weights: lockstep train {recipe.name} --init-from {source} "
+                f"--{key.replace('_', '-')} {text}\n"
+                f"Settings of {group} that can be changed: {', '.join(allowed) or 'none'}.",
             )
     return convert_epochs(changed)[0]
 
 
-def _changeable(recipe: Recipe, group: str) -> tuple[str, ...]:
-    return CHANGEABLE if group == "run" else getattr(getattr(recipe, group), "changeable_on_resume", ())
+def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted name with underscores. A key without a group is one of `run`."""
+    keys = {key if "." in key else f"run.{key}": value for key, value in settings.items()}
+    return {key.replace("-", "_"): value for key, value in keys.items()}
 
 
-def _is_changeable(recipe: Recipe, key: str) -> bool:
-    group, name, *_ = key.split(".")
-    return name in _changeable(recipe, group)
-
-
-def _split_settings(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+def split_settings(args: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Split arguments into flags of this command and settings of the run, such as `--run.device cpu`."""
     flags: list[str] = []
     settings: dict[str, Any] = {}

@@ -1,8 +1,11 @@
-"""Create directories durably: fsync parent directories so that new entries survive a power cut."""
+"""Create directories and copies durably: fsync them, so that they survive a power cut."""
 
 import errno
 import os
+import shutil
 from pathlib import Path
+
+from lockstep.io.safe_read import UnreadableFileError, open_regular
 
 
 def fsync_dir(path: Path) -> None:
@@ -25,3 +28,15 @@ def make_directories(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:
         fsync_dir(directory.parent)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a regular file to a new path; wait until its content is on disk."""
+    try:
+        content = open_regular(source)
+    except UnreadableFileError as error:
+        raise OSError(errno.EINVAL, str(error), str(source)) from None
+    with content, target.open("xb") as copy:
+        shutil.copyfileobj(content, copy, 2**20)
+        copy.flush()
+        os.fsync(copy.fileno())

@@ -14,7 +14,7 @@ from lockstep.io.safe_read import JSON_BYTES, UnreadableFileError, open_regular,
 CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests.jsonl", "checkpoints"
 _LOGGER = logging.getLogger("lockstep")
 STATUS, HEARTBEATS, LOGS, VIDEO, HANG_REPORT = "status.json", "heartbeats", "logs", "best.gif", "hang.txt"
-TASK, CHANGES = "task.json", "config_changes.jsonl"
+TASK, CHANGES, FORK = "task.json", "config_changes.jsonl", "fork.json"
 EXPERIMENT = "experiment.json"
 """File of an experiment, a directory that contains the runs of several seeds."""
 BLOCK = 16 * 2**10
@@ -118,11 +118,16 @@ def truncate_after(path: Path, samples: int) -> None:
         return
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)  # left over from a killed process
-    with partial.open("x") as file:
-        file.writelines(json.dumps(line) + "\n" for line in iter_jsonl(path) if line.get("samples", 0) <= samples)
+    copy_until(path, partial, samples)
+    partial.replace(path)  # atomic, so that a kill cannot lose the lines to keep
+
+
+def copy_until(source: Path, target: Path, samples: int) -> None:
+    """Copy the valid lines up to a number of samples to a new file, durably. A missing source has no lines."""
+    with target.open("x") as file:
+        file.writelines(json.dumps(line) + "\n" for line in iter_jsonl(source) if line.get("samples", 0) <= samples)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)  # atomic, so that a kill cannot lose the lines to keep
 
 
 def sync_lines(run: Path) -> None:

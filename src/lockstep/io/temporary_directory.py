@@ -18,26 +18,45 @@ _LOCK = "lock"
 
 
 @contextmanager
-def temporary_directory(purpose: str = "") -> Iterator[Path]:
-    """Create a directory for the duration of the block. First remove directories abandoned by killed processes."""
-    remove_leftovers()
-    path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-" if purpose else _PREFIX))
+def temporary_directory(purpose: str = "", parent: Path | None = None) -> Iterator[Path]:
+    """Create a directory for the duration of the block. First remove directories abandoned by killed processes.
+
+    `parent` is the directory to create it in, such as the file system that a result is moved to. It is hidden there.
+    None: the system's directory for temporary files.
+    """
+    remove_leftovers(parent)
+    prefix = f"{_prefix(parent)}{purpose}-" if purpose else _prefix(parent)
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield path
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        _remove(path)
         os.close(lock)
 
 
-def remove_leftovers() -> None:
+def remove_leftovers(parent: Path | None = None) -> None:
     """Remove this user's temporary directories whose owners have ended. Directories without a lock file are kept."""
     with suppress(OSError):
-        for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        for path in (parent or Path(tempfile.gettempdir())).glob(f"{_prefix(parent)}*"):
             with suppress(OSError):
                 if _is_own_directory(path) and _is_abandoned(path / _LOCK):
-                    shutil.rmtree(path, ignore_errors=True)
+                    _remove(path)
+
+
+def _prefix(parent: Path | None) -> str:
+    return _PREFIX if parent is None else f".{_PREFIX}"
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, and its lock last: a kill in between would otherwise leave files that are never removed."""
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.name != _LOCK:
+            entry.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 def _is_own_directory(path: Path) -> bool:

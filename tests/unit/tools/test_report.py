@@ -17,6 +17,7 @@ from helpers.run_fixtures import CONFIG, line, lines, write_run
 from lockstep.cli import main
 from lockstep.cli.prove import RunRecord, Verification, record
 from lockstep.config import ConfigError
+from lockstep.fork_record import ForkRecord
 from lockstep.tools.report import consistency, sections
 from lockstep.tools.report.charts import Reference, _reference_curve
 from lockstep.tools.report.html import text
@@ -585,3 +586,17 @@ code = main(["report", {str(run)!r}, "--out", {str(tmp_path / "o.html")!r}])
 sys.exit(code or bool({{"torch", "matplotlib"}} & set(sys.modules)))
 """
     assert subprocess.run([sys.executable, "-c", code], env=os.environ | {"COLUMNS": "200"}).returncode == 0
+
+
+def test_report_shows_parent_and_changed_settings_of_fork(tmp_path):
+    claims = [{"parent": None, "began": 1.7e9}, {"parent": "000000000256-g0001", "processes": 2, "began": 1.7e9}]
+    run = write_run(tmp_path / "run", claims=claims)
+    (run / "checkpoints" / "000000000512-g0002").mkdir()
+    changes = {"algo.note": ["<b>", EVIL]}
+    (run / "fork.json").write_text(ForkRecord("/runs/base", "0" * 16, 256, "a" * 64, changes).to_json())
+    page = write_page(read_runs([run]))
+    assert "run: fork of base at 256 samples (/runs/base was deleted or moved): algo.note &lt;b&gt; -&gt;" in page
+    assert "forked at 256" in page
+    assert EVIL not in page
+    (run / "fork.json").write_text("{}")
+    assert "The parent of run is not shown" in write_page(read_runs([run]))

@@ -52,6 +52,7 @@ def starts(runs: Sequence[ReportedRun]) -> tuple[str, Table] | None:
         for number, (start, next_start) in enumerate(zip_longest(run.starts, run.starts[1:]), 1):
             reached = float(next_start.samples) if next_start else run.log.samples
             event = "new run" if number == 1 and not start.samples else f"resumed at {format_number(start.samples)}"
+            event = f"forked at {format_number(start.samples)}" if number == 1 and run.fork else event
             result = "resumed by the next start" if next_start else run.state
             processes = start.processes or (run.processes if next_start is None else None) or "-"
             rows.append((run.label, number, _date(start.timestamp), processes, event, format_number(reached), result))

@@ -28,6 +28,7 @@ def write_page(
         "page.html.j2",
         title=_title(runs, groups),
         lead=_lead(runs),
+        forks=[f"{run.label}: {run.fork}" for run in runs if run.fork],
         tiles=sections.seed_tiles(groups) if several_runs else sections.tiles(runs[0]),
         experiments=sections.experiments(groups),
         improvements=comparison.improvements_table(groups),

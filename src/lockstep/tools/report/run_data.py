@@ -11,10 +11,12 @@ from lockstep.checkpoint.naming import CheckpointName, generation_file, generati
 from lockstep.config import ConfigError, read_yaml
 from lockstep.experiment.record import describe_seeds, is_experiment, read_experiment, run_directory
 from lockstep.experiment.run_scores import FinalScore, final_score
+from lockstep.fork_record import describe_fork, read_fork
 from lockstep.io.jsonl import (
     CHECKPOINTS,
     CONFIG,
     DIGESTS,
+    FORK,
     METRICS,
     STATUS,
     VIDEO,
@@ -30,6 +32,8 @@ GIF_BYTES, FILE_BYTES = 3_000_000, 2**20
 """Size limits in bytes. A larger GIF is skipped; a larger record of `prove` or `bench` is refused."""
 MAX_SETTINGS = 1000
 """Largest number of settings that are shown."""
+FORK_CHARS = 2000
+"""Characters of the line about a fork."""
 LOCATION_SETTINGS = ("run.name", "run.runs_dir", "run.wandb")
 """Prefixes of settings that only say where a run is written. They are ignored when runs are compared."""
 
@@ -61,6 +65,8 @@ class ReportedRun:
     """Number of logged digests, and of tensors in each."""
     gif: bytes | None
     bench: Any
+    fork: str
+    """Parent and changed settings of a fork. Empty if the run is not a fork."""
     notes: list[str]
     """Messages about contents that could not be shown."""
     final: FinalScore | None
@@ -118,6 +124,8 @@ def read_run(path: Path, label: str, experiment: str | None = None) -> ReportedR
     if not log.series:
         raise _no_metrics(path)
     notes: list[str] = []
+    record = _read_optional(path / FORK, f"The parent of {label}", lambda _: read_fork(path), notes)
+    starts = _read_starts(path / CHECKPOINTS)
     return ReportedRun(
         label=label,
         recipe=Path(_short(recipe)).stem,
@@ -125,10 +133,11 @@ def read_run(path: Path, label: str, experiment: str | None = None) -> ReportedR
         settings=dict(list(_flatten(values))[:MAX_SETTINGS]),
         status=read_status(path),
         log=log,
-        starts=_read_starts(path / CHECKPOINTS),
+        starts=starts[1:] if record else starts,  # the first one only created the fork
         digests=_count_digests(path / DIGESTS),
         gif=_read_optional(path / VIDEO, f"The video of {label}", read_gif, notes),
         bench=_read_optional(path / BENCH, f"The benchmark of {label}", lambda f: read_json(f, FILE_BYTES), notes),
+        fork=describe_fork(record)[:FORK_CHARS] if record else "",
         notes=notes,
         final=final_score(path),
         experiment=experiment,
