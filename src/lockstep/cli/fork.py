@@ -14,6 +14,7 @@ from lockstep.cli.resume import CHANGEABLE, change_settings, full_names, split_s
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, RecipeT, apply_overrides
+from lockstep.experiment.record import is_experiment
 from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 
@@ -101,7 +102,10 @@ def fork_settings(before: RecipeT, settings: Mapping[str, Any], source: Path | s
     """
     settings = full_names(settings)
     location: dict[str, Any] = {"run.name": settings.pop("run.name", "")}
-    location["run.runs_dir"] = settings.pop("run.runs_dir", before.run.runs_dir)
+    beside = Path(before.run.runs_dir)
+    if is_experiment(beside):  # it contains the runs of its own seeds only
+        beside = beside.parent
+    location["run.runs_dir"] = settings.pop("run.runs_dir", str(beside))
     changed = change_settings(before, settings, source, CHANGEABLE_IN_FORK, "forked")
     return apply_overrides(changed, location)
 

@@ -8,11 +8,12 @@ import pytest
 from helpers.run_fixtures import write_run
 from helpers.tiny_recipes import ITERATION, checkpoints_of, hash_of, tiny
 from lockstep.cli import main
-from lockstep.cli.fork import CHANGEABLE_IN_FORK
+from lockstep.cli.fork import CHANGEABLE_IN_FORK, fork_settings
 from lockstep.cli.run_tree import MAX_DEPTH, arrange
 from lockstep.config import RunConfig
 from lockstep.fork_record import ForkRecord, run_id
 from lockstep.inference import load_recipe
+from lockstep.io.jsonl import EXPERIMENT
 from lockstep.training_loop import train
 
 
@@ -47,6 +48,13 @@ def test_fork_trains_with_changes_and_tree_shows_them(base, capsys):
     assert name.startswith("    fork")
     shown = f"fork of base at 256 samples: algo.learning_rate {rate} -> 0.0001, run.total_samples 512 -> 384"
     assert shown in " ".join(" ".join(lines).split())
+
+
+def test_fork_of_seed_in_experiment_is_created_next_to_experiment(tmp_path):
+    (tmp_path / "exp").mkdir()
+    (tmp_path / "exp" / EXPERIMENT).write_text("{}")
+    recipe = fork_settings(tiny(tmp_path / "exp", "seed-0"), {}, tmp_path / "exp" / "seed-0")
+    assert recipe.run.runs_dir == str(tmp_path)
 
 
 def test_fork_create_only_is_trained_by_resume(base, capsys):
