@@ -4,6 +4,8 @@
 PYTHON ?= python
 BIN := $(dir $(shell command -v $(PYTHON)))
 RECIPE ?= gym-ppo
+# Tests that run.
+MARKERS ?= not slow
 
 .PHONY: help install check ci kernels lint types imports docs test test-slow simulate prove chaos wheel extras format
 
@@ -36,7 +38,8 @@ OTHERS := hostile $(filter-out $(FIRST:test-%=%) unit __pycache__ emulated_cuda 
 	$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
 PARTS := $(OTHERS:%=test-%)
 
-check: lint  ## Lint, types, import contracts, pages and unit tests: minutes.
+check: export MARKERS := not slow and not distributed
+check: lint  ## Lint, types, import contracts, text of the pages, unit tests of one process: minutes.
 	$(call together,$(UNIT) types docs test-pages imports test-architecture)
 
 # Kernels are compiled before the tests: parts that start together with an empty cache would each compile them.
@@ -80,7 +83,7 @@ test:  ## Run all tests except the slow ones.
 	$(call together,$(FIRST) $(PARTS))
 
 test-%:
-	$(PYTHON) -m pytest -m "not slow" $(PYTEST) $(TESTS)
+	$(PYTHON) -m pytest -m "$(MARKERS)" $(PYTEST) $(TESTS)
 
 test-slow:  ## Run the slow tests, and the fuzz tests with four times as many examples.
 	$(PYTHON) -m pytest -m slow

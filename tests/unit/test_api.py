@@ -221,6 +221,7 @@ def test_failed_run_raises_with_cause(tmp_path):
     assert not Path(tmp_path / "run").exists()
 
 
+@pytest.mark.distributed
 def test_prove_returns_record(tmp_path):
     record = lockstep.prove("snake-ppo", procs=[1, 2], **settings(tmp_path))
     assert record["verdict"] == "one agent"

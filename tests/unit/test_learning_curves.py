@@ -99,6 +99,7 @@ def test_plot_of_the_same_data_writes_the_same_bytes(curves, tmp_path, monkeypat
     assert len(written) == 1
 
 
+@pytest.mark.distributed
 def test_train_appends_one_line_per_seed_and_skips_finished_seeds(curves, tmp_path, monkeypatch):
     for _ in range(2):
         run_script(curves, monkeypatch, "train", "made-up", "--seeds", 4, "--runs", tmp_path / "runs")

@@ -167,6 +167,7 @@ def test_biases_and_embeddings_have_no_weight_decay():
     assert all(parameter.dim() > 1 for parameter in groups[0]["params"])
 
 
+@pytest.mark.distributed
 def test_run_with_data_workers_matches_run_without(tmp_path):
     for name, readers in (("plain", 0), ("read", 2)):
         run = replace(ToyRecipe().run, runs_dir=str(tmp_path), name=name, total_samples=250, eval_every=100)

@@ -318,6 +318,7 @@ def test_backtest_killed_in_mid_fold_resumes_to_same_report(tmp_path):
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
+@pytest.mark.distributed
 def test_backtest_killed_before_first_checkpoint_starts_fold_again(tmp_path):
     pytest.importorskip("matplotlib")
     out = tmp_path / "out"

@@ -153,6 +153,7 @@ def test_vermin_detects_newer_python_in_a_submission(policies):
 
 
 @pytest.mark.parametrize("python", ["own", "3.7"])
+@pytest.mark.distributed
 def test_submission_equals_policy_in_whole_games(policies, tmp_path, python):
     interpreter = python37() if python == "3.7" else sys.executable
     for policy, name in zip(policies, ("one.py", "other.py"), strict=True):

@@ -138,6 +138,7 @@ def test_play_match_of_trained_team_against_script_and_itself(run):
     assert abs(drawn.scored - drawn.conceded) < 2  # equal policies score equally
 
 
+@pytest.mark.distributed
 def test_play_match_with_submissions_is_repeatable_and_ranked(run, tmp_path):
     chaser = submission("chaser", write_chaser(tmp_path / "chaser"), timeout=30.0)
     (tmp_path / "up.py").write_text(UP)
@@ -202,6 +203,7 @@ def test_eval_opponents_invalid_arguments_exit_with_message(run, words, said, ca
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.distributed
 def test_eval_opponents_with_submission_prints_its_rating(run, tmp_path, capsys):
     file = write_chaser(tmp_path / "chaser")
     assert main(["eval", str(run), "--opponents", "random", str(file), "--games", "2", "--json"]) == 0

@@ -55,6 +55,7 @@ def test_proof_record_contains_machine(tmp_path):
     assert {name: record[name] for name in NAMES} == describe_machine()
 
 
+@pytest.mark.distributed
 def test_exact_resume_on_other_cpu_capability_needs_permission(tmp_path):
     run = train(tiny(tmp_path, total_samples=ITERATION, reduction="exact")).path
     saved = form.read_manifest(run / "checkpoints" / str(find(run / "checkpoints")[0]))["machine"]

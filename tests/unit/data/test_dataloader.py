@@ -108,6 +108,7 @@ def test_read_error_is_raised_when_batch_is_taken():
 
 
 @pytest.mark.parametrize("readers", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.distributed
 def test_workers_give_same_batches_as_thread_from_any_start(readers):
     lanes = Lanes(8, range(2, 5), 0)
     plain, read = DataLoader(Toy(ToyConfig()), 20, lanes), DataLoader(Toy(ToyConfig()), 20, lanes, readers)
@@ -124,6 +125,7 @@ def test_workers_give_same_batches_as_thread_from_any_start(readers):
     assert len(read._workers) == readers
 
 
+@pytest.mark.distributed
 def test_worker_exits_with_its_loader():
     reader = LoaderWorker(ToyConfig(), "train", "reader 1 of 1")
     assert len(reader.read(np.arange(3))["target"]) == 3
@@ -132,6 +134,7 @@ def test_worker_exits_with_its_loader():
     assert process.returncode == 0
 
 
+@pytest.mark.distributed
 def test_dead_worker_is_named_when_batch_is_taken():
     loader = DataLoader(Toy(ToyConfig()), 20, Lanes(8, range(8), 0), 1)
     loader.batch(0)

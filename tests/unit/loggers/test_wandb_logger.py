@@ -37,6 +37,7 @@ def history(run):
     return names
 
 
+@pytest.mark.distributed
 def test_offline_run_writes_files_that_wandb_reads(tmp_path):
     ended = command([*TRAIN, "--run.runs-dir", str(tmp_path), "wandb_mode=offline"])
     assert ended.code == 0, ended.output
@@ -67,6 +68,7 @@ def logged(tmp_path, monkeypatch):
     return log
 
 
+@pytest.mark.distributed
 def test_unresponsive_server_costs_timeout_and_one_message(logged, capfd):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         (note,), found = logged(

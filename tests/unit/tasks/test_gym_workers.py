@@ -185,6 +185,7 @@ def test_rendering_in_workers_matches_in_process_rendering(build):
     assert np.array_equal(here.render(4), there.render(4))
 
 
+@pytest.mark.distributed
 def test_train_and_resume_with_any_worker_count_gives_same_checkpoint(tmp_path, workers):
     run = {"runs_dir": str(tmp_path), "total_samples": 512, "eval_every": 512, "eval_episodes": 4, "save_every": 128}
     run |= {"record_video": False}
@@ -330,6 +331,7 @@ def parent(kind):
 
 
 @pytest.mark.parametrize("kind", ["hang", "none"])
+@pytest.mark.distributed
 def test_workers_exit_when_parent_is_killed_even_during_step(kind):
     if kind == "hang" and sys.platform != "linux":
         pytest.skip("only Linux ends a process that does not listen")
@@ -339,6 +341,7 @@ def test_workers_exit_when_parent_is_killed_even_during_step(kind):
         assert not alive
 
 
+@pytest.mark.distributed
 def test_sigint_to_parent_ends_hanging_step_and_workers_ignore_sigint():
     with parent("hang") as (process, workers):
         for worker in workers:

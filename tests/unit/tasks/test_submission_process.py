@@ -158,6 +158,7 @@ def test_submission_process_ends_when_its_owner_is_killed(tmp_path):
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
+@pytest.mark.distributed
 def test_submission_runs_under_python_37(process):
     player = process("import sys\nassert sys.version_info[:2] == (3, 7)\n" + UP, python=python37())
     player.start_game(1, "game 0")
