@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from lockstep.checkpoint.lineage import lineage
+from lockstep.checkpoint.lineage import list_checkpoints
 from lockstep.experiment.progress import RunsProgress
-from lockstep.io.jsonl import CHECKPOINTS, CONFIG, METRICS, newest_values, read_status
+from lockstep.io.jsonl import CHECKPOINTS, METRICS, newest_values, read_status
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
 from lockstep.launch.world import EXIT_PREEMPTED, STOP_SIGNALS
 from lockstep.loggers.formatting import format_duration
@@ -219,7 +219,8 @@ def start_or_resume(run: ScheduledRun, arguments: Sequence[str]) -> list[str]:
     The directory of a run that was killed before its first checkpoint is removed.
     """
     checkpoints = run.path / CHECKPOINTS
-    if (run.path / CONFIG).exists() and checkpoints.is_dir() and lineage(checkpoints):
+    # Also without a config: `resume` then refuses, and no checkpoint is deleted.
+    if checkpoints.is_dir() and list_checkpoints(checkpoints):
         return ["resume", str(run.path), "--procs", str(run.procs)]
     if run.path.exists():
         shutil.rmtree(run.path)

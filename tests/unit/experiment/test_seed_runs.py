@@ -93,6 +93,15 @@ def test_stopped_experiment_resumes_interrupted_and_starts_missing_runs(recipe, 
     ]
 
 
+def test_run_without_config_keeps_its_checkpoints(recipe, tmp_path):
+    path, training = create_experiment(recipe, 1, 1, "command"), FakeTraining(tmp_path, [])
+    checkpoint = path / "seed-5" / "checkpoints" / "000000000001-g0001"
+    checkpoint.mkdir(parents=True)  # config.yaml was deleted
+    train_experiment(path, start=training)
+    assert checkpoint.exists()
+    assert training.started == [["resume", str(path / "seed-5"), "--procs", "1"]]
+
+
 def test_moved_experiment_is_trained_in_its_new_place(recipe, tmp_path):
     path = create_experiment(recipe, 1, 1, "command").rename(tmp_path / "moved")
     train_experiment(path, start=FakeTraining(tmp_path, []))
