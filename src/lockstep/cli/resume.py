@@ -129,7 +129,8 @@ def change_settings(
     changed = apply_overrides(recipe, full_names(settings))
     before, after = flat_settings(as_dict(recipe)), flat_settings(as_dict(changed))
     for key in sorted(after.keys() | before.keys()):
-        group, name, *_ = key.split(".")
+        group, _, path = key.partition(".")  # a group without settings is a key itself
+        name = path.partition(".")[0]
         allowed = of_run if group == "run" else getattr(getattr(recipe, group), "changeable_on_resume", ())
         if before.get(key) != after.get(key) and name not in allowed:
             value = after.get(key)
