@@ -34,10 +34,9 @@ def format_stack(stack: Sequence[CodeLocation]) -> list[str]:
     return [f"{file}:{line} in {function}" for file, line, function in reversed(stack[max(start, 0) :][:12])]
 
 
-def own_stack(frame: FrameType | None) -> list[CodeLocation]:
+def own_stack(frame: FrameType) -> list[CodeLocation]:
     """Return the stack of a frame of this thread, innermost first. Never use it for frames of another thread."""
-    frames = [] if frame is None else islice(walk_stack(frame), 40)
-    return [CodeLocation(f.f_code.co_filename, line, f.f_code.co_name) for f, line in frames]
+    return [CodeLocation(f.f_code.co_filename, line, f.f_code.co_name) for f, line in islice(walk_stack(frame), 40)]
 
 
 def thread_stacks() -> dict[int, list[CodeLocation]]:

@@ -140,7 +140,8 @@ def age_event_files(directory: Path, now: int) -> None:
     TensorBoard reads files in the order of their names, `events.out.tfevents.SECONDS.HOST.PID.COUNTER`. A start within
     the same second, or on a machine with a slower clock, would be read before the start it continues.
     """
-    files = sorted(directory.glob("events.out.tfevents.*"))
+    # Files with other names, which a foreign run may contain, are left alone.
+    files = sorted(path for path in directory.glob("events.out.tfevents.*") if path.name.split(".")[3].isdecimal())
     if not files or int(files[-1].name.split(".")[3]) < now:
         return
     for number, path in enumerate(files):
