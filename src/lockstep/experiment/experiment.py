@@ -74,12 +74,13 @@ class Experiment:
         Raises:
             ConfigError: One of the experiments has no finished run.
         """
-        for experiment in (self, other):
-            if not experiment.scores:
+        mine, theirs = self.scores, other.scores
+        for experiment, scores in ((self, mine), (other, theirs)):
+            if not scores:
                 raise ConfigError(
                     f"{experiment.path} has no score.", f"Train it first: lockstep resume {experiment.path}"
                 )
-        return probability_of_improvement([self.scores], [other.scores])
+        return probability_of_improvement([mine], [theirs])
 
     def resume(self, *, procs: int | None = None, parallel: int | None = None) -> None:
         """Train the runs that have not finished. Interrupted runs continue from their newest checkpoints.
