@@ -28,13 +28,13 @@ class TeamDDPG(Recipe):
         learning_starts=10_000,
         rollout_steps=4,
         updates_per_sample=1 / 32,
-        gamma=0.97,
-        n_step=3,
+        gamma=0.98,
+        n_step=5,
         twin_critics=True,
         epsilon_end=0.02,
         opponent_pool_size=4,
         snapshot_every=50_000,
-        encoder=EncoderConfig(hidden_sizes=(256,), activation="relu"),
+        encoder=EncoderConfig(hidden_sizes=(256, 256), activation="relu"),
     )
     run: RunConfig = RunConfig(total_samples=1_000_000, log_every=20_480, eval_every=204_800, eval_episodes=64)
 

@@ -167,6 +167,7 @@ def test_pfsp_pool_acts_with_the_drawn_snapshots():
     algorithm, clock = build(opponent_sampling="pfsp"), TrainState(total_samples=10_000)
     iterate(algorithm, clock, 6)
     assert not equal(algorithm.past.copies[0], algorithm.past.copies[1])
+    algorithm.past.copies[1].head.bias.data[3] = 1000.0  # snapshot 1 always turns right, so that it acts differently
     obs = tree_map(torch.clone, algorithm.task.observations())
     rotation = algorithm.past.act(obs)  # the first environment of a lane plays against snapshot 0, the second against 1
     assert torch.equal(algorithm.past.act(obs, torch.arange(32) % 4), rotation)

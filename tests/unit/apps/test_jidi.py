@@ -24,7 +24,7 @@ from lockstep.pytree import tree_map
 from lockstep.tasks.team_snakes.features import ON_BOARD
 from lockstep.tasks.team_snakes.opponents import CAUTIOUS, GREEDY, RANDOM
 from lockstep.tasks.team_snakes.platform_observations import NAMES, observation_of
-from lockstep.tasks.team_snakes.rules import FIRST, SNAKES, START_LENGTH, TEAM, WIDTH
+from lockstep.tasks.team_snakes.rules import DOWN, FIRST, SNAKES, START_LENGTH, TEAM, UP, WIDTH
 
 # Process without lockstep and torch: it answers with the submission alone.
 ALONE = """
@@ -110,6 +110,18 @@ def test_read_game_parses_platform_observation():
         read_game(observation_of(game, 2, None) | {"board_width": 10}, HeadingTracker())
 
 
+def test_snake_that_returns_where_its_neck_was_has_the_heading_of_the_rules():
+    # Its new neck and tail are where its head and neck were, as if it had moved up, across the edge.
+    others = [[20 * snake + 103, 20 * snake + 102, 20 * snake + 101] for snake in range(SNAKES - 1)]
+    before = [0, 19, 199, 198]
+    tracker = HeadingTracker()
+    tracker.update([before, *others])
+    moved = [[body[0] + 1, *body[:-1]] for body in others]
+    assert tracker.update([[180, 0, 19], *moved])[0] == DOWN  # shorter: it has died
+    tracker.update([before, *others])
+    assert tracker.update([[180, 0, 19, 199], *moved])[0] == UP
+
+
 def test_submissions_run_standalone_and_independently(policies, tmp_path):
     names = ["one.py", "other.py"]
     for policy, name in zip(policies, names, strict=True):
@@ -170,7 +182,7 @@ def test_submission_equals_policy_in_20_games_on_python_37(policies, tmp_path):
 
 def test_verify_other_network_names_game_and_step(policies, tmp_path):
     network = network_of(policies[0])
-    network.biases[-1] = network.biases[-1] + np.float32([0.0, 0.0, 1.0, 0.0])
+    network.biases[-1] = network.biases[-1] + np.float32([0.0, 0.0, 1000.0, 0.0])
     (tmp_path / "other.py").write_text(submission_text(network))
     with pytest.raises(ConfigError, match=r"game 0, step \d+: the submission moves .* but the policy moves"):
         verify(policies[0], tmp_path / "other.py", games=1)

@@ -86,7 +86,7 @@ def test_direction_features_give_free_distance_threat_bean_and_room():
     walls = [(0, 6), (0, 7), (0, 8), (1, 8), (2, 8), (2, 7), (2, 6)]  # around (1, 6) and (1, 7), open on the left
     games = arrange({0: [(1, 5), (1, 4), (1, 3)], 3: walls}, beans=[(1, 7)])
     by_direction = features(games[0])[:BEANS_AT].reshape(4, BY_DIRECTION)
-    free, far, threatened, near, nearest_of_team, space = by_direction.T
+    free, far, threatened, near, nearest_of_team, space, moves = by_direction.T
     assert free.tolist() == [1, 1, 0, 1]
     assert far[RIGHT] == np.float32(2 / 19)
     assert far[LEFT] == 0
@@ -96,6 +96,7 @@ def test_direction_features_give_free_distance_threat_bean_and_room():
     assert near[UP] == np.float32(1 - 3 / 15)
     assert nearest_of_team.tolist() == near.tolist()  # its teammates are farther away
     assert space.tolist() == [1, 1, 0, 2 / 32]
+    assert moves.tolist() == [1, 1, 0, 1]  # to the right, the walls retreat in time
 
 
 def test_bean_features_are_sorted_by_distance_with_reachability():
@@ -113,7 +114,7 @@ def test_nearest_team_bean_feature_skips_beans_closer_to_teammate():
     near, far = (2, 7), (2, 12)  # snake 0 is two steps from the first and seven from the second
     mate, rival = [(2, 8), (1, 8), (0, 8)], [(3, 7), (3, 8), (3, 9)]
     beans = [near, far, *[(7, 5)] * 3]
-    ahead = 4 * BY_DIRECTION - 2  # of the direction right
+    ahead = 4 * BY_DIRECTION - 3  # of the direction right
 
     def seen(others):
         return features(arrange({0: RUNS_RIGHT} | others, beans=beans)[0])[ahead]

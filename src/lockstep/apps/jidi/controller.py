@@ -94,7 +94,11 @@ class HeadingTracker:
         """Return the headings of all snakes, whose bodies are lists of cells from the head. Once per step or more."""
         if bodies != self._bodies:
             before = self._bodies or bodies
-            moved = [bodies[snake][1:3] == before[snake][:2] for snake in range(SNAKES)]
+            # A snake that has died may return to where its neck was, but it is shorter then.
+            moved = [
+                bodies[snake][1:3] == before[snake][:2] and len(bodies[snake]) >= len(before[snake])
+                for snake in range(SNAKES)
+            ]
             if not any(moved):  # a new game
                 moved = [True] * SNAKES
             self._headings = [_heading(bodies[snake][:2], moved[snake]) for snake in range(SNAKES)]

@@ -24,6 +24,7 @@ from lockstep.tasks.team_snakes.opponents import name_of
 COPIED = (
     "tasks/team_snakes/rules.py",
     "tasks/team_snakes/opponents.py",
+    "tasks/team_snakes/survival.py",
     "tasks/team_snakes/features.py",
     "apps/jidi/controller.py",
 )

@@ -27,13 +27,14 @@ from lockstep.tasks.team_snakes.rules import (
     Game,
     cell_of,
 )
+from lockstep.tasks.team_snakes.survival import MAX_SURVIVAL, new_search_buffers, survival, write_occupied_moves
 
-BY_DIRECTION, BY_BEAN, BY_SNAKE, OWN = 6, 4, 7, 9
+BY_DIRECTION, BY_BEAN, BY_SNAKE, OWN = 7, 4, 7, 9
 FEATURES = 4 * BY_DIRECTION + BEANS * BY_BEAN + (SNAKES - 1) * BY_SNAKE + OWN
 """Per direction: free, free distance, whether another head may come there, closeness of a bean from there, closeness of
-a bean that no teammate is nearer to, reachable room. Per bean, nearest first: offset, closeness, whether this snake is
-nearest. Per other snake, teammates first, nearest first: offset, length, heading. Own heading on the board, length,
-index in the team, and side."""
+a bean that no teammate is nearer to, reachable room, moves to survive. Per bean, nearest first: offset, closeness,
+whether this snake is nearest. Per other snake, teammates first, nearest first: offset, length, heading. Own heading on
+the board, length, index in the team, and side."""
 PLANES = 7
 OWN_BODY, TEAM_BODIES, OTHER_BODIES, BEAN_PLANE, TEAM_HEADS, OTHER_HEADS, TAILS = range(PLANES)
 ON_BOARD = np.array(
@@ -60,6 +61,8 @@ def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: n
         return
     head, index = cell_of(game, snake, 0), 0
     claimed = _claimed_beans(game, snake)
+    occupied, entered = new_search_buffers()
+    write_occupied_moves(game, snake, occupied)
     for direction in ON_BOARD[facing]:
         cell = AROUND[head, direction]
         out[index] = game.owner[cell] < FIRST
@@ -67,6 +70,8 @@ def show_features(game: Game, snake: int, facing: int, marks: np.ndarray, out: n
         out[index + 2] = is_threatened(game, snake, cell)
         out[index + 3] = 1.0 - nearest_bean(game, cell, 0, True)[1] / MAX_DISTANCE
         out[index + 4] = 1.0 - nearest_bean(game, cell, claimed, True)[1] / MAX_DISTANCE
+        moves = survival(cell, game.length[snake], ON_BOARD[facing], occupied, entered)
+        out[index + 6] = moves / MAX_SURVIVAL
         index += BY_DIRECTION
     _measure_rooms(game, head, facing, marks, out)
     used = 0
