@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PICTURES = ROOT / "benchmarks/results/curves", ROOT / "docs/pictures"
 PREEMPTED = 75
 """Exit code of a run that saved and stopped because of a signal."""
+NO_VIDEO = "run.record_video=false"  # rendering takes as long as many updates, and does not change a run
 SVG = {"svg.hashsalt": "lockstep", "svg.fonttype": "none"}  # the same data give the same file; text is text
 
 
@@ -167,10 +168,10 @@ def train_seed(args: argparse.Namespace, experiment: Experiment, seed: int) -> d
     data = ["--data", str(args.data)] if args.data else []
     seconds = None
     if not (run / CONFIG).exists():
-        directory = [f"run.runs_dir={args.runs}", f"run.name={run.name}"]
+        directory = [f"run.runs_dir={args.runs}", f"run.name={run.name}", NO_VIDEO]
         seconds = start_lockstep([*command, *data, *directory], run, experiment.metric, stop_at)
     elif not is_complete(run, experiment.metric, stop_at):
-        start_lockstep(["resume", str(run)], run, experiment.metric, stop_at)
+        start_lockstep(["resume", str(run), NO_VIDEO], run, experiment.metric, stop_at)
     points = read_points(run, experiment.metric)
     # The run may have been evaluated once more before it stopped.
     last = min((samples for samples in points if stop_at and samples >= stop_at), default=max(points))

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from workload import start_again, started
 
+from lockstep.algorithms.tdmpc2.mppi import split_obs
 from lockstep.clock import TrainState
 from lockstep.config import apply_overrides
 from lockstep.distributed import Runtime
@@ -32,7 +33,6 @@ SMALL = {
 def build(runtime, arguments):
     settings = SMALL if arguments.size == 0 else {"algo.model.size": arguments.size}
     settings |= {"task.tasks": [arguments.task], "algo.seed_samples": 64, "algo.buffer_size": 20_000}
-    settings |= {"run.compile": "on" if arguments.compile else "off"}
     recipe = apply_overrides(DMCTDMPC2(), settings)
     task = recipe.task.build(runtime.lanes, runtime.device)
     return recipe.algo.build(task, runtime)
@@ -77,26 +77,22 @@ def ratio(seconds, top, bottom, factor=1.0):
 
 def single_plans(algorithm):
     """Plans of all environments at once, and of one after another."""
-    obs, noise = algorithm.task.observations(), algorithm.plan_noise(0)
-    pairs = torch.zeros(algorithm.planner.iterations, 2, dtype=torch.int64)
-    pairs[:, 1] = 1
-    plan = algorithm.planner.plan
+    planner = algorithm.planner
+    obs, task = split_obs(algorithm.task.observations())
+    noise = planner.draw_noise(algorithm.act_rng, algorithm.elite_rng, 0, algorithm.envs_per_lane)
+    pairs = planner.draw_pairs(algorithm.plan_pair_rng, 0)
 
     @torch.no_grad()
-    def together():
-        plan(obs, None, algorithm.plans, noise, pairs, explore=True)
+    def plan(own):
+        tasks, part = None if task is None else task[own], tree_map(lambda x: x[own], noise)
+        planner.plan(obs[own], tasks, algorithm.plans[own], part, pairs, explore=True)
 
-    @torch.no_grad()
-    def one_by_one():
-        for env in range(len(obs)):
-            own = slice(env, env + 1)
-            plan(obs[own], None, algorithm.plans[own], tree_map(lambda x, own=own: x[own], noise), pairs, explore=True)
-
-    return together, one_by_one
+    return lambda: plan(slice(None)), lambda: [plan(slice(env, env + 1)) for env in range(len(obs))]
 
 
 def alone(arguments):
-    agent = Agent(Runtime.single_process(DMCTDMPC2().run), arguments)
+    run = apply_overrides(DMCTDMPC2(), {"run.compile": "on" if arguments.compile else "off"}).run
+    agent = Agent(Runtime.single_process(run), arguments)
     algorithm = agent.algorithm
     env, plan, update = algorithm.benchmark_ops()
     together, one_by_one = single_plans(algorithm)
