@@ -14,6 +14,7 @@ settings.load_profile("lockstep")
 
 # Tests talk to nobody but this machine.
 os.environ.setdefault("WANDB_MODE", "offline")
+os.environ |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 # LOCKSTEP_INJECT_FAULT has an effect only with it.
 os.environ["LOCKSTEP_FAULT_INJECTION"] = "1"

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from lockstep.nn.networks import NetworkConfig as NetworkConfig
     from lockstep.protocols import Loss as Loss
     from lockstep.run_results import Run as Run
+    from lockstep.search import sweep as sweep
+    from lockstep.sweeps.sweep import Sweep as Sweep
     from lockstep.tasks.gym.env import GymConfig as GymConfig
     from lockstep.tasks.pettingzoo.env import PettingZooConfig as PettingZooConfig
     from lockstep.tasks.simulators.env import SimulatorConfig as SimulatorConfig
@@ -46,12 +48,14 @@ _MODULES = {
     "train": "api",
     "resume": "api",
     "fork": "api",
+    "sweep": "search",
     "evaluate": "api",
     "prove": "api",
     "make": "api",
     "load": "inference",
     "Run": "run_results",
     "Experiment": "experiment.experiment",
+    "Sweep": "sweeps.sweep",
     "Recipe": "config",
     "RunConfig": "config",
     "Algorithm": "base.algorithm",

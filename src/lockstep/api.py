@@ -104,7 +104,7 @@ def train(
     from lockstep.run_dir import reserved
 
     refuse_launched_process()
-    resolved = _resolve(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
+    resolved = resolve_recipe(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
     callbacks = on_log, on_evaluation, on_checkpoint
     if seeds is not None:
         return _train_seeds(resolved, seeds, procs, parallel, callbacks, init_from)
@@ -120,6 +120,7 @@ def resume(
     procs: int = 1,
     at: int | None = None,
     total_samples: int | None = None,
+    stop_at: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     on_log: Callback | None = None,
     on_evaluation: Callback | None = None,
@@ -132,6 +133,7 @@ def resume(
         procs: Number of processes, at most `run.lanes`. It need not be the number that the run was started with.
         at: Samples of the checkpoint to resume from. None: the newest checkpoint.
         total_samples: New value of `run.total_samples`. None: the value that the run was started with.
+        stop_at: Save and stop at the end of the first iteration with this number of samples. None: train to the end.
         overrides: Changed settings by dotted name, such as {"algo.learning_rate": 1e-4}. Only settings that change
             nothing that is saved can be changed; the others need a new run with `init_from`.
         on_log: Called with each new log entry.
@@ -153,8 +155,9 @@ def resume(
     existing = _as_run(run)
     path, recipe = existing.path, existing.recipe or load_recipe(existing.path)
     total = {} if total_samples is None else {"run.total_samples": total_samples}
-    recipe = change_settings(recipe, {**(overrides or {}), **total}, path)
-    return train_run(resolve(recipe, procs), path, procs, (on_log, on_evaluation, on_checkpoint), resume=True, at=at)
+    recipe = resolve(change_settings(recipe, {**(overrides or {}), **total}, path), procs)
+    callbacks = on_log, on_evaluation, on_checkpoint
+    return train_run(recipe, path, procs, callbacks, resume=True, at=at, stop_at=stop_at)
 
 
 def fork(
@@ -305,7 +308,7 @@ def _recipe(recipe: AnyRecipe) -> Recipe:
     return recipe() if isinstance(recipe, type) else recipe
 
 
-def _resolve(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
+def resolve_recipe(recipe: Any, smoke: bool, preset: str | None, procs: int, settings: Mapping[str, Any]) -> Recipe:
     """Apply preset, smoke setting and settings, in this order, and validate the result."""
     from lockstep.cli.options import resolve, with_absolute_paths, with_reference
     from lockstep.cli.unit_flags import convert_epochs

@@ -40,6 +40,10 @@ class TrainState:
         """Fraction of total_samples, from 0 to 1."""
         return min(1.0, self.samples / self.total_samples)
 
+    def reached(self, samples: int | None) -> bool:
+        """Return whether `samples` are trained and no evaluation of them is due. Always False for None."""
+        return samples is not None and self.samples >= samples and not self.eval_pending
+
     def advance(self, samples: int) -> None:
         self.samples, self.iteration, self.last_iteration_samples = self.samples + samples, self.iteration + 1, samples
 

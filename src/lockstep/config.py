@@ -104,6 +104,9 @@ class RunConfig:
     allow_other_machine: bool = False
     """Allow a resume with exact reduction if CPU capability, device or library versions differ from the checkpoint.
     Results may then differ from those of the uninterrupted run. Applies to one resume."""
+    digest_every: int | None = 1_000
+    """Global samples between digests of agent and metrics in digests.jsonl, which show where two runs differ. None: no
+    digests."""
     log_tensor_digests: bool = False
     """Log a digest of every tensor at every iteration. `lockstep prove` reads them."""
 

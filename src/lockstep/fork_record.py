@@ -45,7 +45,10 @@ class ForkRecord:
 
 
 def run_id(run: Path) -> str:
-    """Identify a run by the claim of its first start, also after its directory was moved. Empty: it has none."""
+    """Identify a run by the claim of its first start, also after its directory was moved. Empty: it has none.
+
+    A claim that was published has the id itself instead of host and process.
+    """
     path = generation_file(run / CHECKPOINTS, 1)
     try:
         claim = None if path.is_symlink() else read_json(path, RECORD_BYTES)
@@ -53,6 +56,8 @@ def run_id(run: Path) -> str:
         return ""
     if not isinstance(claim, dict) or "began" not in claim:
         return ""
+    if _matches(_ID, claim.get("run_id")):
+        return str(claim["run_id"])
     text = json.dumps([claim.get(name) for name in ("host", "pid", "began")])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -21,7 +21,7 @@ from lockstep.checkpoint.naming import CheckpointName
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, Recipe, as_dict, setting_differences
 from lockstep.fork_record import ForkRecord, run_id
-from lockstep.io.jsonl import CHANGES, CHECKPOINTS, CONFIG, FORK, METRICS, STATUS, copy_until
+from lockstep.io.jsonl import CHANGES, CHECKPOINTS, CONFIG, DIGESTS, FORK, METRICS, STATUS, copy_until
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.run_dir import require_unused, reserve, run_path, to_yaml
 
@@ -127,7 +127,7 @@ def _fill(run: Path, checkpoint: Path, parent: Path, name: CheckpointName, recor
     best = best_checkpoint(parent / CHECKPOINTS) == name
     for pointer in ("latest", *(["best"] if best else [])):
         replace_text(directory / pointer, forked)
-    for log in (METRICS, CHANGES):
+    for log in (METRICS, DIGESTS, CHANGES):
         if (parent / log).is_file():
             copy_until(parent / log, run / log, name.samples)
     why = f"forked from {parent.resolve().name}, not trained yet"

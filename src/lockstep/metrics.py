@@ -1,12 +1,15 @@
 """Metrics as sums and counts instead of means, so that they can be pooled over lanes and processes."""
 
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.transfer import has_float64
+
+Totals: TypeAlias = dict[str, tuple[float, float]]
+"""Sums and counts over the whole run by name."""
 
 
 class Metrics:

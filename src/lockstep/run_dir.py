@@ -19,12 +19,12 @@ import yaml
 from lockstep import __version__
 from lockstep.base import Algorithm, VecEnv
 from lockstep.base.dataset import has_playback
+from lockstep.checkpoint.chain import recorded_settings
 from lockstep.checkpoint.disk import DISK, Disk
 from lockstep.checkpoint.fencing import SupersededError
-from lockstep.checkpoint.format import digest_tensor, replace_text
+from lockstep.checkpoint.format import replace_text
 from lockstep.checkpoint.format_version import FORMAT, config_without_version
 from lockstep.checkpoint.manager import CheckpointManager
-from lockstep.checkpoint.snapshot import snapshot_lanes, snapshot_shared
 from lockstep.clock import TrainState
 from lockstep.config import (
     ConfigError,
@@ -41,9 +41,9 @@ from lockstep.io.jsonl import (
     CHANGES,
     CHECKPOINTS,
     CONFIG,
-    EXPERIMENT,
     HANG_REPORT,
     HEARTBEATS,
+    SEVERAL_RUNS,
     STATUS,
     TASK,
     append_jsonl,
@@ -81,7 +81,8 @@ class RunDir:
     def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: ProcessLog, heartbeat_id: str) -> None:
         self.path, self.log, self.runtime = path, log, runtime
         self._recipe, self._heartbeat_id = recipe, heartbeat_id
-        self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime)
+        settings = recorded_settings(recipe, runtime.lanes.num_lanes)
+        self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime, settings)
 
     @classmethod
     @contextmanager
@@ -166,16 +167,6 @@ class RunDir:
         self.log.evaluation(clock)
         if best:
             self.checkpoints.save(algorithm, task, clock, best=True)
-
-    def record_digests(self, clock: TrainState, algorithm: Algorithm, task: VecEnv) -> None:
-        """Log a digest of every tensor of the run, so that two runs can be compared iteration by iteration."""
-        state = snapshot_shared(algorithm, task) | snapshot_lanes(algorithm, task, self.runtime.lanes.local)
-        # Exclude the name, so that Lockstep versions with other tensor names can be compared.
-        local_digests = {name: digest_tensor("", tensor)[:16] for name, tensor in state.items()}
-        merged: dict[str, str] = {}
-        for digests in self.runtime.all_gather_json(local_digests):
-            merged |= digests
-        self.log.digests(clock, merged)
 
 
 def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, str]:
@@ -334,10 +325,11 @@ def run_path(recipe: Recipe) -> Path:
 
 def require_unused(path: Path) -> None:
     """Raise ConfigError unless the directory of a new run is missing or empty, to protect existing files."""
-    for name, what in ((CONFIG, "a run"), (EXPERIMENT, "an experiment")):
+    for name, what in {CONFIG: "a run", **SEVERAL_RUNS}.items():
         if (path / name).exists():
             raise ConfigError(
-                f"{path} already contains {what}.", f"Resume it: lockstep resume {path}\nOr choose another --run.name."
+                f"{path} already contains {what.partition(' of ')[0]}.",
+                f"Resume it: lockstep resume {path}\nOr choose another --run.name.",
             )
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         problem = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
@@ -368,8 +360,9 @@ def to_yaml(recipe: Recipe) -> str:
 
 def read_config(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the recipe name and the settings of a run directory."""
-    if (path / EXPERIMENT).is_file():
-        raise ConfigError(f"{path} is an experiment of several seeds.", f"Name one of its runs: lockstep ls {path}")
+    for name, what in SEVERAL_RUNS.items():
+        if (path / name).is_file():
+            raise ConfigError(f"{path} is {what}.", f"Name one of its runs: lockstep ls {path}")
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} is not a run directory: it has no {CONFIG}.", "List the runs with `lockstep ls`.")
     values = config_without_version(read_yaml(path / CONFIG), path / CONFIG)

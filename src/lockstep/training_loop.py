@@ -5,14 +5,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from lockstep.base import Algorithm, Dataset, VecEnv
-from lockstep.checkpoint.fencing import SupersededError
 from lockstep.clock import TrainState
 from lockstep.config import Recipe
+from lockstep.digest_log import DigestLog
 from lockstep.distributed import Runtime
 from lockstep.evaluation import evaluate_during_training, evaluation_interval
 from lockstep.initial_weights import load_weights
 from lockstep.launch.device import device_notes
 from lockstep.memory_report import explain_out_of_memory
+from lockstep.metrics import Totals
 from lockstep.nan_dump import dump_on_nonfinite
 from lockstep.run_dir import RunDir, TrainResult
 
@@ -22,11 +23,12 @@ def train(
     *,
     resume: bool = False,
     at: int | None = None,
+    stop_at: int | None = None,
     init_from: str | None = None,
     without_replay: bool = False,
     on_record: Callable[[], None] | None = None,
 ) -> TrainResult:
-    """Train one agent on all processes that were started. `on_record` is called after the log has changed."""
+    """Train one agent on all started processes, up to `stop_at` samples. `on_record` is called after log changes."""
     config = recipe.run
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
         with explain_out_of_memory(recipe):
@@ -44,17 +46,19 @@ def train(
         clock = TrainState(total_samples=config.total_samples, patience=config.early_stop_patience)
         run.restore(algorithm, task, clock, at, without_replay)  # a new run has nothing to restore
         for message in initial if clock.iteration == 0 else ():
+            run.checkpoints.chain.started_with = "weights of another run"
             run.log.message(message)
         runtime.check_replicas(algorithm.shared_state(), "at the start")
-        if config.log_tensor_digests:
-            run.record_digests(clock, algorithm, task)
+        digests = DigestLog(run.log, config, runtime, run.checkpoints.fence)
+        digests.record_start(clock, algorithm, task)
 
-        stop = False
+        stop = clock.reached(stop_at)
         while not stop and (clock.eval_pending or not clock.done):
             # One iteration: collect and learn. Dump the inputs if it produces non-finite values.
             if not clock.eval_pending:
                 with dump_on_nonfinite(run.path, algorithm, task, clock, runtime):
-                    iterate(task, algorithm, clock, runtime, config.replica_check_every)
+                    totals = iterate(task, algorithm, clock, runtime, config.replica_check_every)
+                digests.record(clock, algorithm, task, totals)
                 run.log.on_iteration_end(clock, algorithm.updates)
                 if clock.crossed(config.log_every) or clock.done:
                     run.write_log(clock)
@@ -68,8 +72,6 @@ def train(
                     )
                 if scores is not None:
                     run.record_evaluation(clock, scores, algorithm, task)
-            if config.log_tensor_digests:
-                run.record_digests(clock, algorithm, task)
             if on_record is not None:
                 on_record()
 
@@ -78,18 +80,16 @@ def train(
                 stop=runtime.status.stop_requested, save=run.checkpoints.due(), superseded=run.checkpoints.fence.poll()
             )
             if agreed["superseded"]:
-                raise SupersededError(
-                    run.checkpoints.fence.superseded_by or "another start of this run has taken it over."
-                )
-            stop = agreed["stop"]
+                raise run.checkpoints.fence.error()
+            stop = agreed["stop"] or clock.reached(stop_at)
             if agreed["save"] or clock.crossed(config.save_every) or clock.crossed(config.keep_every):
                 run.checkpoints.save(algorithm, task, clock)
 
         return run.finish(algorithm, task, clock, preempted=clock.eval_pending or not clock.done)
 
 
-def iterate(task: VecEnv, algorithm: Algorithm, clock: TrainState, runtime: Runtime, check_every: int) -> None:
-    """Run one iteration: collect, learn, compare the replicas. Benchmarks run the same iteration."""
+def iterate(task: VecEnv, algorithm: Algorithm, clock: TrainState, runtime: Runtime, check_every: int) -> Totals:
+    """Run one iteration, as benchmarks do: collect, learn, compare the replicas. Return the pooled metrics."""
     before = runtime.status.update = algorithm.updates
     task.on_iteration_start(clock)  # curriculum: a function of the clock, equal on all processes
     with runtime.phase("collect"):
@@ -97,6 +97,8 @@ def iterate(task: VecEnv, algorithm: Algorithm, clock: TrainState, runtime: Runt
     with runtime.phase("learn"):
         metrics += algorithm.update(clock).with_prefix("train")
     clock.advance(algorithm.samples)  # global samples
-    clock.accumulate(runtime.reduce_metrics(metrics))  # pooled over all lanes
+    totals = runtime.reduce_metrics(metrics)  # pooled over all lanes
+    clock.accumulate(totals)
     if algorithm.updates // check_every > before // check_every:
         runtime.check_replicas(algorithm.shared_state(), f"update {algorithm.updates}")
+    return totals

@@ -26,8 +26,12 @@ CASES = [
     ["ls", "."],
     ["report", "."],
     ["bench", "gym-ppo", "--smoke", "--seconds", "0.1"],
+    ["verify", ".", "--segments", "1"],
     ["verify-files", "."],
+    ["push", ".", "ada/run"],
+    ["pull", "ada/run"],
     ["benchmark", "classic", "--plot"],
+    ["sweep", "gym-ppo", "--space", "../space.yaml", "--wandb-sweep"],
     ["plan", "gym-ppo", "--smoke"],
     ["backtest", "prices.csv"],
     ["jobfile", "slurm", "--", "train", "gym-ppo"],
@@ -38,7 +42,11 @@ CASES = [
     ["audit", "../script.py", "--procs", "2", "--steps", "1", "--step-timeout", "20"],
     ["prove", "gym-ppo", "--procs", "2", "--iterations", "1"],
 ]
-NIGHTLY = ("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "fork", "play", "prove")
+NIGHTLY = (
+    *("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "fork", "play", "prove"),
+    "sweep",
+    *("verify", "push", "pull"),
+)
 """Commands that start their processes as another command above does."""
 
 
@@ -53,6 +61,7 @@ def run(tmp_path_factory) -> Path:
         mark = directory / f"executed-{name}"
         (directory / "run" / f"{name}.py").write_text(f"open({str(mark)!r}, 'w').close()\n")
     (directory / "script.py").write_text("import torch\n")
+    (directory / "space.yaml").write_text("algo.gamma: [0.9, 0.99]\n")
     return directory / "run"
 
 

@@ -63,8 +63,8 @@ def test_kill_at_every_file_operation_of_a_save_keeps_a_valid_checkpoint(tmp_pat
     # The operations of a save, so that the test fails if the hook misses one.
     assert {"os.mkdir", "open", "fsync", "os.rename", "shutil.rmtree", "os.rmdir", "os.remove"} <= set(names)
     assert (names.count("half a file"), names.count("os.remove")) == (4, 5)
-    # The four files, their directory and the two logs are synced before the rename that publishes them.
-    assert names[: names.index("os.rename")].count("fsync") == 7
+    # The four files, their directory and the three logs are synced before the rename that publishes them.
+    assert names[: names.index("os.rename")].count("fsync") == 8
     looks = ("os.scandir", "os.listdir")
     before = [name for name in names[: names.index("os.rename")] if name not in looks]
     assert before[-1] == "fsync"

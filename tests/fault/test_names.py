@@ -89,6 +89,8 @@ READERS = {
     "plan": ["plan", "snake-ppo", "--measured", LONG],
     "backtest": ["backtest", f"{LONG}.py"],
     "benchmark": ["benchmark", "classic", "--plot", "--out", LONG],
+    "sweep": ["sweep", LONG],
+    "space": ["sweep", "gym-ppo", "--space", LONG],
     "audit": ["audit", LONG],
     "opponents": ["eval", "run", "--opponents", LONG],
 }

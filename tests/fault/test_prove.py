@@ -76,13 +76,31 @@ def test_prove_gym_ppo_with_kills_finds_one_hash_on_1_2_3_processes(tmp_path):
     assert re.search(r"2 → \d .*killed during a save", ended.output)
 
 
+PONG = [
+    *("--task.num-envs", "8", "algo.rollout_steps=8", "algo.batch_size=32", "algo.epochs=1"),
+    *("run.total_samples=256", "run.eval_every=none", "run.save_every=64"),
+]
+"""Eight updates of the network for images; an iteration is 64 steps."""
+
+
 @pytest.mark.slow
-def test_prove_masked_recurrent_policy_with_kills_finds_one_hash(tmp_path):
-    toys = Path(__file__).parents[1] / "helpers" / "gym_toys.py"
-    words = ["gym-ppo-lstm", "--task.id", f"{toys}:LockstepVault-v0", "--smoke", "--procs", "1", "2", "4", "--kill"]
-    ended = command([*PROVE, *words], directory=tmp_path)
+@pytest.mark.parametrize(
+    ("package", "recipe", "words"),
+    [
+        ("ale_py", "gym-ppo", ["--task.id", "ALE/Pong-v5", *PONG]),
+        ("envpool", "gym-ppo", ["--task.id", "{helpers}/envpool_tasks.py:PoolPong-v0", *PONG]),
+        ("gymnasium", "gym-ppo", ["--task.id", "CartPole-v1", "--task.vectorization-mode", "vector_entry_point"]),
+        ("gymnasium", "gym-ppo-lstm", ["--task.id", "{helpers}/gym_toys.py:LockstepVault-v0"]),
+    ],
+    ids=["atari", "envpool", "make_vec", "masked-recurrent"],
+)
+def test_prove_environments_with_kills_finds_one_hash(tmp_path, package, recipe, words):
+    pytest.importorskip(package)
+    helpers = Path(__file__).parents[1] / "helpers"
+    words = [word.format(helpers=helpers) for word in words]
+    ended = command([*PROVE, recipe, *words, "--procs", "1", "2", "4", "--kill"], directory=tmp_path)
     assert ended.code == 0, ended.output
-    assert "One agent." in ended.output
+    assert "One agent. 5 runs, one hash" in ended.output
 
 
 @pytest.mark.slow  # a minute on each core

@@ -84,6 +84,8 @@ VERBS = {
     "backtest": lambda run: ["backtest", NASTY],
     "benchmark": lambda run: ["benchmark", NASTY],
     "benchmark a task": lambda run: ["benchmark", "classic", "--tasks", NASTY],
+    "sweep": lambda run: ["sweep", NASTY],
+    "space": lambda run: ["sweep", "gym-ppo", "--space", run / CONFIG],
     "audit": lambda run: ["audit", run / NASTY],
     "a verb": lambda run: [NASTY],
 }

@@ -219,6 +219,7 @@ runs = st.builds(
     precision=st.sampled_from(["fp32", "bf16", "fp16", "amp"]),
     eval_every=st.none() | st.integers(1, 2**40),
     collective_timeout=st.floats(1e-3, 1e9),
+    digest_every=st.none() | st.integers(1, 10**6),
     log_tensor_digests=st.booleans(),
 )
 options = st.dictionaries(

@@ -91,13 +91,14 @@ def test_resume_of_finished_run_changes_nothing(tmp_path):
     assert hash_of(path) == before
 
 
-@pytest.mark.parametrize("iteration", [1, 3])
+@pytest.mark.parametrize("iteration", [0, 1, 3])
 def test_resume_after_kill_matches_uninterrupted_run(tmp_path, monkeypatch, iteration):
-    whole = train(tiny(tmp_path / "whole")).path
-    path = killed_run(tmp_path / "killed", monkeypatch, iteration)
+    whole = train(tiny(tmp_path / "whole", digest_every=1)).path
+    path = killed_run(tmp_path / "killed", monkeypatch, iteration, digest_every=1)
     assert checkpoints_of(path) == [n * ITERATION for n in range(1, iteration + 1)]
     resume_run(path)
     assert hash_of(path) == hash_of(whole)
+    assert (path / "digests.jsonl").read_text() == (whole / "digests.jsonl").read_text()
 
 
 def test_interrupt_finishes_iteration_and_saves_checkpoint(tmp_path, monkeypatch):
@@ -120,6 +121,24 @@ def test_interrupt_finishes_iteration_and_saves_checkpoint(tmp_path, monkeypatch
     assert checkpoints_of(result.path) == [2 * ITERATION]
     assert resume_run(result.path).clock.done
     assert hash_of(result.path) == hash_of(whole)
+
+
+@pytest.mark.parametrize("stop_at", [ITERATION + 1, 2 * ITERATION])
+def test_stop_at_ends_whole_iteration_and_resume_matches_uninterrupted_run(tmp_path, stop_at):
+    settings = {"save_every": None, "eval_every": 2 * ITERATION, "eval_episodes": 2}
+    whole = train(tiny(tmp_path / "whole", **settings)).path
+    stopped = train(tiny(tmp_path / "stopped", **settings), stop_at=stop_at)
+    assert (stopped.preempted, stopped.clock.samples, stopped.clock.evaluations) == (True, 2 * ITERATION, 1)
+    assert resume_run(stopped.path).clock.done
+    assert hash_of(stopped.path) == hash_of(whole)
+
+
+def test_resume_with_reached_stop_at_trains_nothing(tmp_path):
+    recipe = tiny(tmp_path)
+    path = train(recipe, stop_at=2 * ITERATION).path
+    before = hash_of(path)
+    assert train(recipe, resume=True, stop_at=ITERATION).clock.samples == 2 * ITERATION
+    assert hash_of(path) == before
 
 
 def test_resume_removes_partial_checkpoint_directories(tmp_path):

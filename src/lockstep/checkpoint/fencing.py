@@ -154,6 +154,10 @@ class GenerationFence:
                 break
         return bool(self.superseded_by)
 
+    def error(self) -> "SupersededError":
+        """Return the error that ends a superseded start, also on processes that do not read the claims."""
+        return SupersededError(self.superseded_by or "another start of this run has taken it over.")
+
     def is_loading(self) -> bool:
         """Return whether a newer start may be loading a checkpoint now."""
         start_times = (read_claim(self.directory, generation, self.disk).get("began") for generation in self._newer())

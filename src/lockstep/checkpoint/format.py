@@ -148,7 +148,7 @@ def _is_file(path: Path) -> bool:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint in the current format: `files` with their hashes, `keep`, `machine`."""
+    """Read the manifest of a checkpoint in the current format: `files` and hashes, `keep`, `machine`, `chain`."""
     path = directory / MANIFEST
     manifest = read_json(path)
     # Check the checksum first: a damaged version, machine or file list must not be trusted.
@@ -165,9 +165,12 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def write_manifest(directory: Path, files: dict[str, str], keep: bool, machine: dict[str, str]) -> None:
+def write_manifest(
+    directory: Path, files: dict[str, str], keep: bool, machine: dict[str, str], chain: dict[str, Any] | None = None
+) -> None:
     """Write the manifest durably. Call this last, when every file that it lists is on disk."""
     manifest = {"format": FORMAT, "files": files, "keep": keep, "machine": machine}
+    manifest |= {"chain": chain} if chain else {}
     write_json(directory / MANIFEST, manifest | {"checksum": _checksum(manifest)})
 
 
@@ -254,13 +257,17 @@ def read_lane(
     """
     for name in files:
         if lane in _lanes_in(name):
-            replay = _read_rows(directory, lane, files, rows, live) if rows else {}
+            replay = read_rows(directory, lane, files, rows, live) if rows else {}
             return read_tensor_file(resolve_member(directory, name), lane_prefix(lane)) | replay
     raise CorruptCheckpointError(f"{directory} has no file that holds lane {lane}")
 
 
-def _read_rows(
-    directory: Path, lane: int, files: Iterable[str], rows: list[int], live: Mapping[str, AppendOnlyTensor] | None
+def read_rows(
+    directory: Path,
+    lane: int,
+    files: Iterable[str],
+    rows: list[int],
+    live: Mapping[str, AppendOnlyTensor] | None = None,
 ) -> StateDict:
     """Read the append-only tensors of a lane: concatenate their segments and drop rows before `rows[0]`."""
     pieces: dict[str, list[Tensor]] = {}
@@ -318,6 +325,12 @@ def rows_of(name: str) -> range | None:
     return range(int(match[3]), int(match[4])) if match else None
 
 
+def lanes_of(name: str) -> range:
+    """Return the lanes of a lane file or of a segment, from its name; empty for other files."""
+    match = _LANE_FILE.fullmatch(name) or _ROWS_FILE.fullmatch(name)
+    return range(int(match[1]), int(match[2]) + 1) if match else range(0)
+
+
 def _lanes_in(name: str) -> range:
     """Return the lanes of a lane file, from its name; empty for other files."""
     match = _LANE_FILE.fullmatch(name)
@@ -355,7 +368,7 @@ def hash_checkpoint(directory: Path) -> str:
             digests |= {key: digest_tensor(key, tensor) for key, tensor in tensors.items()}
     for lane in range(values["lanes"]) if "rows" in values else ():
         # Concatenated, because segment boundaries do not count.
-        replay = _read_rows(directory, lane, files, values["rows"], None)
+        replay = read_rows(directory, lane, files, values["rows"], None)
         digests |= {lane_prefix(lane) + key: digest_tensor(lane_prefix(lane) + key, x) for key, x in replay.items()}
     sha256 = hashlib.sha256()
     for name in sorted(digests):

@@ -6,13 +6,15 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
+from lockstep.checkpoint.chain import ChainWriter, in_manifest
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
 from lockstep.checkpoint.format import CorruptCheckpointError
 from lockstep.checkpoint.incremental import IncrementalState
@@ -32,13 +34,17 @@ from lockstep.protocols import AppendOnlyTensor, StateDict
 
 SLOW_SECONDS = 1.0
 """Warn if training waits longer than this for the previous save."""
+StateValues = dict[str, Any]
+"""Plain values of a checkpoint, as in train_state.json."""
 _LOGGER = logging.getLogger("lockstep")
 
 
 class CheckpointManager:
     """Saves and restores the checkpoints of one run directory. Every process of the run has one."""
 
-    def __init__(self, directory: Path, run: RunConfig, runtime: Runtime) -> None:
+    def __init__(
+        self, directory: Path, run: RunConfig, runtime: Runtime, settings: Mapping[str, Any] | None = None
+    ) -> None:
         self.directory, self.run, self.runtime = directory, run, runtime
         self.notes: list[str] = []
         """Messages for the user about the restore."""
@@ -53,6 +59,7 @@ class CheckpointManager:
         self._segments = IncrementalState(run.replay_parity)
         self._machine = describe_machine(runtime.device)
         self.fence = GenerationFence(directory, runtime.is_main)
+        self.chain = ChainWriter(directory.parent, settings or {})
         # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
         self._store = runtime.kv_store()
         self._heartbeat_store = runtime.kv_store()
@@ -117,6 +124,7 @@ class CheckpointManager:
             setattr(clock, name, value)
         clock.total_samples, clock.patience = budget, patience  # a resumed run may have larger values of both
         if without_replay and rows:
+            self.chain.started_with = "an empty replay buffer"
             self.notes.append(
                 f"WITHOUT REPLAY: {rows[1] - rows[0]:,} rows of replay of checkpoint {path.name} were dropped because "
                 "of --without-replay. The replay buffer is empty: the agent collects transitions before it learns "
@@ -170,7 +178,11 @@ class CheckpointManager:
             lanes, append_only = split_lane_state(algorithm, task, self.runtime.lanes.local)
             self._segments.stage(append_only, self.runtime.lanes.local)
             shared = snapshot_shared(algorithm, task) if self.runtime.is_main else {}
-            values = {"clock": asdict(clock), "lanes": self.runtime.lanes.num_lanes, "processes": self.runtime.size}
+            values: StateValues = {
+                "clock": asdict(clock),
+                "lanes": self.runtime.lanes.num_lanes,
+                "processes": self.runtime.size,
+            }
             values |= {"format": form.FORMAT} | ({"rows": self._segments.rows} if append_only else {})
             keep = clock.crossed(self.run.keep_every)
         self._save_interval.begin()
@@ -244,7 +256,7 @@ class CheckpointManager:
         watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - start)
 
     def _write_files(
-        self, name: CheckpointName, lanes: StateDict, shared: StateDict, values: object, keep: bool, best: bool
+        self, name: CheckpointName, lanes: StateDict, shared: StateDict, values: StateValues, keep: bool, best: bool
     ) -> None:
         partial, lane_file = self.directory / f".{name}.partial", form.lane_file(self.runtime.lanes.local)
         key = f"save/{name}/{self.runtime.rank}"
@@ -268,7 +280,7 @@ class CheckpointManager:
         verdict = self._wait_for(f"save/{name}/verdict", f"save/{name}/0/beat", "the main process")
         self._problem, self._segments.unlinked = json.loads(verdict)
 
-    def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: object, keep: bool) -> str:
+    def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: StateValues, keep: bool) -> str:
         """On the main process: write the shared files, collect all results and publish; return problems, if any."""
         files, problems = {}, []
         try:
@@ -285,14 +297,24 @@ class CheckpointManager:
         self._store.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
         if not problems:
             try:
+                entry = self.chain.new_entry(
+                    name,
+                    self._last_complete,
+                    files,
+                    self._machine,
+                    self.runtime.size,
+                    not values["clock"]["eval_pending"],
+                )
                 self._segments.link(
                     self.directory / str(self._last_complete), partial, files, self.runtime.lanes.num_lanes
                 )
-                form.write_manifest(partial, files, keep, self._machine)
+                form.write_manifest(partial, files, keep, self._machine, in_manifest(entry))
                 fsync_dir(partial)
+                self.chain.append(entry)
                 sync_lines(self.directory.parent)
                 self.runtime.fault_point("publish")
                 publish(self.fence, partial, name)
+                self.chain.published(entry)
             except (OSError, CorruptCheckpointError) as error:
                 problems.append(self._describe(error))
         if problems:

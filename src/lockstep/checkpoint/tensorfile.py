@@ -57,19 +57,21 @@ def write_tensor_file(path: Path, tensors: StateDict, parity: Path | None = None
     Returns:
         The SHA-256 of the bytes in memory, by file name.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0]))
-    header, stop = {}, 0
-    for name, tensor in ordered:
-        start, stop = stop, stop + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head = len(text).to_bytes(8, "little") + text
-    fold = Parity(len(head) + stop) if parity is not None else None
+    head, ordered, size = _layout(tensors)
+    fold = Parity(len(head) + size) if parity is not None else None
     digests = {path.name: write_bytes(path, _parts(head, ordered), fold)}
     if parity is not None and fold is not None:
         digests[parity.name] = write_bytes(parity, fold.parts())
     return digests
+
+
+def digest_tensors(tensors: StateDict) -> str:
+    """Return the SHA-256 of the file that `write_tensor_file` would write."""
+    head, ordered, _ = _layout(tensors)
+    digest = hashlib.sha256()
+    for part in _parts(head, ordered):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def write_bytes(path: Path, parts: Iterable[bytes | memoryview], parity: Parity | None = None) -> str:
@@ -84,6 +86,18 @@ def write_bytes(path: Path, parts: Iterable[bytes | memoryview], parity: Parity 
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def _layout(tensors: StateDict) -> tuple[bytes, list[tuple[str, Tensor]], int]:
+    """Return the header of a file, the tensors in the order of the file, and their number of bytes."""
+    ordered = sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0]))
+    header, stop = {}, 0
+    for name, tensor in ordered:
+        start, stop = stop, stop + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, ordered, stop
 
 
 def _parts(head: bytes, tensors: list[tuple[str, Tensor]]) -> Iterator[bytes | memoryview]:

@@ -1,13 +1,17 @@
 """`lockstep export RUN --to FORMAT`: export a policy and verify the written file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from lockstep.cli.parser import parse_args
+
+if TYPE_CHECKING:
+    from lockstep.base import Algorithm
+    from lockstep.config import Recipe
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx", "sb3": ".zip", "pt2": ".pt2"}
 VERIFIED_GAMES = 4
@@ -53,13 +57,16 @@ def run(arguments: Sequence[str]) -> int:
 
     import os
     import warnings
+    from functools import partial
 
     from lockstep.config import ConfigError
     from lockstep.inference import load_algorithm, load_recipe
     from lockstep.tools.export import formats, sb3
+    from lockstep.tools.verify.exports import choose_checkpoint
 
-    writers = {
-        "safetensors": formats.write_safetensors,
+    name, origin = choose_checkpoint(command.run, command.checkpoint)
+    writers: dict[str, Callable[[Path, Algorithm, Recipe], float]] = {
+        "safetensors": partial(formats.write_safetensors, origin=origin),
         "onnx": formats.write_onnx,
         "pt2": formats.write_pt2,
         "sb3": sb3.write_sb3,
@@ -68,15 +75,15 @@ def run(arguments: Sequence[str]) -> int:
     path = command.out or command.run / f"{command.run.resolve().name}{SUFFIXES[command.to]}"
     if not path.parent.is_dir():
         raise ConfigError(f"there is no directory {path.parent}.", f"mkdir -p {path.parent}")
-    partial = path.with_name(f".{path.name}.partial{SUFFIXES[command.to]}")
+    unfinished = path.with_name(f".{path.name}.partial{SUFFIXES[command.to]}")
     try:
         with console.status(f"writing and verifying {path}"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of export libraries do not concern the user
-            algorithm = load_algorithm(command.run, recipe, command.checkpoint)
-            difference = writers[command.to](partial, algorithm, recipe)
-        os.replace(partial, path)
+            algorithm = load_algorithm(command.run, recipe, name.samples if name else None)
+            difference = writers[command.to](unfinished, algorithm, recipe)
+        os.replace(unfinished, path)
     finally:
-        partial.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     result = "bit-identical" if difference == 0.0 else f"maximum difference {difference:.1g}"
     console.print(f"{path}: {path.stat().st_size / 2**10:,.0f} KiB")
     console.print(f"  compared with the policy on {formats.BATCH_SIZE} random observations: {result}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.cli.flag_aliases import normalize_args
-from lockstep.cli.options import LocalLaunchOptions, resolve, resolve_procs
+from lockstep.cli.options import LocalLaunchOptions, StopOptions, resolve, resolve_procs
 from lockstep.cli.parser import parse_args
 from lockstep.cli.resume import CHANGEABLE, change_settings, full_names, split_settings
 from lockstep.cli.torch_import import import_torch_with_status
@@ -17,6 +17,7 @@ from lockstep.config import ConfigError, RecipeT, apply_overrides
 from lockstep.experiment.record import is_experiment
 from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
+from lockstep.sweeps.record import is_sweep
 
 if TYPE_CHECKING:
     from lockstep.forking import Fork
@@ -30,7 +31,7 @@ CHANGEABLE_IN_FORK = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForkOptions(LocalLaunchOptions):
+class ForkOptions(LocalLaunchOptions, StopOptions):
     """Start a new run from a whole checkpoint of another run: networks, optimizers, environments, replay and clock.
 
     Settings that `lockstep resume` can change may follow, such as --algo.learning-rate 1e-4 or algo.gamma=0.9, and
@@ -88,9 +89,9 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     recipe = apply_overrides(recipe, {"run.name": fork.path.name})
     if procs == 1:
-        return run_training_worker(lambda: train(recipe, resume=True))
+        return run_training_worker(lambda: train(recipe, resume=True, stop_at=command.stop_at), command.stop_at)
     with temporary_directory("fork") as directory:
-        spec = write_spec(directory / "spec.json", recipe, resume=True)
+        spec = write_spec(directory / "spec.json", recipe, resume=True, stop_at=command.stop_at)
         return launch_and_report(spec, LaunchConfig(procs, command.max_restarts))
 
 
@@ -103,7 +104,7 @@ def fork_settings(before: RecipeT, settings: Mapping[str, Any], source: Path | s
     settings = full_names(settings)
     location: dict[str, Any] = {"run.name": settings.pop("run.name", "")}
     beside = Path(before.run.runs_dir)
-    if is_experiment(beside):  # it contains the runs of its own seeds only
+    if is_experiment(beside) or is_sweep(beside):  # it contains its own runs only
         beside = beside.parent
     location["run.runs_dir"] = settings.pop("run.runs_dir", str(beside))
     changed = change_settings(before, settings, source, CHANGEABLE_IN_FORK, "forked")

@@ -41,11 +41,12 @@ _TOTAL_SAMPLES = re.compile(r"^run:\n(?:  .*\n)*?  total_samples: (\d{1,18})$", 
 class List:
     """List the runs in a directory: state, steps, returns, throughput, start time, recipe, environment and seed.
 
-    An experiment of several seeds is one entry, with the steps of all runs and interquartile means of their returns.
+    An experiment of several seeds is one entry, with the steps of all runs and interquartile means of their returns. A
+    sweep is one entry, with the steps of its trials and the best value under `eval`.
     """
 
     dir: tyro.conf.Positional[Path] = Path("runs")
-    """Directory that contains the run directories, or the directory of an experiment."""
+    """Directory that contains the run directories, or the directory of an experiment or a sweep."""
     tree: bool = False
     """List every fork below its parent, with the changed settings."""
 
@@ -56,11 +57,11 @@ def run(arguments: Sequence[str]) -> int:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from lockstep.io.jsonl import CONFIG, EXPERIMENT
+    from lockstep.io.jsonl import CONFIG, EXPERIMENT, SWEEP
     from lockstep.io.rich_console import PrintableConsole
 
     console = PrintableConsole()
-    paths = sorted({path.parent for name in (CONFIG, EXPERIMENT) for path in command.dir.glob(f"*/{name}")})
+    paths = sorted({path.parent for name in (CONFIG, EXPERIMENT, SWEEP) for path in command.dir.glob(f"*/{name}")})
     if not paths:
         console.print(f"There are no runs in {command.dir}. Start one: lockstep train snake-ppo --smoke")
         return 0
@@ -101,9 +102,12 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _entry(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the two lines of a run or an experiment, in the order of `HEADINGS`."""
+    """Return the two lines of a run, an experiment or a sweep, in the order of `HEADINGS`."""
     from lockstep.experiment.record import is_experiment
+    from lockstep.sweeps.record import is_sweep
 
+    if is_sweep(path):
+        return _sweep_rows(path)
     return _experiment_rows(path) if is_experiment(path) else _run_rows(path)
 
 
@@ -166,6 +170,41 @@ def _experiment_rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         _number(sum(_numbers(speeds)) or None, ",.0f"),
         _interquartile_mean(each.get("eval/return_mean") for each in values),
         describe_seeds(record.seeds),
+    )
+
+
+def _sweep_rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the two lines of a sweep, in the order of `HEADINGS`."""
+    from lockstep.config import ConfigError
+    from lockstep.io.jsonl import METRICS, SWEEP, newest_values, read_status
+    from lockstep.sweeps.progress import best_trial, trial_states
+    from lockstep.sweeps.record import read_sweep, read_trials, trial_directory
+
+    name = printable(path.name, newlines=False)
+    try:
+        record, trials = read_sweep(path), read_trials(path)
+        runs = [trial_directory(path, number) for number in range(len(trials))]
+    except ConfigError:
+        return (name,), (f"  {SWEEP} cannot be read",)
+    decided = sum(state.is_decided for state in trial_states(record, trials))
+    states = [read_status(run).get("state") for run in runs]
+    running = "running" if "running" in states else "incomplete"
+    samples = sum(_numbers(newest_values(run / METRICS, LISTED_METRICS).get("samples") for run in runs))
+    best = best_trial(record, trials)
+    task = record.settings.get("task")
+    environment = _join(task.get("id"), task.get("tasks")) if isinstance(task, dict) else "-"
+    return (
+        name,
+        "finished" if decided == record.trials else running,
+        _short(samples),
+        "-",
+        _local_time(path / SWEEP),
+    ), (
+        f"  {_truncated(Path(record.recipe).stem)}, {_truncated(environment)}",
+        f"{decided}/{record.trials} done",
+        "-",
+        "-" if best is None else _number(trials[best].values[-1], ".2f"),
+        "-",
     )
 
 

@@ -40,6 +40,15 @@ class LocalLaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StopOptions:
+    """Option of commands that train one run."""
+
+    stop_at: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
+    """Save and stop at the end of the first iteration with this number of global samples. Schedules remain those of
+    run.total_samples, and `lockstep resume` continues. None: train to the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchOptions(LocalLaunchOptions):
     """Number and location of processes, and restarts after failures."""
 
@@ -102,7 +111,7 @@ class RecipeOptions(PresetOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartOptions(LaunchOptions, PresetOptions):
+class StartOptions(LaunchOptions, StopOptions, PresetOptions):
     """Options that start a recipe."""
 
     config: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None

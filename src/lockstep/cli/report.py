@@ -23,7 +23,7 @@ class Report:
     """
 
     run: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
-    """Run directory, or directory of an experiment (several seeds)."""
+    """Run directory, or directory of an experiment (several seeds) or a sweep."""
     more: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = ()
     """More runs or experiments to compare."""
     out: Path = Path("report.html")
@@ -45,10 +45,12 @@ def run(arguments: Sequence[str]) -> int:
 
     from lockstep.config import ConfigError
     from lockstep.io.safe_read import UnreadableFileError
+    from lockstep.sweeps.record import is_sweep
     from lockstep.tools.report.charts import name_groups
     from lockstep.tools.report.comparison import summary
     from lockstep.tools.report.page import write_page
     from lockstep.tools.report.run_data import group, read_gif, read_record, read_runs
+    from lockstep.tools.report.sweep_charts import read_section
 
     if command.out.is_dir():
         raise ConfigError(f"{command.out} is a directory.", f"Choose a file: --out {command.out / 'report.html'}")
@@ -60,12 +62,14 @@ def run(arguments: Sequence[str]) -> int:
         runs = read_runs([command.run, *command.more])
     except OSError as error:
         raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.", "Check its permissions.") from None
+    sweeps = [read_section(path, path.resolve().name) for path in (command.run, *command.more) if is_sweep(path)]
     page = write_page(
         runs,
         reference=_reference(command),
         proof=read_record(command.proof, "a file written by `lockstep prove --json FILE`") if command.proof else None,
         bench=read_record(command.bench, "a bench.json of `lockstep bench --out DIR`") if command.bench else None,
         gif=gif,
+        sweeps=sweeps,
     ).encode("utf-8", "replace")
     try:
         command.out.write_bytes(page)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 
 from lockstep.cli.flag_aliases import normalize_args
-from lockstep.cli.options import LaunchOptions, resolve, resolve_procs
+from lockstep.cli.options import LaunchOptions, StopOptions, resolve, resolve_procs
 from lockstep.cli.parser import parse_args
 from lockstep.cli.torch_import import import_torch_with_status
 from lockstep.cli.unit_flags import convert_epochs
@@ -16,6 +16,7 @@ from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, RecipeT, apply_overrides, as_dict, flat_settings
 from lockstep.experiment.record import is_experiment
 from lockstep.io.temporary_directory import temporary_directory
+from lockstep.sweeps.record import is_sweep
 
 CHANGEABLE = (
     "total_samples",
@@ -30,6 +31,7 @@ CHANGEABLE = (
     "keep_every",
     "replay_parity",
     "replica_check_every",
+    "digest_every",
     "collective_timeout",
     "max_hours",
     "on_nonfinite",
@@ -47,20 +49,21 @@ REASONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(LaunchOptions):
+class Resume(LaunchOptions, StopOptions):
     """Resume a run from its newest valid checkpoint, on the same or another number of processes.
 
-    An experiment of several seeds is resumed as a whole, on its own number of processes per run unless --procs is
-    given. Its finished runs are skipped.
+    An experiment of several seeds and a sweep are resumed as a whole, on their own number of processes per run unless
+    --procs is given. Finished runs are skipped.
 
     Settings of one run that change nothing that is saved may follow, such as --algo.learning-rate 1e-4. Changes are
     printed and recorded in the run directory.
     """
 
     run: tyro.conf.Positional[Path]
-    """The run directory, or the directory of an experiment."""
+    """The run directory, or the directory of an experiment or a sweep."""
     parallel: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Runs of an experiment at a time. None: the number of GPUs, or of CPU cores without GPUs, divided by --procs."""
+    """Runs of an experiment or a sweep at a time. None: the number of GPUs, or of CPU cores without GPUs, divided by
+    --procs."""
     checkpoint: int | None = None
     """Global samples of the checkpoint to resume from. None: the newest."""
     without_replay: bool = False
@@ -79,8 +82,13 @@ def run(arguments: Sequence[str]) -> int:
         from lockstep.cli.seeds import resume_experiment
 
         return resume_experiment(command, [*settings, *parsed.settings, *parsed.unit_flags])
+    if is_sweep(command.run):
+        from lockstep.cli.sweep import resume_sweep
+
+        refuse_options_of_one_run(command, [*settings, *parsed.settings, *parsed.unit_flags], "a sweep")
+        return resume_sweep(command, command.run, command.parallel)
     if command.parallel is not None:
-        raise ConfigError("--parallel needs an experiment of several seeds.", "Remove it to resume one run.")
+        raise ConfigError("--parallel needs an experiment or a sweep.", "Remove it to resume one run.")
     procs = resolve_procs(command)
     settings |= parsed.settings
     if "epochs" in parsed.unit_flags:
@@ -101,10 +109,27 @@ def run(arguments: Sequence[str]) -> int:
     if not started_processes():
         require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     options: Any = {"resume": True, "at": command.checkpoint, "without_replay": command.without_replay}
+    options["stop_at"] = command.stop_at
     if started_processes() or (procs == 1 and launch_config.nodes[1] == 1):
-        return run_training_worker(lambda: train(recipe, **options))
+        return run_training_worker(lambda: train(recipe, **options), command.stop_at)
     with temporary_directory("resume") as directory:
         return launch_and_report(write_spec(directory / "spec.json", recipe, **options), launch_config)
+
+
+def refuse_options_of_one_run(options: Resume, settings: Sequence[str], what: str) -> None:
+    """Raise ConfigError for options or settings that apply to one run, not to an experiment or a sweep."""
+    others = {
+        "--checkpoint": options.checkpoint,
+        "--total-samples": options.total_samples,
+        "--stop-at": options.stop_at,
+    }
+    given = [*settings, *(name for name, value in others.items() if value is not None)]
+    given += ["--without-replay"] if options.without_replay else []
+    if given:
+        raise ConfigError(
+            f"{given[0]} applies to one run, but {options.run} is {what}.",
+            "Resume one of its runs with it, or remove it.",
+        )
 
 
 def change_settings(

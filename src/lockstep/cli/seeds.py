@@ -25,6 +25,8 @@ def train_seeds(options: TrainOptions, rest: list[str], notes: list[str], argume
             "--autoscale probes the machine for one run, not for several at a time.",
             "Run `lockstep train --autoscale` once, and pass the settings that it prints together with --seeds.",
         )
+    if options.stop_at is not None:
+        raise ConfigError("--stop-at stops one run, not several seeds.", "Set run.total_samples, or omit --seeds.")
     refuse_hosts(options, "--seeds")
 
     from lockstep.cli.find_run import resolve_init_from
@@ -46,14 +48,9 @@ def train_seeds(options: TrainOptions, rest: list[str], notes: list[str], argume
 
 def resume_experiment(options: "Resume", settings: Sequence[str]) -> int:
     """Train the unfinished runs of an experiment. `settings` are those of the command line, which cannot change it."""
-    others = {"--checkpoint": options.checkpoint, "--total-samples": options.total_samples}
-    given = [*settings, *(name for name, value in others.items() if value is not None)]
-    given += ["--without-replay"] if options.without_replay else []
-    if given:
-        raise ConfigError(
-            f"{given[0]} applies to one run, but {options.run} is an experiment of several seeds.",
-            "Resume one of its runs with it, or remove it.",
-        )
+    from lockstep.cli.resume import refuse_options_of_one_run
+
+    refuse_options_of_one_run(options, settings, "an experiment of several seeds")
     refuse_hosts(options, "An experiment")
 
     from lockstep.cli.torch_import import import_torch_with_status

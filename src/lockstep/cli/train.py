@@ -24,6 +24,7 @@ from lockstep.experiment.record import SEED_RUN
 from lockstep.io.printable import print_line
 from lockstep.io.temporary_directory import temporary_directory
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
+from lockstep.sweeps.record import TRIAL_RUN
 
 if TYPE_CHECKING:
     from lockstep.launch.rendezvous import LaunchConfig
@@ -41,8 +42,14 @@ def run(arguments: Sequence[str]) -> int:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
     if arguments[:1] == [SEED_RUN]:
         from lockstep.cli.seeds import recipe_of_seed
+        from lockstep.launch.rendezvous import LaunchConfig
 
-        return _train(*recipe_of_seed(arguments[1:]))
+        recipe, procs, init_from = recipe_of_seed(arguments[1:])
+        return train_resolved(recipe, LaunchConfig(procs), init_from=init_from)
+    if arguments[:1] == [TRIAL_RUN]:
+        from lockstep.cli.sweep import run_trial
+
+        return run_trial(arguments[1:])
     options, rest, notes = parse_train(arguments)
     if options.resume is not None:
         return _resume(options, rest)
@@ -69,33 +76,30 @@ def run(arguments: Sequence[str]) -> int:
     if options.autoscale:
         recipe = apply_overrides(recipe, _autoscaled(arguments, started, procs))
         resolved = resolve(recipe, started or procs)
+    start: Any = {"init_from": init_from, "stop_at": options.stop_at}
     launch_config = options.launch_config(procs)
     # A job with an ID resumes the run that it started: a scheduler requeues it with an identical command.
     standalone = launch_config.nodes[1] == 1 and launch_config.job is None
     if started:
-        return run_training_worker(lambda: train(resolved, init_from=init_from))
+        return run_training_worker(lambda: train(resolved, **start), options.stop_at)
     if standalone:
-        return _train(resolved, procs, init_from, launch_config)
+        return train_resolved(resolved, launch_config, **start)
     with temporary_directory("train") as directory:
         # Lanes depend on the number of processes, known only after the rendezvous: workers resolve the recipe.
-        return launch_and_report(write_spec(directory / "spec.json", recipe, init_from=init_from), launch_config)
+        return launch_and_report(write_spec(directory / "spec.json", recipe, **start), launch_config)
 
 
-def _train(
-    recipe: Recipe, procs: int, init_from: str | None = None, launch_config: "LaunchConfig | None" = None
-) -> int:
+def train_resolved(recipe: Recipe, config: "LaunchConfig", **start: Any) -> int:
     """Train a validated recipe on this machine: in this process, or in several that are started."""
     from lockstep.cli.workers import launch_and_report, run_training_worker
-    from lockstep.launch.rendezvous import LaunchConfig
     from lockstep.run_dir import reserved
     from lockstep.training_loop import train
 
-    if procs == 1:
-        return run_training_worker(lambda: train(recipe, init_from=init_from))
-    config = launch_config or LaunchConfig(procs)
+    if config.processes == 1:
+        return run_training_worker(lambda: train(recipe, **start), start.get("stop_at"))
     # The directory is reserved before workers start, so that a name in use fails early.
     with temporary_directory("train") as directory, reserved(recipe) as (_, named_recipe, job):
-        worker_args = write_spec(directory / "spec.json", named_recipe, init_from=init_from)
+        worker_args = write_spec(directory / "spec.json", named_recipe, **start)
         return launch_and_report(worker_args, replace(config, job=job))
 
 

@@ -32,4 +32,5 @@ def run_spec(path: Path) -> int:
     recipe = apply_overrides(find_recipe(spec["recipe"])(), spec["settings"])
     if recipe.run.lanes is None:  # several hosts: the launcher did not know their number of processes
         recipe = resolve(recipe, WorldInfo.from_environment().size)
-    return run_training_worker(lambda: train(recipe, **spec["options"]))
+    options = spec["options"]
+    return run_training_worker(lambda: train(recipe, **options), options.get("stop_at"))

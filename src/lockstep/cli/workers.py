@@ -43,8 +43,11 @@ def print_notes(notes: Sequence[str]) -> None:
             warn(note)
 
 
-def run_training_worker(work: Callable[[], TrainResult]) -> int:
-    """Train as one process of a run. Record a failure for the launcher, which reports the first one."""
+def run_training_worker(work: Callable[[], TrainResult], stop_at: int | None = None) -> int:
+    """Train as one process of a run. Record a failure for the launcher, which reports the first one.
+
+    A run that stops because it has reached `stop_at` has succeeded: a scheduler must not start it again.
+    """
     from lockstep.config import ConfigError
 
     # Block stop signals. The watchdog handles them while a run is active; before and after it they are ignored.
@@ -67,7 +70,8 @@ def run_training_worker(work: Callable[[], TrainResult]) -> int:
         STARTUP.stop()
     for line in _final_message(result):
         print_on_main(line)
-    return _finish("preempted", EXIT_PREEMPTED) if result.preempted else 0
+    succeeded = not result.preempted or result.clock.reached(stop_at)
+    return 0 if succeeded else _finish("preempted", EXIT_PREEMPTED)
 
 
 def _final_message(result: TrainResult) -> list[str]:

@@ -21,6 +21,15 @@ def fingerprints(state: StateDict) -> Tensor:
     return torch.stack(found) if found else torch.empty(0, dtype=torch.int64)
 
 
+def fold(state: StateDict) -> int:
+    """Return one 64-bit fingerprint of all tensors, without names. The host reads one word per device and dtype."""
+    flat: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in state.values():
+        flat.setdefault((tensor.device, tensor.dtype), []).append(tensor.detach().reshape(-1))
+    words = download([_fingerprint(torch.cat(tensors)) for tensors in flat.values()])
+    return int(_fingerprint(torch.stack(words))) % 2**64 if words else 0
+
+
 _INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 

@@ -34,7 +34,7 @@ from lockstep.launch.private_store import sealed_sockets
 from lockstep.launch.process_lifetime import die_with_launcher
 from lockstep.launch.rendezvous import join_store, loopback
 from lockstep.launch.world import PHASE_BYTES, WorldInfo, enable_crash_traceback, note_backend, open_phase_file
-from lockstep.metrics import Metrics, widen
+from lockstep.metrics import Metrics, Totals, widen
 from lockstep.ops.compilation import Compilation
 from lockstep.ops.phase_timer import DeviceTimer, PhaseTimer
 from lockstep.protocols import StateDict
@@ -224,7 +224,7 @@ class Runtime:
             raise kinds.get(answer["kind"], RuntimeError)(answer["error"])
         return answer["result"]
 
-    def reduce_metrics(self, metrics: Metrics) -> dict[str, tuple[float, float]]:
+    def reduce_metrics(self, metrics: Metrics) -> Totals:
         """Return sums and counts over the whole run, by name."""
         pairs = metrics.global_sums
         tables = download([*pairs.values(), *metrics.per_lane.values()])  # one transfer for all of them

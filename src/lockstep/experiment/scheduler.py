@@ -62,6 +62,22 @@ class ScheduledRun(Protocol):
 RunT = TypeVar("RunT", bound=ScheduledRun)
 
 
+class RunQueue(Protocol[RunT]):
+    """Runs whose order depends on results, such as the trials of a sweep."""
+
+    def take(self) -> RunT | None:
+        """Remove and return the next run that can start now. None: none can, before an active run has ended."""
+
+    def is_done(self, run: RunT) -> bool:
+        """Return whether a run has trained as far as it should."""
+
+    def handle_failure(self, run: RunT, code: int) -> str | None:
+        """Return a message if a failure is handled here, such as by another attempt, else None."""
+
+    def describe(self, active: Sequence[RunT], done: int) -> str:
+        """Return the progress of all runs, as one line."""
+
+
 class _ActiveRun(NamedTuple):
     process: "subprocess.Popen[bytes]"
     slot: int
@@ -71,8 +87,8 @@ class _ActiveRun(NamedTuple):
 class RunScheduler(Generic[RunT]):
     """Trains runs that are not finished yet, at most `parallel` at a time."""
 
-    runs: Sequence[RunT]
-    """Runs to train, in this order."""
+    runs: "Sequence[RunT] | RunQueue[RunT]"
+    """Runs to train, in this order, or a queue."""
     prepare: Callable[[RunT, int], list[str]]
     """Returns the arguments of lockstep that start or resume a run in a slot, from 0 to `parallel` - 1."""
     record: Callable[[RunT], str]
@@ -86,34 +102,33 @@ class RunScheduler(Generic[RunT]):
     """Runs that ended with an error."""
     stopped: bool = False
     """Whether a signal, to this process or to a run, ended training early."""
-    _total: int = 0
     _signals: int = 0
     _active: dict[RunT, _ActiveRun] = field(default_factory=dict)
 
     def run(self) -> None:
         """Train until all runs have ended or a stop signal arrives."""
-        waiting = deque(self.runs)
-        self._total = self.done + len(waiting)
+        queue: RunQueue[RunT] = _RunList(self.runs, self.done) if isinstance(self.runs, Sequence) else self.runs
         free_slots = list(range(self.parallel))
-        remaining = RemainingTime(self.runs)
         forwarded, shown = 0, 0.0
         with self._stop_signals():
             try:
-                while self._active or (waiting and not self.stopped):
-                    while waiting and not self.stopped and free_slots:
-                        self._begin(waiting.popleft(), free_slots)
+                while True:
+                    while free_slots and not self.stopped and (following := queue.take()) is not None:
+                        self._begin(queue, following, free_slots)
+                    if not self._active:
+                        break
                     for run, (process, slot) in list(self._active.items()):
                         if process.poll() is not None:
                             del self._active[run]
                             free_slots.append(slot)
-                            self._ended(run, process.returncode)
+                            self._ended(queue, run, process.returncode)
                     if self._signals > forwarded:
                         forwarded, self.stopped = self._signals, True
                         self.progress.event(f"Stopping. Active runs save their state: {len(self._active)}")
                         self._terminate()
                     if time.monotonic() - shown >= STATUS_SECONDS:
                         shown = time.monotonic()
-                        self.progress.update(self._describe(remaining))
+                        self.progress.update(queue.describe(list(self._active), self.done))
                     if self._active:
                         time.sleep(POLL_SECONDS)
             finally:
@@ -122,9 +137,9 @@ class RunScheduler(Generic[RunT]):
                 for process, _ in self._active.values():
                     process.wait()
 
-    def _begin(self, run: RunT, free_slots: list[int]) -> None:
+    def _begin(self, queue: RunQueue[RunT], run: RunT, free_slots: list[int]) -> None:
         """Start or resume a run. A run that finished without being recorded is recorded."""
-        if is_finished(run.path):
+        if queue.is_done(run):
             self._record(run)
             return
         arguments = self.prepare(run, free_slots[0])
@@ -132,12 +147,14 @@ class RunScheduler(Generic[RunT]):
         self._active[run] = _ActiveRun(self.start(arguments, run.log), free_slots.pop(0))
         self.progress.event(f"{run.label}: {verb}, output in {run.log}")
 
-    def _ended(self, run: RunT, code: int) -> None:
-        if code == 0 and is_finished(run.path):
+    def _ended(self, queue: RunQueue[RunT], run: RunT, code: int) -> None:
+        if code == 0 and queue.is_done(run):
             self._record(run)
         elif code == EXIT_PREEMPTED or self.stopped:  # a run that is still starting ends by the signal itself
             self.stopped = True
             self.progress.event(f"{run.label}: stopped at {trained_samples(run.path):,} steps")
+        elif (message := queue.handle_failure(run, code)) is not None:
+            self.progress.event(f"{run.label}: {message}")
         else:
             self.failed.append(run)
             output = run.log.read_text(errors="replace").splitlines()[-LOG_LINES:] if run.log.exists() else []
@@ -148,14 +165,6 @@ class RunScheduler(Generic[RunT]):
         results = self.record(run)
         self.done += 1
         self.progress.event(f"{run.label}: {results}")
-
-    def _describe(self, remaining: "RemainingTime") -> str:
-        active = list(self._active)
-        parts = [f"{run.label} {min(1.0, trained_samples(run.path) / run.steps):.0%}" for run in active[:SHOWN_RUNS]]
-        parts += [f"{len(active) - SHOWN_RUNS} more"] if len(active) > SHOWN_RUNS else []
-        left = remaining.seconds()
-        eta = "" if left is None else f"; about {format_duration(left)} left"
-        return f"{self.done} of {self._total} runs done; {', '.join(parts) or 'none active'}{eta}"
 
     @contextmanager
     def _stop_signals(self) -> Iterator[None]:
@@ -178,6 +187,27 @@ class RunScheduler(Generic[RunT]):
         for process, _ in self._active.values():
             if process.poll() is None:
                 process.terminate()
+
+
+class _RunList(Generic[RunT]):
+    """Queue of runs in a fixed order, each of which is trained to its end."""
+
+    def __init__(self, runs: Sequence[RunT], done: int) -> None:
+        self._waiting, self._total, self._remaining = deque(runs), done + len(runs), RemainingTime(runs)
+
+    def take(self) -> RunT | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def is_done(self, run: RunT) -> bool:
+        return is_finished(run.path)
+
+    def handle_failure(self, run: RunT, code: int) -> str | None:
+        return None
+
+    def describe(self, active: Sequence[RunT], done: int) -> str:
+        left = self._remaining.seconds()
+        eta = "" if left is None else f"; about {format_duration(left)} left"
+        return f"{done} of {self._total} runs done; {describe_active(active)}{eta}"
 
 
 class RemainingTime:
@@ -225,6 +255,13 @@ def start_or_resume(run: ScheduledRun, arguments: Sequence[str]) -> list[str]:
     if run.path.exists():
         shutil.rmtree(run.path)
     return list(arguments)
+
+
+def describe_active(active: Sequence[ScheduledRun]) -> str:
+    """Return the labels of active runs, each with its share of its steps."""
+    parts = [f"{run.label} {min(1.0, trained_samples(run.path) / run.steps):.0%}" for run in active[:SHOWN_RUNS]]
+    parts += [f"{len(active) - SHOWN_RUNS} more"] if len(active) > SHOWN_RUNS else []
+    return ", ".join(parts) or "none active"
 
 
 def trained_samples(run: Path) -> int:

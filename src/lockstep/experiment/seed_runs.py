@@ -1,9 +1,7 @@
 """Create an experiment, and train its runs as subprocesses, as many at a time as fit on the machine."""
 
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 
 from lockstep.checkpoint.format import replace_text
 from lockstep.config import ConfigError, Recipe, apply_overrides, as_dict, check_text
+from lockstep.experiment.lock import locked
 from lockstep.experiment.progress import RunsProgress
 from lockstep.experiment.record import (
     MAX_SEED,
@@ -36,9 +35,6 @@ from lockstep.io.jsonl import EXPERIMENT
 from lockstep.io.printable import printable
 from lockstep.launch.device import device_type
 from lockstep.run_dir import reserve
-
-LOCK = ".lock"
-"""File that the process which trains an experiment keeps locked."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def create_experiment(recipe: Recipe, seeds: int, procs: int, command: str, init
     )
     try:
         path = reserve(recipe).absolute()
-        with _locked(path):
+        with locked(path, "experiment"):
             if is_experiment(path):  # another command has reserved the same name
                 raise ConfigError(f"{path} already contains an experiment.", "Choose another --run.name.")
             replace_text(path / EXPERIMENT, format_record(record))
@@ -143,10 +139,7 @@ def train_experiment(
     if procs < 1 or (parallel is not None and parallel < 1):
         raise ConfigError(f"--procs is {procs} and --parallel is {parallel}.", "Use at least 1 of each.")
     recipe = seed_recipe(experiment, record, record.seeds[0])  # raises for invalid settings before a process starts
-    device = device_type(recipe.run.device)
-    gpus = visible_gpus() if device == "cuda" else []
-    if parallel is None:
-        parallel = max(1, (available_cores() if device == "cpu" else len(gpus) or 1) // procs)
+    gpus, at_a_time = runs_at_a_time(recipe.run.device, procs)
     steps = record.total_samples
     runs = [SeedRun(seed, run_directory(experiment, seed).absolute(), steps, procs) for seed in record.seeds]
     waiting = [run for run in runs if not is_finished(run.path)]
@@ -154,14 +147,21 @@ def train_experiment(
         waiting,
         prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs)),
         record=_describe_score,
-        parallel=min(parallel, len(runs)),
+        parallel=min(parallel or at_a_time, len(runs)),
         progress=progress or RunsProgress(),
         start=start,
         done=len(runs) - len(waiting),
     )
-    with _locked(experiment):
+    with locked(experiment, "experiment"):
         scheduler.run()
     return TrainingOutcome(scheduler.failed, scheduler.stopped)
+
+
+def runs_at_a_time(device: str, procs: int) -> tuple[list[str], int]:
+    """Return the visible GPUs, and how many runs of `procs` processes fit on them, or on the cores without GPUs."""
+    kind = device_type(device)
+    gpus = visible_gpus() if kind == "cuda" else []
+    return gpus, max(1, (available_cores() if kind == "cpu" else len(gpus) or 1) // procs)
 
 
 def visible_gpus() -> list[str]:
@@ -179,24 +179,3 @@ def gpus_of_slot(gpus: Sequence[str], slot: int, procs: int) -> list[str]:
 def _describe_score(run: SeedRun) -> str:
     score = final_score(run.path)
     return f"finished at {run.steps:,} steps" if score is None else f"finished, {score.name} {score.value:,.4g}"
-
-
-@contextmanager
-def _locked(experiment: Path) -> Iterator[None]:
-    """Lock an experiment, so that two processes never train the same run. The kernel unlocks it if this one dies."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        lock = os.open(experiment / LOCK, flags, 0o600)
-    except OSError as error:
-        raise ConfigError(f"{experiment / LOCK} cannot be opened: {error}.", "Check its permissions.") from None
-    try:
-        with suppress(OSError):  # some network file systems have no locks
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigError(
-                    f"another process trains the experiment {experiment}.", "Wait until it has ended, or stop it."
-                ) from None
-        yield
-    finally:
-        os.close(lock)

@@ -15,8 +15,17 @@ CONFIG, METRICS, DIGESTS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "digests
 _LOGGER = logging.getLogger("lockstep")
 STATUS, HEARTBEATS, LOGS, VIDEO, HANG_REPORT = "status.json", "heartbeats", "logs", "best.gif", "hang.txt"
 TASK, CHANGES, FORK = "task.json", "config_changes.jsonl", "fork.json"
+SWEEP, TRIALS = "sweep.json", "trials.json"
+"""Files of a sweep, a directory that contains the runs of its trials."""
+CHAIN = "chain.jsonl"
+"""Entries of all checkpoints of a run, also of deleted ones."""
 EXPERIMENT = "experiment.json"
 """File of an experiment, a directory that contains the runs of several seeds."""
+SEVERAL_RUNS = {
+    EXPERIMENT: "an experiment of several seeds",
+    SWEEP: "a sweep of several trials",
+}
+"""Files that mark directories with several runs, and what these are."""
 BLOCK = 16 * 2**10
 """Bytes read at a time from the end of a log."""
 TAIL = 64 * 2**20
@@ -135,7 +144,7 @@ def sync_lines(run: Path) -> None:
 
     A failure is only logged as a warning, because the checkpoint is still valid without the log.
     """
-    for path in (run / METRICS, run / DIGESTS):
+    for path in (run / METRICS, run / DIGESTS, run / CHAIN):
         try:
             with path.open("rb") as file:
                 os.fsync(file.fileno())

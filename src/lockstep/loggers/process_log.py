@@ -7,6 +7,7 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ class ProcessLog:
 
     def evaluation(self, clock: TrainState) -> None: ...
 
-    def digests(self, clock: TrainState, digests: dict[str, str]) -> None: ...
+    def digests(self, clock: TrainState, values: dict[str, Any]) -> None: ...
 
     def message(self, text: str) -> None:
         """Tell the user something."""

@@ -47,8 +47,9 @@ class RunLogger(ProcessLog):
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import; only the main process needs it
 
         try:
-            for name in (METRICS, DIGESTS):
-                truncate_after(self.run / name, clock.samples)
+            truncate_after(self.run / METRICS, clock.samples)
+            # A start without a checkpoint writes the line before the first iteration again.
+            truncate_after(self.run / DIGESTS, clock.samples if clock.iteration else -1)
             age_event_files(self.run / "tensorboard", int(time.time()))
             # TensorBoard drops everything from this step on when it reads the new file.
             self._tensorboard = SummaryWriter(str(self.run / "tensorboard"), purge_step=clock.samples + 1)
@@ -92,8 +93,8 @@ class RunLogger(ProcessLog):
         self.console.evaluation(clock)
         self.video.evaluation(clock)
 
-    def digests(self, clock: TrainState, digests: dict[str, str]) -> None:
-        self._append(DIGESTS, clock, {"digests": digests, "passed": self.runtime.status.phase_counts})
+    def digests(self, clock: TrainState, values: dict[str, Any]) -> None:
+        self._append(DIGESTS, clock, values)
 
     def message(self, text: str) -> None:
         self.console.message(text)

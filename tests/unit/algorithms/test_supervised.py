@@ -14,7 +14,7 @@ import lockstep
 from helpers.tiny_recipes import hash_of
 from helpers.toy_datasets import ToyConfig
 from lockstep.algorithms.supervised import SupervisedConfig
-from lockstep.api import _resolve
+from lockstep.api import resolve_recipe
 from lockstep.base import Algorithm, Dataset
 from lockstep.checkpoint.lineage import best_checkpoint
 from lockstep.clock import TrainState
@@ -247,7 +247,7 @@ def test_unknown_target_type_is_rejected_before_training(tmp_path):
     ],
 )
 def test_epochs_become_samples_unless_samples_are_given(settings, total):
-    recipe = _resolve(HuberRecipe, smoke=False, preset=None, procs=1, settings=settings)
+    recipe = resolve_recipe(HuberRecipe, smoke=False, preset=None, procs=1, settings=settings)
     assert (recipe.run.total_samples, recipe.run.eval_every) == (total, 2000)
     assert (recipe.algo.epochs, recipe.algo.eval_every_epochs) == (None, None)
 
@@ -260,4 +260,4 @@ def test_resume_with_more_epochs_continues(tmp_path):
 
 def test_zero_epochs_are_rejected():
     with pytest.raises(ConfigError, match="epochs is 0"):
-        _resolve(HuberRecipe, smoke=False, preset=None, procs=1, settings={"algo": {"epochs": 0}})
+        resolve_recipe(HuberRecipe, smoke=False, preset=None, procs=1, settings={"algo": {"epochs": 0}})

@@ -109,7 +109,7 @@ def test_checkpoint_before_first_row_has_an_empty_segment(tmp_path):
     name, parity = taken.write(tmp_path)
     assert parity == form.parity_file(name)
     assert form.rows_of(name) == range(0)
-    assert form._read_rows(tmp_path, 0, [name], [0, 0], None)["a"].shape == (0, 2)
+    assert form.read_rows(tmp_path, 0, [name], [0, 0], None)["a"].shape == (0, 2)
 
 
 # --------------------------------------------------------------------------------------------------------------- resume

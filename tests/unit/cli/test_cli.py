@@ -198,7 +198,7 @@ def test_worker_spec_has_run_name_lanes_and_settings(launched, tmp_path):
     assert main(line) == 0
     ((spec, count),) = launched
     assert count == 3
-    assert (spec["recipe"], spec["options"]) == ("snake-ppo", {"init_from": None})
+    assert (spec["recipe"], spec["options"]) == ("snake-ppo", {"init_from": None, "stop_at": None})
     run = spec["settings"]["run"]
     assert (run["seed"], run["lanes"], run["total_samples"]) == (5, 8, SnakePPO.smoke_overrides["run"]["total_samples"])
     assert run["name"].startswith("snake-ppo-2")
@@ -213,7 +213,7 @@ def test_flag_message_is_printed_once_by_launcher(launched, capsys, tmp_path):
 def test_workers_of_a_job_choose_lanes_by_their_number(launched, monkeypatch, tmp_path):
     trained = []
     monkeypatch.setattr("lockstep.training_loop.train", lambda recipe, **_: trained.append(recipe.run.lanes))
-    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: work() or 0)
+    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work, stop_at: work() or 0)
     line = ["train", "snake-ppo", "--smoke", "--procs", "2", f"run.runs_dir={tmp_path}", "--rdzv-id", "job"]
     assert main(line) == 0
     ((spec, count),) = launched
@@ -269,7 +269,7 @@ def test_resume_accepts_budget_and_device_as_flags_or_keys(launched, tmp_path):
     )
     ((spec, count),) = launched
     assert count == 2
-    assert spec["options"] == {"resume": True, "at": None, "without_replay": False}
+    assert spec["options"] == {"resume": True, "at": None, "without_replay": False, "stop_at": None}
     run = spec["settings"]["run"]
     assert (run["total_samples"], run["device"], run["log_every"], run["name"]) == (512, "cpu", 256, "run")
 
@@ -280,7 +280,7 @@ def test_worker_trains_recipe_resolved_by_launcher(name, launched, monkeypatch, 
         pytest.importorskip("dm_control")  # not installed on Python 3.13
     trained = []
     monkeypatch.setattr("lockstep.training_loop.train", lambda recipe, **options: trained.append((recipe, options)))
-    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work: work() or 0)
+    monkeypatch.setattr("lockstep.cli.workers.run_training_worker", lambda work, stop_at: work() or 0)
     start, rest, _ = parse_train([name, "--smoke", "run.seed=3", f"run.runs_dir={tmp_path}"])
     recipe = resolve(parse_recipe(start, rest, ""), 1)
     assert main(write_spec(tmp_path / "spec.json", recipe, init_from="other@5")) == 0

@@ -52,6 +52,21 @@ def test_changed_learning_rate_takes_effect_and_is_recorded(run, capsys, rate):
     assert line["changes"].keys() == {"algo.learning_rate", "run.total_samples"}
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.distributed)])
+def test_stop_at_exits_with_0_and_keeps_schedules(run, processes):
+    end, halfway = 6 * ITERATION, 4 * ITERATION
+    command = ["resume", str(run), "--total-samples", str(end), "--procs", str(processes), "--stop-at", str(halfway)]
+    assert main(command) == 0
+    assert json.loads((run / "status.json").read_text())["state"] == "preempted"
+    assert sorted(int(path.name[:12]) for path in (run / "checkpoints").glob("0*"))[-1] == halfway
+    assert load_recipe(run).run.total_samples == end
+
+
+def test_stop_at_with_seeds_is_refused(capsys):
+    assert main(["train", "gym-ppo", "--smoke", "--seeds", "2", "--stop-at", "100"]) == 2
+    assert "--stop-at stops one run" in capsys.readouterr().err
+
+
 def test_resume_without_changes_records_nothing(run):
     lockstep.resume(run, overrides={"algo.gamma": load_recipe(run).algo.gamma, "task.size": 4})
     assert not (run / "config_changes.jsonl").exists()

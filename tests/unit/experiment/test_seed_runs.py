@@ -12,6 +12,7 @@ from lockstep.cli import main
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.experiment import scheduler, seed_runs
 from lockstep.experiment.experiment import Experiment
+from lockstep.experiment.lock import locked
 from lockstep.experiment.record import read_experiment
 from lockstep.experiment.seed_runs import create_experiment, gpus_of_slot, seed_recipe, train_experiment
 from lockstep.registry import find_recipe
@@ -111,7 +112,7 @@ def test_moved_experiment_is_trained_in_its_new_place(recipe, tmp_path):
 
 def test_experiment_is_trained_by_one_process_at_a_time(recipe, tmp_path):
     path = create_experiment(recipe, 1, 1, "command")
-    with seed_runs._locked(path), pytest.raises(ConfigError, match="another process trains the experiment"):
+    with locked(path, "experiment"), pytest.raises(ConfigError, match="another process trains the experiment"):
         train_experiment(path, start=FakeTraining(tmp_path, []))
 
 

@@ -79,10 +79,10 @@ def test_named_preset_or_none_replaces_the_automatic_one():
 
 def test_python_api_chooses_the_preset_for_recipes_by_name_only(capsys):
     settings = {"task": {"id": "Hopper-v5"}}
-    assert api._resolve("gym-sac", False, "auto", 1, settings).algo.learning_starts == 10_000
+    assert api.resolve_recipe("gym-sac", False, "auto", 1, settings).algo.learning_starts == 10_000
     assert "Hopper-v5: preset mujoco" in capsys.readouterr().err
-    assert api._resolve("gym-sac", False, None, 1, settings).algo.learning_starts == 1_000
-    assert api._resolve(find_recipe("gym-sac")(), False, "auto", 1, settings).algo.learning_starts == 1_000
+    assert api.resolve_recipe("gym-sac", False, None, 1, settings).algo.learning_starts == 1_000
+    assert api.resolve_recipe(find_recipe("gym-sac")(), False, "auto", 1, settings).algo.learning_starts == 1_000
     assert not capsys.readouterr().err
 
 

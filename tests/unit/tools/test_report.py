@@ -298,9 +298,16 @@ def test_consistency_checks_report_replica_check_result(tmp_path, status, last, 
     assert words in str(consistency.checks([run]).rows)
 
 
-def test_consistency_checks_count_digests(run):
-    (run / "digests.jsonl").write_text(json.dumps({"samples": 1, "digests": {"a": "1", "b": "2"}}) + "\n")
-    assert "1 times, of 2 tensors" in consistency.checks([read_run(run, "run")]).rows[0]
+@pytest.mark.parametrize(
+    ("digests", "words"),
+    [
+        ({"digests": {"a": "1", "b": "2"}}, "1 times, of 2 tensors"),
+        ({"agent": "1", "metrics": "2"}, "1 times, of the agent and its metrics"),
+    ],
+)
+def test_consistency_checks_count_digests(run, digests, words):
+    (run / "digests.jsonl").write_text(json.dumps({"samples": 1} | digests) + "\n")
+    assert words in consistency.checks([read_run(run, "run")]).rows[0]
 
 
 # ----------------------------------------------------------------------------------------------------------------- page

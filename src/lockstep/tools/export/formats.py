@@ -7,7 +7,7 @@ policy has a recurrent state. Actions must be equal. Outputs may differ by round
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,13 +69,19 @@ def _actions_differ(action: Tensor, other: Tensor, outputs: Tensor, tolerance: f
 # -- safetensors -------------------------------------------------------------------------------------------------------
 
 
-def write_safetensors(path: Path, algorithm: Algorithm, recipe: Recipe) -> float:
-    """Write all weights of the agent by name, and its recipe. PyTorch and `lockstep import` can read them."""
+def write_safetensors(
+    path: Path, algorithm: Algorithm, recipe: Recipe, origin: Mapping[str, str] | None = None
+) -> float:
+    """Write all weights of the agent by name, its recipe, and the checkpoint that they come from, `origin`.
+
+    PyTorch and `lockstep import` can read the file, and `lockstep verify` compares it with its run.
+    """
     from safetensors.torch import load_file, save_file
 
     policy = exportable_policy(algorithm)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in algorithm.model_state_dict().items()}
     metadata = {"lockstep": __version__, "recipe": recipe.name, "config": json.dumps(as_dict(recipe))}
+    metadata |= origin or {}
     save_file(weights, str(path), metadata=metadata)
     reloaded = build_algorithm(recipe)
     load_weights(reloaded, load_file(str(path)))

@@ -92,6 +92,7 @@ def import_run(weights: Mapping[str, Tensor], recipe: Recipe, path: Path) -> Pat
         clock = TrainState(total_samples=recipe.run.total_samples)
         with RunDir.open(recipe, runtime, False) as run:
             run.checkpoints.restore(algorithm, task, clock)  # there is no checkpoint; this claims the run directory
+            run.checkpoints.chain.started_with = "imported weights"
             run.finish(algorithm, task, clock, preempted=True)
     loaded = exportable_policy(load_algorithm(run.path, recipe))
     compare(exportable_policy(algorithm), loaded.forward, recipe, tolerance=0.0)

@@ -39,9 +39,10 @@ def _check_columns(run: ReportedRun) -> tuple[object, ...]:
         comparison = "one process: nothing to compare"
     else:
         comparison = f"every {check_every} updates; not in the log"
-    digests = "not enabled (run.log_tensor_digests)"
+    digests = "not enabled (run.digest_every)"
     if times:
-        digests = f"{format_number(times)} times, of {format_number(tensors)} tensors"
+        what = f"{format_number(tensors)} tensors" if tensors else "the agent and its metrics"
+        digests = f"{format_number(times)} times, of {what}"
     return descriptions.get(str(reduction), str(reduction)), comparison, digests
 
 

@@ -9,6 +9,7 @@ from lockstep.tools.report import charts, comparison, consistency, sections
 from lockstep.tools.report.html import render
 from lockstep.tools.report.run_data import ReportedRun, group
 from lockstep.tools.report.svg_chart import WIDE
+from lockstep.tools.report.sweep_charts import SweepSection
 
 
 def write_page(
@@ -17,6 +18,7 @@ def write_page(
     proof: Any = None,
     bench: Any = None,
     gif: bytes | None = None,
+    sweeps: Sequence[SweepSection] = (),
 ) -> str:
     """Return the report as an HTML document, with optional contents in addition to the runs."""
     groups = charts.name_groups(group(runs))
@@ -35,6 +37,7 @@ def write_page(
         statistics_note=comparison.statistics_note() if any(len(group.runs) > 1 for group in groups) else None,
         videos=sections.videos(runs, gif),
         runs=sections.runs_table(groups) if several_runs else None,
+        sweeps=sweeps,
         groups=groups,
         main_charts=charts.main_charts(groups, reference),
         explanation=charts.explain_lines(groups),

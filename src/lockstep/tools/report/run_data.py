@@ -25,6 +25,8 @@ from lockstep.io.jsonl import (
     read_status,
 )
 from lockstep.io.safe_read import UnreadableFileError, read_bytes, read_json
+from lockstep.sweeps.progress import rank_trials
+from lockstep.sweeps.record import is_sweep, read_sweep, read_trials, trial_directory
 from lockstep.tools.report.metrics_log import LOG_BYTES, MetricsLog, number, read_log
 
 BENCH = "bench.json"
@@ -62,7 +64,7 @@ class ReportedRun:
     log: MetricsLog
     starts: list[RunStart]
     digests: tuple[int, int]
-    """Number of logged digests, and of tensors in each."""
+    """Number of logged digests, and of tensors in each. 0 tensors: digests of the whole agent."""
     gif: bytes | None
     bench: Any
     fork: str
@@ -83,6 +85,10 @@ class ReportedRun:
         return found if isinstance(found, int) and 0 < found < 10**6 else None
 
 
+SWEEP_TRIALS = 8
+"""Trials of a sweep whose curves are shown."""
+
+
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     """Read runs, and all runs of experiments, labeled by directory name, or by path if that name is not unique."""
     unique = list({path.resolve(): path for path in paths}.values())
@@ -90,7 +96,24 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
     runs = []
     for path, name in zip(unique, names, strict=True):
         label = name if names.count(name) == 1 else str(path)
-        runs += _read_experiment(path, label) if is_experiment(path) else [read_run(path, label)]
+        if is_experiment(path):
+            runs += _read_experiment(path, label)
+        elif is_sweep(path):
+            runs += _read_sweep(path, label)
+        else:
+            runs.append(read_run(path, label))
+    return runs
+
+
+def _read_sweep(path: Path, label: str) -> list[ReportedRun]:
+    """Read the runs of the best trials of a sweep that have metrics."""
+    record, trials = read_sweep(path), read_trials(path)
+    numbers = [n for n in rank_trials(record, trials) if newest_values(trial_directory(path, n) / METRICS, ["samples"])]
+    if not numbers:
+        raise _no_metrics(path)
+    runs = [read_run(trial_directory(path, n), f"{label}/trial-{n}") for n in numbers[:SWEEP_TRIALS]]
+    if len(numbers) > SWEEP_TRIALS:
+        runs[0].notes.append(f"Curves of the best {SWEEP_TRIALS} of {len(numbers)} trials of {label} are shown.")
     return runs
 
 
@@ -241,6 +264,8 @@ def _count_digests(path: Path) -> tuple[int, int]:
         digests = line.get("digests")
         if isinstance(digests, dict):
             count, tensors = count + 1, len(digests)
+        elif "agent" in line:
+            count += 1
     return count, tensors
 
 
