@@ -40,7 +40,8 @@ class ForkOptions(LocalLaunchOptions, StopOptions):
     """
 
     run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN[@SAMPLES]")]
-    """Run directory, and the samples of its checkpoint. Without samples: the newest undamaged checkpoint."""
+    """Run directory, and the samples of its checkpoint. Without samples: the newest undamaged checkpoint. Of a sweep,
+    the best trial is forked."""
     create_only: bool = False
     """Create the run without training it. `lockstep resume` trains it, also on several hosts or under torchrun."""
 
@@ -63,6 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     from lockstep.initial_weights import split_source
     from lockstep.launch.device import require_gpus
     from lockstep.launch.rendezvous import LaunchConfig
+    from lockstep.sweeps.progress import best_run
     from lockstep.training_loop import train
 
     if started_processes():
@@ -71,8 +73,9 @@ def run(arguments: Sequence[str]) -> int:
             "Run `lockstep fork ... --create-only` once, then `lockstep resume` with torchrun.",
         )
     parent, at = split_source(command.run)
+    parent = best_run(parent) if is_sweep(parent) else parent
     before = load_recipe(parent)
-    recipe = resolve(fork_settings(before, settings, command.run), procs)
+    recipe = resolve(fork_settings(before, settings, parent if at is None else f"{parent}@{at}"), procs)
     print_notes(parsed.notes)
     if command.create_only and recipe.run.allow_other_machine:
         raise ConfigError(

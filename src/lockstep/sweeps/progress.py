@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from lockstep.config import ConfigError
 from lockstep.sweeps.pruning import continues, rungs
-from lockstep.sweeps.record import SweepRecord, TrialRecord
+from lockstep.sweeps.record import SweepRecord, TrialRecord, read_sweep, read_trials, trial_directory
 
 State = Literal["ready", "waiting", "finished", "pruned", "failed"]
 
@@ -85,3 +87,11 @@ def best_trial(record: SweepRecord, trials: Sequence[TrialRecord]) -> int | None
         if state.state == "finished" and trial.values[-1] is not None
     ]
     return -max(finished)[1] if finished else None
+
+
+def best_run(sweep: Path) -> Path:
+    """Return the run directory of the best trial. Raises ConfigError if no trial has finished."""
+    number = best_trial(read_sweep(sweep), read_trials(sweep))
+    if number is None:
+        raise ConfigError(f"{sweep} has no finished trial yet.", f"Name one of its runs: lockstep ls {sweep}")
+    return trial_directory(sweep, number)

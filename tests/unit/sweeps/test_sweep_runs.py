@@ -12,6 +12,7 @@ from lockstep.config import ConfigError, apply_overrides
 from lockstep.experiment import scheduler
 from lockstep.experiment.lock import locked
 from lockstep.registry import find_recipe
+from lockstep.sweeps.progress import best_run
 from lockstep.sweeps.record import read_sweep, read_trials
 from lockstep.sweeps.sweep import Sweep
 from lockstep.sweeps.sweep_runs import add_trials, create_sweep, plan_sweep, train_sweep, write_best
@@ -68,9 +69,18 @@ def test_sweep_prunes_trials_and_finds_the_best(create):
     assert found.best.value == max(trial.value for trial in found.trials if trial.state == "finished")
     assert found.table[0]["trial"] == found.best.number
     assert found.table[0]["algo.learning_rate"] == found.best.settings["algo.learning_rate"]
+    assert best_run(sweep) == found.best.run.path
     again = FakeTrials(sweep)
     train_sweep(sweep, start=again)
     assert again.started == []
+
+
+def test_fork_of_sweep_without_finished_trial_is_refused(create, capsys):
+    sweep = create()
+    assert main(["fork", str(sweep), "run.total_samples=2000"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "has no finished trial yet" in error
+    assert "Name one of its runs" in error
 
 
 @pytest.mark.parametrize(("seed", "parallel"), [(1, 2), (2, 5), (3, 16)])
