@@ -4,6 +4,7 @@ from typing import Any
 
 from lockstep.config import ConfigError, RunConfig, resolve_lanes
 from lockstep.lanes import Lanes
+from lockstep.ops.functional import Scaling, Schedule, lr_scale, schedule
 
 
 def updates_until(samples: int, learning_starts: int, updates_per_sample: float) -> int:
@@ -31,3 +32,16 @@ def check_replay_settings(config: Any, task: Any, run: RunConfig) -> None:
             f"updates_per_sample is {config.updates_per_sample} and tau {config.tau}.",
             "Use more than 0 for both, and at most 1 for tau.",
         )
+
+
+def scaled_rate(
+    rule: Scaling, rate: float, batch: int, reference: int | None, progress: float, kind: Schedule = "constant"
+) -> float | None:
+    """Return a learning rate, scaled with the batch size and with a schedule. None: it is constant and not scaled.
+
+    A scaled learning rate has a linear warm-up over 5 % of the run.
+    """
+    factor = lr_scale(rule, batch, reference)
+    if factor == 1.0 and kind == "constant":
+        return None
+    return schedule(kind, rate * factor, progress, warmup=0.0 if factor == 1.0 else 0.05)

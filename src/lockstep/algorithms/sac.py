@@ -22,7 +22,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from lockstep.algorithms.actor_critic_benchmark import actor_critic_ops
-from lockstep.algorithms.off_policy import check_replay_settings, updates_until
+from lockstep.algorithms.off_policy import check_replay_settings, scaled_rate, updates_until
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
@@ -35,7 +35,7 @@ from lockstep.nn.action_bounds import ActionBounds
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.nn.q_networks import ActionInput, Actor, make_critic, soft_update
 from lockstep.nn.squashed_gaussian import squashed_mode, squashed_sample
-from lockstep.ops.functional import Scaling, scaled_rate
+from lockstep.ops.functional import Scaling
 from lockstep.protocols import BenchmarkOp, Loss, Policy
 from lockstep.pytree import Tree
 from lockstep.rng import LaneStreams, RandomStream

@@ -34,14 +34,6 @@ def schedule(kind: Schedule, peak: float, progress: float, warmup: float = 0.0) 
     return peak
 
 
-def scaled_rate(
-    rule: Scaling, rate: float, batch: int, reference: int | None, progress: float, warmup: float = 0.05
-) -> float | None:
-    """Return a constant learning rate, scaled with the batch size, with a linear warm-up. None: it is not scaled."""
-    factor = lr_scale(rule, batch, reference)
-    return None if factor == 1.0 else schedule("constant", rate * factor, progress, warmup)
-
-
 def compute_gae(
     rewards: Tensor,
     values: Tensor,

@@ -89,6 +89,61 @@ def test_actor_step_leaves_critic_parameters_and_gradients_unchanged():
         assert (x.grad is None and before is None) or torch.equal(x.grad, before)
 
 
+def test_expected_actor_loss_is_the_mean_of_sampled_losses():
+    settings = {"twin_critics": False, "logit_penalty": 0.0}
+    expected = Agent("team-ddpg", actor_gradient="expected", **settings).algorithm
+    sampled = Agent("team-ddpg", **settings)
+    sampled.iterate(3)
+    for name in ("actor", "critics"):  # both have the weights of one agent
+        getattr(expected, name).load_state_dict(getattr(sampled.algorithm, name).state_dict())
+    with torch.no_grad():
+        expected.actor.head.weight.mul_(100)  # probabilities that differ
+        sampled.algorithm.actor.head.weight.mul_(100)
+        batch = sampled.algorithm._sample_batch(0)
+        noise = torch.distributions.Gumbel(0, 1).expand(batch["choosing"].shape)
+        torch.manual_seed(0)
+        totals = [
+            float(sampled.algorithm.actor_loss(batch | {"choosing": noise.sample()}).loss_sum) for _ in range(2000)
+        ]
+        deviation = torch.tensor(totals).std() / 2000**0.5
+        assert float(expected.actor_loss(batch).loss_sum) == pytest.approx(sum(totals) / 2000, abs=5 * float(deviation))
+
+
+def test_expected_actor_gradient_prefers_the_best_legal_action():
+    agent = Agent("team-ddpg", actor_gradient="expected", logit_penalty=0.0)
+    agent.iterate(3)
+    algorithm = agent.algorithm
+    batch = algorithm._sample_batch(0)
+    agent_obs, legal = algorithm.team.agent_inputs(batch["obs"])
+    outputs = torch.zeros(len(legal), 4, requires_grad=True)
+    algorithm._expected_value(agent_obs, outputs, legal).sum().backward()
+    with torch.no_grad():
+        columns = [torch.eye(4)[[action]].expand(len(legal), 4) for action in range(4)]
+        values = sum(torch.cat([critic(agent_obs, x) for x in columns], 1) for critic in algorithm.critics) / 2
+        allowed = legal.bool()
+        mean = (values * allowed).sum(1, keepdim=True) / allowed.sum(1, keepdim=True)
+        gradient = torch.where(allowed, (values - mean) / allowed.sum(1, keepdim=True), 0.0)
+    torch.testing.assert_close(outputs.grad, gradient)
+    assert all(parameter.grad is None for parameter in algorithm.target_critics.parameters())
+
+
+def test_expected_actor_gradient_is_refused_where_it_is_not_defined():
+    with pytest.raises(ConfigError, match="centralized critic"):
+        DDPGConfig(actor_gradient="expected", centralized_critic=True).validate(TeamSnakesConfig(), RUN)
+    config, task = DDPGConfig(actor_gradient="expected"), Agent("gym-ddpg").task
+    with pytest.raises(ConfigError, match="not discrete"):
+        config.check_task(task)
+
+
+def test_schedule_lowers_both_learning_rates():
+    agent = Agent("gym-ddpg", schedule="linear")
+    agent.iterate(8)
+    progress = (agent.clock.samples - agent.algorithm.samples) / agent.clock.total_samples
+    for part, rate in (("actor_optimizer", "actor_lr"), ("critic_optimizer", "critic_lr")):
+        now = getattr(agent.algorithm, part)._inner.param_groups[0]["lr"]
+        assert now == pytest.approx((1 - progress) * getattr(agent.recipe.algo, rate))
+
+
 def test_targets_start_as_copies_and_follow_by_tau():
     agent = Agent("team-ddpg", tau=0.25, policy_delay=1, updates_per_sample=1 / 64)
     algorithm = agent.algorithm

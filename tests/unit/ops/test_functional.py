@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import tensor
 
-from lockstep.ops.functional import PPOLoss, compute_gae, moments, ppo_loss, scaled_rate, schedule
+from lockstep.ops.functional import PPOLoss, compute_gae, moments, ppo_loss, schedule
 from lockstep.ops.two_hot import (
     discount_from_episode_length,
     percentile_range,
@@ -360,16 +360,3 @@ def test_percentile_range_interpolates_and_is_at_least_one():
 def test_symexp_inverts_symlog(value):
     x = torch.tensor(value, dtype=torch.float64)
     assert symexp(symlog(x)).item() == pytest.approx(value, rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.parametrize(("rule", "factor"), [("sqrt", 2.0), ("linear", 4.0)])
-def test_scaled_rate_rises_to_the_scaled_rate(rule, factor):
-    assert scaled_rate(rule, 1e-3, 1024, 256, progress=0.025) == pytest.approx(0.5 * factor * 1e-3)
-    assert scaled_rate(rule, 1e-3, 1024, 256, progress=0.5) == pytest.approx(factor * 1e-3)
-
-
-@pytest.mark.parametrize(
-    ("rule", "batch", "reference"), [("none", 1024, 256), ("sqrt", 128, 256), ("sqrt", 1024, None)]
-)
-def test_rate_that_is_not_scaled_is_none(rule, batch, reference):
-    assert scaled_rate(rule, 1e-3, batch, reference, progress=0.5) is None

@@ -24,6 +24,7 @@ from lockstep.algorithms.ddpg.networks import AgentAxis, DiscreteCodec, make_act
 from lockstep.algorithms.ddpg.opponent_pool import OpponentPool
 from lockstep.algorithms.ddpg.opponent_sampling import PrioritizedSampling
 from lockstep.algorithms.ddpg.policy import DDPGPolicy
+from lockstep.algorithms.off_policy import scaled_rate
 from lockstep.base import Algorithm
 from lockstep.clock import TrainState
 from lockstep.data.episode_statistics import EpisodeStatistics
@@ -32,9 +33,8 @@ from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics
 from lockstep.nn.q_networks import Actor, make_critic, soft_update
-from lockstep.ops.functional import scaled_rate
 from lockstep.protocols import BenchmarkOp, Loss
-from lockstep.pytree import Tree
+from lockstep.pytree import Tree, tree_map
 
 
 class DDPG(Algorithm):
@@ -156,8 +156,9 @@ class DDPG(Algorithm):
         if not add_rollout(self.replay, self.rollout, self.outcomes, self.critic_optimizer, clock):
             return Metrics()
 
+        batches = config.batch_size, config.reference_batch_size
         rates = [
-            scaled_rate(config.lr_scaling, rate, config.batch_size, config.reference_batch_size, clock.progress)
+            scaled_rate(config.lr_scaling, rate, *batches, clock.progress, config.schedule)
             for rate in (config.critic_lr, config.actor_lr)
         ]
         due = config.updates_until(clock.samples + self.samples) - config.updates_until(clock.samples)
@@ -215,15 +216,31 @@ class DDPG(Algorithm):
         )
 
     def actor_loss(self, batch: dict[str, Any]) -> Loss:
-        """Return the negative value of the actor's actions by the first critic. Only the actor is updated with it."""
+        """Return the negative value of the actor's actions by the first critic, or by all critics if it is expected.
+
+        Only the actor is updated with it.
+        """
         agent_obs, legal = self.team.agent_inputs(batch["obs"])
         outputs = self.actor(agent_obs)
         noise = batch["choosing"].flatten(0, 1) if isinstance(self.codec, DiscreteCodec) else None
-        value = self._q_values(self.critics[:1], batch["obs"], self.codec.act(outputs, noise, legal))[0]
+        if self.config.actor_gradient == "expected":
+            value = self._expected_value(agent_obs, outputs, legal)
+        else:
+            value = self._q_values(self.critics[:1], batch["obs"], self.codec.act(outputs, noise, legal))[0]
         total = -value.sum()
         if noise is not None:
             total = total + self.config.logit_penalty * outputs.square().sum()
         return Loss(total, num_samples=value.numel(), metric_sums={"value": value.detach().sum()})
+
+    def _expected_value(self, agent_obs: Tree, outputs: Tensor, legal: Tensor | None) -> Tensor:
+        """Return the mean value of the discrete actions [N x A], weighted by the probabilities of the logits."""
+        width = self.codec.width
+        with torch.no_grad():  # the gradient is that of the probabilities
+            repeated = tree_map(lambda x: x.repeat_interleave(width, 0), agent_obs)
+            actions = torch.eye(width, device=outputs.device).repeat(len(outputs), 1)  # [N x A x K, K]
+            values = torch.stack([critic(repeated, actions).view(-1, width) for critic in self.critics]).mean(0)
+        logits = outputs if legal is None else outputs.masked_fill(legal == 0, -torch.inf)
+        return (logits.softmax(-1) * values).sum(-1)
 
     def _q_values(self, critics: Any, obs: Tree, vectors: Tensor) -> list[Tensor]:
         """Return the values of the actions [N x A, K] of all agents by each critic, [N, A] each."""

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from gymnasium.spaces import Discrete
+
 from lockstep.algorithms.ddpg.networks import AgentAxis
 from lockstep.algorithms.off_policy import check_replay_settings, updates_until
 from lockstep.base import Algorithm
@@ -10,7 +12,7 @@ from lockstep.config import ConfigError, RunConfig
 from lockstep.data.replay_buffer import ReplayConfig
 from lockstep.nn.encoders import EncoderConfig
 from lockstep.nn.q_networks import ActionInput
-from lockstep.ops.functional import Scaling
+from lockstep.ops.functional import Scaling, Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class DDPGConfig(Algorithm.Config):
     """Learning rate of the actor."""
     critic_lr: float = 1e-3
     """Learning rate of the critics."""
+    schedule: Schedule = "constant"
+    """Change of both learning rates over the run: constant, or down to 0 (linear, cosine)."""
     lr_scaling: Scaling = "none"
     """Scaling of learning rates with batches larger than `reference_batch_size`. It adds a warm-up of 5 %."""
     reference_batch_size: int | None = None
@@ -63,6 +67,9 @@ class DDPGConfig(Algorithm.Config):
     """Fraction of the run over which `epsilon` changes to `epsilon_end`."""
     gumbel_temperature: float = 1.0
     """Temperature of the softmax that passes gradients to discrete actions."""
+    actor_gradient: Literal["sampled", "expected"] = "sampled"
+    """Gradient of the actor for discrete actions. sampled: through one action drawn with Gumbel noise. expected: of
+    the mean value of all actions, weighted by their probabilities; without noise, but not for a centralized critic."""
     logit_penalty: float = 1e-3
     """Weight of the squared logits of discrete actions. Keeps the actor from becoming deterministic too early."""
     opponent_pool_size: int = 0
@@ -85,10 +92,20 @@ class DDPGConfig(Algorithm.Config):
     """Hidden layer of the critics that receives the action. last: one more layer after the encoder. first: the encoder
     itself, which sees the observation and the action (vector observations; others use last)."""
     changeable_on_resume: ClassVar[tuple[str, ...]] = (
-        *("actor_lr", "critic_lr", "batch_size", "updates_per_sample", "gamma", "n_step", "tau", "policy_delay"),
+        *(
+            "actor_lr",
+            "critic_lr",
+            "schedule",
+            "batch_size",
+            "updates_per_sample",
+            "gamma",
+            "n_step",
+            "tau",
+            "policy_delay",
+        ),
         *("target_noise", "exploration_noise", "epsilon", "epsilon_end", "epsilon_schedule"),
         *("epsilon_decay_fraction", "lr_scaling", "grad_accum_steps"),
-        *("gumbel_temperature", "logit_penalty", "snapshot_every", "max_grad_norm"),
+        *("gumbel_temperature", "actor_gradient", "logit_penalty", "snapshot_every", "max_grad_norm"),
     )
 
     def validate(self, task: Any, run: RunConfig) -> None:
@@ -97,6 +114,11 @@ class DDPGConfig(Algorithm.Config):
         check_replay_settings(self, task, run)
         if self.policy_delay < 1:
             raise ConfigError(f"policy_delay is {self.policy_delay}.", "Use 1 or more.")
+        if self.actor_gradient == "expected" and self.centralized_critic:
+            raise ConfigError(
+                "actor_gradient is expected, but a centralized critic has no value for each action of one agent.",
+                "Use --algo.actor-gradient sampled, or no centralized critic.",
+            )
         if self.epsilon_schedule == "exponential" and min(self.epsilon, self.epsilon_end) <= 0:
             raise ConfigError(
                 f"epsilon is {self.epsilon} and epsilon_end {self.epsilon_end}, but an exponential schedule never "
@@ -129,7 +151,13 @@ class DDPGConfig(Algorithm.Config):
             )
 
     def check_task(self, task: Any) -> None:
-        self.encoder.check_image_size(AgentAxis(task).agent_space)
+        team = AgentAxis(task)
+        self.encoder.check_image_size(team.agent_space)
+        if self.actor_gradient == "expected" and not isinstance(team.action_space, Discrete):
+            raise ConfigError(
+                f"actor_gradient is expected, but actions of {team.action_space} are not discrete.",
+                "Use --algo.actor-gradient sampled.",
+            )
 
     def updates_until(self, samples: int) -> int:
         """Return the updates due after `samples` samples."""

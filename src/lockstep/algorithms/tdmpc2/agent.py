@@ -17,6 +17,7 @@ import torch
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from lockstep.algorithms.off_policy import scaled_rate
 from lockstep.algorithms.tdmpc2.benchmark import benchmark_ops
 from lockstep.algorithms.tdmpc2.config import TDMPC2Config as TDMPC2Config
 from lockstep.algorithms.tdmpc2.config import discounts
@@ -39,7 +40,6 @@ from lockstep.data.replay_buffer import Replay, add_rollout, outcome
 from lockstep.data.rollout import Rollout
 from lockstep.distributed import DistributedOptimizer, FusedAdam
 from lockstep.metrics import Metrics
-from lockstep.ops.functional import scaled_rate
 from lockstep.ops.random_shift import random_shift
 from lockstep.ops.two_hot import percentile_range
 from lockstep.protocols import BenchmarkOp, Loss
