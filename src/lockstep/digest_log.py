@@ -1,11 +1,11 @@
 """Digest log: fingerprints of the agent and its metrics, which show where two runs differ without their checkpoints.
 
-`digests.jsonl` has a line {"samples", "iteration", "agent", "metrics"} before the first iteration, and one for every
-iteration that crosses a multiple of `run.digest_every` samples. `agent` is a 64-bit fingerprint of networks, optimizers
-and normalizers, `metrics` one of the metrics of this iteration, pooled over lanes. They do not depend on times, paths
-and starts, so a resumed run writes the same file as the uninterrupted one. With `run.reduction=exact` the number of
-processes does not change them either. With `run.log_tensor_digests` every iteration has a line, with a digest of every
-tensor.
+`digests.jsonl` has a line {"samples", "iteration", "updates", "agent", "metrics"} before the first iteration, and one
+for every iteration that crosses a multiple of `run.digest_every` samples. `updates` is the number of updates so far,
+`agent` a 64-bit fingerprint of networks, optimizers and normalizers, and `metrics` one of this iteration's metrics,
+pooled over lanes. They do not depend on times, paths and starts, so a resumed run writes the same file as the
+uninterrupted one. With `run.reduction=exact` the number of processes does not change them either. With
+`run.log_tensor_digests` every iteration has a line, with a digest of every tensor.
 """
 
 import hashlib
@@ -45,7 +45,8 @@ class DigestLog:
         """Write a line, unless a newer start has taken over the run."""
         values: dict[str, Any] = {}
         if self._runtime.is_main:  # replicas are equal, so one process needs no collective
-            values = {"agent": f"{fold(algorithm.shared_state()):016x}", "metrics": digest_metrics(totals)}
+            agent = f"{fold(algorithm.shared_state()):016x}"
+            values = {"updates": algorithm.updates, "agent": agent, "metrics": digest_metrics(totals)}
         if self._tensors:
             values |= {"digests": self._digest_tensors(algorithm, task), "passed": self._runtime.status.phase_counts}
         if not self._fence.superseded():

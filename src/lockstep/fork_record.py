@@ -109,6 +109,7 @@ def describe_changes(changes: dict[str, list[Any]]) -> list[str]:
 
 
 def _shown(value: Any) -> str:
+    value = float(f"{value:.6g}") if isinstance(value, float) else value
     text = value if isinstance(value, str) and value else json.dumps(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 

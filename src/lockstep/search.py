@@ -16,7 +16,7 @@ def sweep(
     trials: int = 20,
     metric: str | None = None,
     direction: Literal["maximize", "minimize"] = "maximize",
-    prune: Literal["asha", "median", "none"] = "asha",
+    prune: Literal["asha", "median", "pbt", "none"] = "asha",
     min_samples: int | None = None,
     eta: int = 3,
     sampler: Literal["tpe", "random"] = "tpe",
@@ -43,8 +43,9 @@ def sweep(
             without evaluations, the mean return of the last 100 training episodes.
         direction: Whether higher or lower values are better.
         prune: Trials that stop early. "asha": all but the best 1/eta at each rung. "median": those below the median.
+            "pbt": none; the worst quarter continues from copies of the best, with changed settings.
         min_samples: Global samples before the first decision. None: `run.total_samples` / eta² for "asha", a quarter
-            of it for "median".
+            of it for "median", a tenth for "pbt".
         eta: One trial in this number continues after a rung of "asha", and each rung has this number of times more
             samples.
         sampler: Settings of the trials. "tpe": Optuna's tree-structured Parzen estimator, after 10 random trials.

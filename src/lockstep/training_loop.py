@@ -16,6 +16,7 @@ from lockstep.memory_report import explain_out_of_memory
 from lockstep.metrics import Totals
 from lockstep.nan_dump import dump_on_nonfinite
 from lockstep.run_dir import RunDir, TrainResult
+from lockstep.update_trace import TraceOptions, UpdateTrace
 
 
 def train(
@@ -26,9 +27,13 @@ def train(
     stop_at: int | None = None,
     init_from: str | None = None,
     without_replay: bool = False,
+    trace: dict[str, Any] | None = None,
     on_record: Callable[[], None] | None = None,
 ) -> TrainResult:
-    """Train one agent on all started processes, up to `stop_at` samples. `on_record` is called after log changes."""
+    """Train one agent on all started processes, up to `stop_at` samples. `on_record` is called after log changes.
+
+    `trace` are the options of an `UpdateTrace`, in a replay.
+    """
     config = recipe.run
     with Runtime.start(config) as runtime, RunDir.open(recipe, runtime, resume) as run, ExitStack() as on_exit:
         with explain_out_of_memory(recipe):
@@ -49,6 +54,8 @@ def train(
             run.checkpoints.chain.started_with = "weights of another run"
             run.log.message(message)
         runtime.check_replicas(algorithm.shared_state(), "at the start")
+        if trace is not None:
+            runtime.before_update = UpdateTrace(TraceOptions(**trace), algorithm, task, clock, runtime)
         digests = DigestLog(run.log, config, runtime, run.checkpoints.fence)
         digests.record_start(clock, algorithm, task)
 

@@ -14,6 +14,8 @@ PLACES = {
     "RECIPE": "snake-ppo",
     "FILE.py": "examples/tiny_snake.py",
     "SIZE": "5",
+    "../base/recipe.py": "examples/tiny_snake.py",
+    "recipe.py": "examples/tiny_snake.py",
     "rival/submission.py": "examples/catch.py",  # any file: it is not executed here
 }
 """Placeholders on the pages, and values for them."""

@@ -27,6 +27,8 @@ CASES = [
     ["report", "."],
     ["bench", "gym-ppo", "--smoke", "--seconds", "0.1"],
     ["verify", ".", "--segments", "1"],
+    ["replay", ".", "--update", "1"],
+    ["bisect", ".", "."],
     ["verify-files", "."],
     ["push", ".", "ada/run"],
     ["pull", "ada/run"],
@@ -45,7 +47,7 @@ CASES = [
 NIGHTLY = (
     *("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "fork", "play", "prove"),
     "sweep",
-    *("verify", "push", "pull"),
+    *("verify", "replay", "bisect", "push", "pull"),
 )
 """Commands that start their processes as another command above does."""
 

@@ -1,4 +1,4 @@
-"""Trials and members that end at once, in a random order: a substitute for `start_lockstep` without processes."""
+"""Trials that end at once, in a random order: a substitute for `start_lockstep` without processes."""
 
 import json
 import math
@@ -25,8 +25,7 @@ class FakeTrials:
         if self.kill_after is not None and len(self.started) >= self.kill_after:
             raise Killed
         self.started.append(list(arguments))
-        kind = "member" if (self.sweep / "rounds.json").exists() else "trial"
-        trial = Path(arguments[1]).name if arguments[0] == "resume" else f"{kind}-{arguments[3]}"
+        trial = Path(arguments[1]).name if arguments[0] == "resume" else f"trial-{arguments[3]}"
         stop = int(arguments[arguments.index("--stop-at") + 1]) if "--stop-at" in arguments else None
         process = FakeProcess(self, self.sweep / trial, stop, self.random.randrange(4))
         self.active = [other for other in self.active if other.returncode is None] + [process]
@@ -57,11 +56,7 @@ class FakeProcess:
             self.training.failures[number] -= 1
             (self.run / "status.json").write_text(json.dumps({"state": "failed", "why": self.training.why}))
             return 1
-        rounds = self.training.sweep / "rounds.json"
-        if rounds.exists():
-            trial = json.loads(rounds.read_text())["rounds"][-1][number]
-        else:
-            trial = json.loads((self.training.sweep / "trials.json").read_text())["trials"][number]
+        trial = json.loads((self.training.sweep / "trials.json").read_text())["trials"][number]
         samples = self.stop or self.training.total
         rate = trial["settings"]["algo.learning_rate"]
         score = math.log(samples) - abs(math.log10(rate) + 3) + math.sin(1e5 * rate * samples)

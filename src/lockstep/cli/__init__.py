@@ -24,6 +24,8 @@ COMMANDS = {
     "import": "Import weights (Stable-Baselines3, an export, a state dict) as a new run.",
     "episodes": "Write a data set of episodes for offline training, from runs or the authors' TD-MPC2 data.",
     "verify": "Train random segments of a run again and compare, or compare an export with its run.",
+    "replay": "Train a run again up to one update, and dump or debug what goes into it.",
+    "bisect": "Find the first iteration, update and tensor in which two runs differ.",
     "verify-files": "Check the checkpoint files of a run and repair damaged replay data.",
     "push": "Publish a run on the Hugging Face Hub.",
     "pull": "Download a published run from the Hugging Face Hub.",

@@ -183,7 +183,7 @@ def _sweep_rows(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     name = printable(path.name, newlines=False)
     try:
         record, trials = read_sweep(path), read_trials(path)
-        runs = [trial_directory(path, number) for number in range(len(trials))]
+        runs = [trial_directory(path, number, trial) for number, trial in enumerate(trials)]
     except ConfigError:
         return (name,), (f"  {SWEEP} cannot be read",)
     decided = sum(state.is_decided for state in trial_states(record, trials))

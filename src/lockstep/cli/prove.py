@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
+from lockstep.cli.repeat import count_processes
 from lockstep.cli.worker_spec import write_spec
 from lockstep.config import ConfigError, apply_overrides
 from lockstep.io.temporary_directory import temporary_directory
@@ -75,7 +76,7 @@ class Verification:
     def train_uninterrupted(self, processes: int) -> None:
         """Train without faults."""
         path, start = self.directory / f"procs-{processes}", time.perf_counter()
-        with self.console.status(f"training on {_count_processes(processes)}"):
+        with self.console.status(f"training on {count_processes(processes)}"):
             problem = self._train(path, processes)
         self._finish(str(processes), "", path, start, problem)
 
@@ -89,11 +90,11 @@ class Verification:
         path, start = self.directory / f"killed-{phase}", time.perf_counter()
         moment = {"reduce": "in mid-iteration", "save": "during a save"}[phase]
         event = f"process {victim} killed {moment}"
-        with self.console.status(f"training on {_count_processes(processes)}, {event}"):
+        with self.console.status(f"training on {count_processes(processes)}, {event}"):
             cause = self._train(path, processes, {SWITCH: "1", VARIABLE: f"{victim}:{phase}:{count}"})
         problem = "" if cause and "SIGKILL" in cause else f"the process was not killed: {cause or 'the run finished'}"
         if not problem:
-            with self.console.status(f"resuming on {_count_processes(resumed_on)}"):
+            with self.console.status(f"resuming on {count_processes(resumed_on)}"):
                 problem = self._launch(["resume", str(path)], resumed_on)
         self._finish(f"{processes} → {resumed_on}", event, path, start, problem)
 
@@ -241,7 +242,3 @@ def first_difference(one: Path, other: Path) -> str:
             text = ", ".join(listed) + (f" and {len(names) - len(listed)} more" if len(names) > len(listed) else "")
             return f"{other.name} differs from {one.name} first at iteration {line['iteration']}: {text}"
     return f"{other.name} differs from {one.name} only in its clock or evaluations; all tensors are equal"
-
-
-def _count_processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"

@@ -51,11 +51,12 @@ class SweepOptions(LocalLaunchOptions, PresetOptions):
     last evaluation; without evaluations, the mean return of the last 100 training episodes."""
     minimize: bool = False
     """Lower values of --metric are better."""
-    prune: Literal["asha", "median", "none"] = "asha"
-    """Trials that stop early. asha: all but the best 1/eta at each rung. median: those below the median. none: none."""
+    prune: Literal["asha", "median", "pbt", "none"] = "asha"
+    """Trials that stop early. asha: all but the best 1/eta at each rung. median: those below the median. pbt: none, but
+    at each rung the worst quarter continues from copies of the best, with changed settings. none: none."""
     min_samples: Annotated[int | None, tyro.conf.arg(metavar="SAMPLES")] = None
     """Global samples before the first decision. None: run.total_samples / eta^2 for asha, a quarter of it for
-    median, which then decides again after each quarter."""
+    median and a tenth for pbt, which then decide again after each."""
     eta: int = 3
     """asha: one trial in this number continues after a rung, and each rung has this number of times more samples."""
     sampler: Literal["tpe", "random"] = "tpe"
@@ -212,8 +213,9 @@ def print_table(sweep: "Sweep") -> None:
     for heading in ("trial", "state", "samples", "value"):
         table.add_column(heading, justify="left" if heading == "state" else "right")
     names = list(ranking[0].settings)
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
+    short = [name.rpartition(".")[2] for name in names]
+    for name, last in zip(names, short, strict=True):
+        table.add_column(name if short.count(last) > 1 else last, justify="right", overflow="fold")
     for trial in ranking[:SHOWN_TRIALS]:
         value = "-" if trial.value is None else f"{trial.value:,.4g}"
         settings = [format_setting(trial.settings.get(name)) for name in names]

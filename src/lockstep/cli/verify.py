@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from lockstep.cli.parser import parse_args
+from lockstep.cli.repeat import Repeater, count_processes
 from lockstep.config import ConfigError
 from lockstep.io.temporary_directory import temporary_directory
 
@@ -95,13 +96,14 @@ def _verify_segments(command: Verify, history: "RunHistory", console: "Printable
     seed = secrets.randbelow(SEED_LIMIT) if command.seed is None else command.seed
     chosen = choose_segments(repeatable, command.segments, seed)
     numbers = ", ".join(str(segment.number) for segment in chosen)
-    console.print(f"Training again: {numbers} (--seed {seed}), on {_processes(command.procs)}.", markup=False)
-    warned: set[str] = set()
+    console.print(f"Training again: {numbers} (--seed {seed}), on {count_processes(command.procs)}.", markup=False)
+    repeater = Repeater(command.path, command.procs, command.allow_other_machine, console)
     for segment in chosen:
         start = time.perf_counter()
-        problem = _verify_segment(command, segment, console, warned)
+        problem = _verify_segment(repeater, segment)
         if problem:
-            causes = f". Differences here that may be the cause: {'; '.join(sorted(warned))}" if warned else ""
+            warned = "; ".join(sorted(repeater.warned))
+            causes = f". Differences here that may be the cause: {warned}" if warned else ""
             return _refuse([f"{segment}: {problem}{causes}."], command.path, console)
         console.print(f"  {segment}: bit-identical, {time.perf_counter() - start:.0f} s", markup=False)
     console.print(
@@ -112,37 +114,17 @@ def _verify_segments(command: Verify, history: "RunHistory", console: "Printable
     return 0
 
 
-def _verify_segment(command: Verify, segment: "Segment", console: "PrintableConsole", warned: set[str]) -> str:
+def _verify_segment(repeater: Repeater, segment: "Segment") -> str:
     """Repeat one segment. Return what differs; empty if nothing does."""
     from lockstep.checkpoint.format import CorruptCheckpointError
-    from lockstep.cli.options import resolve
-    from lockstep.cli.worker_spec import write_spec
-    from lockstep.launch.launcher import launch_captured
-    from lockstep.tools.verify.environment import check_environment
-    from lockstep.tools.verify.repetition import compare, prepare, segment_recipe
+    from lockstep.tools.verify.repetition import compare
 
-    recipe = resolve(segment_recipe(command.path, segment), command.procs)
-    reasons, differences = check_environment(segment, recipe, command.procs)
-    if reasons and not command.allow_other_machine:
-        raise ConfigError(
-            f"{segment} cannot be verified here with the same bits: {'; '.join(reasons)}.",
-            "Use such a machine, versions and --procs, or try with --allow-other-machine.",
-        )
-    for difference in [*reasons, *differences]:
-        if difference not in warned:
-            warned.add(difference)
-            console.print(f"  may still be equal: {difference}", markup=False)
     with temporary_directory("verify") as directory:
         try:
-            repeated = prepare(segment, recipe, directory, command.allow_other_machine)
+            repeater.train(segment, directory)
         except CorruptCheckpointError as damage:
             return f"the checkpoint at its start is damaged: {damage}"
-        options = {"resume": segment.path is not None, "stop_at": segment.end.samples}
-        with console.status(f"training {segment} again on {_processes(command.procs)}"):
-            failure = launch_captured(write_spec(directory / "spec.json", repeated, **options), command.procs)
-            if failure:
-                raise ConfigError(f"{segment} could not be trained again: {failure}", "Fix that, then verify again.")
-            return compare(segment, directory, command.path)
+        return compare(segment, directory, repeater.run)
 
 
 def _refuse(problems: Sequence[str], path: Path, console: "PrintableConsole") -> int:
@@ -151,7 +133,3 @@ def _refuse(problems: Sequence[str], path: Path, console: "PrintableConsole") ->
     console.print(f"[red]Refused.[/red] {len(problems)} problem{'s' * (len(problems) > 1)} of", end=" ", markup=True)
     console.print(f"{path}: it was not trained as its files say.", markup=False)
     return 1
-
-
-def _processes(count: int) -> str:
-    return "1 process" if count == 1 else f"{count} processes"

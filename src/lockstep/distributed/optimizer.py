@@ -7,7 +7,7 @@ Shapes: L local lanes, N samples per lane, K sums. A batch is [L x N, ...], lane
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from lockstep.distributed.collectives import CompletedHandle, Handle
 from lockstep.distributed.device_steps import MAX_UNCONFIRMED, DeviceSteps, RecordedStep
 from lockstep.distributed.gradient_buffer import GradientBuffer
+from lockstep.distributed.lane_gradients import LaneGradients, lane_gradients
 from lockstep.distributed.nonfinite import LossScale, NonFinitePolicy
 from lockstep.distributed.runtime import Runtime
 from lockstep.metrics import Metrics, widen
@@ -107,6 +108,8 @@ class DistributedOptimizer:
         if self._steps is not None and len(self._unconfirmed) == MAX_UNCONFIRMED:
             self.check_last_step()
         self._set_rates(learning_rate)
+        if self.runtime.before_update is not None:
+            self.runtime.before_update(self, loss, batch, where)
         if self._records:
             if loss not in self._recorded:
                 self._recorded[loss] = self._record(loss)
@@ -274,19 +277,16 @@ class DistributedOptimizer:
         for number, base in enumerate(self._base_rates):
             self._set_rate(number, base)
 
+    def lane_gradients(self, loss: LossFunction, batch: Tree) -> Iterator[LaneGradients]:
+        """Yield loss and gradient of every local lane of a batch [L x N, ...], computed again."""
+        return lane_gradients(self.runtime, self._names, loss, batch)
+
     def _find_nonfinite(self, loss: LossFunction, batch: Tree) -> list[str]:
         """Describe non-finite values per local lane. Recomputes the gradients, because the reduced one is a sum."""
         found = []
-        for lane, part in zip(self.runtime.lanes.local, self.runtime._lane_parts(batch), strict=True):
-            with self.runtime.autocast():
-                result = loss(part)
-            sums = {"loss": result.loss_sum, **result.metric_sums}
-            terms = [name for name, value in sums.items() if not torch.as_tensor(value).isfinite()]
-            grads: Sequence[Tensor | None] = ()
-            if result.loss_sum.requires_grad:
-                grads = torch.autograd.grad(result.loss_sum, list(self._names), allow_unused=True)
-            pairs = zip(self._names.values(), grads, strict=False)
-            bad = [name for name, grad in pairs if grad is not None and not grad.isfinite().all()]
+        for lane, _, sums, gradients in self.lane_gradients(loss, batch):
+            terms = [name for name, value in sums.items() if not value.isfinite()]
+            bad = [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
             if terms:
                 found.append(f"lane {lane}: {', '.join(terms)} of its loss")
             elif bad:

@@ -72,6 +72,8 @@ class Runtime:
         self.pending_messages: list[str] = []
         """Messages that the logger has not written yet."""
         self.compilation = Compilation(run.compile, device, self.phase, self.pending_messages)
+        self.before_update: Callable[..., None] | None = None
+        """Called before every optimizer step with optimizer, loss, batch and where; only in a replay."""
         self.halted: Tensor | None = None
         """Device flag: 1.0 once a step was skipped and the run must stop. All later steps are skipped, too."""
         self._timeout = run.collective_timeout
@@ -272,6 +274,7 @@ class Runtime:
         return tree_map(lambda *lanes: torch.cat(lanes), *outputs) if self.exact else outputs[0]
 
     def _lane_parts(self, batch: Tree) -> Iterator[Tree]:
+        """Yield the part of every local lane of a batch [L x N, ...]."""
         samples, rest = divmod(len(first_leaf(batch)), len(self.lanes))
         if rest:
             raise ValueError(

@@ -1,21 +1,15 @@
 """The file of an experiment: recipe, settings, seeds and command. It may be untrusted, so it is read strictly."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep import __version__
 from lockstep.config import ConfigError, check_text
+from lockstep.experiment.record_file import MAX_NUMBER, are_settings, format_values, is_count, is_text, read_values
 from lockstep.io.jsonl import EXPERIMENT
-from lockstep.io.safe_read import UnreadableFileError, read_json, shallow
 
-FORMAT = 1
-"""Version of the file that this Lockstep reads and writes."""
 MAX_SEEDS, MAX_PROCS = 1000, 4096
-MAX_SEED = 10**18
-"""Seeds are smaller than this."""
 SEED_RUN = "--seed-run"
 """Internal first argument of `lockstep train` in the process of one seed. Experiment and seed follow."""
 
@@ -59,7 +53,7 @@ def run_directory(experiment: Path, seed: int) -> Path:
 
 def format_record(record: ExperimentRecord) -> str:
     """Return the text of the file."""
-    return json.dumps({"format": FORMAT, "lockstep": __version__, **asdict(record)}, indent=1) + "\n"
+    return format_values(asdict(record))
 
 
 def read_experiment(experiment: Path) -> ExperimentRecord:
@@ -69,24 +63,7 @@ def read_experiment(experiment: Path) -> ExperimentRecord:
         ConfigError: There is no such file, or a value in it is invalid.
     """
     path = experiment / EXPERIMENT
-    try:
-        if path.is_symlink():
-            raise UnreadableFileError(f"{path} is a link")
-        values = read_json(path)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{experiment} is not an experiment: it has no {EXPERIMENT}.", "List runs and experiments: lockstep ls"
-        ) from None
-    except UnreadableFileError as error:
-        raise ConfigError(f"{error}.", "Restore the file.") from None
-    version = values.get("format") if isinstance(values, dict) else None
-    if type(version) is int and FORMAT < version < MAX_SEED:
-        raise ConfigError(
-            f"{path} has format {version}, and Lockstep {__version__} knows formats up to {FORMAT}.",
-            "A newer Lockstep wrote it. Upgrade: pip install --upgrade lockstep-rl",
-        )
-    if type(version) is not int or version != FORMAT:
-        raise ConfigError(f"{path} is not the file of an experiment: it has no valid format.", "Restore the file.")
+    values = read_values(path, f"{experiment} is not an experiment: it has no {EXPERIMENT}.", "an experiment")
     for key, is_valid in _CHECKS.items():
         if key not in values or not is_valid(values[key]):
             problem = "is invalid" if key in values else "is missing"
@@ -110,28 +87,18 @@ def overall_state(states: Sequence[str]) -> str:
     return next((state for state in ("running", "failed", "preempted") if state in states), "incomplete")
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 100_000
-
-
 def _are_seeds(value: object) -> bool:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_SEEDS:
         return False
-    return all(type(seed) is int and 0 <= seed < MAX_SEED for seed in value) and len(set(value)) == len(value)
-
-
-def _are_settings(value: object) -> bool:
-    if not isinstance(value, dict) or not shallow(value) or not isinstance(run := value.get("run"), dict):
-        return False
-    return type(total := run.get("total_samples")) is int and 0 < total < MAX_SEED
+    return all(type(seed) is int and 0 <= seed < MAX_NUMBER for seed in value) and len(set(value)) == len(value)
 
 
 _CHECKS: dict[str, Callable[[Any], bool]] = {
-    "recipe": _is_text,
-    "command": _is_text,
+    "recipe": is_text,
+    "command": is_text,
     "seeds": _are_seeds,
-    "procs": lambda value: type(value) is int and 0 < value <= MAX_PROCS,
-    "init_from": lambda value: value is None or _is_text(value),
-    "settings": _are_settings,
+    "procs": lambda value: is_count(value, MAX_PROCS),
+    "init_from": lambda value: value is None or is_text(value),
+    "settings": are_settings,
 }
 """Keys of the file with the check of each value."""

@@ -12,7 +12,6 @@ from lockstep.config import ConfigError, Recipe, apply_overrides, as_dict, check
 from lockstep.experiment.lock import locked
 from lockstep.experiment.progress import RunsProgress
 from lockstep.experiment.record import (
-    MAX_SEED,
     MAX_SEEDS,
     SEED_RUN,
     ExperimentRecord,
@@ -21,6 +20,7 @@ from lockstep.experiment.record import (
     read_experiment,
     run_directory,
 )
+from lockstep.experiment.record_file import MAX_NUMBER
 from lockstep.experiment.run_scores import final_score
 from lockstep.experiment.scheduler import (
     RunScheduler,
@@ -86,7 +86,7 @@ def create_experiment(recipe: Recipe, seeds: int, procs: int, command: str, init
     first = recipe.run.seed
     if not 0 < seeds <= MAX_SEEDS:
         raise ConfigError(f"the number of seeds is {seeds}.", f"Use a number from 1 to {MAX_SEEDS:,}.")
-    if not 0 <= first < MAX_SEED - seeds:
+    if not 0 <= first < MAX_NUMBER - seeds:
         raise ConfigError(f"run.seed is {first}.", "Use a first seed that is not negative and has at most 17 digits.")
     for name, value in (("the recipe", recipe.name), ("--init-from", init_from or "")):
         check_text(value, name)

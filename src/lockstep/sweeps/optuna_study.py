@@ -71,8 +71,11 @@ def suggest(record: SweepRecord, space: Space, trials: Sequence[TrialRecord]) ->
 def setting_importances(record: SweepRecord, space: Space, trials: Sequence[TrialRecord]) -> dict[str, float]:
     """Return the share of each setting in the differences of the values at the first rung, by PED-ANOVA.
 
-    The first rung has a value of every trial. Empty with fewer than 10 of them, or without Optuna.
+    The first rung has a value of every trial. Empty with fewer than 10 of them, without Optuna, or if settings change
+    in a trial.
     """
+    if record.prune == "pbt":
+        return {}
     try:
         import optuna
     except ImportError:

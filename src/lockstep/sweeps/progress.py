@@ -31,8 +31,11 @@ class TrialState:
 def trial_states(record: SweepRecord, trials: Sequence[TrialRecord]) -> list[TrialState]:
     """Return the states of all trials, from the lowest number to the highest.
 
-    A trial that may still get a value at a rung blocks the decisions about all higher trials at that rung.
+    A trial that may still get a value at a rung blocks the decisions about all higher trials at that rung. With `pbt`
+    all trials wait for each other at every rung.
     """
+    if record.prune == "pbt":
+        return _population_states(record, trials)
     samples = rungs(record)
     values: list[list[float]] = [[] for _ in samples]  # by rung, of the trials so far
     blocked = len(samples)  # first rung at which a lower trial may still get a value
@@ -42,6 +45,24 @@ def trial_states(record: SweepRecord, trials: Sequence[TrialRecord]) -> list[Tri
         if not state.is_decided:
             blocked = min(blocked, samples.index(state.samples))
         states.append(state)
+    return states
+
+
+def _population_states(record: SweepRecord, trials: Sequence[TrialRecord]) -> list[TrialState]:
+    samples = rungs(record)
+    reached = [len(trial.values) + (trial.failure is not None) for trial in trials]
+    slowest = min(reached, default=0) if len(trials) == record.trials else 0
+    all_failed = all(trial.failure is not None for trial in trials)
+    states = []
+    for trial, number in zip(trials, reached, strict=True):
+        if trial.failure is not None and (all_failed or number == len(samples)):
+            states.append(TrialState("failed", samples[number - 1]))
+        elif number == len(samples):
+            states.append(TrialState("finished", samples[-1]))
+        elif number > slowest or trial.failure is not None:
+            states.append(TrialState("waiting", samples[number - 1]))
+        else:
+            states.append(TrialState("ready", samples[number]))
     return states
 
 
@@ -91,7 +112,8 @@ def best_trial(record: SweepRecord, trials: Sequence[TrialRecord]) -> int | None
 
 def best_run(sweep: Path) -> Path:
     """Return the run directory of the best trial. Raises ConfigError if no trial has finished."""
-    number = best_trial(read_sweep(sweep), read_trials(sweep))
+    trials = read_trials(sweep)
+    number = best_trial(read_sweep(sweep), trials)
     if number is None:
         raise ConfigError(f"{sweep} has no finished trial yet.", f"Name one of its runs: lockstep ls {sweep}")
-    return trial_directory(sweep, number)
+    return trial_directory(sweep, number, trials[number])

@@ -14,11 +14,13 @@ MEDIAN_STARTUP = 5
 """Trials with a value at a rung before the median rule applies, as in Optuna."""
 ASHA_RUNGS, MEDIAN_RUNGS = 2, 4
 """Default: ASHA has two rungs below the end, and the median rule applies after each quarter of a trial."""
+PBT_RUNGS = 10
+"""Default: population-based training replaces trials after each tenth."""
 
 
 def default_min_samples(prune: str, total_samples: int, eta: int) -> int:
     """Return the default number of samples of the first rung."""
-    shares: int = {"asha": eta**ASHA_RUNGS, "median": MEDIAN_RUNGS}.get(prune, 1)
+    shares: int = {"asha": eta**ASHA_RUNGS, "median": MEDIAN_RUNGS, "pbt": PBT_RUNGS}.get(prune, 1)
     return math.ceil(total_samples / shares)
 
 

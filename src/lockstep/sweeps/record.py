@@ -1,21 +1,25 @@
 """The files of a sweep: what it searches, and its trials so far. They may be untrusted, so they are read strictly."""
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lockstep import __version__
 from lockstep.config import ConfigError, check_text
+from lockstep.experiment.record_file import (
+    MAX_NUMBER,
+    are_settings,
+    format_values,
+    is_count,
+    is_number,
+    is_text,
+    read_values,
+)
 from lockstep.io.jsonl import SWEEP, TRIALS
-from lockstep.io.safe_read import UnreadableFileError, read_json, shallow
+from lockstep.io.safe_read import shallow
 
-FORMAT = 1
-"""Version of the files that this Lockstep reads and writes."""
-MAX_TRIALS, MAX_PROCS, MAX_NUMBER = 1000, 4096, 10**18
-PRUNERS = ("asha", "median", "none")
+MAX_TRIALS, MAX_PROCS, MAX_COPIES = 1000, 4096, 10_000
+PRUNERS = ("asha", "median", "pbt", "none")
 SAMPLERS = ("tpe", "random")
 DIRECTIONS = ("maximize", "minimize")
 TRIAL_RUN = "--trial-run"
@@ -41,7 +45,7 @@ class SweepRecord:
     """Metric in the log. None: the score of the last evaluation, or the training return without evaluations."""
     direction: Literal["maximize", "minimize"]
     prune: str
-    """asha, median or none."""
+    """asha, median, pbt or none."""
     min_samples: int
     """Samples of the first rung."""
     eta: int
@@ -64,16 +68,32 @@ class SweepRecord:
         return 1 if self.direction == "maximize" else -1
 
 
+@dataclass(frozen=True)
+class Copy:
+    """pbt: a trial continues from a copy of a better one, with changed settings."""
+
+    number: int
+    """The trial."""
+    parent: int
+    """The copied trial."""
+    samples: int
+    """Global samples of the rung at which it was copied."""
+    settings: dict[str, Any]
+    """Searched settings after it, by dotted name."""
+
+
 @dataclass
 class TrialRecord:
     """Settings and results of one trial."""
 
     settings: dict[str, Any]
-    """Searched settings by dotted name."""
+    """Searched settings by dotted name. pbt: the present ones."""
     values: list[float | None] = field(default_factory=list)
     """Value of the metric at each rung that was trained, and at the end. None: nothing was logged by then."""
     failure: str | None = None
     """Why the trial has no result, such as a non-finite loss. None: it did not fail."""
+    copies: list[Copy] = field(default_factory=list)
+    """pbt: what the trial continued from, oldest first."""
 
 
 def is_sweep(directory: Path) -> bool:
@@ -81,9 +101,13 @@ def is_sweep(directory: Path) -> bool:
     return (directory / SWEEP).is_file()
 
 
-def trial_directory(sweep: Path, number: int) -> Path:
-    """Return the run directory of a trial. Raise ConfigError for a link: a trial must be inside its sweep."""
-    path = sweep / f"trial-{number}"
+def trial_directory(sweep: Path, number: int, trial: TrialRecord) -> Path:
+    """Return the run directory of a trial. Each copy of another trial has one of its own.
+
+    Raises:
+        ConfigError: It is a link, but a trial must be inside its sweep.
+    """
+    path = sweep / (f"trial-{number}-copy-{len(trial.copies)}" if trial.copies else f"trial-{number}")
     if path.is_symlink():
         raise ConfigError(f"{path} is a link, but trials are directories in their sweep.", "Replace it by its target.")
     return path
@@ -96,7 +120,13 @@ def format_sweep(record: SweepRecord) -> str:
 
 def format_trials(trials: Sequence[TrialRecord]) -> str:
     """Return the text of the file of the trials."""
-    return format_values({"trials": [asdict(trial) for trial in trials]})
+    return format_values({"trials": [_plain(trial) for trial in trials]})
+
+
+def _plain(trial: TrialRecord) -> dict[str, Any]:
+    """Return a trial as plain values. Only trials with copies have a list of them."""
+    values = asdict(trial)
+    return values if trial.copies else {name: value for name, value in values.items() if name != "copies"}
 
 
 def read_sweep(sweep: Path) -> SweepRecord:
@@ -124,65 +154,30 @@ def read_trials(sweep: Path) -> list[TrialRecord]:
     trials = read_values(path, f"{path} does not exist.", "the trials of a sweep").get("trials")
     if not isinstance(trials, list) or len(trials) > MAX_TRIALS or not all(map(_is_trial, trials)):
         raise ConfigError(f"{path} is not the file of the trials of a sweep.", "Restore the file.")
-    return [TrialRecord(**trial) for trial in trials]
+    records = [_parse_trial(trial) for trial in trials]
+    if any(max(copy.number, copy.parent) >= len(records) for record in records for copy in record.copies):
+        raise ConfigError(f"{path} has a copy of a trial that does not exist.", "Restore the file.")
+    return records
 
 
-def format_values(values: Mapping[str, Any]) -> str:
-    """Return the text of a file with these values, and its format version."""
-    return json.dumps({"format": FORMAT, "lockstep": __version__, **values}, indent=1) + "\n"
+def _parse_trial(values: dict[str, Any]) -> TrialRecord:
+    return TrialRecord(**values | {"copies": [Copy(**copy) for copy in values.get("copies", [])]})
 
 
-def read_values(path: Path, missing: str, what: str) -> dict[str, Any]:
-    """Return the values of a file with a format version.
-
-    Args:
-        path: The file.
-        missing: Message if it does not exist.
-        what: What it describes, such as a sweep, for messages.
-    """
-    try:
-        if path.is_symlink():
-            raise UnreadableFileError(f"{path} is a link")
-        values = read_json(path)
-    except FileNotFoundError:
-        raise ConfigError(missing, "List runs and sweeps: lockstep ls") from None
-    except UnreadableFileError as error:
-        raise ConfigError(f"{error}.", "Restore the file.") from None
-    version = values.get("format") if isinstance(values, dict) else None
-    if type(version) is int and FORMAT < version < MAX_NUMBER:
-        raise ConfigError(
-            f"{path} has format {version}, and Lockstep {__version__} knows formats up to {FORMAT}.",
-            "A newer Lockstep wrote it. Upgrade: pip install --upgrade lockstep-rl",
-        )
-    if type(version) is not int or version != FORMAT:
-        raise ConfigError(f"{path} is not the file of {what}: it has no valid format.", "Restore the file.")
-    return dict(values)
-
-
-def is_text(value: object) -> bool:
-    """Return whether a value is a text of some length."""
-    return isinstance(value, str) and 0 < len(value) <= 100_000
-
-
-def is_count(value: object, limit: int = MAX_NUMBER) -> bool:
-    """Return whether a value is a whole number from 1 to a limit."""
-    return type(value) is int and 0 < value <= limit
-
-
-def is_number(value: object) -> bool:
-    """Return whether a value is a finite number."""
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-
-
-def are_settings(value: object) -> bool:
-    """Return whether a value is the settings of a recipe, with a number of samples."""
-    if not isinstance(value, dict) or not shallow(value) or not isinstance(run := value.get("run"), dict):
+def _is_copy(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"number", "parent", "samples", "settings"}:
         return False
-    return is_count(run.get("total_samples"))
+    numbers = (value["number"], value["parent"], value["samples"])
+    return all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers) and isinstance(value["settings"], dict)
 
 
 def _is_trial(value: object) -> bool:
-    if not isinstance(value, dict) or value.keys() != {"settings", "values", "failure"} or not shallow(value):
+    if not isinstance(value, dict) or not shallow(value):
+        return False
+    if value.keys() - {"copies"} != {"settings", "values", "failure"}:
+        return False
+    copies = value.get("copies", [])
+    if not isinstance(copies, list) or len(copies) > MAX_COPIES or not all(map(_is_copy, copies)):
         return False
     values = value["values"]
     numbers = isinstance(values, list) and all(number is None or is_number(number) for number in values)

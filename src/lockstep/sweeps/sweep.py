@@ -55,7 +55,7 @@ class Sweep:
                 samples=state.samples,
                 value=trial.values[-1] if trial.values and trial.failure is None else None,
                 settings=trial.settings,
-                run=Run(trial_directory(self.path, number)),
+                run=Run(trial_directory(self.path, number, trial)),
                 failure=trial.failure,
             )
             for number, (trial, state) in enumerate(zip(trials, trial_states(record, trials), strict=True))

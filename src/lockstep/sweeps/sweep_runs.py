@@ -12,6 +12,7 @@ from lockstep.checkpoint.format import replace_text
 from lockstep.config import ConfigError, Recipe, apply_overrides, as_dict, check_text
 from lockstep.experiment.lock import locked
 from lockstep.experiment.progress import RunsProgress
+from lockstep.experiment.record_file import MAX_NUMBER
 from lockstep.experiment.scheduler import RunScheduler, Start, start_lockstep
 from lockstep.experiment.seed_runs import gpus_of_slot, runs_at_a_time
 from lockstep.inference import build_recipe
@@ -19,10 +20,10 @@ from lockstep.io.jsonl import SWEEP
 from lockstep.io.printable import printable
 from lockstep.run_dir import reserve
 from lockstep.sweeps.optuna_study import require_optuna
+from lockstep.sweeps.population import MIN_TRIALS, make_copy, require_changeable
 from lockstep.sweeps.pruning import default_min_samples
 from lockstep.sweeps.record import (
     DIRECTIONS,
-    MAX_NUMBER,
     MAX_TRIALS,
     PRUNERS,
     SAMPLERS,
@@ -33,7 +34,7 @@ from lockstep.sweeps.record import (
     read_trials,
 )
 from lockstep.sweeps.space import parse_space, read_space, space_as_dict
-from lockstep.sweeps.trial_runs import TrialQueue, TrialRun, trial_recipe
+from lockstep.sweeps.trial_runs import MakeCopy, TrialQueue, TrialRun, trial_recipe
 
 BEST = "best.yaml"
 """File with all settings of the best trial, in the directory of a sweep."""
@@ -92,6 +93,14 @@ def plan_sweep(
         if not low <= number <= high:
             raise ConfigError(f"--{name} is {number}.", f"Use a number from {low:,} to {high:,}.")
     parsed = read_space(space, recipe) if isinstance(space, Path) else parse_space(space, recipe, "the search space")
+    if prune == "pbt":
+        sampler = "random"  # all trials start together, before any result is known
+        require_changeable(parsed, recipe)
+        # Whole iterations, so that something is left to train after every rung.
+        iteration = recipe.algo.samples_per_iteration(recipe.task)
+        min_samples = -(-(min_samples or default_min_samples(prune, total, eta)) // iteration) * iteration
+        if trials < MIN_TRIALS:
+            raise ConfigError(f"--trials is {trials}.", "Population-based training needs 2 trials or more.")
     return SweepRecord(
         recipe=recipe.name,
         command=printable(command, newlines=False),
@@ -136,6 +145,7 @@ def train_sweep(
     skip_failed: bool = False,
     progress: RunsProgress | None = None,
     start: Start = start_lockstep,
+    make_copy: MakeCopy = make_copy,
 ) -> SweepOutcome:
     """Train the trials of a sweep that are not decided: start or resume them. The results depend on no argument.
 
@@ -147,6 +157,7 @@ def train_sweep(
         skip_failed: Record trials as failed that end with an error in all attempts, instead of stopping before them.
         progress: Shows the progress. None: on standard error.
         start: Starts a subprocess.
+        make_copy: Creates the run of a copy, for pbt.
     """
     require_optuna()
     record = read_sweep(sweep)
@@ -156,7 +167,7 @@ def train_sweep(
     recipe = build_recipe(sweep / SWEEP, record.recipe, record.settings)
     gpus, at_a_time = runs_at_a_time(recipe.run.device, procs)
     with locked(sweep, "sweep"):
-        queue = TrialQueue(sweep, record, procs, storage, skip_failed)
+        queue = TrialQueue(sweep, record, procs, storage, skip_failed, make_copy)
         scheduler = RunScheduler[TrialRun](
             queue,
             prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs)),
@@ -173,6 +184,8 @@ def add_trials(sweep: Path, trials: int) -> None:
     """Give a sweep a larger number of trials. It then equals one that was created with that number."""
     with locked(sweep, "sweep"):
         record = read_sweep(sweep)
+        if record.prune == "pbt" and trials != record.trials:
+            raise ConfigError(f"the population of {sweep} has {record.trials} trials.", "Start a new sweep with more.")
         if not record.trials <= trials <= MAX_TRIALS:
             raise ConfigError(
                 f"--trials is {trials}, but {sweep} has {record.trials}.", f"Use a larger number, up to {MAX_TRIALS:,}."

@@ -1,6 +1,6 @@
 """Trials as runs: which run is trained next and how far, and what its log says."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +12,23 @@ from lockstep.experiment.scheduler import describe_active, is_finished, start_or
 from lockstep.inference import build_recipe
 from lockstep.io.jsonl import CHECKPOINTS, METRICS, SWEEP, TRIALS, newest_values, read_status
 from lockstep.sweeps.optuna_study import StudyFile, results_needed, suggest
+from lockstep.sweeps.population import decide, make_copy, rung_to_decide
 from lockstep.sweeps.progress import TrialState, best_trial, trial_states
-from lockstep.sweeps.record import TRIAL_RUN, SweepRecord, TrialRecord, format_trials, read_trials, trial_directory
+from lockstep.sweeps.pruning import rungs
+from lockstep.sweeps.record import (
+    TRIAL_RUN,
+    Copy,
+    SweepRecord,
+    TrialRecord,
+    format_trials,
+    read_trials,
+    trial_directory,
+)
 from lockstep.sweeps.space import Space, parse_space
 
 ATTEMPTS = 3
 """Starts of a trial after which an error is not taken for an accident, such as a kill."""
+MakeCopy = Callable[[Path, Sequence[TrialRecord], Copy], None]
 SCORE = "score"
 """Name of the default metric in messages and tables."""
 MAX_FAILURE = 500
@@ -63,7 +74,15 @@ class TrialRun:
 class TrialQueue:
     """The trials of a sweep, as the queue of a scheduler. Each result is recorded before the next run starts."""
 
-    def __init__(self, sweep: Path, record: SweepRecord, procs: int, storage: str | None, skip_failed: bool) -> None:
+    def __init__(
+        self,
+        sweep: Path,
+        record: SweepRecord,
+        procs: int,
+        storage: str | None,
+        skip_failed: bool,
+        make_copy: MakeCopy = make_copy,
+    ) -> None:
         """Read the trials so far.
 
         Args:
@@ -72,10 +91,11 @@ class TrialQueue:
             procs: Processes of each trial.
             storage: URL of a database for a copy of the study. None: only the file.
             skip_failed: Record trials as failed that end with an error `ATTEMPTS` times.
+            make_copy: Creates the run of a copy, for pbt.
         """
         self.trials = read_trials(sweep)
         self._sweep, self._record, self._procs, self._skip_failed = sweep, record, procs, skip_failed
-        self._space = sweep_space(sweep, record)
+        self._space, self._make_copy = sweep_space(sweep, record), make_copy
         self._study = StudyFile(sweep, record, self._space, storage)
         self._active: set[int] = set()
         self._attempts: dict[int, int] = {}
@@ -102,6 +122,7 @@ class TrialQueue:
         """Record the value of a run that has reached its rung. Return it as text, with the decisions that follow."""
         value = trial_value(run.path, self._record.metric)
         trial, before = self.trials[run.number], self._states
+        copies = [len(each.copies) for each in self.trials]
         trial.values.append(value)
         if run.is_last and value is None:
             trial.failure = f"{self._record.metric or SCORE} was not logged as a finite number"
@@ -112,6 +133,11 @@ class TrialQueue:
             f"trial {number} {state.state}"
             for number, (state, old) in enumerate(zip(self._states, before, strict=True))
             if state.is_decided and not old.is_decided
+        ]
+        decided += [
+            f"trial {number} continues from trial {each.copies[-1].parent}"
+            for number, (each, count) in enumerate(zip(self.trials, copies, strict=True))
+            if len(each.copies) > count
         ]
         return ", ".join([f"{shown} at {run.steps:,} samples", *decided])
 
@@ -145,7 +171,7 @@ class TrialQueue:
         return self._attempts.get(number, 0) >= ATTEMPTS
 
     def _run(self, number: int, samples: int) -> TrialRun:
-        path = trial_directory(self._sweep, number).absolute()
+        path = trial_directory(self._sweep, number, self.trials[number]).absolute()
         return TrialRun(number, path, samples, self._procs, samples == self._record.total_samples)
 
     def _suggest(self) -> None:
@@ -161,10 +187,32 @@ class TrialQueue:
 
     def _changed(self) -> None:
         """Record the trials durably, before a run starts that depends on them."""
+        if self._record.prune == "pbt" and (rung := rung_to_decide(self._record, self.trials)) is not None:
+            self._replace_worst(rung)
         if self.trials:
             replace_text(self._sweep / TRIALS, format_trials(self.trials))
+        self._make_copies()
         self._states = trial_states(self._record, self.trials)
         self._study.update(self.trials)
+
+    def _replace_worst(self, rung: int) -> None:
+        """pbt: let the worst trials continue from copies of the best. A failed trial has no value at this rung."""
+        samples = rungs(self._record)[rung]
+        for copy in decide(self._record, self._space, self.trials, rung):
+            trial = self.trials[copy.number]
+            if trial.copies and trial.copies[-1].samples == samples:
+                continue  # decided before an interruption
+            if trial.failure is not None:
+                trial.values.append(None)
+            trial.settings, trial.failure = copy.settings, None
+            trial.copies.append(copy)
+
+    def _make_copies(self) -> None:
+        """pbt: create the runs of new copies. No trial has trained on, so each parent still has its checkpoint."""
+        samples = rungs(self._record)
+        for trial in self.trials:
+            if trial.copies and trial.values and trial.copies[-1].samples == samples[len(trial.values) - 1]:
+                self._make_copy(self._sweep, self.trials, trial.copies[-1])
 
 
 def sweep_space(sweep: Path, record: SweepRecord) -> Space:
@@ -180,7 +228,7 @@ def trial_recipe(sweep: Path, record: SweepRecord, trial: TrialRecord, number: i
         ConfigError: The settings cannot be used together.
     """
     recipe = build_recipe(sweep / SWEEP, record.recipe, record.settings)
-    path = trial_directory(sweep, number).absolute()
+    path = trial_directory(sweep, number, trial).absolute()
     location = {"run": {"runs_dir": str(path.parent), "name": path.name}}
     recipe = apply_overrides(apply_overrides(recipe, trial.settings), location)
     task = recipe.task.for_lanes(recipe.run.lanes) if hasattr(recipe.task, "for_lanes") else recipe.task

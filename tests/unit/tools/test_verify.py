@@ -254,7 +254,7 @@ def test_other_torch_version_is_named_and_can_be_tried(run, verify, monkeypatch)
     monkeypatch.setattr(environment, "describe_machine", lambda device: describe_machine() | {"torch": "9.9"})
     code, told = verify(run, "--segments", 1)
     assert code == 2
-    assert re.search(r"segment \d .* cannot be verified here with the same bits: torch was \S+ and is 9.9", told)
+    assert re.search(r"segment \d .* cannot be trained again here with the same bits: torch was \S+ and is 9.9", told)
     code, told = verify(run, "--segments", 1, "--allow-other-machine")
     assert code == 0, told
     assert "may still be equal: torch was" in told

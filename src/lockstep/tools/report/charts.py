@@ -65,7 +65,7 @@ def name_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[ChartGroup]:
         if len({run.recipe for run in firsts}) == len(firsts) > 1:
             label = runs[0].recipe
         elif 0 < len(keys) <= 2:
-            label = ", ".join(f"{name.split('.')[-1]} {str(runs[0].settings.get(name, '-'))[:40]}" for name in keys)
+            label = ", ".join(f"{name.split('.')[-1]} {_short(runs[0].settings.get(name, '-'))}" for name in keys)
         elif runs[0].experiment is not None:
             label = runs[0].experiment
         elif len(runs) > 1:
@@ -77,6 +77,10 @@ def name_groups(groups: Sequence[Sequence[ReportedRun]]) -> list[ChartGroup]:
             label = runs[0].experiment
         chart_groups.append(ChartGroup(label, runs, f"c{number % COLORS}", number >= COLORS))
     return chart_groups
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)[:40]
 
 
 def main_charts(groups: Sequence[ChartGroup], reference: Reference | None) -> list[Chart]:

@@ -108,10 +108,11 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 def _read_sweep(path: Path, label: str) -> list[ReportedRun]:
     """Read the runs of the best trials of a sweep that have metrics."""
     record, trials = read_sweep(path), read_trials(path)
-    numbers = [n for n in rank_trials(record, trials) if newest_values(trial_directory(path, n) / METRICS, ["samples"])]
+    directories = [trial_directory(path, number, trial) for number, trial in enumerate(trials)]
+    numbers = [n for n in rank_trials(record, trials) if newest_values(directories[n] / METRICS, ["samples"])]
     if not numbers:
         raise _no_metrics(path)
-    runs = [read_run(trial_directory(path, n), f"{label}/trial-{n}") for n in numbers[:SWEEP_TRIALS]]
+    runs = [read_run(directories[n], f"{label}/trial-{n}") for n in numbers[:SWEEP_TRIALS]]
     if len(numbers) > SWEEP_TRIALS:
         runs[0].notes.append(f"Curves of the best {SWEEP_TRIALS} of {len(numbers)} trials of {label} are shown.")
     return runs

@@ -57,7 +57,8 @@ def read_section(path: Path, label: str) -> SweepSection:
         counts=f"{len(trials)} of {record.trials} trials: {', '.join(counts) or 'none decided'}",
         svg=_parallel_coordinates(record, space, trials),
         explanation=(
-            "A line is a trial. The last axis is its newest value, also of pruned trials; the best quarter is colored."
+            f"A line is a trial{' with its last settings' if record.prune == 'pbt' else ''}. The last axis is its "
+            "newest value, also of pruned trials; the best quarter is colored."
         ),
         importances=Table(("setting", "importance for the value at the first rung"), rows, "figures") if rows else None,
     )

@@ -19,6 +19,8 @@ from lockstep.io.jsonl import CHAIN, CHANGES, CHECKPOINTS, iter_jsonl
 from lockstep.io.safe_read import UnreadableFileError
 from lockstep.run_dir import read_config
 
+DELETED = "the checkpoint that it starts from was deleted"
+"""Obstacle of a segment that only an earlier start can overcome."""
 LOG_BYTES = 16 * 2**20
 """Bytes of a config_changes.jsonl that are read."""
 
@@ -221,7 +223,7 @@ def split_segments(history: RunHistory, settings: dict[str, dict[str, Any]], for
         elif known is None or len(configs) > 1:
             obstacle = "its settings are not recorded" if known is None else "its settings changed within it"
         elif start is not None and path is None:
-            obstacle = "the checkpoint that it starts from was deleted"
+            obstacle = DELETED
         segments.append(Segment(len(segments) + 1, start, entry, known, path, obstacle))
         start, started_with, configs = entry, "", set()
     return segments
