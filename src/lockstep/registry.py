@@ -11,7 +11,7 @@ from pathlib import Path
 from lockstep.config import ConfigError, Recipe
 
 RECIPES = {
-    "snake-ppo": "PPO on Snake (presets tiny, small, base, large)",
+    "snake-ppo": "PPO on Snake (presets features, tiny, small, base, large)",
     "gym-ppo": "PPO on any Gymnasium environment (default CartPole-v1)",
     "gym-ppo-lstm": "PPO with an LSTM on any Gymnasium environment (see --task.mask-velocity)",
     "gym-ddpg": "DDPG on any Gymnasium environment (default Pendulum-v1; preset td3)",

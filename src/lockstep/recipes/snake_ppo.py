@@ -24,6 +24,16 @@ class SnakePPO(Recipe):
 
     name: ClassVar = "snake-ppo"
     presets: ClassVar = {
+        "features": {
+            "task.observation": "features",
+            "algo": {
+                "learning_rate": 5e-4,
+                "schedule": "linear",
+                "gamma": 0.995,
+                "encoder": {"hidden_sizes": [256, 256], "num_layers": 2},
+            },
+            "run": {"total_samples": 8_000_000, "eval_every": 1_000_000},
+        },
         "tiny": {
             "task.size": 6,
             "algo": {"learning_rate": 4e-4, "schedule": "linear"},

@@ -38,6 +38,7 @@ from lockstep.tasks.snake.board import (
     is_valid,
     score,
 )
+from lockstep.tasks.snake.features import FEATURES, new_search_buffers, show_features
 from lockstep.tasks.snake.torch_backend import TorchSnake
 
 
@@ -57,6 +58,8 @@ class SnakeConfig(VecEnv.Config):
     """Reward for hitting a wall or the snake's own body, added to the reward of the step."""
     step_reward: float = -0.01
     """Reward for every step."""
+    observation: Literal["board", "features"] = "board"
+    """board: three planes of cells, for a CNN. features: a vector from searches of the board, for an MLP."""
     backend: Literal["numba", "torch"] = "numba"
     """Implementation; both give the same games. numba: compiled, on the CPU. torch: on the device, asynchronous."""
 
@@ -68,6 +71,8 @@ class SnakeConfig(VecEnv.Config):
                 f"max_steps_without_food is {self.max_steps_without_food}, which leaves no step to play.",
                 "Use 1 or more, or none.",
             )
+        if self.observation == "features" and self.backend == "torch":
+            raise ConfigError("the torch backend has no observation=features.", "Use task.backend=numba.")
 
     @property
     def rules(self) -> SnakeRules:
@@ -95,11 +100,13 @@ class SnakeBoards(NamedTuple):
     body: np.ndarray
     """[B, C] int32: ring buffer of the cells that the snake occupies."""
     planes: np.ndarray
-    """[B, 3, C] uint8: the observation, updated cell by cell."""
+    """[B, 3, C] uint8: the cells of head, body and food, updated cell by cell."""
+    features: np.ndarray
+    """[B, F] float32: the features, or F = 0 if the planes are the observation."""
 
 
 class SnakeResults(NamedTuple):
-    """Outputs of a step besides the next observation. The last three are written only where an episode ended."""
+    """Outputs of a step besides the next observation. The last four are written only where an episode ended."""
 
     reward: np.ndarray
     """[B] float32."""
@@ -109,6 +116,8 @@ class SnakeResults(NamedTuple):
     """[B] bool."""
     final_planes: np.ndarray
     """[B, 3, C] uint8."""
+    final_features: np.ndarray
+    """[B, F] float32."""
     apples: np.ndarray
     """[B] float32: food eaten in the episode."""
     full: np.ndarray
@@ -172,11 +181,23 @@ def _move(board: Board, body: np.ndarray, planes: np.ndarray, action: int, size:
 
 
 @njit(cache=True, nogil=True)
-def _start_all(boards: SnakeBoards, size: int) -> None:
+def _start_all(boards: SnakeBoards, rules: SnakeRules) -> None:
     """Start the first episode of every board."""
     for b in range(boards.state.size):
         boards.state[b].episode = 0
-        _start(boards.state[b], boards.body[b], boards.planes[b], size)
+        _start(boards.state[b], boards.body[b], boards.planes[b], rules.size)
+    _show_all(boards, rules)
+
+
+@njit(cache=True, nogil=True)
+def _show_all(boards: SnakeBoards, rules: SnakeRules) -> None:
+    """Write the features of every board, if they are the observation."""
+    if boards.features.shape[1] == 0:
+        return
+    buffers = new_search_buffers(boards.body.shape[1])
+    for b in range(boards.state.size):
+        max_steps = rules.max_steps_without_food
+        show_features(boards.state[b], boards.body[b], rules.size, max_steps, buffers, boards.features[b])
 
 
 @njit(cache=True, nogil=True)
@@ -185,7 +206,8 @@ def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, r
     for b in range(actions.size):
         if not 0 <= actions[b] <= 3:
             return -1
-    num_truncated = 0
+    num_truncated, with_features = 0, boards.features.shape[1] > 0
+    buffers = new_search_buffers(boards.body.shape[1])
     for b in range(actions.size):
         board, body, planes = boards.state[b], boards.body[b], boards.planes[b]
         ate, died = _move(board, body, planes, actions[b], rules.size)
@@ -197,11 +219,15 @@ def _step_all(boards: SnakeBoards, actions: np.ndarray, results: SnakeResults, r
         results.truncated[b] = truncated
         if terminated or truncated:
             results.final_planes[b] = planes
+            if with_features:
+                show_features(board, body, rules.size, rules.max_steps_without_food, buffers, results.final_features[b])
             results.apples[b] = board.length - START_LENGTH
             results.full[b] = full
             board.episode += 1
             _start(board, body, planes, rules.size)
             num_truncated += truncated
+        if with_features:
+            show_features(board, body, rules.size, rules.max_steps_without_food, buffers, boards.features[b])
     return num_truncated
 
 
@@ -211,25 +237,38 @@ class Snake(VecEnv):
     Config = SnakeConfig
 
     def setup(self) -> None:
-        size, count = self.config.size, self.num_envs
-        self.observation_space, self.action_space = Box(0, 1, (3, size, size), np.uint8), Discrete(4)
+        size, count, with_features = self.config.size, self.num_envs, self.config.observation == "features"
+        self.action_space = Discrete(4)
+        if with_features:
+            self.observation_space = Box(-1, 1, (FEATURES,), np.float32)
+            observed = (torch.float32, (count, FEATURES))
+        else:
+            self.observation_space = Box(0, 1, (3, size, size), np.uint8)
+            observed = (torch.uint8, (count, 3, size, size))
         self._rules = self.config.rules
         self._buffers = Buffers(
             self.device,
-            obs=(torch.uint8, (count, 3, size, size)),
+            obs=observed,
             reward=(torch.float32, (count,)),
             terminated=(torch.bool, (count,)),
             truncated=(torch.bool, (count,)),
-            final_obs=(torch.uint8, (count, 3, size, size)),
+            final_obs=observed,
             apples=(torch.float32, (count,)),
             full=(torch.float32, (count,)),
         )
         obs, reward, terminated, truncated, final_obs, apples, full = self._buffers.arrays.values()
-        self._results = SnakeResults(reward, terminated, truncated, final_obs.reshape(count, 3, -1), apples, full)
+        if with_features:
+            planes, final_planes = np.zeros((2, count, 3, size * size), np.uint8)
+            features, final_features = obs, final_obs
+        else:
+            planes, final_planes = obs.reshape(count, 3, -1), final_obs.reshape(count, 3, -1)
+            features, final_features = np.zeros((2, count, 0), np.float32)
+        self._results = SnakeResults(reward, terminated, truncated, final_planes, final_features, apples, full)
         self._boards = SnakeBoards(
             state=np.zeros(count, BOARD).view(np.recarray),
             body=np.zeros((count, size * size), np.int32),
-            planes=obs.reshape(count, 3, -1),
+            planes=planes,
+            features=features,
         )
         self._boards.state.key = [stream.draw_seed(0) for stream in self.env_streams("snake")]
         fields = {name: self._boards.state[name] for name in FIELDS}
@@ -237,7 +276,7 @@ class Snake(VecEnv):
             self.register_state(name, values)
 
     def reset(self) -> Tensor:
-        _start_all(self._boards, self._rules.size)
+        _start_all(self._boards, self._rules)
         return self._buffers.copy_to_device()["obs"]
 
     def observations(self) -> Tensor:
@@ -259,6 +298,7 @@ class Snake(VecEnv):
 
     def load_lane_state(self, lane: int, state: StateDict) -> None:
         super().load_lane_state(lane, state)
+        _show_all(self._boards, self._rules)
         self._buffers.copy_to_device()
 
     def is_valid_state(self, state: StateDict) -> bool:
