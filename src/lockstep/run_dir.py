@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import os
 import shutil
-import socket
-import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -55,8 +52,13 @@ from lockstep.launch.world import AUTO_JOB
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
+from lockstep.process_hours import ProcessHours, read_process_hours
+from lockstep.run_dir_checks import refuse_links, refuse_unshared
 from lockstep.run_name import automatic_name
 from lockstep.task_spec import describe_task
+
+STATUS_SECONDS = 10.0
+"""Seconds between two writes of the process-hours to the status file at least."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class RunDir:
         self._recipe, self._heartbeat_id = recipe, heartbeat_id
         settings = recorded_settings(recipe, runtime.lanes.num_lanes)
         self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime, settings)
+        self._hours: ProcessHours | None = None
+        self._status_at = 0.0
 
     @classmethod
     @contextmanager
@@ -90,7 +94,7 @@ class RunDir:
         """Create a run directory, or open the one to resume. All processes get the same directory."""
         name, lanes, heartbeat_id = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
         path = Path(name)
-        _refuse_unshared(path / HEARTBEATS / heartbeat_id, runtime)
+        refuse_unshared(path / HEARTBEATS / heartbeat_id, runtime)
         runtime.lanes = Lanes(lanes, partition_lanes(lanes, runtime.size)[runtime.rank], recipe.run.seed)
         runtime.watchdog.set_status_dir(path / HEARTBEATS / heartbeat_id)
         log = open_log(path, recipe, runtime)
@@ -121,7 +125,9 @@ class RunDir:
         if self.runtime.is_main:
             with _user_facing_errors(self.path):
                 notes = notes + _record_changes(self.path, self._recipe, clock)
-                _write_status_and_config(self.path, self._recipe, self.runtime)
+                before, fence = read_process_hours(read_status(self.path)) or ProcessHours(), self.checkpoints.fence
+                self._hours = before.next_start(self.checkpoints.resumed_from, self.runtime.size, fence.generation)
+                _write_status_and_config(self.path, self._recipe, self.runtime, self._measure_hours())
                 if description := describe_task(task):
                     replace_text(self.path / TASK, description)
                 for other in (self.path / HEARTBEATS).iterdir():
@@ -134,13 +140,24 @@ class RunDir:
         if self.runtime.is_main and (state == "superseded" or not self.checkpoints.fence.superseded()):
             name = STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
             with suppress(OSError):  # disk errors are reported when a checkpoint is saved
-                replace_text(self.path / name, _status(state, self.runtime, why))
+                replace_text(self.path / name, _status(state, self.runtime, why, self._measure_hours()))
+                self._status_at = time.monotonic()
 
     def write_log(self, clock: TrainState) -> None:
         """Log the metrics since the last entry, unless a newer start has taken over the run."""
         metrics = clock.flush_metrics()
         if not self.checkpoints.fence.superseded():
             self.log.write(clock, metrics)
+            if time.monotonic() - self._status_at > STATUS_SECONDS:
+                self.write_status("running")
+
+    def _measure_hours(self) -> ProcessHours | None:
+        """Return the process-hours up to now. Before this start has loaded its checkpoint: those of earlier starts."""
+        if self._hours is None:
+            return read_process_hours(read_status(self.path))
+        self._hours.seconds = time.monotonic() - self.runtime.status.started
+        self._hours.saves = self.checkpoints.published
+        return self._hours
 
     def finish(self, algorithm: Algorithm, task: VecEnv, clock: TrainState, preempted: bool) -> TrainResult:
         """Save the last checkpoint and, once it is complete on all processes, write how the run ended."""
@@ -184,7 +201,7 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
             if (path / CONFIG).exists():
                 lanes = read_config(path)[1]["run"].get("lanes") or lanes  # the number of lanes never changes
         elif resume:
-            _refuse_links(path)
+            refuse_links(path)
         else:
             path = create_run(recipe, _status("running", runtime))
             _write_status_and_config(path, recipe, runtime)
@@ -264,15 +281,16 @@ def remove_if_unstarted(path: Path, job: str) -> None:
             shutil.rmtree(removed)
 
 
-def _write_status_and_config(path: Path, recipe: Recipe, runtime: Runtime) -> None:
+def _write_status_and_config(path: Path, recipe: Recipe, runtime: Runtime, hours: ProcessHours | None = None) -> None:
     """Write the status and the config of the run."""
     run = replace(recipe.run, lanes=runtime.lanes.num_lanes, name=path.name)
-    replace_text(path / STATUS, _status("running", runtime))
+    replace_text(path / STATUS, _status("running", runtime, hours=hours))
     replace_text(path / CONFIG, to_yaml(replace(recipe, run=run)))  # type: ignore[type-var]
 
 
-def _status(state: str, runtime: Runtime, why: str = "") -> str:
-    return json.dumps({"state": state, "job": runtime.job_id, "processes": runtime.size, "why": why}, indent=2)
+def _status(state: str, runtime: Runtime, why: str = "", hours: ProcessHours | None = None) -> str:
+    values = {"state": state, "job": runtime.job_id, "processes": runtime.size, "why": why}
+    return json.dumps(values | (hours.as_json() if hours else {}), indent=2)
 
 
 @contextmanager
@@ -297,27 +315,6 @@ def _run_of_job(recipe: Recipe, job: str) -> Path | None:
     return None
 
 
-def _refuse_unshared(directory: Path, runtime: Runtime) -> None:
-    """Raise ConfigError on all processes if one of them does not see the directory that rank 0 created."""
-    if runtime.size == 1:
-        return
-    for process, (visible, host) in enumerate(runtime.all_gather_json([_is_visible(directory), socket.gethostname()])):
-        if not visible:
-            raise ConfigError(
-                f"process {process} on host {host} does not see {directory.parent.parent.absolute()}.",
-                "Set --run.runs-dir to a directory on storage shared by all hosts.",
-            )
-
-
-def _is_visible(path: Path) -> bool:
-    """Return whether a path exists or becomes visible within 5 seconds."""
-    for _ in range(50):
-        if path.exists():
-            return True
-        time.sleep(0.1)
-    return False
-
-
 def run_path(recipe: Recipe) -> Path:
     """Return the path of a run: its name, or an automatic one."""
     return Path(recipe.run.runs_dir) / (recipe.run.name or automatic_name(recipe))
@@ -334,20 +331,6 @@ def require_unused(path: Path) -> None:
     if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
         problem = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
         raise ConfigError(f"{path} {problem}, but a new run needs an empty directory.", "Choose another --run.name.")
-
-
-def _refuse_links(path: Path) -> None:
-    """Reject links and special files: a run directory from an untrusted source must not redirect writes."""
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            mode = (Path(folder) / name).lstat().st_mode
-            if stat.S_ISLNK(mode):
-                raise ConfigError(
-                    f"{Path(folder) / name} is a link, but a run must only write to its own directory.",
-                    "Replace it by its target, or remove it.",
-                )
-            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a pipe would block
-                raise ConfigError(f"{Path(folder) / name} is neither a file nor a directory.", "Remove it.")
 
 
 def to_yaml(recipe: Recipe) -> str:

@@ -9,9 +9,10 @@ import pytest
 from helpers.flipped_recipe import ITERATION, write_recipe
 from helpers.multiprocess import command
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+pytestmark = pytest.mark.distributed
 
-ITERATIONS, FLIP = 200, 37
+KEPT = 10
+"""Iterations between checkpoints that are kept."""
 LOCKSTEP = [sys.executable, "-m", "lockstep"]
 
 
@@ -20,13 +21,20 @@ def git(directory, *words):
     subprocess.run(["git", *identity, *words], cwd=directory, check=True, capture_output=True, timeout=60)
 
 
-@pytest.mark.parametrize("keep", [10 * ITERATION, None], ids=["checkpoints", "settings"])
-def test_commit_that_changes_one_bit_is_found(tmp_path, keep):
+@pytest.mark.parametrize(
+    ("iterations", "flip", "keep"),
+    [
+        pytest.param(20, 14, KEPT * ITERATION, id="short"),
+        pytest.param(200, 37, KEPT * ITERATION, id="checkpoints", marks=pytest.mark.slow),
+        pytest.param(200, 37, None, id="settings", marks=pytest.mark.slow),
+    ],
+)
+def test_commit_that_changes_one_bit_is_found(tmp_path, iterations, flip, keep):
     head = tmp_path / "head"
     head.mkdir()
     git(head, "init", "--initial-branch=main")
-    for flip in (None, FLIP):
-        write_recipe(head / "recipe.py", ITERATIONS, flip=flip, keep=keep)
+    for changed in (None, flip):
+        write_recipe(head / "recipe.py", iterations, flip=changed, keep=keep)
         git(head, "add", "recipe.py")
         git(head, "commit", "--message=recipe")
     git(head, "worktree", "add", "../base", "main~1", "--detach")
@@ -37,10 +45,10 @@ def test_commit_that_changes_one_bit_is_found(tmp_path, keep):
     ended = command([*LOCKSTEP, "bisect", "runs/base", "runs/head"], directory=head)
     assert ended.code == 1, ended.output
     told = " ".join(ended.output.split())
-    begin = 30 * ITERATION if keep else 0
+    begin = flip // KEPT * KEPT * ITERATION if keep else 0
     assert f"Training both again from {begin:,} samples" in told
-    assert f"Iteration {FLIP} is the first after which tensors differ" in told
-    assert f"Update {2 * FLIP - 1}, in iteration {FLIP}, is the first that gets different inputs" in told
+    assert f"Iteration {flip} is the first after which tensors differ" in told
+    assert f"Update {2 * flip - 1}, in iteration {flip}, is the first that gets different inputs" in told
     assert re.match(r"\d{4}\.batch\.(return|advantage) by up to", told.partition("tensors differ lane-")[2]), told
     same = command([*LOCKSTEP, "bisect", "runs/base", "runs/base"], directory=head)
     assert same.code == 0, same.output

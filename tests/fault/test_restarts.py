@@ -26,7 +26,11 @@ def test_restart_after_kill_names_the_process_and_matches_undisturbed_run(tmp_pa
     assert ended.code == 0, ended.output
     assert f"process {kill[0]} of {processes} failed first: it was ended by SIGKILL." in ended.output
     assert "Starting again from the last checkpoint (1 of 1 restarts left)." in ended.output
-    assert json.loads((tmp_path / "run" / STATUS).read_text())["state"] == "finished"
+    status = json.loads((tmp_path / "run" / STATUS).read_text())
+    hours = status["process_hours"]
+    assert status["state"] == "finished"
+    assert hours["newest_start"]["generation"] == 2
+    assert hours["used"] > processes * hours["newest_start"]["seconds"] / 3600  # both starts
     assert hash_of(tmp_path / "run") == undisturbed
 
 

@@ -30,6 +30,7 @@ from lockstep.distributed.kv_store import heartbeat, wait_with_heartbeat
 from lockstep.io.durable import fsync_dir
 from lockstep.io.jsonl import sync_lines
 from lockstep.lanes import partition_lanes
+from lockstep.process_hours import KEPT_SAVES
 from lockstep.protocols import AppendOnlyTensor, StateDict
 
 SLOW_SECONDS = 1.0
@@ -51,6 +52,8 @@ class CheckpointManager:
         self._last: CheckpointName | None = None
         self._last_complete: CheckpointName | None = None
         """The newest checkpoint that is known to be published."""
+        self.published: list[tuple[int, float]] = []
+        """Samples of the newest checkpoints of this start, and the seconds since its start when each was copied."""
         self._thread: threading.Thread | None = None
         self._problem = ""
         """Why the last save failed, equal on all processes; empty if it was published."""
@@ -153,6 +156,11 @@ class CheckpointManager:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
+    @property
+    def resumed_from(self) -> CheckpointName | None:
+        """The newest checkpoint that is known to be published: after a restore, the loaded one."""
+        return self._last_complete
+
     def due(self) -> bool:
         """Return whether an automatic save is due. Only the main process decides; the training loop all-reduces it."""
         return self.run.save_every is None and self.runtime.is_main and self._save_interval.due
@@ -186,8 +194,8 @@ class CheckpointManager:
             values |= {"format": form.FORMAT} | ({"rows": self._segments.rows} if append_only else {})
             keep = clock.crossed(self.run.keep_every)
         self._save_interval.begin()
-        copying = time.perf_counter() - start
-        write = partial(self._write_files, name, lanes, shared, values, keep, best)
+        copying, copied_at = time.perf_counter() - start, time.monotonic() - self.runtime.status.started
+        write = partial(self._write_files, name, lanes, shared, values, keep, best, copied_at)
         self._thread = threading.Thread(target=self._write, args=(write, copying), daemon=True)
         self.runtime.watchdog.saving = self._thread
         self._thread.start()
@@ -256,7 +264,14 @@ class CheckpointManager:
         watchdog.longest_save = max(0.8 * watchdog.longest_save, copying + time.monotonic() - start)
 
     def _write_files(
-        self, name: CheckpointName, lanes: StateDict, shared: StateDict, values: StateValues, keep: bool, best: bool
+        self,
+        name: CheckpointName,
+        lanes: StateDict,
+        shared: StateDict,
+        values: StateValues,
+        keep: bool,
+        best: bool,
+        copied_at: float,
     ) -> None:
         partial, lane_file = self.directory / f".{name}.partial", form.lane_file(self.runtime.lanes.local)
         key = f"save/{name}/{self.runtime.rank}"
@@ -275,6 +290,7 @@ class CheckpointManager:
                 self._store.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
         if self.runtime.is_main:
             if not self._problem:
+                self.published = [*self.published, (name.samples, copied_at)][-KEPT_SAVES:]
                 self._update_pointers_and_prune(name, best)
             return
         verdict = self._wait_for(f"save/{name}/verdict", f"save/{name}/0/beat", "the main process")

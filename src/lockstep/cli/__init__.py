@@ -34,7 +34,7 @@ COMMANDS = {
     "check": "Check a task or data set of your own before training on it.",
     "bench": "Measure a recipe's throughput and compare it with the bare engine.",
     "benchmark": "Train a suite of tasks with several seeds and compare with published scores.",
-    "plan": "Predict throughput, time and memory on more GPUs.",
+    "plan": "Predict throughput, time, memory and dollars on more GPUs.",
     "backtest": "Backtest a trading recipe on price files (walk-forward), or a run.",
     "jobfile": "Print a job file for SLURM, Kubernetes or SkyPilot.",
     "doctor": "Check this machine and print a fix for every problem found.",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from lockstep.cli.options import RecipeOptions, parse_command, parse_recipe, resolve
+from lockstep.cli.plan_bill import ASSUMPTIONS as BILL_ASSUMPTIONS
+from lockstep.cli.plan_bill import BillOptions, bill_table, bills, bills_as_json, interval_advice
 from lockstep.config import ConfigError, Recipe
 from lockstep.io.printable import print_line
 from lockstep.io.safe_read import UnreadableFileError, read_json
@@ -29,8 +31,8 @@ ASSUMPTIONS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(RecipeOptions):
-    """Predict steps/s, efficiency, hours and memory on many GPUs from a short measurement on this machine.
+class Plan(BillOptions, RecipeOptions):
+    """Predict steps/s, efficiency, hours, memory and dollars on many GPUs from a short measurement on this machine.
 
     Accepts settings of the recipe, as `train` does. Prints all assumptions.
     """
@@ -59,6 +61,7 @@ def run(arguments: Sequence[str]) -> int:
     command, rest = parse_command(Plan, arguments, "plan")
     if not command.gpus or min(command.gpus) < 1 or command.rounds < 1:
         raise ConfigError("--gpus and --rounds must be at least 1.", "Use for example --gpus 1 8 64 --rounds 3.")
+    command.check()
     recipe = resolve(parse_recipe(command, rest, f"lockstep plan {command.recipe}"), 1)
     if command.time_network is not None:
         return _time_network(recipe, command.time_network, command.sizes)
@@ -80,9 +83,9 @@ def run(arguments: Sequence[str]) -> int:
     fixed = [predict(shares, count, network, budget, cores=cores) for count in sorted(command.gpus)]
     growing = [predict(shares, count, network, budget, grow=True, cores=cores) for count in sorted(command.gpus)]
     if command.json:
-        print_line(json.dumps(as_json(shares, network, fixed, growing)))
+        print_line(json.dumps(as_json(shares, network, fixed, growing) | bills_as_json(command, fixed)))
     else:
-        _print(command.recipe, shares, network, fixed, growing, cores)
+        _print(command, shares, network, fixed, growing, cores)
     return 0
 
 
@@ -195,7 +198,7 @@ def _time_network(recipe: Recipe, path: Path, sizes: tuple[int, ...]) -> int:
 
 
 def _print(
-    name: str,
+    command: Plan,
     shares: "CostProfile",
     network: "NetworkModel",
     fixed: list["Prediction"],
@@ -205,7 +208,7 @@ def _print(
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.tools.bench.scaling_model import scaling_limit, slowest_of
 
-    console = PrintableConsole()
+    console, name = PrintableConsole(), command.recipe
     console.print(f"{name}: fixed global batch")  # not the title of the table, which wraps to the width of the table
     console.print(_table(fixed))
     console.print(scaling_limit(shares, fixed, cores))
@@ -216,12 +219,18 @@ def _print(
         "A larger batch learns less per sample: times are to the same number of samples, not to the same score. "
         "--algo.lr-scaling sets how the learning rate scales with the batch."
     )
+    if command.has_bill:
+        rows = bills(command, fixed)
+        console.print(f"\n{name}: bill, fixed global batch")
+        console.print(bill_table(rows, _duration))
+        console.print(interval_advice(rows, {row.processes: row.steps_per_second for row in fixed}))
     console.print("\nAssumptions:")
     slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all cores are busy"
     crowded = () if cores is None else (f"All processes share {cores} cores, one thread each{slower}.",)
     jitter = network.jitter or shares.jitter
     waits = f"All processes wait for the slowest: the slower of two takes {slowest_of(2, jitter):.2f}x the mean time."
-    for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS):
+    priced = BILL_ASSUMPTIONS if command.has_bill else ()
+    for line in (network.describe(), *crowded, *([waits] if jitter else []), *ASSUMPTIONS, *priced):
         console.print(f"  - {line}")
 
 

@@ -38,6 +38,8 @@ class Report:
     """File bench.json written by `lockstep bench --out DIR`. None: bench.json in the run directory, if any."""
     gif: Path | None = None
     """GIF to show. None: best.gif in the run directory, if any."""
+    price: float | None = None
+    """Price of one process (one GPU) for an hour, in dollars. None: the report has hours, but no dollars."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -54,6 +56,8 @@ def run(arguments: Sequence[str]) -> int:
 
     if command.out.is_dir():
         raise ConfigError(f"{command.out} is a directory.", f"Choose a file: --out {command.out / 'report.html'}")
+    if command.price is not None and not 0 <= command.price < 1e6:
+        raise ConfigError(f"--price is {command.price}.", "Use dollars for an hour, such as 2.10.")
     try:
         gif = read_gif(command.gif) if command.gif else None
     except UnreadableFileError as error:
@@ -70,6 +74,7 @@ def run(arguments: Sequence[str]) -> int:
         bench=read_record(command.bench, "a bench.json of `lockstep bench --out DIR`") if command.bench else None,
         gif=gif,
         sweeps=sweeps,
+        price=command.price,
     ).encode("utf-8", "replace")
     try:
         command.out.write_bytes(page)

@@ -270,6 +270,39 @@ def test_plan_slower_network_waits_longer(planned, capsys):
     assert waits[0] == min(waits) < max(waits)
 
 
+def test_plan_bill_has_prices_and_the_best_interval(planned, capsys):
+    prices = ["--price", "2.10", "--spot-price", "0.70", "--interruptions", "100/day"]
+    prices += ["--run.total-samples", str(10**10)]
+    found = plan(capsys, planned[1], "--gpus", "1", "16", "64", *prices)
+    bills = {(row["processes"], row["kind"]): row for row in found["bills"]}
+    assert list(bills) == [(1, "on demand"), (1, "spot"), (16, "on demand"), (16, "spot")]  # 64 are impossible
+    hours = found["fixed_batch"][1]["hours"]
+    assert bills[16, "on demand"]["dollars"] == pytest.approx(16 * hours * 2.10, rel=1e-3)
+    spot = bills[16, "spot"]
+    assert spot["interruptions"] == pytest.approx(2 * 100 * spot["hours"] / 24)  # two machines
+    assert spot["hours"] > hours
+    assert plan(capsys, planned[1], "--gpus", "16", *prices, "--notice")["bills"][1]["hours"] < spot["hours"]
+
+    assert main(["plan", "snake-ppo", "--smoke", "--measured", str(planned[1]), "--gpus", "1", "16", *prices]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "snake-ppo: bill, fixed global batch" in printed
+    samples = round(bills[1, "spot"]["save_interval"] * found["fixed_batch"][0]["steps_per_second"])
+    assert f"Best save interval on 1 spot GPU: --run.save-every {samples}" in printed
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--price", "-1"), ("--spot-price", "nan"), ("--interruptions", "4"), ("--gpus-per-machine", "0")],
+)
+def test_plan_invalid_prices_are_refused(capsys, option, value):
+    assert f"{option} is" in refused(capsys, "plan", "snake-ppo", "--smoke", option, value)
+
+
+def test_plan_bill_of_a_run_that_never_ends_is_json(planned, capsys):
+    words = ["--gpus", "16", "--spot-price", "1", "--interruptions", "100000/hour", "--run.total-samples", str(10**10)]
+    assert plan(capsys, planned[1], *words)["bills"][0]["hours"] is None
+
+
 def test_plan_text_has_tables_verdict_and_assumptions(planned, capsys):
     assert main(["plan", "snake-ppo", "--smoke", "--measured", str(planned[1]), "--gpus", "1", "2", "64"]) == 0
     printed = " ".join(capsys.readouterr().out.split())

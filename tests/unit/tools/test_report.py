@@ -607,3 +607,33 @@ def test_report_shows_parent_and_changed_settings_of_fork(tmp_path):
     assert EVIL not in page
     (run / "fork.json").write_text("{}")
     assert "The parent of run is not shown" in write_page(read_runs([run]))
+
+
+# ------------------------------------------------------------------------------------------------------- process-hours
+
+
+def hours(used, lost):
+    start = {"used": used, "lost": lost, "processes": 2, "generation": 3, "seconds": 1800.0, "saves": []}
+    return {"state": "finished", "processes": 2, "process_hours": {"used": 0, "lost": 0, "newest_start": start}}
+
+
+def test_report_has_process_hours_and_dollars(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "one", status=hours(3 * 3600.0, 1800.0))
+    write_run(tmp_path / "two", seed=1, status=hours(3600.0, 0.0))
+    assert main(["report", "one", "--price", "2.10"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "0.5 of them lost to restarts" in page
+    assert "$8.40" in page  # 3 hours, and 2 processes for half an hour
+    assert "$1.05 of it lost, at $2.10 an hour" in page
+    assert main(["report", "one", "two", "--price", "2.10"]) == 0
+    assert "$12.60" in (tmp_path / "report.html").read_text()
+    assert main(["report", "two"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "none lost to restarts" in page
+    assert "$" not in "".join(Page(page).texts)
+
+
+def test_report_price_must_be_a_price(tmp_path, capsys):
+    assert main(["report", str(write_run(tmp_path / "one")), "--price", "nan"]) == 2
+    assert "--price is nan" in capsys.readouterr().err

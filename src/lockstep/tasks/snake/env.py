@@ -239,20 +239,19 @@ class Snake(VecEnv):
     def setup(self) -> None:
         size, count, with_features = self.config.size, self.num_envs, self.config.observation == "features"
         self.action_space = Discrete(4)
+        shape = (FEATURES,) if with_features else (3, size, size)
         if with_features:
-            self.observation_space = Box(-1, 1, (FEATURES,), np.float32)
-            observed = (torch.float32, (count, FEATURES))
+            self.observation_space, dtype = Box(-1, 1, shape, np.float32), torch.float32
         else:
-            self.observation_space = Box(0, 1, (3, size, size), np.uint8)
-            observed = (torch.uint8, (count, 3, size, size))
+            self.observation_space, dtype = Box(0, 1, shape, np.uint8), torch.uint8
         self._rules = self.config.rules
         self._buffers = Buffers(
             self.device,
-            obs=observed,
+            obs=(dtype, (count, *shape)),
             reward=(torch.float32, (count,)),
             terminated=(torch.bool, (count,)),
             truncated=(torch.bool, (count,)),
-            final_obs=observed,
+            final_obs=(dtype, (count, *shape)),
             apples=(torch.float32, (count,)),
             full=(torch.float32, (count,)),
         )

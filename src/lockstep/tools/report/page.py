@@ -19,6 +19,7 @@ def write_page(
     bench: Any = None,
     gif: bytes | None = None,
     sweeps: Sequence[SweepSection] = (),
+    price: float | None = None,
 ) -> str:
     """Return the report as an HTML document, with optional contents in addition to the runs."""
     groups = charts.name_groups(group(runs))
@@ -31,7 +32,7 @@ def write_page(
         title=_title(runs, groups),
         lead=_lead(runs),
         forks=[f"{run.label}: {run.fork}" for run in runs if run.fork],
-        tiles=sections.seed_tiles(groups) if several_runs else sections.tiles(runs[0]),
+        tiles=sections.seed_tiles(groups, price) if several_runs else sections.tiles(runs[0], price),
         experiments=sections.experiments(groups),
         improvements=comparison.improvements_table(groups),
         statistics_note=comparison.statistics_note() if any(len(group.runs) > 1 for group in groups) else None,

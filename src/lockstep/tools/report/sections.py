@@ -10,6 +10,7 @@ from markupsafe import Markup
 from lockstep.experiment.statistics import PERCENT
 from lockstep.loggers.formatting import format_duration
 from lockstep.ops.prediction_metrics import overall_metrics
+from lockstep.process_hours import read_process_hours
 from lockstep.tools.report.charts import ChartGroup
 from lockstep.tools.report.comparison import final_scores
 from lockstep.tools.report.html import Table
@@ -31,8 +32,8 @@ PhaseShare = tuple[str, str, float]
 # ---------------------------------------------------------------------------------------------------------- key figures
 
 
-def tiles(run: ReportedRun) -> list[Tile]:
-    """Key figures of one run."""
+def tiles(run: ReportedRun, price: float | None = None) -> list[Tile]:
+    """Key figures of one run. `price`: dollars of one process for an hour."""
     log, best, last = run.log, headline(run.log.best), headline(run.log.last)
     budget = run.settings.get("run.total_samples")
     total = f"of {format_number(budget)}" if isinstance(budget, int) and 0 < budget < 10**15 else ""
@@ -45,7 +46,21 @@ def tiles(run: ReportedRun) -> list[Tile]:
         ("speed", _speed(run), "samples per second"),
         ("time", _time(log.seconds), "as logged"),
         ("processes", _processes(run), f"{starts} start{'s' if starts > 1 else ''}" if starts else ""),
+        *_hours([run], price),
     ]
+
+
+def _hours(runs: Sequence[ReportedRun], price: float | None) -> list[Tile]:
+    """Return the process-hours used and lost, and what they cost. Empty: no run has recorded them."""
+    known = [hours for run in runs if (hours := read_process_hours(run.status)) is not None]
+    if not known:
+        return []
+    used, lost = (sum(amounts) / 3600 for amounts in zip(*((hours.total, hours.lost) for hours in known), strict=True))
+    share = f"{format_number(round(lost, 3))} of them lost to restarts" if lost else "none lost to restarts"
+    tiles: list[Tile] = [("process-hours", format_number(round(used, 3)), share)]
+    if price is not None:
+        tiles.append(("cost", f"${used * price:,.2f}", f"${lost * price:,.2f} of it lost, at ${price:,.2f} an hour"))
+    return tiles
 
 
 def _processes(run: ReportedRun) -> str:
@@ -63,10 +78,11 @@ def _speed(run: ReportedRun) -> str:
     return format_number(round(run.log.speed)) if run.log.speed > 0 else "-"
 
 
-def seed_tiles(groups: Sequence[ChartGroup]) -> list[Tile]:
-    """Key figures of one experiment with several seeds. Empty if there are several experiments."""
+def seed_tiles(groups: Sequence[ChartGroup], price: float | None = None) -> list[Tile]:
+    """Key figures of one experiment with several seeds. Of several experiments: their process-hours only."""
+    hours = _hours([run for group in groups for run in group.runs], price)
     if len(groups) > 1:
-        return []
+        return hours
     (group,) = groups
     best, final, scores = _best_mean_and_range(group), final_scores(group), final_scores(group).estimate
     iqm = "-" if scores is None else format_score(scores.iqm)
@@ -77,6 +93,7 @@ def seed_tiles(groups: Sequence[ChartGroup]) -> list[Tile]:
         (f"best {best[0]}, mean", *best[1:]),
         ("samples", format_number(max(run.log.samples for run in group.runs)), "each"),
         ("time", _time(sum(run.log.seconds for run in group.runs)), "total"),
+        *hours,
     ]
 
 
