@@ -88,6 +88,7 @@ EXPERIMENTS = {
     "snake": Experiment(
         "snake-ppo run.eval_every=131072", "apples_mean", "apples", {"greedy script": 19.7}, stop_at=1_500_000
     ),
+    "snake-features": Experiment("snake-ppo --preset features", "apples_mean", "apples", {"greedy script": 19.7}),
     "snake-tiny": Experiment("snake-ppo --preset tiny", "apples_mean", "apples", {"greedy script": 12.05}),
     "gym-ppo": Experiment(
         "gym-ppo run.eval_every=10000 run.eval_episodes=32",

@@ -1,6 +1,5 @@
 """Checkpoints of the whole run: written in the background, published by a rename, restored on any world size."""
 
-import json
 import logging
 import shutil
 import socket
@@ -17,6 +16,7 @@ from lockstep.checkpoint import format as form
 from lockstep.checkpoint.chain import ChainWriter, in_manifest
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
 from lockstep.checkpoint.format import CorruptCheckpointError
+from lockstep.checkpoint.handshake import SaveHandshake
 from lockstep.checkpoint.incremental import IncrementalState
 from lockstep.checkpoint.machine import compare_machines, describe_machine
 from lockstep.checkpoint.naming import CheckpointName
@@ -26,7 +26,6 @@ from lockstep.checkpoint.snapshot import snapshot_shared, split_lane_state, with
 from lockstep.clock import TrainState
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import Runtime
-from lockstep.distributed.kv_store import heartbeat, wait_with_heartbeat
 from lockstep.io.durable import fsync_dir
 from lockstep.io.jsonl import sync_lines
 from lockstep.lanes import partition_lanes
@@ -63,10 +62,9 @@ class CheckpointManager:
         self._machine = describe_machine(runtime.device)
         self.fence = GenerationFence(directory, runtime.is_main)
         self.chain = ChainWriter(directory.parent, settings or {})
-        # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
-        self._store = runtime.kv_store()
-        self._heartbeat_store = runtime.kv_store()
-        """Store connections of the save thread and of its heartbeat."""
+        self._handshake = SaveHandshake(
+            runtime.kv_store, runtime.rank, runtime.size, run.collective_timeout, runtime.watchdog.note_progress
+        )
 
     # -- restoring -----------------------------------------------------------------------------------------------------
 
@@ -218,9 +216,7 @@ class CheckpointManager:
     def finish(self) -> None:
         """Wait for the last save of a run. Raises ConfigError if it failed."""
         self.wait()
-        # Close the connections now: at interpreter exit, objects are destroyed in an undefined order.
-        self._store.close()
-        self._heartbeat_store.close()
+        self._handshake.close()
         if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
             raise SupersededError(self.fence.superseded_by or self._problem)
         if self._problem:
@@ -234,7 +230,7 @@ class CheckpointManager:
         # Wait until all processes know the result: a process that exits earlier may take the store with it.
         self.runtime.all_reduce_any(heard=True)
         if self.runtime.is_main:
-            self._store.delete([f"save/{self._last}/verdict", f"save/{self._last}/0/beat"])
+            self._handshake.forget(str(self._last))
         if not self._problem:
             self._last_complete = self._last
             self._segments.commit()
@@ -274,8 +270,7 @@ class CheckpointManager:
         copied_at: float,
     ) -> None:
         partial, lane_file = self.directory / f".{name}.partial", form.lane_file(self.runtime.lanes.local)
-        key = f"save/{name}/{self.runtime.rank}"
-        with heartbeat(self._heartbeat_store, f"{key}/beat", self.run.collective_timeout):
+        with self._handshake.beating():
             problem, files = "", {}
             try:
                 partial.mkdir(exist_ok=True)
@@ -284,17 +279,16 @@ class CheckpointManager:
             except OSError as error:
                 problem = self._describe(error)
             self.runtime.fault_point("save")
-            self._store.set(key, json.dumps({"files": files, "problem": problem}))
+            self._handshake.report(str(name), files, problem)
             if self.runtime.is_main:
                 self._problem = self._commit(name, partial, shared, values, keep)
-                self._store.set(f"save/{name}/verdict", json.dumps([self._problem, self._segments.unlinked]))
+                self._handshake.announce(str(name), [self._problem, self._segments.unlinked])
         if self.runtime.is_main:
             if not self._problem:
                 self.published = [*self.published, (name.samples, copied_at)][-KEPT_SAVES:]
                 self._update_pointers_and_prune(name, best)
             return
-        verdict = self._wait_for(f"save/{name}/verdict", f"save/{name}/0/beat", "the main process")
-        self._problem, self._segments.unlinked = json.loads(verdict)
+        self._problem, self._segments.unlinked = self._handshake.verdict(str(name))
 
     def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: StateValues, keep: bool) -> str:
         """On the main process: write the shared files, collect all results and publish; return problems, if any."""
@@ -304,13 +298,8 @@ class CheckpointManager:
             files[form.VALUES] = form.write_json(partial / form.VALUES, values)
         except OSError as error:
             problems.append(self._describe(error))
-        keys = {rank: f"save/{name}/{rank}" for rank in range(self.runtime.size)}
-        for rank, key in keys.items():
-            # Wait as long as heartbeats arrive. No collective runs here that would detect the death of that process.
-            answer = json.loads(self._wait_for(key, f"{key}/beat", f"process {rank}"))
-            files |= answer["files"]
-            problems += [answer["problem"]] if answer["problem"] else []
-        self._store.delete([*keys.values(), *(f"{keys[rank]}/beat" for rank in keys if rank)])
+        reported, reported_problems = self._handshake.collect(str(name))
+        files, problems = files | reported, problems + reported_problems
         if not problems:
             try:
                 entry = self.chain.new_entry(
@@ -336,12 +325,6 @@ class CheckpointManager:
         if problems:
             shutil.rmtree(partial, ignore_errors=True)  # all processes have reported, so none still writes here
         return "; ".join(dict.fromkeys(problems))
-
-    def _wait_for(self, key: str, beat: str, process: str) -> str:
-        """Wait until a process sets a key of the save, as long as its heartbeats arrive."""
-        timeout = self.run.collective_timeout
-        message = f"{process} has sent no heartbeat for {timeout:.0f} s"
-        return wait_with_heartbeat(self._store, key, beat, timeout, message, self.runtime.watchdog.note_progress)
 
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
         """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""

@@ -32,6 +32,22 @@ class KeyValueStore:
             raise TimeoutError(f"no process set {key} within {seconds:.0f} s") from error
         return self._store.get(key).decode()
 
+    def is_set(self, key: str, seconds: float) -> bool:
+        """Wait until a process sets a key; return whether one did within `seconds`."""
+        try:
+            self.wait(key, seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def read(self, keys: Iterable[str]) -> list[str]:
+        """Return the texts of keys that are set, in one request."""
+        return [value.decode() for value in self._store.multi_get(list(keys))]
+
+    def add(self, key: str) -> int:
+        """Add one to a counter and return its value."""
+        return int(self._store.add(key, 1))
+
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
             self._store.delete_key(key)

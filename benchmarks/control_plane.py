@@ -1,0 +1,131 @@
+"""The store under thousands of processes: time to connect, of a save's handshake, and heartbeats per second.
+
+    python benchmarks/control_plane.py [--sizes 8 64 512 4096]
+
+One real TCPStore, and one client with its own connections for each process of the run: threads of four programs. Every
+client reports to a save at the same moment. The handshake ends when the last client has the verdict.
+"""
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import threading
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from lockstep.checkpoint.handshake import SaveHandshake
+from lockstep.distributed.kv_store import KeyValueStore
+
+PROGRAMS, ROUNDS = 4, 3
+TIMEOUT = 300.0
+FILES = {"lanes-0000-0007.bin": {"bytes": 123_456_789, "sha256": "0" * 64}, "replay-000001.bin": {"bytes": 1}}
+"""What a process reports."""
+
+
+def connect(port: int) -> KeyValueStore:
+    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=TIMEOUT), wait_for_workers=False)
+    return KeyValueStore(dist.PrefixStore("run", store))
+
+
+def take_part(one: SaveHandshake, save: str, delays: list[float], begun: float) -> None:
+    with one.beating():
+        one.report(save, FILES, "")
+        one.verdict(save)
+    delays.append(time.monotonic() - begun)
+
+
+def run_clients(port, size: int, ranks: range, barrier, results) -> None:
+    """Run the clients of some ranks in threads. `barrier` separates the phases."""
+    threading.stack_size(256 * 1024)
+    barrier.wait()
+    clients = [SaveHandshake(lambda: connect(port.value), rank, size, TIMEOUT, lambda: None) for rank in ranks]
+    barrier.wait()
+    for number in range(ROUNDS):
+        delays: list[float] = []
+        barrier.wait()
+        begun = time.monotonic()
+        threads = [threading.Thread(target=take_part, args=(one, f"save-{number}", delays, begun)) for one in clients]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        barrier.wait()
+        results.put(max(delays))
+    # Heartbeats as fast as the store takes them; a real process sends one every 5 s while it saves.
+    barrier.wait()
+    begun, beats = time.monotonic(), 0
+    while time.monotonic() - begun < 3.0:
+        for one in clients[:: max(1, len(clients) // 64)]:
+            one._store.set(f"save/{one.rank}/beat", str(beats))
+            beats += 1
+    results.put(beats / (time.monotonic() - begun))
+    barrier.wait()
+
+
+def allow_files() -> None:
+    """Raise the limit of open files: each client has two sockets."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def measure(size: int) -> dict[str, float]:
+    """Return the medians of one size. The main process hosts the store, as in a run."""
+    context = multiprocessing.get_context("fork")  # before this process has threads
+    barrier, results, port = context.Barrier(PROGRAMS + 1), context.Queue(), context.Value("i")
+    shares = [range(1 + k, size, PROGRAMS) for k in range(PROGRAMS)]
+    programs = [context.Process(target=run_clients, args=(port, size, share, barrier, results)) for share in shares]
+    for program in programs:
+        program.start()
+    server = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=TIMEOUT), wait_for_workers=False)
+    port.value = server.port
+    barrier.wait()
+    main = SaveHandshake(lambda: connect(server.port), 0, size, TIMEOUT, lambda: None)
+    barrier.wait()
+    collected, ended = [], []
+    for number in range(ROUNDS):
+        save = f"save-{number}"
+        barrier.wait()
+        begun = time.monotonic()
+        with main.beating():
+            main.report(save, FILES, "")
+            main.collect(save)
+            collected.append(time.monotonic() - begun)
+            main.announce(save, ["", False])
+        barrier.wait()
+        ended.append(max(results.get() for _ in programs))
+        main.forget(save)
+    barrier.wait()
+    barrier.wait()
+    beats = sum(results.get() for _ in programs)
+    for program in programs:
+        program.join()
+    return {
+        "processes": size,
+        "collect_seconds": round(statistics.median(collected), 3),
+        "handshake_seconds": round(statistics.median(ended), 3),
+        "beats_per_second": round(beats),
+        "beats_needed_per_second": round(size / 5, 1),
+    }
+
+
+def print_measurement(size: int) -> None:
+    print(json.dumps(measure(size)), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8, 64, 512, 4096])
+    allow_files()
+    for size in parser.parse_args().sizes:
+        # Each in a program of its own: the store's threads must not exist when the clients are forked.
+        program = multiprocessing.get_context("fork").Process(target=print_measurement, args=(size,))
+        program.start()
+        program.join()
+
+
+if __name__ == "__main__":
+    main()
