@@ -118,7 +118,7 @@ EXPERIMENTS = {
         Reference("zoo-sac-Pendulum-v1_1.csv", "SAC of SB3 (RL Zoo)"),
     ),
     "team-snakes": Experiment(
-        "team-ddpg run.eval_every=51200",
+        "team-ddpg",
         "won_mean",
         "games won against level 2",
         {"level 2 against itself": 0.466},

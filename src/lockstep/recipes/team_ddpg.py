@@ -31,16 +31,18 @@ class TeamDDPG(Recipe):
         gamma=0.98,
         n_step=5,
         twin_critics=True,
+        actor_gradient="expected",
+        schedule="cosine",
         epsilon_end=0.02,
         opponent_pool_size=4,
         snapshot_every=50_000,
         encoder=EncoderConfig(hidden_sizes=(256, 256), activation="relu"),
     )
-    run: RunConfig = RunConfig(total_samples=1_000_000, log_every=20_480, eval_every=204_800, eval_episodes=64)
+    run: RunConfig = RunConfig(total_samples=1_000_000, log_every=20_480, eval_every=100_000, eval_episodes=64)
 
     name: ClassVar = "team-ddpg"
     presets: ClassVar = {
-        "central": {"algo.centralized_critic": True},
+        "central": {"algo": {"centralized_critic": True, "actor_gradient": "sampled"}},
         "scripts": {
             "task.control_both_teams": False,
             "task.level_schedule": "curriculum",

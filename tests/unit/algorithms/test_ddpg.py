@@ -92,7 +92,7 @@ def test_actor_step_leaves_critic_parameters_and_gradients_unchanged():
 def test_expected_actor_loss_is_the_mean_of_sampled_losses():
     settings = {"twin_critics": False, "logit_penalty": 0.0}
     expected = Agent("team-ddpg", actor_gradient="expected", **settings).algorithm
-    sampled = Agent("team-ddpg", **settings)
+    sampled = Agent("team-ddpg", actor_gradient="sampled", **settings)
     sampled.iterate(3)
     for name in ("actor", "critics"):  # both have the weights of one agent
         getattr(expected, name).load_state_dict(getattr(sampled.algorithm, name).state_dict())
@@ -159,7 +159,10 @@ def test_targets_start_as_copies_and_follow_by_tau():
     assert not any("target" in name for name in algorithm.critic_optimizer.shared_state())
 
 
-@pytest.mark.parametrize("settings", [{}, {"twin_critics": False}, {"centralized_critic": True}, {"target_noise": 0.5}])
+CENTRAL = {"centralized_critic": True, "actor_gradient": "sampled"}
+
+
+@pytest.mark.parametrize("settings", [{}, {"twin_critics": False}, CENTRAL, {"target_noise": 0.5}])
 def test_critic_loss_matches_reference_formula(settings):
     agent = Agent("team-ddpg", **settings)
     agent.iterate(2)

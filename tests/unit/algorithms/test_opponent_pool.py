@@ -109,7 +109,7 @@ def test_replay_contains_only_own_team():
 
 
 def test_centralized_critic_covers_own_team_only():
-    algorithm = build(centralized_critic=True)
+    algorithm = build(centralized_critic=True, actor_gradient="sampled")
     iterate(algorithm, TrainState(total_samples=10_000), 2)
     assert algorithm.updates > 0
     assert algorithm.critics[0].head[-1].out_features == TEAM

@@ -24,7 +24,7 @@ from lockstep.pytree import tree_map
 from lockstep.tasks.team_snakes.features import ON_BOARD
 from lockstep.tasks.team_snakes.opponents import CAUTIOUS, GREEDY, RANDOM
 from lockstep.tasks.team_snakes.platform_observations import NAMES, observation_of
-from lockstep.tasks.team_snakes.rules import DOWN, FIRST, SNAKES, START_LENGTH, TEAM, UP, WIDTH
+from lockstep.tasks.team_snakes.rules import DOWN, FIRST, RIGHT, SNAKES, START_LENGTH, TEAM, UP, WIDTH
 
 # Process without lockstep and torch: it answers with the submission alone.
 ALONE = """
@@ -97,6 +97,19 @@ def test_controller_chooses_the_same_actions_as_policy(policies):
                     compared += 1
         assert compared == 120 * 8 * TEAM
         assert returned > 0
+
+
+@pytest.mark.parametrize(("move", "heading"), [(UP, UP), (RIGHT, DOWN), (None, UP)])
+def test_own_snake_that_returns_to_where_it_could_have_moved_has_its_true_heading(move, heading):
+    # Alive, it moved up across the edge. It may also have died on the right, and returned to the same cells: the rules
+    # then let it face down, because they ignore the torus there. Only its own last move tells the two apart.
+    others = [[100 + 20 * row, 101 + 20 * row, 102 + 20 * row] for row in range(SNAKES - 1)]
+    tracker, corner = HeadingTracker(), 9 * WIDTH
+    tracker.update([[0, 19, 18], *others])
+    if move is not None:
+        tracker.moves[0] = move
+    moved = [[body[0] - 1, *body[:2]] for body in others]
+    assert tracker.update([[corner, 0, 19], *moved])[0] == heading
 
 
 def test_read_game_parses_platform_observation():

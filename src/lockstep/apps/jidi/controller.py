@@ -10,6 +10,7 @@ import numpy as np
 
 from lockstep.tasks.team_snakes.features import FEATURES, ON_BOARD, show_features, show_legal
 from lockstep.tasks.team_snakes.rules import (
+    AROUND,
     BEAN,
     BEANS,
     CELLS,
@@ -75,7 +76,9 @@ class TeamController:
         show_features(game, snake, facing, np.zeros((2, CELLS + 1), np.int64), features)
         show_legal(game, snake, facing, legal)
         outputs = np.where(legal == 1, self.network.outputs(features), -np.inf)
-        return int(ON_BOARD[facing, outputs.argmax()])
+        direction = int(ON_BOARD[facing, outputs.argmax()])
+        self.tracker.moves[snake] = direction
+        return direction
 
 
 class HeadingTracker:
@@ -83,10 +86,14 @@ class HeadingTracker:
 
     The heading of a snake that moved is the direction from neck to head on the torus. A snake that has just returned to
     the board was placed by rules that ignore the torus, so its heading may be the opposite one. The two cases are told
-    apart by the previous observation. `last_direction` of the platform is one step old and does not help.
+    apart by the previous observation, and by the last moves of the snakes that this program controls: a snake may return
+    to the very cells to which another move would have taken it. For other snakes, the heading is then a guess.
+    `last_direction` of the platform is one step old and does not help.
     """
 
     def __init__(self) -> None:
+        self.moves: dict[int, int] = {}
+        """Directions chosen for snakes in the newest observation."""
         self._bodies: list[list[int]] = []
         self._headings = [UP] * SNAKES
 
@@ -96,9 +103,12 @@ class HeadingTracker:
             before = self._bodies or bodies
             # A snake that has died may return to where its neck was, but it is shorter then.
             moved = [
-                bodies[snake][1:3] == before[snake][:2] and len(bodies[snake]) >= len(before[snake])
+                bodies[snake][1:3] == before[snake][:2]
+                and len(bodies[snake]) >= len(before[snake])
+                and (snake not in self.moves or bodies[snake][0] == AROUND[before[snake][0], self.moves[snake]])
                 for snake in range(SNAKES)
             ]
+            self.moves = {}
             if not any(moved):  # a new game
                 moved = [True] * SNAKES
             self._headings = [_heading(bodies[snake][:2], moved[snake]) for snake in range(SNAKES)]
