@@ -86,9 +86,9 @@ class HeadingTracker:
 
     The heading of a snake that moved is the direction from neck to head on the torus. A snake that has just returned to
     the board was placed by rules that ignore the torus, so its heading may be the opposite one. The two cases are told
-    apart by the previous observation, and by the last moves of the snakes that this program controls: a snake may return
-    to the very cells to which another move would have taken it. For other snakes, the heading is then a guess.
-    `last_direction` of the platform is one step old and does not help.
+    apart by the previous observation, and by the last moves of the controlled snakes: a snake may return to cells to
+    which another move would have taken it. For other snakes, the heading is then a guess. `last_direction` of the
+    platform is one step old and does not help.
     """
 
     def __init__(self) -> None:
