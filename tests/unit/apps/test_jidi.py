@@ -95,6 +95,7 @@ def test_controller_chooses_the_same_actions_as_policy(policies):
                     direction = controllers[number].choose_direction(observation_of(game, snake, None))
                     assert direction == ON_BOARD[facing, actions[number, agent]]
                     compared += 1
+                controllers[number].tracker.moves.clear()  # a script moves these snakes
         assert compared == 120 * 8 * TEAM
         assert returned > 0
 
