@@ -126,7 +126,7 @@ class RunDir:
             with _user_facing_errors(self.path):
                 notes = notes + _record_changes(self.path, self._recipe, clock)
                 before, fence = read_process_hours(read_status(self.path)) or ProcessHours(), self.checkpoints.fence
-                self._hours = before.next_start(self.checkpoints.resumed_from, self.runtime.size, fence.generation)
+                self._hours = before.next_start(self.checkpoints.newest_published, self.runtime.size, fence.generation)
                 _write_status_and_config(self.path, self._recipe, self.runtime, self._measure_hours())
                 if description := describe_task(task):
                     replace_text(self.path / TASK, description)

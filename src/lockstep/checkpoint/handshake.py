@@ -30,12 +30,11 @@ class SaveHandshake:
         self.rank, self.size, self.timeout, self._note_progress = rank, size, timeout, note_progress
         # Connect at startup, while all processes are alive: connecting to the store of a dead process blocks for long.
         self._store, self._heartbeat_store = connect(), connect()
-        for key in (_beat(rank), _report(rank)):
-            self._store.set(key, "")
+        self._store.set(_beat(rank), "")
+        self._clear_report()
 
     def beating(self) -> AbstractContextManager[None]:
-        """Begin a save; return a context in which this process sends heartbeats."""
-        self._store.set(_report(self.rank), "")
+        """Return a context in which this process sends heartbeats."""
         return heartbeat(self._heartbeat_store, _beat(self.rank), self.timeout)
 
     def report(self, save: str, files: dict[str, Any], problem: str) -> None:
@@ -69,13 +68,18 @@ class SaveHandshake:
     def announce(self, save: str, verdict: Any) -> None:
         """On the main process: tell all processes how a save ended."""
         self._store.set(_verdict(save), json.dumps(verdict))
+        self._clear_report()
 
     def verdict(self, save: str) -> Any:
         """On the other processes: wait until the main process has announced how a save ended."""
         message = f"the main process has sent no heartbeat for {self.timeout:.0f} s"
-        return json.loads(
-            wait_with_heartbeat(self._store, _verdict(save), _beat(0), self.timeout, message, self._note_progress)
-        )
+        text = wait_with_heartbeat(self._store, _verdict(save), _beat(0), self.timeout, message, self._note_progress)
+        self._clear_report()
+        return json.loads(text)
+
+    def _clear_report(self) -> None:
+        """Without this, a process that dies before the next save would seem to have reported to it."""
+        self._store.set(_report(self.rank), "")
 
     def forget(self, save: str) -> None:
         """On the main process, when all processes know the verdict: delete it."""

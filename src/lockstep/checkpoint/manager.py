@@ -152,12 +152,12 @@ class CheckpointManager:
         text, self.fence.generation, notes = self.runtime.run_on_main(work)
         return CheckpointName.parse(text or ""), notes
 
-    # -- saving --------------------------------------------------------------------------------------------------------
-
     @property
-    def resumed_from(self) -> CheckpointName | None:
+    def newest_published(self) -> CheckpointName | None:
         """The newest checkpoint that is known to be published: after a restore, the loaded one."""
         return self._last_complete
+
+    # -- saving --------------------------------------------------------------------------------------------------------
 
     def due(self) -> bool:
         """Return whether an automatic save is due. Only the main process decides; the training loop all-reduces it."""

@@ -115,7 +115,9 @@ def _bisect(command: Bisect, difference: "Difference", directory: Path, console:
             "Keep checkpoints of future runs with --run.keep-every.",
         )
     console.print(f"Training both again from {start.one.first:,} samples.", markup=False)
-    repeaters = [Repeater(path, command.procs, command.allow_other_machine, console) for path in _runs(command)]
+    repeaters = [
+        Repeater(path, command.procs, command.allow_other_machine, console) for path in (command.one, command.other)
+    ]
     found = _compare(repeaters, start, difference, directory)
     if isinstance(found, str):
         console.print(found, markup=False)
@@ -123,10 +125,6 @@ def _bisect(command: Bisect, difference: "Difference", directory: Path, console:
     _print_iteration(found, console)
     if found.update is not None:
         _print_update(command, repeaters, start, found, directory, console)
-
-
-def _runs(command: Bisect) -> tuple[Path, Path]:
-    return command.one, command.other
 
 
 def _compare(repeaters: list[Repeater], start: "Start", difference: "Difference", directory: Path) -> "Found | str":

@@ -223,7 +223,8 @@ def _print(
         rows = bills(command, fixed)
         console.print(f"\n{name}: bill, fixed global batch")
         console.print(bill_table(rows, _duration))
-        console.print(interval_advice(rows, {row.processes: row.steps_per_second for row in fixed}))
+        if advice := interval_advice(rows, {row.processes: row.steps_per_second for row in fixed}):
+            console.print(advice)
     console.print("\nAssumptions:")
     slower = "" if network.contention == 1.0 else f", and {network.contention - 1:.0%} slower when all cores are busy"
     crowded = () if cores is None else (f"All processes share {cores} cores, one thread each{slower}.",)

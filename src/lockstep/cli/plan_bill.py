@@ -1,6 +1,7 @@
 """Dollars of `lockstep plan --price`: options, check and table."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,7 @@ def bills_as_json(options: BillOptions, rows: list["Prediction"]) -> dict[str, A
     return {"bills": [{k: v if v != math.inf else None for k, v in asdict(b).items()} for b in bills(options, rows)]}
 
 
-def bill_table(bills: list["Bill"], duration: Any) -> Any:
+def bill_table(bills: list["Bill"], duration: Callable[[float], str]) -> Any:
     """Return the table. `duration` formats hours."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -92,22 +93,12 @@ def bill_table(bills: list["Bill"], duration: Any) -> Any:
     for column in ("GPUs", "machines", "dollars", "time", "lost", "interruptions", "save every"):
         table.add_column(column, justify="left" if column == "machines" else "right", overflow="fold")
     for row in bills:
-        if row.hours == math.inf:
-            table.add_row(
-                f"{row.processes:,}", row.kind, "never ends", "-", "-", "-", duration(row.save_interval / 3600)
-            )
-            continue
-        lost = 1 - row.training_hours / row.hours if row.hours else 0.0
         often = "-" if row.save_interval >= row.training_hours * 3600 else duration(row.save_interval / 3600)
-        table.add_row(
-            f"{row.processes:,}",
-            row.kind,
-            f"{row.dollars:,.2f}",
-            duration(row.hours),
-            f"{lost:.1%}",
-            f"{row.interruptions:,.1f}",
-            often,
-        )
+        totals = ["never ends", "-", "-", "-"]
+        if row.hours < math.inf:
+            lost = 1 - row.training_hours / row.hours if row.hours else 0.0
+            totals = [f"{row.dollars:,.2f}", duration(row.hours), f"{lost:.1%}", f"{row.interruptions:,.1f}"]
+        table.add_row(f"{row.processes:,}", row.kind, *totals, often)
     return table
 
 

@@ -106,6 +106,17 @@ def test_process_without_heartbeat_is_named(connect, monkeypatch):
     assert failures == {"problem": f"process {silent} has sent no heartbeat for 1 s"}
 
 
+def test_process_that_dies_between_two_saves_is_named(connect, monkeypatch):
+    monkeypatch.setattr(handshake, "LOOK_SECONDS", 0.2)
+    processes, _ = start_all(connect, timeout=1.0)
+    run_all(processes, SAVE)
+    for one in processes[:4] + processes[5:]:
+        with one.beating():
+            one.report("next", {}, "")
+    with pytest.raises(TimeoutError, match="process 4 has sent no heartbeat for 1 s"):
+        processes[0].collect("next")
+
+
 def test_requests_of_the_main_process_do_not_grow_with_the_processes(monkeypatch):
     counts = {}
     for size in (4, 64):

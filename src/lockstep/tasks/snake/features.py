@@ -17,9 +17,9 @@ BY_DIRECTION, OWN, VIEW = 10, 15, 7
 FEATURES = 4 * BY_DIRECTION + OWN + VIEW * VIEW
 """Per direction: open, food, open directions after it, straight free cells, connected free cells, these compared with
 the moves until a cell around them is free, cells that the search reaches, whether it reaches the food, closeness of
-food and of tail. Own: heading (4), length, moves since the last food, offsets of
-food and tail (4), position of the head (2) and its parity (2), whether the board is half full. Then the cells around
-the head: 0 for free, 1 for walls, and the part of the snake that leaves later for the body."""
+food and of tail. Own: heading (4), length, moves since the last food, offsets of food and tail (4), position of the
+head (2) and its parity (2), whether the board is half full. Then the cells around the head: 0 for free, 1 for walls,
+and the fraction of the snake that leaves before it for the body."""
 
 Board: TypeAlias = Any
 """A record with the fields of a board. numba knows them, mypy does not."""

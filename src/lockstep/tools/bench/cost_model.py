@@ -86,8 +86,7 @@ def bill(kind: str, processes: int, training_hours: float, price: float, what: I
 def parse_interruptions(text: str) -> float:
     """Return interruptions per day, from a text such as `4/day`. Raises ValueError."""
     count, _, unit = text.partition("/")
-    per_day = {"hour": 24.0, "day": 1.0, "week": 1 / 7}[unit] if unit in ("hour", "day", "week") else math.nan
-    number = float(count) * per_day
+    number = float(count) * {"hour": 24.0, "day": 1.0, "week": 1 / 7}.get(unit, math.nan)
     if not 0 <= number < math.inf:
         raise ValueError(text)
     return number
