@@ -23,6 +23,13 @@ def samples_of(run: Path) -> int:
     return max((name.samples for name in list_checkpoints(checkpoints)), default=0) if checkpoints.is_dir() else 0
 
 
+def set_pace(file: Path, seconds: float) -> None:
+    """Set the minimum seconds per iteration from now on, with a rename: a process may read the file at any time."""
+    partial = file.with_suffix(".partial")
+    partial.write_text(str(seconds))
+    partial.rename(file)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PacedConfig(GymConfig):
     """Pendulum environments. The pace affects timing only, not results."""

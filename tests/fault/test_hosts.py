@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hosts import SKIP, Host, Job, hosts, until
-from slow_recipe import ITERATION, samples_of
+from slow_recipe import ITERATION, samples_of, set_pace
 
 from helpers.multiprocess import command, outcomes
 from helpers.tiny_recipes import hash_of
@@ -25,14 +25,8 @@ class Trial:
 
     def __init__(self, directory: Path, pace: float) -> None:
         self.run, self.pace = directory / "run", directory / "pace"
-        self.set_pace(pace)
+        set_pace(self.pace, pace)
         self._words = ["train", RECIPE, f"run.runs_dir={directory}", "run.name=run", f"task.pace={self.pace}"]
-
-    def set_pace(self, seconds: float) -> None:
-        """Set the minimum seconds per iteration from now on."""
-        beside = self.pace.with_suffix(".partial")
-        beside.write_text(str(seconds))
-        beside.rename(self.pace)
 
     def start(self, host: Host, nodes: str, meet_at: str = "n0") -> Job:
         """Start Lockstep's launcher, which detects interface and address."""
@@ -71,7 +65,7 @@ def test_network_outage_of_three_seconds_does_not_restart_the_run(tmp_path, undi
         time.sleep(2)
         assert samples_of(trial.run) == stuck, "the run continued: the link was not cut"
         second.mend()
-        trial.set_pace(0)
+        set_pace(trial.pace, 0)
         ends_well(*jobs)
         assert "Starting again" not in jobs[0].output + jobs[1].output
     assert hash_of(trial.run) == undisturbed_hash
@@ -85,6 +79,7 @@ def test_torchrun_on_three_hosts_matches_undisturbed_run(tmp_path, undisturbed_h
     assert hash_of(trial.run) == undisturbed_hash
 
 
+@pytest.mark.slow  # test_bucket.py has the same with a bucket
 def test_run_continues_without_a_lost_host_and_accepts_it_again(tmp_path, undisturbed_hash):
     trial = Trial(tmp_path, pace=0.2)
     with hosts(2) as (first, second):
@@ -95,12 +90,12 @@ def test_run_continues_without_a_lost_host_and_accepts_it_again(tmp_path, undist
         until(lambda: trial.status()["processes"] == 1, "the first host goes on alone", *jobs)
         before = samples_of(trial.run)
         trial.reaches(before // ITERATION + 2, *jobs)
-        trial.set_pace(4)  # so that the run is not finished when the host joins
+        set_pace(trial.pace, 4)  # so that the run is not finished when the host joins
         second.power_off()
         second.mend()
         jobs[1] = trial.start(second, "1:2")
         until(lambda: trial.status()["processes"] == 2, "the second host has joined", *jobs)
-        trial.set_pace(0)
+        set_pace(trial.pace, 0)
         ends_well(*jobs)
     assert trial.status()["state"] == "finished"
     assert hash_of(trial.run) == undisturbed_hash
@@ -125,11 +120,11 @@ def test_split_job_only_the_newer_half_publishes(tmp_path, undisturbed_hash):
         second.cut()
         older = trial.start(first, "1:2", meet_at=first.address)
         trial.reaches(2, older)
-        trial.set_pace(4)  # so that it still runs when the other one starts
+        set_pace(trial.pace, 4)  # so that it still runs when the other one starts
         newer = trial.start(second, "1:2", meet_at=second.address)  # same job and directory, separate rendezvous
         check_older_half_stopped(older, trial)
         assert older.process.returncode != 0
-        trial.set_pace(0)
+        set_pace(trial.pace, 0)
         ends_well(newer)
     assert hash_of(trial.run) == undisturbed_hash
 
@@ -141,12 +136,12 @@ def test_job_split_by_torchrun_only_the_newer_half_publishes(tmp_path, undisturb
     with hosts(2) as (first, second):
         older = trial.start_torchrun(first, "1:2", *dangerous)
         trial.reaches(2, older)
-        trial.set_pace(4)
+        set_pace(trial.pace, 4)
         newer = trial.start_torchrun(second, "1:2", *dangerous)  # considers the first host dead and starts without it
         check_older_half_stopped(older, trial)
         newer.wait()  # the rendezvous store ended with the first host, so it saves and stops
     assert newest(trial.run, 2)
-    trial.set_pace(0)
+    set_pace(trial.pace, 0)
     ended = command([sys.executable, "-m", "lockstep", "resume", trial.run])
     assert ended.code == 0, ended.output
     assert hash_of(trial.run) == undisturbed_hash

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from slow_recipe import ITERATION, samples_of
+from slow_recipe import ITERATION, samples_of, set_pace
 from slurm import SKIP, cluster
 
 from helpers.tiny_recipes import hash_of
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
 
 def test_preempted_slurm_job_requeues_and_matches_undisturbed_run(tmp_path, undisturbed_hash):
     pace = tmp_path / "pace"
-    pace.write_text("0.5")
+    set_pace(pace, 0.5)
     with cluster(tmp_path) as slurm:
         options = ["--gpus-per-node=0", "--cpus-per-task=1"]
         job = slurm.submit(*options, SCRIPT, RECIPE, f"run.runs_dir={tmp_path}", f"task.pace={pace}")
@@ -28,7 +28,7 @@ def test_preempted_slurm_job_requeues_and_matches_undisturbed_run(tmp_path, undi
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "preempted", slurm.output(job)
         assert samples_of(run) < 24 * ITERATION, "the run finished before it was preempted"
-        pace.write_text("0")
+        set_pace(pace, 0)
         slurm.until(job, lambda: slurm.ask(job, "JobState") == "COMPLETED", "the end")
     assert hash_of(run) == undisturbed_hash
 
