@@ -43,7 +43,8 @@ class FakeTraining:
     def __init__(self, tmp_path, modes):
         self.program = tmp_path / "train.py"
         self.program.write_text(TRAIN)
-        self.modes, self.started, self.active, self.most = list(modes), [], [], 0
+        self.modes, self.started, self.active = list(modes), [], []
+        self.most, self.most_processes = 0, 0
 
     def __call__(self, arguments, log):
         self.started.append(list(arguments))
@@ -52,6 +53,8 @@ class FakeTraining:
             process = subprocess.Popen(
                 [sys.executable, "-S", str(self.program), mode, *arguments], stdout=output, stderr=subprocess.STDOUT
             )
-        self.active.append(process)
-        self.most = max(self.most, sum(process.poll() is None for process in self.active))
+        procs = int(arguments[arguments.index("--procs") + 1]) if "--procs" in arguments else 1
+        self.active.append((process, procs))
+        active = [procs for process, procs in self.active if process.poll() is None]
+        self.most, self.most_processes = max(self.most, len(active)), max(self.most_processes, sum(active))
         return process

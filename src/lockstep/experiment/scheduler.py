@@ -80,7 +80,7 @@ class RunQueue(Protocol[RunT]):
 
 class _ActiveRun(NamedTuple):
     process: "subprocess.Popen[bytes]"
-    slot: int
+    slots: Sequence[int]
 
 
 @dataclass
@@ -90,12 +90,16 @@ class RunScheduler(Generic[RunT]):
     runs: "Sequence[RunT] | RunQueue[RunT]"
     """Runs to train, in this order, or a queue."""
     prepare: Callable[[RunT, int], list[str]]
-    """Returns the arguments of lockstep that start or resume a run in a slot, from 0 to `parallel` - 1."""
+    """Returns the arguments of lockstep that start or resume a run in a slot, from 0 to `parallel` - 1.
+
+    A run that is wider than one slot also uses the following ones."""
     record: Callable[[RunT], str]
     """Called once for each finished run. Returns its results as one line."""
     parallel: int
     progress: RunsProgress
     start: Start
+    width: Callable[[RunT], int] = lambda run: 1
+    """Slots of a run. Wider ones come first, so that they find free slots next to each other."""
     done: int = 0
     """Number of finished runs, of which some may have been finished before."""
     failed: list[RunT] = field(default_factory=list)
@@ -117,10 +121,10 @@ class RunScheduler(Generic[RunT]):
                         self._begin(queue, following, free_slots)
                     if not self._active:
                         break
-                    for run, (process, slot) in list(self._active.items()):
+                    for run, (process, slots) in list(self._active.items()):
                         if process.poll() is not None:
                             del self._active[run]
-                            free_slots.append(slot)
+                            free_slots.extend(slots)
                             self._ended(queue, run, process.returncode)
                     if self._signals > forwarded:
                         forwarded, self.stopped = self._signals, True
@@ -142,9 +146,11 @@ class RunScheduler(Generic[RunT]):
         if queue.is_done(run):
             self._record(run)
             return
-        arguments = self.prepare(run, free_slots[0])
+        slots = free_slots[: self.width(run)]
+        arguments = self.prepare(run, slots[0])
         verb = "resumed" if arguments[0] == "resume" else "started"
-        self._active[run] = _ActiveRun(self.start(arguments, run.log), free_slots.pop(0))
+        self._active[run] = _ActiveRun(self.start(arguments, run.log), slots)
+        del free_slots[: len(slots)]
         self.progress.event(f"{run.label}: {verb}, output in {run.log}")
 
     def _ended(self, queue: RunQueue[RunT], run: RunT, code: int) -> None:

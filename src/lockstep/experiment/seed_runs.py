@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from lockstep.inference import build_recipe
 from lockstep.io.jsonl import EXPERIMENT
 from lockstep.io.printable import printable
 from lockstep.launch.device import device_type
-from lockstep.run_dir import reserve
+from lockstep.run_reservation import reserve
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,15 @@ def train_experiment(
     steps = record.total_samples
     runs = [SeedRun(seed, run_directory(experiment, seed).absolute(), steps, procs) for seed in record.seeds]
     waiting = [run for run in runs if not is_finished(run.path)]
+    places = parallel or at_a_time
+    if recipe.run.reduction == "exact" and recipe.run.lanes is not None:
+        waiting = share_places(waiting, places, min(recipe.run.lanes, len(gpus) or recipe.run.lanes))
     scheduler = RunScheduler(
         waiting,
-        prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs)),
+        prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs, run.procs)),
         record=_describe_score,
-        parallel=min(parallel or at_a_time, len(runs)),
+        parallel=places,
+        width=lambda run: run.procs // procs,
         progress=progress or RunsProgress(),
         start=start,
         done=len(runs) - len(waiting),
@@ -171,9 +175,24 @@ def visible_gpus() -> list[str]:
     return [str(gpu) for gpu in range(count)] if visible is None else visible.split(",")[:count]
 
 
-def gpus_of_slot(gpus: Sequence[str], slot: int, procs: int) -> list[str]:
-    """Return the GPUs of the runs in a slot. Slots share GPUs if there are more slots than GPUs."""
-    return list(dict.fromkeys(gpus[(slot * procs + number) % len(gpus)] for number in range(procs))) if gpus else []
+def share_places(runs: Sequence[SeedRun], places: int, max_procs: int) -> list[SeedRun]:
+    """Give places that would stay empty in the last round to the first runs, which then have more processes.
+
+    With exact reduction, the number of processes does not change the result of a run. Five runs in two places would
+    need three rounds, with one place empty in the last. Instead, the first run uses both places.
+    """
+    odd = len(runs) % places
+    width = min(places // odd, max_procs // runs[0].procs) if odd else 1
+    return [replace(run, procs=run.procs * max(1, width)) for run in runs[:odd]] + list(runs[odd:])
+
+
+def gpus_of_slot(gpus: Sequence[str], slot: int, procs: int, used: int | None = None) -> list[str]:
+    """Return the GPUs of a run of `used` processes that begins in a slot. A slot has room for `procs` processes.
+
+    Slots share GPUs if there are more slots than GPUs.
+    """
+    numbers = range(slot * procs, slot * procs + (used or procs))
+    return list(dict.fromkeys(gpus[number % len(gpus)] for number in numbers)) if gpus else []
 
 
 def _describe_score(run: SeedRun) -> str:

@@ -14,7 +14,14 @@ from lockstep.experiment import scheduler, seed_runs
 from lockstep.experiment.experiment import Experiment
 from lockstep.experiment.lock import locked
 from lockstep.experiment.record import read_experiment
-from lockstep.experiment.seed_runs import create_experiment, gpus_of_slot, seed_recipe, train_experiment
+from lockstep.experiment.seed_runs import (
+    SeedRun,
+    create_experiment,
+    gpus_of_slot,
+    seed_recipe,
+    share_places,
+    train_experiment,
+)
 from lockstep.registry import find_recipe
 
 
@@ -59,6 +66,38 @@ def test_train_experiment_trains_all_seeds_some_at_a_time_and_skips_finished(rec
     again = FakeTraining(tmp_path, [])
     train_experiment(path, start=again)
     assert again.started == []
+
+
+def test_first_run_uses_places_that_would_stay_empty_with_exact_reduction(recipe, tmp_path, monkeypatch):
+    recipe = apply_overrides(recipe, {"run": {"reduction": "exact", "lanes": 8}})
+    path, training = create_experiment(recipe, 5, 1, "command"), FakeTraining(tmp_path, [])
+    train_experiment(path, parallel=2, start=training)
+    procs = [arguments[arguments.index("--procs") + 1] for arguments in training.started]
+    assert procs == ["2", "1", "1", "1", "1"]
+    assert training.most == 2  # the first run trains alone
+    assert training.most_processes == 2
+    assert len(Experiment(path).scores) == 5
+
+
+@pytest.mark.parametrize(
+    ("runs", "places", "procs", "max_procs", "expected"),
+    [
+        (5, 2, 1, 8, [2, 1, 1, 1, 1]),
+        (4, 2, 1, 8, [1, 1, 1, 1]),
+        (1, 4, 1, 8, [4]),
+        (7, 5, 1, 8, [2, 2, 1, 1, 1, 1, 1]),
+        (3, 4, 1, 8, [1, 1, 1]),
+        (5, 2, 2, 8, [4, 2, 2, 2, 2]),
+        (5, 2, 2, 3, [2, 2, 2, 2, 2]),  # as many lanes or GPUs as there are
+        (5, 1, 1, 8, [1, 1, 1, 1, 1]),
+        (0, 2, 1, 8, []),
+    ],
+)
+def test_places_are_shared(tmp_path, runs, places, procs, max_procs, expected):
+    waiting = [SeedRun(seed, tmp_path, 100, procs) for seed in range(runs)]
+    shared = share_places(waiting, places, max_procs)
+    assert [run.procs for run in shared] == expected
+    assert [run.seed for run in shared] == list(range(runs))
 
 
 def test_failed_run_is_reported_and_trained_again(recipe, tmp_path, capsys):
@@ -131,6 +170,7 @@ def test_runs_are_distributed_over_gpus_and_cores(recipe, tmp_path, monkeypatch)
     assert [gpus_of_slot(["4", "5", "6", "7"], slot, 2) for slot in range(3)] == [["4", "5"], ["6", "7"], ["4", "5"]]
     assert gpus_of_slot(["0"], 1, 2) == ["0"]
     assert gpus_of_slot([], 1, 2) == []
+    assert gpus_of_slot(["4", "5", "6"], 0, 1, 2) == ["4", "5"]
     monkeypatch.setattr(seed_runs, "available_cores", lambda: 7)
     path, training = create_experiment(recipe, 8, 2, "command"), FakeTraining(tmp_path, [])
     train_experiment(path, start=training)
