@@ -1,0 +1,44 @@
+"""URLs of runs: which are accepted, and that none contains credentials."""
+
+import pytest
+
+from lockstep.bucket.urls import check_url, is_url, join, split_run_url
+from lockstep.config import ConfigError
+
+
+def test_url_is_told_from_a_path():
+    assert [is_url(each) for each in ("s3://b/runs", "gs://b", "runs", "/a/b", "s3:/b", "run.runs_dir=s3://b")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_url_is_split_and_joined():
+    assert check_url("s3://bucket/runs/") == "s3://bucket/runs"
+    assert split_run_url("s3://bucket/runs/one/") == ("s3://bucket/runs", "one")
+    assert join("s3://bucket/runs/", "one") == "s3://bucket/runs/one"
+    assert join("runs", "one") == "runs/one"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://key:secret@bucket/runs", "contains a user or a password"),
+        ("file:///tmp/runs", "is a directory"),
+        ("s3://", "is not a URL"),
+        ("s3:///", "names no bucket"),
+    ],
+)
+def test_url_that_cannot_be_used_is_refused_without_its_secret(url, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        check_url(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_url_of_a_bucket_is_not_that_of_a_run():
+    with pytest.raises(ConfigError, match="not the URL of a run"):
+        split_run_url("s3://bucket")
