@@ -101,7 +101,8 @@ def train(
         RuntimeError: The run failed. The message says which process failed and why, or which runs of an experiment.
         KeyboardInterrupt: The processes of a run with `procs` above 1 were interrupted. The run can be resumed.
     """
-    from lockstep.run_dir import reserved
+    from lockstep.bucket.urls import is_url
+    from lockstep.run_reservation import reserved
 
     refuse_launched_process()
     resolved = resolve_recipe(recipe, smoke, preset, procs, {**(overrides or {}), **settings})
@@ -110,6 +111,11 @@ def train(
         return _train_seeds(resolved, seeds, procs, parallel, callbacks, init_from)
     if parallel is not None:
         raise ConfigError("`parallel` needs several runs.", "Pass seeds=N, too.")
+    if is_url(resolved.run.runs_dir):
+        raise ConfigError(
+            f"run.runs_dir is {resolved.run.runs_dir}, and `lockstep.train` needs a directory.",
+            "Train a run in a bucket with the command: lockstep train RECIPE run.runs_dir=URL",
+        )
     with reserved(resolved) as (path, named, job):
         return train_run(named, path, procs, callbacks, job, init_from=init_from and str(init_from))
 

@@ -49,7 +49,7 @@ class DigestLog:
             values = {"updates": algorithm.updates, "agent": agent, "metrics": digest_metrics(totals)}
         if self._tensors:
             values |= {"digests": self._digest_tensors(algorithm, task), "passed": self._runtime.status.phase_counts}
-        if not self._fence.superseded():
+        if self._fence.allows_writing():
             self._log.digests(clock, values)
 
     def _digest_tensors(self, algorithm: Algorithm, task: VecEnv) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.bucket.urls import is_url
 from lockstep.checkpoint.format_version import FORMAT, UnknownFormat, without_version
 from lockstep.checkpoint.naming import generation_file
 from lockstep.io.jsonl import CHECKPOINTS, FORK
@@ -30,7 +31,7 @@ class ForkRecord:
     """Where a fork came from."""
 
     parent: str
-    """Absolute path of the parent when it was forked."""
+    """Absolute path or URL of the parent when it was forked."""
     parent_id: str
     """`run_id` of the parent. It still identifies a parent that was moved."""
     samples: int
@@ -92,7 +93,12 @@ def read_fork(run: Path) -> ForkRecord | None:
 
 
 def parent_exists(record: ForkRecord) -> bool:
-    """Return whether the parent is still where it was forked. Another run with its name is not the parent."""
+    """Return whether the parent is still where it was forked. Another run with its name is not the parent.
+
+    A parent in a bucket is assumed to exist: finding out would take a request.
+    """
+    if is_url(record.parent):
+        return True
     return bool(record.parent_id) and run_id(Path(record.parent)) == record.parent_id
 
 
@@ -115,7 +121,9 @@ def _shown(value: Any) -> str:
 
 
 def _is_path(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= MAX_PATH and "\0" not in value and Path(value).is_absolute()
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_PATH or "\0" in value:
+        return False
+    return Path(value).is_absolute() or is_url(value)
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:

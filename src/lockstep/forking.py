@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lockstep.bucket.urls import is_url
+from lockstep.bucket_copy import FIX, upload_new_run, url_of
 from lockstep.checkpoint.copying import copy_checkpoint
 from lockstep.checkpoint.disk import DISK
 from lockstep.checkpoint.errors import READ_ERROR, CorruptCheckpointError
@@ -23,7 +25,9 @@ from lockstep.config import ConfigError, Recipe, as_dict, setting_differences
 from lockstep.fork_record import ForkRecord, run_id
 from lockstep.io.jsonl import CHANGES, CHECKPOINTS, CONFIG, DIGESTS, FORK, METRICS, STATUS, copy_until
 from lockstep.io.temporary_directory import temporary_directory
-from lockstep.run_dir import require_unused, reserve, run_path, to_yaml
+from lockstep.run_dir import to_yaml
+from lockstep.run_name import automatic_name
+from lockstep.run_reservation import require_unused, reserve, run_path
 
 NOT_RECORDED = ("run.name", "run.runs_dir", "run.lanes", "run.allow_other_machine")
 """Settings of the directory or of one start. They are not recorded as changes."""
@@ -34,9 +38,21 @@ class Fork:
     """A new fork."""
 
     path: Path
+    """Run directory. Of a fork in a bucket: the one from which it was uploaded, which no longer exists."""
     record: ForkRecord
     notes: list[str]
     """Messages for the user."""
+    url: str | None = None
+    """URL of a fork in a bucket."""
+
+    @property
+    def location(self) -> str:
+        """Path or URL of the fork."""
+        return self.url or str(self.path)
+
+    @property
+    def name(self) -> str:
+        return self.location.rpartition("/")[2]
 
 
 def create_fork(parent: Path, at: int | None, before: Recipe, recipe: Recipe) -> Fork:
@@ -51,6 +67,8 @@ def create_fork(parent: Path, at: int | None, before: Recipe, recipe: Recipe) ->
     Raises:
         ConfigError: There is no such checkpoint, it is damaged, or the fork cannot be written.
     """
+    if is_url(recipe.run.runs_dir):
+        return _create_in_bucket(parent, at, before, recipe)
     if recipe.run.name:
         require_unused(run_path(recipe))
     runs_dir = Path(recipe.run.runs_dir)
@@ -66,13 +84,32 @@ def create_fork(parent: Path, at: int | None, before: Recipe, recipe: Recipe) ->
                 notes.append(f"Replay was copied: the file system of {runs_dir} has no hard links to {parent}.")
             changes = setting_differences(json.loads(json.dumps(as_dict(before))), recipe)
             changes = {key: values for key, values in changes.items() if key not in NOT_RECORDED}
-            record = ForkRecord(str(parent.resolve()), run_id(parent), name.samples, copy.hash, changes)
+            record = ForkRecord(
+                url_of(parent) or str(parent.resolve()), run_id(parent), name.samples, copy.hash, changes
+            )
             _fill(temporary / "run", copy.path, parent, name, record)
             return Fork(_publish(temporary / "run", recipe), record, notes)
     except OSError as error:
         raise ConfigError(
             f"the fork cannot be written to {runs_dir}: {error}.", "Choose another directory with --run.runs-dir."
         ) from None
+
+
+def _create_in_bucket(parent: Path, at: int | None, before: Recipe, recipe: Recipe) -> Fork:
+    """Create a fork in a temporary directory, and upload it."""
+    automatic = recipe.run.name or automatic_name(recipe)
+
+    def config(name: str) -> str:
+        return to_yaml(replace(recipe, run=replace(recipe.run, name=name)))  # type: ignore[type-var]
+
+    with temporary_directory("fork") as temporary:
+        local = replace(recipe, run=replace(recipe.run, runs_dir=str(temporary), name=automatic))  # type: ignore[type-var]
+        fork = create_fork(parent, at, before, local)
+        try:
+            url = upload_new_run(fork.path, recipe.run.runs_dir, automatic, not recipe.run.name, config)
+        except OSError as error:
+            raise ConfigError(f"the fork cannot be uploaded to {recipe.run.runs_dir}: {error}.", FIX) from None
+        return replace(fork, url=url)
 
 
 class _Copy:

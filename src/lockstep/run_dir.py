@@ -1,13 +1,13 @@
 """Run directory, shared by all processes of a run."""
 
-import itertools
 import json
 import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import yaml
 from lockstep import __version__
 from lockstep.base import Algorithm, VecEnv
 from lockstep.base.dataset import has_playback
+from lockstep.bucket.urls import is_url
+from lockstep.bucket_run import BucketRun
 from lockstep.checkpoint.chain import recorded_settings
-from lockstep.checkpoint.disk import DISK, Disk
+from lockstep.checkpoint.disk import DISK
 from lockstep.checkpoint.fencing import SupersededError
 from lockstep.checkpoint.format import replace_text
 from lockstep.checkpoint.format_version import FORMAT, config_without_version
@@ -26,8 +28,6 @@ from lockstep.clock import TrainState
 from lockstep.config import (
     ConfigError,
     Recipe,
-    RecipeT,
-    apply_overrides,
     as_dict,
     check_text,
     read_yaml,
@@ -38,7 +38,6 @@ from lockstep.io.jsonl import (
     CHANGES,
     CHECKPOINTS,
     CONFIG,
-    HANG_REPORT,
     HEARTBEATS,
     SEVERAL_RUNS,
     STATUS,
@@ -48,13 +47,12 @@ from lockstep.io.jsonl import (
 )
 from lockstep.io.safe_read import UnreadableFileError, read_json
 from lockstep.lanes import Lanes, partition_lanes
-from lockstep.launch.world import AUTO_JOB
 from lockstep.loggers.process_log import ProcessLog
 from lockstep.loggers.run_logger import open_log
 from lockstep.loggers.wandb_logger import require_wandb
 from lockstep.process_hours import ProcessHours, read_process_hours
 from lockstep.run_dir_checks import refuse_links, refuse_unshared
-from lockstep.run_name import automatic_name
+from lockstep.run_reservation import create_run, remove_if_unstarted, run_of_job, run_path
 from lockstep.task_spec import describe_task
 
 STATUS_SECONDS = 10.0
@@ -75,16 +73,36 @@ class TrainResult:
     """Seconds of evaluations since this start of the run."""
     playable: bool = True
     """Whether `lockstep play` can show the run."""
+    location: str = ""
+    """Path or URL of the run, for commands."""
 
 
 class RunDir:
     """Files of a run: config, log, status and checkpoints."""
 
-    def __init__(self, path: Path, recipe: Recipe, runtime: Runtime, log: ProcessLog, heartbeat_id: str) -> None:
-        self.path, self.log, self.runtime = path, log, runtime
-        self._recipe, self._heartbeat_id = recipe, heartbeat_id
+    def __init__(
+        self,
+        path: Path,
+        recipe: Recipe,
+        runtime: Runtime,
+        log: ProcessLog,
+        heartbeats: Path,
+        bucket: BucketRun | None = None,
+    ) -> None:
+        self.path, self.log, self.runtime, self.bucket = path, log, runtime, bucket
+        self._recipe, self._heartbeats = recipe, heartbeats
+        self.location = bucket.url if bucket else str(path)
+        """Path or URL of the run, for commands."""
         settings = recorded_settings(recipe, runtime.lanes.num_lanes)
-        self.checkpoints = CheckpointManager(path / CHECKPOINTS, recipe.run, runtime, settings)
+        self.checkpoints = CheckpointManager(
+            path / CHECKPOINTS,
+            recipe.run,
+            runtime,
+            settings,
+            bucket.disk if bucket else DISK,
+            bucket.sync_logs if bucket else None,
+            self.location,
+        )
         self._hours: ProcessHours | None = None
         self._status_at = 0.0
 
@@ -92,29 +110,41 @@ class RunDir:
     @contextmanager
     def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
         """Create a run directory, or open the one to resume. All processes get the same directory."""
-        name, lanes, heartbeat_id = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
-        path = Path(name)
-        refuse_unshared(path / HEARTBEATS / heartbeat_id, runtime)
-        runtime.lanes = Lanes(lanes, partition_lanes(lanes, runtime.size)[runtime.rank], recipe.run.seed)
-        runtime.watchdog.set_status_dir(path / HEARTBEATS / heartbeat_id)
-        log = open_log(path, recipe, runtime)
-        run = cls(path, recipe, runtime, log, heartbeat_id)
-        failed_new_run = False
-        try:
-            yield run
-        except BaseException as error:
-            failed_new_run = not resume
-            log.failed(error)
-            runtime.watchdog.join_pending_save()
-            # Do not change the status after a failed resume: another job may be training the run.
-            if run.checkpoints.fence.settled or not resume:
-                state = "superseded" if isinstance(error, SupersededError) else "failed"
-                run.write_status(state, f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            log.close()
-            if failed_new_run and runtime.is_main:
-                remove_if_unstarted(path, runtime.job_id)
+        with ExitStack() as on_exit:
+            bucket = None
+            if is_url(recipe.run.runs_dir):
+                status = _status("running", runtime)
+                bucket = on_exit.enter_context(BucketRun.open(recipe, runtime, resume, status))
+                path, heartbeats = bucket.path, bucket.heartbeats
+                lanes = runtime.run_on_main(partial(_prepare_in_bucket, bucket, recipe))
+            else:
+                name, lanes, heartbeat_id = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
+                path = Path(name)
+                heartbeats = path / HEARTBEATS / heartbeat_id
+                refuse_unshared(heartbeats, runtime)
+            runtime.lanes = Lanes(lanes, partition_lanes(lanes, runtime.size)[runtime.rank], recipe.run.seed)
+            common = bucket is None or bucket.has_common_directory()
+            runtime.watchdog.set_status_dir(heartbeats, None if common else runtime.kv_store())
+            log = open_log(path, recipe, runtime, bucket.url if bucket else "")
+            run = cls(path, recipe, runtime, log, heartbeats, bucket)
+            failed_new_run = False
+            try:
+                yield run
+            except BaseException as error:
+                failed_new_run = not resume
+                log.failed(error)
+                runtime.watchdog.join_pending_save()
+                # Do not change the status after a failed resume: another job may be training the run.
+                if run.checkpoints.fence.settled or not resume:
+                    state = "superseded" if isinstance(error, SupersededError) else "failed"
+                    run.write_status(state, f"{type(error).__name__}: {error}")
+                raise
+            finally:
+                log.close()
+                if bucket is not None:
+                    bucket.close(failed_new_run)
+                elif failed_new_run and runtime.is_main:
+                    remove_if_unstarted(path, runtime.job_id)
 
     def restore(
         self, algorithm: Algorithm, task: VecEnv, clock: TrainState, at: int | None = None, without_replay: bool = False
@@ -131,13 +161,15 @@ class RunDir:
                 if description := describe_task(task):
                     replace_text(self.path / TASK, description)
                 for other in (self.path / HEARTBEATS).iterdir():
-                    if other.name != self._heartbeat_id:
+                    if other != self._heartbeats:
                         shutil.rmtree(other, ignore_errors=True)
         self.log.begin(clock, notes)
+        if self.bucket is not None:
+            self.bucket.begin(self.checkpoints.fence)
 
     def write_status(self, state: str, why: str = "") -> None:
         """Write the status file for users and schedulers. A superseded start does not overwrite it."""
-        if self.runtime.is_main and (state == "superseded" or not self.checkpoints.fence.superseded()):
+        if self.runtime.is_main and (state == "superseded" or self.checkpoints.fence.allows_writing()):
             name = STATUS if state != "superseded" else f"superseded-{self.checkpoints.fence.generation:04d}.json"
             with suppress(OSError):  # disk errors are reported when a checkpoint is saved
                 replace_text(self.path / name, _status(state, self.runtime, why, self._measure_hours()))
@@ -146,7 +178,7 @@ class RunDir:
     def write_log(self, clock: TrainState) -> None:
         """Log the metrics since the last entry, unless a newer start has taken over the run."""
         metrics = clock.flush_metrics()
-        if not self.checkpoints.fence.superseded():
+        if self.checkpoints.fence.allows_writing():
             self.log.write(clock, metrics)
             if time.monotonic() - self._status_at > STATUS_SECONDS:
                 self.write_status("running")
@@ -170,7 +202,13 @@ class RunDir:
         self.log.take_times()
         seconds = time.monotonic() - self.runtime.status.started
         result = TrainResult(
-            self.path, clock, seconds, preempted, self.log.evaluation_seconds, has_playback(self._recipe.task)
+            self.path,
+            clock,
+            seconds,
+            preempted,
+            self.log.evaluation_seconds,
+            has_playback(self._recipe.task),
+            self.location,
         )
         if not preempted:
             self.log.finish()
@@ -193,13 +231,12 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     scheduler restarted the job, and the run resumes. A run to be resumed is not modified yet.
     """
     require_wandb(recipe.run)
-    existing = _run_of_job(recipe, runtime.job_id)
+    existing = run_of_job(recipe, runtime.job_id)
     path, lanes = existing or run_path(recipe), runtime.lanes.num_lanes
     heartbeat_id = uuid.uuid4().hex[:8]
     with _user_facing_errors(path):
         if existing is not None:
-            if (path / CONFIG).exists():
-                lanes = read_config(path)[1]["run"].get("lanes") or lanes  # the number of lanes never changes
+            lanes = _saved_lanes(path) or lanes  # the number of lanes never changes
         elif resume:
             refuse_links(path)
         else:
@@ -209,48 +246,19 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
     return str(path), lanes, heartbeat_id
 
 
-def create_run(recipe: Recipe, status: str) -> Path:
-    """Create the directory of a new run with its status file. No other start can get the same directory."""
-    while True:
-        path = reserve(recipe)
-        try:
-            DISK.create(path / STATUS, status)
-            return path
-        except FileExistsError:
-            if recipe.run.name:
-                require_unused(path)
+def _prepare_in_bucket(bucket: BucketRun, recipe: Recipe) -> int:
+    """Write the config of a new run on rank 0. Return the number of lanes, which never changes."""
+    require_wandb(recipe.run)
+    lanes = _saved_lanes(bucket.path)
+    if lanes is None:
+        _write_status_and_config(bucket.path, recipe, bucket.runtime)
+        bucket.upload_config()
+    return lanes or bucket.runtime.lanes.num_lanes
 
 
-def reserve(recipe: Recipe, disk: Disk = DISK) -> Path:
-    """Create a directory for a run, or reuse an empty one with the requested name."""
-    preferred = run_path(recipe)
-    disk.make_all(preferred.parent)
-    for number in itertools.count(1):
-        path = preferred if number == 1 else preferred.with_name(f"{preferred.name}-{number}")
-        try:
-            disk.make_new(path)
-            return path
-        except FileExistsError:
-            if recipe.run.name:
-                require_unused(path)
-                return path
-    raise AssertionError("unreachable: itertools.count does not end")
-
-
-@contextmanager
-def reserved(recipe: RecipeT) -> Iterator[tuple[Path, RecipeT, str]]:
-    """Reserve a directory and name the run after it. It is removed at the end if no training started there.
-
-    Yields the directory, the named recipe, and a job ID for the processes that train it.
-    """
-    path, job = reserve(recipe), uuid.uuid4().hex
-    try:
-        yield path, apply_overrides(recipe, {"run.name": path.name}), job
-    finally:
-        remove_if_unstarted(path, job)  # the launcher may have ended rank 0 before it could do that
-        with suppress(OSError):
-            if not any(path.iterdir()):  # rmdir would block on a frozen file system even if it cannot succeed
-                path.rmdir()
+def _saved_lanes(path: Path) -> int | None:
+    """Return the number of lanes of a run. None: it has not written its config."""
+    return read_config(path)[1]["run"].get("lanes") if (path / CONFIG).exists() else None
 
 
 def _record_changes(path: Path, recipe: Recipe, clock: TrainState) -> list[str]:
@@ -264,21 +272,6 @@ def _record_changes(path: Path, recipe: Recipe, clock: TrainState) -> list[str]:
     if changes:
         append_jsonl(path / CHANGES, {"samples": clock.samples, "changes": changes})
     return [f"Changed from {clock.samples:,} samples: {key} {old} -> {new}." for key, (old, new) in changes.items()]
-
-
-def remove_if_unstarted(path: Path, job: str) -> None:
-    """Remove the directory of a new run that failed before its training started. Keep the report of a hang.
-
-    A start claims its run in the directory of checkpoints when task and algorithm are built. The job ID protects the
-    directory of another start.
-    """
-    claimed = (path / CHECKPOINTS).is_dir() and any((path / CHECKPOINTS).iterdir())
-    status = read_status(path)
-    if status and status.get("job") == job and not claimed and not (path / HANG_REPORT).exists():
-        removed = path.with_name(f".{path.name}-{uuid.uuid4().hex[:8]}")
-        with suppress(OSError):
-            path.rename(removed)  # first, because other processes may still write to their logs
-            shutil.rmtree(removed)
 
 
 def _write_status_and_config(path: Path, recipe: Recipe, runtime: Runtime, hours: ProcessHours | None = None) -> None:
@@ -301,36 +294,6 @@ def _user_facing_errors(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"{path} cannot be written: {error}.", "Choose another directory with --run.runs-dir."
         ) from None
-
-
-def _run_of_job(recipe: Recipe, job: str) -> Path | None:
-    """Return the run that a job started, also if its name was generated, so that restarts of the job find it."""
-    if not job:
-        return None
-    named = [run_path(recipe)] if recipe.run.name else None
-    for path in named or [path.parent for path in Path(recipe.run.runs_dir).glob(f"*/{STATUS}")]:
-        status = read_status(path)
-        if status.get("job") == job and not (job.startswith(AUTO_JOB) and status.get("state") == "finished"):
-            return path
-    return None
-
-
-def run_path(recipe: Recipe) -> Path:
-    """Return the path of a run: its name, or an automatic one."""
-    return Path(recipe.run.runs_dir) / (recipe.run.name or automatic_name(recipe))
-
-
-def require_unused(path: Path) -> None:
-    """Raise ConfigError unless the directory of a new run is missing or empty, to protect existing files."""
-    for name, what in {CONFIG: "a run", **SEVERAL_RUNS}.items():
-        if (path / name).exists():
-            raise ConfigError(
-                f"{path} already contains {what.partition(' of ')[0]}.",
-                f"Resume it: lockstep resume {path}\nOr choose another --run.name.",
-            )
-    if path.is_symlink() or (path.exists() and (not path.is_dir() or any(path.iterdir()))):
-        problem = "is a link" if path.is_symlink() else "is not empty" if path.is_dir() else "is a file"
-        raise ConfigError(f"{path} {problem}, but a new run needs an empty directory.", "Choose another --run.name.")
 
 
 def to_yaml(recipe: Recipe) -> str:

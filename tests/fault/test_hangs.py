@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 from run_helpers import LOCKSTEP, trial, words
 
 from helpers.multiprocess import command, outcomes
 from lockstep.algorithms.ppo import PPO
 from lockstep.distributed import heartbeat
-from lockstep.distributed.heartbeat import Heartbeat
+from lockstep.distributed.heartbeat import Heartbeat, HeartbeatFiles, HeartbeatStore
+from lockstep.distributed.kv_store import KeyValueStore
 from lockstep.tasks.gym.env import GymEnvs
 
 pytestmark = pytest.mark.distributed
@@ -187,7 +189,20 @@ def test_find_straggler_returns_the_process_with_most_busy_time():
 
 
 def test_heartbeat_read_skips_a_partial_file(tmp_path):
-    heartbeat.write(tmp_path, at(0, 1, None))
+    files = HeartbeatFiles(tmp_path)
+    files.write(at(0, 1, None))
     (tmp_path / "1.json").write_text('{"process": 1,')
-    assert list(heartbeat.read(tmp_path)) == [0]
-    heartbeat.write(tmp_path / "nowhere", at(0, 1, None))  # a failed write raises nothing
+    assert list(files.read()) == [0]
+    HeartbeatFiles(tmp_path / "nowhere").write(at(0, 1, None))  # a failed write raises nothing
+
+
+def test_heartbeats_in_the_store_are_read_when_all_have_sent_one(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 2)
+    first, second = (HeartbeatStore(KeyValueStore(store), 2) for _ in range(2))
+    first.write(at(0, 1, None))
+    assert second.read() == {}
+    second.write(at(1, 4, None))
+    assert first.read() == second.read() == {0: at(0, 1, None), 1: at(1, 4, None)}
+    assert not first.stop_requested()
+    second.request_stop()
+    assert first.stop_requested()

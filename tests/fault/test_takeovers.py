@@ -6,13 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
-from slow_recipe import ITERATION, Paced, samples_of
+from slow_recipe import ITERATION, Paced, samples_of, set_pace
 
 from helpers.multiprocess import command, together
 from helpers.tiny_recipes import hash_of
-from lockstep import run_dir
-from lockstep.checkpoint.lineage import list_checkpoints, newest_generation
+from lockstep import run_reservation
+from lockstep.checkpoint.lineage import list_checkpoints, newest_generation, read_claim
 from lockstep.config import ConfigError, apply_overrides
+from lockstep.io.jsonl import read_status
 
 pytestmark = pytest.mark.distributed
 
@@ -58,7 +59,7 @@ def undisturbed(tmp_path_factory):
 def training(tmp_path):
     """A run that trains slowly in the background, with two checkpoints; yields its process and its pace file."""
     pace = tmp_path / "pace"
-    pace.write_text("0.2")
+    set_pace(pace, 0.2)
     line = [
         *LOCKSTEP,
         "train",
@@ -74,18 +75,25 @@ def training(tmp_path):
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
+        set_pace(pace, 4)  # so that it still trains when the other one has loaded
         yield process, pace
         process.kill()
 
 
 def test_slow_loading_start_takes_over_and_matches_undisturbed_run(tmp_path, training, undisturbed):
     older, pace = training
-    pace.write_text("0.3")
-    newer = command([sys.executable, "-c", STALLED, tmp_path / "run"])
-    assert newer.code == 0, newer.output
+    words = [sys.executable, "-c", STALLED, str(tmp_path / "run")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as newer:
+        deadline = time.monotonic() + 120
+        while "parent" not in read_claim(tmp_path / "run" / "checkpoints", 2) and newer.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        set_pace(pace, 0)
+        output, _ = newer.communicate(timeout=120)
+    assert newer.returncode == 0, output
     output, _ = older.communicate(timeout=60)
     assert "started again" in output
-    assert run_dir.read_status(tmp_path / "run")["state"] == "finished"
+    assert read_status(tmp_path / "run")["state"] == "finished"
     assert hash_of(tmp_path / "run") == undisturbed
 
 
@@ -97,8 +105,8 @@ def test_start_that_fails_to_load_does_not_stop_the_running_one(tmp_path, traini
     assert "this checkpoint is not for me" in failed.output
     assert newest_generation(tmp_path / "run" / "checkpoints") == 1
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
-    assert run_dir.read_status(tmp_path / "run")["state"] == "running"
-    pace.write_text("0")
+    assert read_status(tmp_path / "run")["state"] == "running"
+    set_pace(pace, 0)
     output, _ = older.communicate(timeout=120)
     assert older.returncode == 0, output
     assert hash_of(tmp_path / "run") == undisturbed
@@ -130,8 +138,10 @@ def test_kill_after_resume_from_older_checkpoint_deletes_nothing(tmp_path, undis
 
 
 def create_one(directory):
-    run_dir.run_path = lambda recipe: Path(directory) / "paced-20261116-120000"  # the same timestamp for all processes
-    return str(run_dir.create_run(apply_overrides(Paced(), {"run.runs_dir": directory}), "{}"))
+    run_reservation.run_path = lambda recipe: (
+        Path(directory) / "paced-20261116-120000"
+    )  # the same timestamp for all processes
+    return str(run_reservation.create_run(apply_overrides(Paced(), {"run.runs_dir": directory}), "{}"))
 
 
 def test_create_run_simultaneous_starts_get_distinct_directories(tmp_path):
@@ -149,13 +159,13 @@ def test_create_run_refuses_a_path_that_is_not_an_empty_directory(tmp_path, what
         (tmp_path / "run").write_text("a file")
     name = "project" if what == "files" else "run"
     with pytest.raises(ConfigError, match="a new run needs an empty directory"):
-        run_dir.create_run(apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": name}), "{}")
+        run_reservation.create_run(apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": name}), "{}")
     assert (project / "heartbeats" / "thesis.tex").read_text() == "years of work"
 
 
 def test_create_run_accepts_an_empty_directory_once(tmp_path):
     (tmp_path / "run").mkdir()
     recipe = apply_overrides(Paced(), {"run.runs_dir": str(tmp_path), "run.name": "run"})
-    assert run_dir.create_run(recipe, "{}") == tmp_path / "run"
+    assert run_reservation.create_run(recipe, "{}") == tmp_path / "run"
     with pytest.raises(ConfigError, match="needs an empty directory"):
-        run_dir.create_run(recipe, "{}")
+        run_reservation.create_run(recipe, "{}")

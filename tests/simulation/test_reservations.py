@@ -8,14 +8,14 @@ import pytest
 from simulated_disk import Process, SimulatedDisk
 from world import World
 
-from lockstep import run_dir
+from lockstep import run_reservation
 
 RECIPE = SimpleNamespace(name="gym-ppo", run=SimpleNamespace(runs_dir="/checkpoints", name=None))
 
 
 def check_then_make(recipe, disk):
     """The earlier, racy implementation: check whether the name exists, then create it."""
-    path = run_dir.run_path(recipe)
+    path = run_reservation.run_path(recipe)
     number = 1
     while disk.exists(path):
         number += 1
@@ -38,12 +38,13 @@ def reserve_at_once(seed, reserve, starts=8):
 
 @pytest.fixture(autouse=True)
 def _one_moment(monkeypatch):
-    monkeypatch.setattr(run_dir, "run_path", lambda recipe: Path(recipe.run.runs_dir) / "gym-ppo-20261116-120000")
+    path = "gym-ppo-20261116-120000"
+    monkeypatch.setattr(run_reservation, "run_path", lambda recipe: Path(recipe.run.runs_dir) / path)
 
 
 def test_reserve_simultaneous_starts_get_distinct_directories():
     for seed in range(500):
-        assert len(set(reserve_at_once(seed, run_dir.reserve))) == 8, f"seed {seed}"
+        assert len(set(reserve_at_once(seed, run_reservation.reserve))) == 8, f"seed {seed}"
 
 
 def test_simulator_finds_the_race_of_check_then_make():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lockstep.run_dir import remove_if_unstarted
+from lockstep.run_reservation import remove_if_unstarted
 
 
 @pytest.fixture

@@ -6,15 +6,25 @@ process between any two operations, or loses data that was not synced.
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lockstep.checkpoint import format as form
+from lockstep.checkpoint.incremental import link_or_copy
+from lockstep.checkpoint.naming import CheckpointName
+from lockstep.io import safe_read
 from lockstep.io.durable import fsync_dir, make_directories
+
+POINTER_BYTES = 100
+"""Bytes of a pointer to a checkpoint that are read."""
 
 
 class Disk:
-    """File operations on the local file system."""
+    """File operations on the local file system, or on another one that all hosts share."""
+
+    is_remote = False
+    """Whether operations are requests to another machine, which training must not wait for."""
 
     def names(self, directory: Path) -> list[str]:
         """List the names in a directory."""
@@ -31,9 +41,19 @@ class Disk:
         """Read a small JSON file. Raises CorruptCheckpointError if it is missing or invalid."""
         return form.read_json(path)
 
-    def verify(self, checkpoint: Path) -> None:
+    def read_text(self, path: Path) -> str:
+        """Read a pointer to a checkpoint. Raises FileNotFoundError, UnreadableFileError or ReadFailed."""
+        return safe_read.read_text(path, POINTER_BYTES)
+
+    def verify(self, checkpoint: Path, replay: bool = True) -> None:
         """Check the files of a checkpoint. Raises CorruptCheckpointError if one differs from what was written."""
-        form.verify(checkpoint)
+        form.verify(checkpoint, replay)
+
+    def fetch(self, checkpoint: Path, lanes: range | None = None, replay: bool = True) -> None:
+        """Copy what a process needs of a checkpoint to its path: the files of some lanes; None: of all."""
+
+    def release(self, checkpoint: Path) -> None:
+        """Remove what `fetch` has copied."""
 
     def is_milestone(self, checkpoint: Path) -> bool:
         """Return whether a checkpoint is permanent, that is, exempt from pruning (`run.keep_every`)."""
@@ -72,6 +92,16 @@ class Disk:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    def upload(self, partial: Path, files: Mapping[str, str]) -> None:
+        """Store the files that a process has written for an unfinished checkpoint, by name, with their hashes."""
+
+    def link(self, source: Path, target: Path) -> None:
+        """Make a file of the last checkpoint part of a new one."""
+        link_or_copy(source, target)
+
+    def remove_unreferenced(self, names: list[CheckpointName]) -> None:
+        """Remove stored files that none of these checkpoints, which are all, contains."""
 
     def fsync_directory(self, directory: Path) -> None:
         """Fsync a directory, so that the names in it are durable."""

@@ -163,9 +163,16 @@ class GenerationFence:
         start_times = (read_claim(self.directory, generation, self.disk).get("began") for generation in self._newer())
         return any(isinstance(start, float) and 0 <= time.time() - start < PENDING_SECONDS for start in start_times)
 
+    def allows_writing(self) -> bool:
+        """Return whether this start may write logs and status. It asks a local disk, but waits for no remote one."""
+        return not (self.poll() if self.disk.is_remote else self.superseded())
+
     def poll(self) -> bool:
-        """Like `superseded`, but read the directory at most once per second."""
-        if time.monotonic() - self._polled_at > 1.0:
+        """Like `superseded`, but read the directory at most once per second; on a remote disk never.
+
+        There, a background thread calls `superseded` from time to time.
+        """
+        if not self.disk.is_remote and time.monotonic() - self._polled_at > 1.0:
             self._polled_at = time.monotonic()
             self.superseded()
         return bool(self.superseded_by)

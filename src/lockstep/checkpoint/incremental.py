@@ -7,7 +7,7 @@ a repair from its parity file repairs all of them.
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lockstep.checkpoint import format as form
@@ -71,14 +71,21 @@ class IncrementalState:
         parity = directory / form.parity_file(self._name) if self._parity else None
         return write_tensor_file(directory / self._name, self._tensors, parity)
 
-    def link(self, last: Path, directory: Path, files: dict[str, str], lanes: int) -> None:
+    def link(
+        self,
+        last: Path,
+        directory: Path,
+        files: dict[str, str],
+        lanes: int,
+        link_file: Callable[[Path, Path], object],
+    ) -> None:
         """On the main process: link the segments of the last checkpoint that are still needed into a new one."""
         self.unlinked = True
         for name, digest in self._files.items():
             rows = form.segment_rows(name)
             # Needed if it holds current rows that the current save does not write itself.
             if rows is not None and self.rows[0] < rows.stop <= self._since:
-                link_or_copy(last / name, directory / name)
+                link_file(last / name, directory / name)
                 files[name] = digest
         self._current_files = {name: digest for name, digest in files.items() if form.segment_rows(name) is not None}
         for lane in range(lanes) if self._current_files else ():

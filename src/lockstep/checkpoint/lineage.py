@@ -16,7 +16,7 @@ from lockstep.checkpoint.disk import DISK, Disk
 from lockstep.checkpoint.errors import READ_ERROR, CorruptCheckpointError
 from lockstep.checkpoint.naming import CheckpointName, generation_file, generations
 from lockstep.config import ConfigError
-from lockstep.io.safe_read import ReadFailed, UnreadableFileError, read_text
+from lockstep.io.safe_read import ReadFailed, UnreadableFileError
 
 LIMIT = 10**6
 """Upper bound on generations. Lockstep does not write larger ones."""
@@ -122,7 +122,7 @@ def _find(directory: Path, at: int | None, check: Check, disk: Disk) -> tuple[Ch
 def best_checkpoint(directory: Path, disk: Disk = DISK) -> CheckpointName | None:
     """Return the checkpoint with the best evaluation, if the current run has one."""
     try:
-        name = CheckpointName.parse(read_text(directory / "best", 100).strip())
+        name = CheckpointName.parse(disk.read_text(directory / "best").strip())
     except ReadFailed as failed:
         raise failed.error from None  # the best checkpoint is unknown, so none may be deleted
     except (FileNotFoundError, UnreadableFileError):

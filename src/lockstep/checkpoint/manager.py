@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.base import Algorithm, VecEnv
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.chain import ChainWriter, in_manifest
+from lockstep.checkpoint.disk import DISK, Disk
 from lockstep.checkpoint.fencing import GenerationFence, SupersededError
 from lockstep.checkpoint.format import CorruptCheckpointError
 from lockstep.checkpoint.handshake import SaveHandshake
@@ -43,9 +44,19 @@ class CheckpointManager:
     """Saves and restores the checkpoints of one run directory. Every process of the run has one."""
 
     def __init__(
-        self, directory: Path, run: RunConfig, runtime: Runtime, settings: Mapping[str, Any] | None = None
+        self,
+        directory: Path,
+        run: RunConfig,
+        runtime: Runtime,
+        settings: Mapping[str, Any] | None = None,
+        disk: Disk = DISK,
+        sync_logs: Callable[[], None] | None = None,
+        location: str = "",
     ) -> None:
-        self.directory, self.run, self.runtime = directory, run, runtime
+        self.directory, self.run, self.runtime, self.disk = directory, run, runtime, disk
+        self._location = location or str(directory.parent)
+        """Path or URL of the run, for messages."""
+        self._sync_logs = sync_logs or partial(sync_lines, directory.parent)
         self.notes: list[str] = []
         """Messages for the user about the restore."""
         self._last: CheckpointName | None = None
@@ -58,9 +69,9 @@ class CheckpointManager:
         """Why the last save failed, equal on all processes; empty if it was published."""
         self._error: BaseException | None = None
         self._save_interval = SaveInterval()
-        self._segments = IncrementalState(run.replay_parity)
+        self._segments = IncrementalState(run.replay_parity and not disk.is_remote)
         self._machine = describe_machine(runtime.device)
-        self.fence = GenerationFence(directory, runtime.is_main)
+        self.fence = GenerationFence(directory, runtime.is_main, disk)
         self.chain = ChainWriter(directory.parent, settings or {})
         self._handshake = SaveHandshake(
             runtime.kv_store, runtime.rank, runtime.size, run.collective_timeout, runtime.watchdog.note_progress
@@ -79,7 +90,7 @@ class CheckpointManager:
         # If an earlier start of this job has published a checkpoint, that one has valid replay: load it.
         job = self.runtime.job_id
         without_replay = self.runtime.run_on_main(lambda: without_replay and not self.fence.has_published(job))
-        check = partial(form.verify, replay=not without_replay)
+        check = partial(self.disk.verify, replay=not without_replay)
         chosen, self.notes = self._fence_on_main(partial(self.fence.begin, at, job, self.runtime.size, check))
         while True:
             problem = ""
@@ -87,6 +98,7 @@ class CheckpointManager:
                 path = self.directory / str(chosen)
                 try:
                     with form.user_facing_errors(path):
+                        self.disk.fetch(path, self.runtime.lanes.local, replay=not without_replay)
                         self.notes += compare_machines(form.read_manifest(path)["machine"], machines, self.run)
                         self._restore(path, algorithm, task, clock, without_replay)
                 except ConfigError as error:
@@ -97,6 +109,8 @@ class CheckpointManager:
                 break
             chosen = next_chosen
             self.notes += notes
+        if chosen:
+            self.disk.release(self.directory / str(chosen))
         self._last_complete = chosen
 
     def _restore(self, path: Path, algorithm: Algorithm, task: VecEnv, clock: TrainState, without_replay: bool) -> None:
@@ -145,7 +159,7 @@ class CheckpointManager:
                     clear_leftovers(self.fence)
             except OSError as error:
                 raise ConfigError(
-                    f"{self.directory} cannot be used: {error}.", "Check the disk and the permissions of the directory."
+                    f"{self._location} cannot be used: {error}.", "Check the disk and the permissions of the directory."
                 ) from None
             return (str(chosen) if chosen else None), self.fence.generation, notes
 
@@ -222,7 +236,7 @@ class CheckpointManager:
         if self._problem:
             raise ConfigError(
                 f"the last checkpoint could not be written: {self._problem}.",
-                f"{_last_saved(self._last_complete)}. Fix that, then run: lockstep resume {self.directory.parent}",
+                f"{_last_saved(self._last_complete)}. Fix that, then run: lockstep resume {self._location}",
             )
 
     def _finish_save(self) -> None:
@@ -231,6 +245,8 @@ class CheckpointManager:
         self.runtime.all_reduce_any(heard=True)
         if self.runtime.is_main:
             self._handshake.forget(str(self._last))
+        if self.disk.is_remote:  # its files were uploaded
+            shutil.rmtree(self.directory / f".{self._last}.partial", ignore_errors=True)
         if not self._problem:
             self._last_complete = self._last
             self._segments.commit()
@@ -276,6 +292,7 @@ class CheckpointManager:
                 partial.mkdir(exist_ok=True)
                 files[lane_file] = form.write_tensors(partial / lane_file, lanes)
                 files |= self._segments.write(partial)
+                self.disk.upload(partial, files)
             except OSError as error:
                 problem = self._describe(error)
             self.runtime.fault_point("save")
@@ -296,6 +313,7 @@ class CheckpointManager:
         try:
             files[form.SHARED] = form.write_tensors(partial / form.SHARED, shared)
             files[form.VALUES] = form.write_json(partial / form.VALUES, values)
+            self.disk.upload(partial, files)
         except OSError as error:
             problems.append(self._describe(error))
         reported, reported_problems = self._handshake.collect(str(name))
@@ -310,13 +328,12 @@ class CheckpointManager:
                     self.runtime.size,
                     not values["clock"]["eval_pending"],
                 )
-                self._segments.link(
-                    self.directory / str(self._last_complete), partial, files, self.runtime.lanes.num_lanes
-                )
+                last, lanes = self.directory / str(self._last_complete), self.runtime.lanes.num_lanes
+                self._segments.link(last, partial, files, lanes, self.disk.link)
                 form.write_manifest(partial, files, keep, self._machine, in_manifest(entry))
                 fsync_dir(partial)
                 self.chain.append(entry)
-                sync_lines(self.directory.parent)
+                self._sync_logs()
                 self.runtime.fault_point("publish")
                 publish(self.fence, partial, name)
                 self.chain.published(entry)
@@ -329,9 +346,9 @@ class CheckpointManager:
     def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
         """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""
         try:
-            form.replace_text(self.directory / "latest", str(name))
+            self.disk.replace(self.directory / "latest", str(name))
             if best:
-                form.replace_text(self.directory / "best", str(name))
+                self.disk.replace(self.directory / "best", str(name))
             prune(self.fence, self.run.keep_last)
         except (OSError, CorruptCheckpointError) as error:
             _LOGGER.warning(

@@ -55,6 +55,10 @@ def prune(fence: GenerationFence, keep: int) -> None:
             continue
         if not (name in line and disk.is_milestone(path)):
             discard(disk, path)
+    if disk.is_remote:
+        remaining = list_checkpoints(directory, disk)
+        if not (fence.superseded() or fence.is_loading()):  # a newer start may be storing files
+            disk.remove_unreferenced(remaining)
 
 
 def discard(disk: Disk, path: Path) -> None:

@@ -28,7 +28,7 @@ COMMANDS = {
     "bisect": "Find the first iteration, update and tensor in which two runs differ.",
     "verify-files": "Check the checkpoint files of a run and repair damaged replay data.",
     "push": "Publish a run on the Hugging Face Hub.",
-    "pull": "Download a published run from the Hugging Face Hub.",
+    "pull": "Download a run from the Hugging Face Hub or from a bucket.",
     "ls": "List runs with their state, progress and returns.",
     "report": "Write one HTML file about runs: curves, evaluations, speed, proof, config.",
     "check": "Check a task or data set of your own before training on it.",
@@ -92,7 +92,13 @@ def _run(args: list[str], is_program: bool) -> int:
         command = args[0]
     try:
         module = "import_model" if command == "import" else command.replace("-", "_")
-        return int(importlib.import_module(f"lockstep.cli.{module}").run(args[1:]))
+        run = importlib.import_module(f"lockstep.cli.{module}").run
+        if not any("://" in argument for argument in args):
+            return int(run(args[1:]))
+        from lockstep.cli.bucket_runs import with_local_copies
+
+        with with_local_copies(command, args[1:]) as arguments:
+            return int(run(arguments))
     except ConfigError as error:
         return fail(str(error))
     except OSError as error:

@@ -124,7 +124,7 @@ def _train(recipe: Recipe, resume: bool, procs: int) -> bool:
     from lockstep.io.temporary_directory import temporary_directory
     from lockstep.launch.device import require_gpus
     from lockstep.launch.rendezvous import LaunchConfig
-    from lockstep.run_dir import reserved, run_path
+    from lockstep.run_reservation import reserved, run_path
 
     require_gpus(recipe.run.device, procs, recipe.run.share_gpu)
     config = LaunchConfig(procs, max_restarts=3)

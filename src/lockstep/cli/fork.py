@@ -58,6 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         settings["algo.epochs"] = value
     import_torch_with_status("lockstep.training_loop")
 
+    from lockstep.bucket_copy import location_of
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.forking import create_fork
     from lockstep.inference import load_recipe
@@ -74,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
         )
     parent, at = split_source(command.run)
     parent = best_run(parent) if is_sweep(parent) else parent
-    before = load_recipe(parent)
+    before = apply_overrides(load_recipe(parent), location_of(parent))
     recipe = resolve(fork_settings(before, settings, parent if at is None else f"{parent}@{at}"), procs)
     print_notes(parsed.notes)
     if command.create_only and recipe.run.allow_other_machine:
@@ -90,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
         print_line(line)
     if command.create_only:
         return 0
-    recipe = apply_overrides(recipe, {"run.name": fork.path.name})
+    recipe = apply_overrides(recipe, {"run.name": fork.name})
     if procs == 1:
         return run_training_worker(lambda: train(recipe, resume=True, stop_at=command.stop_at), command.stop_at)
     with temporary_directory("fork") as directory:
@@ -106,10 +107,10 @@ def fork_settings(before: RecipeT, settings: Mapping[str, Any], source: Path | s
     """
     settings = full_names(settings)
     location: dict[str, Any] = {"run.name": settings.pop("run.name", "")}
-    beside = Path(before.run.runs_dir)
-    if is_experiment(beside) or is_sweep(beside):  # it contains its own runs only
-        beside = beside.parent
-    location["run.runs_dir"] = settings.pop("run.runs_dir", str(beside))
+    beside = before.run.runs_dir
+    if is_experiment(Path(beside)) or is_sweep(Path(beside)):  # it contains its own runs only
+        beside = str(Path(beside).parent)
+    location["run.runs_dir"] = settings.pop("run.runs_dir", beside)
     changed = change_settings(before, settings, source, CHANGEABLE_IN_FORK, "forked")
     return apply_overrides(changed, location)
 
@@ -120,5 +121,5 @@ def describe(fork: "Fork", created_only: bool) -> list[str]:
 
     record = fork.record
     changes = [f"  {change}" for change in describe_changes(record.changes)] or ["  no changed settings"]
-    resume = [f"  train    lockstep resume {fork.path}"] if created_only else []
-    return [f"Forked {record.parent} at {record.samples:,} samples: {fork.path}", *changes, *resume]
+    resume = [f"  train    lockstep resume {fork.location}"] if created_only else []
+    return [f"Forked {record.parent} at {record.samples:,} samples: {fork.location}", *changes, *resume]

@@ -32,7 +32,7 @@ class ReplayOptions:
     update: Annotated[int, tyro.conf.arg(aliases=["-u"], metavar="N")]
     """Number of the update, counted from 1."""
     dump: Path | None = None
-    """Directory to write to. None: replays/update-N in the run directory."""
+    """Directory to write to. None: replays/update-N in the run directory; for a URL, in NAME in this directory."""
     debug: bool = False
     """Open the Python debugger in the update, on one process."""
     procs: Annotated[int | None, tyro.conf.arg(aliases=["-n"], metavar="N")] = None
@@ -46,6 +46,7 @@ def run(arguments: Sequence[str]) -> int:
     if command.update < 1 or (command.procs is not None and command.procs < 1):
         raise ConfigError("--update or --procs is less than 1.", "Updates are counted from 1.")
 
+    from lockstep.bucket_copy import url_of
     from lockstep.io.rich_console import PrintableConsole
     from lockstep.tools.replay.digests import samples_before
     from lockstep.tools.replay.dump import describe_step, read_dump
@@ -61,7 +62,8 @@ def run(arguments: Sequence[str]) -> int:
     segment = next(iter(starts(history, before)), None)
     if segment is None:
         raise no_start(history, before)
-    target = (command.dump or command.path / "replays" / f"update-{command.update}").absolute()
+    run_directory = command.path if url_of(command.path) is None else Path(command.path.name)
+    target = (command.dump or run_directory / "replays" / f"update-{command.update}").absolute()
     if target.exists() and any(target.iterdir()):
         raise ConfigError(f"{target} is not empty.", "Remove it, or choose another directory with --dump.")
     console.print(f"Replaying from {segment.first:,} samples.", markup=False)

@@ -97,12 +97,14 @@ def run(arguments: Sequence[str]) -> int:
         settings["run.total_samples"] = command.total_samples
     import_torch_with_status("lockstep.training_loop")
 
+    from lockstep.bucket_copy import location_of
     from lockstep.cli.workers import launch_and_report, print_notes, run_training_worker, started_processes
     from lockstep.inference import load_recipe
     from lockstep.launch.device import require_gpus
     from lockstep.training_loop import train
 
-    recipe = change_settings(load_recipe(command.run), settings, command.run)
+    recipe = apply_overrides(load_recipe(command.run), location_of(command.run))
+    recipe = change_settings(recipe, settings, command.run)
     recipe = resolve(recipe, procs)
     print_notes(parsed.notes)
     launch_config = command.launch_config(procs)

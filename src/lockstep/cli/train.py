@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
 def train_resolved(recipe: Recipe, config: "LaunchConfig", **start: Any) -> int:
     """Train a validated recipe on this machine: in this process, or in several that are started."""
     from lockstep.cli.workers import launch_and_report, run_training_worker
-    from lockstep.run_dir import reserved
+    from lockstep.run_reservation import reserved
     from lockstep.training_loop import train
 
     if config.processes == 1:

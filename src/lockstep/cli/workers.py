@@ -76,7 +76,7 @@ def run_training_worker(work: Callable[[], TrainResult], stop_at: int | None = N
 
 def _final_message(result: TrainResult) -> list[str]:
     """Return lines that say how the run ended and which commands to use next."""
-    clock, path = result.clock, result.path
+    clock, path = result.clock, result.location or result.path
     best = "" if clock.best is None else f", best evaluation {clock.best:,.4g}"
     progress = f"{'Stopped' if result.preempted else 'Done'} at {clock.samples:,} steps"
     share = result.evaluation_seconds / max(result.seconds, 1e-9)

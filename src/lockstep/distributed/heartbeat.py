@@ -1,7 +1,7 @@
-"""Heartbeats: files in which every process reports its progress, and hang reports made from them.
+"""Heartbeats: messages in which every process reports its progress, and hang reports made from them.
 
 Each process writes one small file to a shared directory. Files can still be read if the main process is stuck or
-stopped. The store cannot, because the main process hosts it.
+stopped. The store cannot, because the main process hosts it; only hosts without a common directory use it.
 """
 
 import json
@@ -10,6 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+
+from lockstep.distributed.kv_store import KeyValueStore
+
+_STOP = "heartbeat/stop"
 
 
 @dataclass(frozen=True)
@@ -51,23 +55,67 @@ class Heartbeat:
         return f"process {self.process} on {self.host} (pid {self.pid})"
 
 
-def write(directory: Path, heartbeat: Heartbeat) -> None:
-    """Write a heartbeat. Ignore disk errors, which must not stop training."""
-    with suppress(OSError):
-        partial = directory / f".{heartbeat.process}"
-        partial.write_text(json.dumps(asdict(heartbeat)))
-        partial.replace(directory / f"{heartbeat.process}.json")
+class HeartbeatFiles:
+    """Heartbeats in a directory that all processes share, and a flag with which one asks all to stop."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._stop = directory, directory / "stop"
+
+    def write(self, heartbeat: Heartbeat) -> None:
+        """Write a heartbeat. Ignore disk errors, which must not stop training."""
+        with suppress(OSError):
+            partial = self._directory / f".{heartbeat.process}"
+            partial.write_text(json.dumps(asdict(heartbeat)))
+            partial.replace(self._directory / f"{heartbeat.process}.json")
+
+    def read(self) -> dict[int, Heartbeat]:
+        """Read the latest heartbeat of every process; skip unreadable files."""
+        heartbeats = {}
+        with suppress(OSError):
+            for path in self._directory.glob("*.json"):
+                with suppress(OSError, ValueError, TypeError):
+                    heartbeat = Heartbeat(**json.loads(path.read_text()))
+                    heartbeats[heartbeat.process] = heartbeat
+        return heartbeats
+
+    def request_stop(self) -> None:
+        with suppress(OSError):
+            self._stop.touch()
+
+    def stop_requested(self) -> bool:
+        try:
+            return self._stop.exists()
+        except OSError:
+            return False
 
 
-def read(directory: Path) -> dict[int, Heartbeat]:
-    """Read the latest heartbeat of every process; skip unreadable files."""
-    heartbeats = {}
-    with suppress(OSError):
-        for path in directory.glob("*.json"):
-            with suppress(OSError, ValueError, TypeError):
-                heartbeat = Heartbeat(**json.loads(path.read_text()))
-                heartbeats[heartbeat.process] = heartbeat
-    return heartbeats
+class HeartbeatStore:
+    """The same in the store, for hosts without a common directory. They cannot be read if the main process is stuck."""
+
+    def __init__(self, store: KeyValueStore, size: int) -> None:
+        self._store, self._keys = store, [f"heartbeat/{process}" for process in range(size)]
+
+    def write(self, heartbeat: Heartbeat) -> None:
+        """Write a heartbeat. Ignore a lost connection: collectives report it."""
+        with suppress(RuntimeError):
+            self._store.set(self._keys[heartbeat.process], json.dumps(asdict(heartbeat)))
+
+    def read(self) -> dict[int, Heartbeat]:
+        """Read the latest heartbeat of every process; none until all have sent one."""
+        with suppress(RuntimeError, ValueError, TypeError):
+            if self._store.has(self._keys):
+                heartbeats = [Heartbeat(**json.loads(text)) for text in self._store.read(self._keys)]
+                return {heartbeat.process: heartbeat for heartbeat in heartbeats}
+        return {}
+
+    def request_stop(self) -> None:
+        with suppress(RuntimeError):
+            self._store.set(_STOP, "")
+
+    def stop_requested(self) -> bool:
+        with suppress(RuntimeError):
+            return self._store.has([_STOP])
+        return False
 
 
 def stale_processes(before: Mapping[int, Heartbeat], now: Mapping[int, Heartbeat]) -> set[int]:

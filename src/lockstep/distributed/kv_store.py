@@ -40,6 +40,10 @@ class KeyValueStore:
             return False
         return True
 
+    def has(self, keys: Iterable[str]) -> bool:
+        """Return whether all of these keys are set, without waiting."""
+        return bool(self._store.check(list(keys)))
+
     def read(self, keys: Iterable[str]) -> list[str]:
         """Return the texts of keys that are set, in one request."""
         return [value.decode() for value in self._store.multi_get(list(keys))]

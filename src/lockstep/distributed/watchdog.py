@@ -12,16 +12,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from lockstep.distributed import heartbeat
-from lockstep.distributed.heartbeat import Heartbeat, UtilizationReport
+from lockstep.distributed.heartbeat import Heartbeat, HeartbeatFiles, HeartbeatStore, UtilizationReport
+from lockstep.distributed.kv_store import KeyValueStore
 from lockstep.distributed.process_status import ProcessStatus
 from lockstep.distributed.resource_usage import ResourceMonitor
 from lockstep.io.jsonl import HANG_REPORT
 from lockstep.launch.failures import record_failure
-from lockstep.launch.hang_report import CollectiveTimeoutError, in_time, write_report, written_since
+from lockstep.launch.hang_report import CollectiveTimeoutError, in_time, send_report, write_report, written_since
 from lockstep.launch.process_lifetime import EXIT_PEER_FAILED, PEER_FAILED, launch_directory
 from lockstep.launch.progress import IdleTime, ProgressPipe, written_bytes
 from lockstep.launch.stack_traces import format_stack, thread_stacks
@@ -52,6 +53,7 @@ class Watchdog:
         """Longest time between iteration ends; 0 until an iteration with an update has ended."""
         self._deadline = time.monotonic() + max_hours * 3600 if max_hours is not None else None
         self._directory: Path | None = None
+        self._board: HeartbeatFiles | HeartbeatStore | None = None
         self._requested_at: float | None = None
         self._stop_request_shared = False
         self._sequence = 0
@@ -104,11 +106,12 @@ class Watchdog:
             os.close(self._write)
             os.close(self._read)
 
-    def set_status_dir(self, directory: Path) -> None:
-        """Start writing heartbeats to a directory that all processes of the run share."""
+    def set_status_dir(self, directory: Path, store: KeyValueStore | None = None) -> None:
+        """Start sending heartbeats, to a directory that all processes of the run share, or to the store."""
+        self._board = HeartbeatFiles(directory) if store is None else HeartbeatStore(store, self.status.size)
         self._directory = directory
         if self.status.size > 1:
-            heartbeat.write(directory, self._sample())  # immediately, so that an early hang is reported, too
+            self._board.write(self._sample())  # immediately, so that an early hang is reported, too
 
     def end_deadlines(self) -> None:
         """Stop enforcing deadlines. The remaining work has its own time limits."""
@@ -116,9 +119,9 @@ class Watchdog:
 
     def utilization_report(self) -> UtilizationReport:
         """Return the utilization of all processes since the last call."""
-        if self._directory is None or self.status.size == 1:
+        if self._directory is None or self._board is None or self.status.size == 1:
             return UtilizationReport(resources=self._resources.read())
-        before, now = self._last_heartbeats, heartbeat.read(self._directory)
+        before, now = self._last_heartbeats, self._board.read()
         slow = heartbeat.find_straggler(before, now)
         repeated = slow is not None and slow[0].process == self._last_straggler
         self._last_heartbeats, self._last_straggler = now, slow[0].process if slow else None
@@ -267,27 +270,25 @@ class Watchdog:
         self._exit(1)
 
     def _run_heartbeats(self) -> None:
-        """Write heartbeats to the run directory, and check there for missing processes."""
+        """Send heartbeats, and check those of the others for missing processes."""
         while not self._finished.wait(self._tick):
-            directory = self._directory
-            if directory is None or self.status.size == 1:
+            directory, board = self._directory, self._board
+            if directory is None or board is None or self.status.size == 1:
                 continue
             me = self._sample()
-            heartbeat.write(directory, me)
-            self._share_stop_request(directory)
+            board.write(me)
+            self._share_stop_request(board)
             if me.wait_seconds is not None and me.wait_seconds > HANG_REPORT_SECONDS / 2:
-                self._report_hang(directory, me)
+                self._report_hang(directory, board, me)
 
-    def _share_stop_request(self, directory: Path) -> None:
+    def _share_stop_request(self, board: HeartbeatFiles | HeartbeatStore) -> None:
         """Share a stop request with all processes before their next collective, which may be minutes away."""
-        flag = directory / "stop"
-        with suppress(OSError):
-            if self._requested_at is not None and not self._stop_request_shared:
-                self._stop_request_shared = True
-                flag.touch()
-            elif self._requested_at is None and flag.exists():
-                self._stop_request_shared = True
-                self._request_stop(None)
+        if self._requested_at is not None and not self._stop_request_shared:
+            self._stop_request_shared = True
+            board.request_stop()
+        elif self._requested_at is None and board.stop_requested():
+            self._stop_request_shared = True
+            self._request_stop(None)
 
     def _sample(self) -> Heartbeat:
         self._sequence += 1
@@ -316,9 +317,9 @@ class Watchdog:
             device_behind=waiting is not None and waiting.since is None,
         )
 
-    def _report_hang(self, directory: Path, me: Heartbeat) -> None:
+    def _report_hang(self, directory: Path, board: HeartbeatFiles | HeartbeatStore, me: Heartbeat) -> None:
         """Report the missing processes once; at the timeout, report again and abort the run."""
-        now = heartbeat.read(directory)
+        now = board.read()
         if not self._previous:
             self._previous, self._previous_at = now, time.monotonic()
         waits = me.wait_seconds or 0.0
@@ -356,6 +357,7 @@ class Watchdog:
             except OSError as error:
                 message += f"\n(The report could not be written: {error}.)"
             warn_user(message)
+            send_report(path.parent)
         record_failure(CollectiveTimeoutError(message))
         self._exit(1)
 

@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from lockstep.bucket.working_directory import URL_FILE
 from lockstep.io.jsonl import HANG_REPORT
 from lockstep.launch.process_lifetime import STACKS, STACKS_FILE
 from lockstep.launch.progress import WorkerProgress
 from lockstep.launch.stack_traces import is_internal_frame
 
 _LINES = 12
+SEND_SECONDS = 30.0
+"""Seconds that the upload of a report may take."""
 
 
 def report(workers: Mapping[int, WorkerProgress], pids: Mapping[int, int], overdue: list[int], shared: Path) -> str:
@@ -102,6 +105,15 @@ def write_report(run: Path, message: str, seconds: float = 3.0) -> None:
             start_new_session=True,
         )
         child.communicate(message + "\n", timeout=seconds)
+    send_report(run)
+
+
+def send_report(run: Path) -> None:
+    """Upload the hang report of a run in a bucket. A child process does it, because the bucket may not answer."""
+    if (run / URL_FILE).is_file():
+        command = [sys.executable, "-P", "-m", "lockstep.bucket.send", str(run / HANG_REPORT), str(run / URL_FILE)]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SEND_SECONDS)
 
 
 def written_since(path: Path, since: float) -> bool:

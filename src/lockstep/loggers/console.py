@@ -194,7 +194,7 @@ def _split_bar(split: dict[str, float], width: int = 40) -> RenderableType:
     return Group(bar, legend)
 
 
-def open_console(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
+def open_console(location: str, recipe: Recipe, runtime: Runtime) -> LiveConsole | PlainConsole:
     processes = "1 process" if runtime.size == 1 else f"{runtime.size} processes"
     heading = f"{Path(recipe.name).stem} · {processes} · {runtime.device.type} · {recipe.run.reduction}"
 
@@ -202,5 +202,5 @@ def open_console(path: Path, recipe: Recipe, runtime: Runtime) -> LiveConsole | 
         return COMPILE if COMPILE in runtime.status.phases else runtime.watchdog.outer_phase
 
     if sys.stdout.isatty():
-        return LiveConsole(heading, str(path), runtime.size, phase)
-    return PlainConsole(f"{heading} · {path}", runtime.size, phase)
+        return LiveConsole(heading, location, runtime.size, phase)
+    return PlainConsole(f"{heading} · {location}", runtime.size, phase)

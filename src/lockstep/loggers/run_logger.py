@@ -31,9 +31,11 @@ SPLIT = ("env", "act", "load", "learn", "reduce", "evaluate", COMPILE)
 class RunLogger(ProcessLog):
     """Log of the main process. It also writes metrics and messages of the whole run to all other outputs."""
 
-    def __init__(self, run: Path, recipe: Recipe, runtime: Runtime, wandb: WandbLog | None = None) -> None:
+    def __init__(
+        self, run: Path, recipe: Recipe, runtime: Runtime, wandb: WandbLog | None = None, location: str = ""
+    ) -> None:
         super().__init__(run, runtime)
-        self.console = open_console(run, recipe, runtime)
+        self.console = open_console(location or str(run), recipe, runtime)
         self._tensorboard: SummaryWriter | None = None
         self._wandb = wandb
         self._checked, self._check_every = 0, recipe.run.replica_check_every
@@ -151,11 +153,11 @@ def age_event_files(directory: Path, now: int) -> None:
         path.rename(path.with_name(".".join(parts)))
 
 
-def open_log(path: Path, recipe: Recipe, runtime: Runtime) -> ProcessLog:
-    """Open the log of the run on the main process, or a process log on the others."""
+def open_log(path: Path, recipe: Recipe, runtime: Runtime, location: str = "") -> ProcessLog:
+    """Open the log of the run on the main process, or a process log on the others. Its location may be a URL."""
     wandb_logs: list[WandbLog] = []
     if recipe.run.wandb:  # may be slow: the other processes wait at the store, not in a collective
         runtime.run_on_main(lambda: wandb_logs.append(WandbLog(path, recipe)))
     if not runtime.is_main:
         return ProcessLog(path, runtime)
-    return RunLogger(path, recipe, runtime, *wandb_logs)
+    return RunLogger(path, recipe, runtime, next(iter(wandb_logs), None), location)

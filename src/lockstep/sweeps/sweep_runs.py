@@ -18,7 +18,7 @@ from lockstep.experiment.seed_runs import gpus_of_slot, runs_at_a_time
 from lockstep.inference import build_recipe
 from lockstep.io.jsonl import SWEEP
 from lockstep.io.printable import printable
-from lockstep.run_dir import reserve
+from lockstep.run_reservation import reserve
 from lockstep.sweeps.optuna_study import require_optuna
 from lockstep.sweeps.population import MIN_TRIALS, make_copy, require_changeable
 from lockstep.sweeps.pruning import default_min_samples

@@ -118,7 +118,7 @@ def test_sync_error_after_publishing_does_not_affect_later_saves(tmp_path, monke
 @pytest.fixture
 def attempt(tmp_path, monkeypatch):
     """Arguments of publish for a directory whose target name exists already."""
-    monkeypatch.setattr(form, "verify", lambda directory: (directory / "whole").exists() or _fail())
+    monkeypatch.setattr(form, "verify", lambda directory, replay: (directory / "whole").exists() or _fail())
     fence, name = GenerationFence(tmp_path, main=True), CheckpointName(100, 1)
     fence.generation = 1
     for directory in ("partial", str(name)):

@@ -195,7 +195,7 @@ def test_lineage_contains_only_ancestors(tmp_path_factory, data):
 @pytest.fixture
 def whole(monkeypatch):
     """Accept empty directories as valid checkpoints."""
-    monkeypatch.setattr("lockstep.checkpoint.format.verify", lambda directory: None)
+    monkeypatch.setattr("lockstep.checkpoint.format.verify", lambda directory, replay: None)
 
 
 def started(directory, at=None):

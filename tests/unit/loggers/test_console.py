@@ -201,7 +201,7 @@ def test_plain_console_shows_task_counts_and_win_rate():
 @pytest.mark.parametrize(("terminal", "kind"), [(True, LiveConsole), (False, PlainConsole)])
 def test_open_console_is_live_on_terminal_and_plain_otherwise(monkeypatch, tmp_path, terminal, kind):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    screen = open_console(tmp_path / "a", find_recipe("snake-ppo")(), Runtime.single_process(RunConfig()))
+    screen = open_console(str(tmp_path / "a"), find_recipe("snake-ppo")(), Runtime.single_process(RunConfig()))
     assert type(screen) is kind
     assert screen.heading.startswith("snake-ppo · 1 process · cpu · fast")
     assert str(tmp_path / "a") == (screen.path if terminal else screen.heading.rpartition(" · ")[2])

@@ -19,7 +19,8 @@ from lockstep.config import ConfigError
 from lockstep.io.durable import fsync_dir, make_directories
 from lockstep.io.jsonl import CHECKPOINTS, CONFIG
 from lockstep.registry import RECIPES
-from lockstep.run_dir import read_config, require_unused
+from lockstep.run_dir import read_config
+from lockstep.run_reservation import require_unused
 from lockstep.tools.export.import_weights import refuse_code
 from lockstep.tools.hub.client import hub_errors, list_files
 from lockstep.tools.hub.files import RemoteFile, choose_downloads
