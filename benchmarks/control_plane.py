@@ -1,10 +1,13 @@
-"""The store under thousands of processes: time to connect, of a save's handshake, and heartbeats per second.
+"""The store under thousands of processes: a save's handshake, agreements, heartbeats, and files in the run directory.
 
     ulimit -n 20000
     unshare -n sh -c 'ip link set lo up; python benchmarks/control_plane.py [--sizes 8 64 512 4096]'
 
 One real TCPStore, and a client with its own connections for each process of the run, in four programs. All clients of a
-program report to a save one after the other, and then get the verdict. The handshake ends when the last one has it.
+program report to a save one after the other, and then get the verdict. The handshake ends when the last one has it. An
+agreement (`Runtime.run_on_main`) opens a connection per process and waits for one key. Heartbeats are those of hosts
+without a common directory, with a stack of 20 lines; all are written and read once. Files are heartbeats in a directory
+and the lane files of a checkpoint, of 4 kB each, written by one process after the other and published with one rename.
 
 `unshare -n` hides the DNS server: torch looks up the name of every client, in the only thread of the store, and each
 answer that is lost blocks the store for 5 s. A cluster needs a fast reverse DNS, or names in /etc/hosts.
@@ -13,20 +16,40 @@ answer that is lost blocks the store for 5 s. A cluster needs a fast reverse DNS
 import argparse
 import json
 import multiprocessing
+import os
 import resource
 import statistics
+import tempfile
 import time
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
+from lockstep.checkpoint import format as form
 from lockstep.checkpoint.handshake import SaveHandshake
+from lockstep.distributed.heartbeat import Heartbeat, HeartbeatFiles, HeartbeatStore
 from lockstep.distributed.kv_store import KeyValueStore
 
 PROGRAMS, ROUNDS = 4, 3
 TIMEOUT = 300.0
 FILES = {"lanes-0000-0007.bin": {"bytes": 123_456_789, "sha256": "0" * 64}, "replay-000001.bin": {"bytes": 1}}
 """What a process reports."""
+HEARTBEAT = Heartbeat(
+    process=0,
+    host="host",
+    pid=1,
+    sequence=1,
+    phase="learn",
+    update=1,
+    collective=1,
+    name="sum",
+    wait_seconds=None,
+    busy=1.0,
+    stack=[f"/path/of/a/module/file.py:{line} in function" for line in range(20)],
+)
 
 
 def connect(port: int) -> KeyValueStore:
@@ -49,7 +72,17 @@ def run_clients(port, size: int, ranks: range, barrier, results) -> None:
             one.verdict(save)
         results.put(time.monotonic() - begun)
         barrier.wait()
-    # Heartbeats as fast as the store takes them; a real process sends one every 5 s while it saves.
+    barrier.wait()
+    begun = time.monotonic()
+    for _ in clients:
+        connect(port.value).wait("answer", TIMEOUT)
+    results.put(time.monotonic() - begun)
+    barrier.wait()
+    boards = [HeartbeatStore(one._store, size) for one in clients]
+    for one, board in zip(clients, boards, strict=True):
+        board.write(replace(HEARTBEAT, process=one.rank))
+    barrier.wait()
+    # Heartbeats of a save as fast as the store takes them; a real process sends one every 5 s.
     barrier.wait()
     begun, beats = time.monotonic(), 0
     while time.monotonic() - begun < 3.0:
@@ -92,6 +125,15 @@ def measure(size: int) -> dict[str, float]:
         barrier.wait()
         main.forget(save)
     barrier.wait()
+    connect(server.port).set("answer", "{}")
+    agreed = max(results.get() for _ in programs)
+    barrier.wait()
+    begun, board = time.monotonic(), HeartbeatStore(connect(server.port), size)
+    board.write(HEARTBEAT)
+    barrier.wait()
+    assert len(board.read()) == size
+    heartbeats = time.monotonic() - begun
+    barrier.wait()
     barrier.wait()
     beats = sum(results.get() for _ in programs)
     for program in programs:
@@ -100,8 +142,34 @@ def measure(size: int) -> dict[str, float]:
         "processes": size,
         "collect_seconds": round(statistics.median(collected), 3),
         "handshake_seconds": round(statistics.median(ended), 3),
+        "agreement_seconds": round(agreed, 3),
+        "heartbeats_seconds": round(heartbeats, 3),
         "beats_per_second": round(beats),
         "beats_needed_per_second": round(size / 5, 1),
+        **measure_files(size),
+    }
+
+
+def measure_files(size: int) -> dict[str, float]:
+    """Time the files of all processes in one directory: heartbeats, and a checkpoint with its publication."""
+    with tempfile.TemporaryDirectory() as directory:
+        beats, partial = Path(directory) / "heartbeats", Path(directory) / ".checkpoint.partial"
+        beats.mkdir()
+        partial.mkdir()
+        begun, board = time.monotonic(), HeartbeatFiles(beats)
+        for rank in range(size):
+            board.write(replace(HEARTBEAT, process=rank))
+        assert len(board.read()) == size
+        heartbeats, begun = time.monotonic() - begun, time.monotonic()
+        for rank in range(size):
+            form.write_tensors(partial / f"lanes-{rank:04d}-{rank:04d}.safetensors", {"x": torch.zeros(1000)})
+        written = time.monotonic() - begun
+        partial.rename(Path(directory) / "checkpoint")
+        files = len(os.listdir(Path(directory) / "checkpoint"))
+    return {
+        "heartbeat_files_seconds": round(heartbeats, 3),
+        "checkpoint_files": files,
+        "checkpoint_files_seconds": round(written, 3),
     }
 
 

@@ -77,6 +77,8 @@ def copy_run(url: str, target: Path, content: Content) -> None:
     for checkpoint in list_checkpoints(checkpoints, disk) if content != "logs" else ():
         with suppress(CorruptCheckpointError):  # deleted by the run meanwhile, or damaged, which readers report
             disk.fetch(checkpoints / str(checkpoint), *((range(0), False) if content == "weights" else ()))
+    for lock in checkpoints.glob("*/.*.lock"):
+        lock.unlink()
 
 
 def url_of(run: Path) -> str | None:

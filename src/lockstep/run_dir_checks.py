@@ -18,7 +18,7 @@ def refuse_unshared(directory: Path, runtime: Runtime) -> None:
         if not visible:
             raise ConfigError(
                 f"process {process} on host {host} does not see {directory.parent.parent.absolute()}.",
-                "Set --run.runs-dir to a directory on storage shared by all hosts.",
+                "Set --run.runs-dir to a directory on storage shared by all hosts, or to a bucket (s3://...).",
             )
 
 

@@ -5,7 +5,9 @@ Every method raises OSError if the bucket does not answer, as a disk does. Crede
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,6 +24,8 @@ PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 """Packages for protocols that the extra does not cover."""
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID", "AZURE_STORAGE_CONNECTION_STRING")
 """Environment variables whose values must not appear in messages."""
+DELETED_AT_ONCE = 1000
+"""Objects that one request deletes at most."""
 _NOT_REPEATED = (FileExistsError, FileNotFoundError, IsADirectoryError, PermissionError)
 """Errors that are answers: the same request would get them again."""
 
@@ -113,10 +117,17 @@ class Bucket:
         except FileNotFoundError:
             return
 
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Delete objects, many with one request. Another process may have deleted some of them."""
+        paths = [self._path(key) for key in keys]
+        for first in range(0, len(paths), DELETED_AT_ONCE):
+            some = paths[first : first + DELETED_AT_ONCE]
+            with suppress(FileNotFoundError):
+                self._repeat("", partial(self._call, "rm", some))
+
     def delete_all(self, key: str) -> None:
         """Delete all objects below a key."""
-        for each in self.find(key):
-            self.delete(each)
+        self.delete_many(self.find(key))
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root

@@ -108,11 +108,15 @@ class Mirror:
         self.bucket.put(f"{name}{PARTS}/{self._generation:04d}-{series:04d}-{number:06d}", content)
         known.series, known.parts, known.size = series, number + 1, start + len(content)
         if begins:
-            for part in self.bucket.list(f"{name}{PARTS}").objects:
-                generation, _, rest = part.partition("-")
-                older = int(generation) < self._generation and not name.startswith(LOGS_OF_STARTS)
-                if older or (int(generation) == self._generation and int(rest.partition("-")[0]) < series):
-                    self.bucket.delete(f"{name}{PARTS}/{part}")
+            parts = self.bucket.list(f"{name}{PARTS}").objects
+            self.bucket.delete_many(f"{name}{PARTS}/{part}" for part in parts if self._is_obsolete(name, part, series))
+
+    def _is_obsolete(self, name: str, part: str, series: int) -> bool:
+        """Return whether a series that this process has begun replaces a part."""
+        generation, part_series = (int(number) for number in part.split("-")[:2])
+        if generation == self._generation:
+            return part_series < series
+        return generation < self._generation and not name.startswith(LOGS_OF_STARTS)
 
 
 def is_log(name: str) -> bool:

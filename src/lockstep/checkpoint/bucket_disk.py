@@ -16,7 +16,9 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ from lockstep.io.jsonl import CHECKPOINTS
 from lockstep.io.safe_read import JSON_BYTES, parse_json
 
 SEGMENTS = "segments"
+DOWNLOADS = 16
+"""Files that are downloaded at a time."""
 _NAME_IN = re.compile(r"\d{12,18}-g\d{4,9}", re.ASCII)
 """Finds the name of a checkpoint in that of its unfinished or deleted directory."""
 
@@ -90,23 +94,24 @@ class BucketDisk(Disk):
 
     def fetch(self, checkpoint: Path, lanes: range | None = None, replay: bool = True) -> None:
         files = self._fetch_manifest(checkpoint)["files"]
-        for name, digest in files.items():
-            of_lanes = form.lanes_of(name)
-            if lanes is not None and of_lanes and not set(of_lanes) & set(lanes):
-                continue
-            if not replay and form.segment_rows(name) is not None:
-                continue
+
+        def fetch_file(name: str) -> None:
             target = form.resolve_member(checkpoint, name)
-            with _locked(checkpoint):  # another process of this host may need the same file
+            with _locked(checkpoint, name):  # another process of this host may need the same file
                 if not target.exists():
                     try:
-                        self.bucket.download(self._object(checkpoint, name, digest), target)
+                        self.bucket.download(self._object(checkpoint, name, files[name]), target)
                     except FileNotFoundError:
                         raise CorruptCheckpointError(f"{name} of {checkpoint.name} is missing") from None
             form.check_file(checkpoint, files, name)
 
+        # The main process checks the files of all processes: several at a time, because each waits for the network.
+        with ThreadPoolExecutor(DOWNLOADS) as pool:
+            for _ in pool.map(fetch_file, [name for name in files if _is_needed(name, lanes, replay)]):
+                pass
+
     def release(self, checkpoint: Path) -> None:
-        for path in checkpoint.glob("*.safetensors"):
+        for path in (*checkpoint.glob("*.safetensors"), *checkpoint.glob(".*.lock")):
             path.unlink(missing_ok=True)  # a process that has mapped it keeps it
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -155,8 +160,7 @@ class BucketDisk(Disk):
             files = self._fetch_manifest(checkpoint)["files"]
             for file, digest in files.items():
                 stored.pop(self._object(checkpoint, file, digest), None)
-        for key in stored:
-            self.bucket.delete(key)
+        self.bucket.delete_many(stored)
 
     def fsync_directory(self, directory: Path) -> None:
         """Nothing: an object is durable when its request has succeeded."""
@@ -188,15 +192,20 @@ class BucketDisk(Disk):
         return form.read_manifest(checkpoint)
 
 
-class _locked:
-    """Lock a directory for the processes of this host."""
+def _is_needed(name: str, lanes: range | None, replay: bool) -> bool:
+    """Return whether a process with some lanes needs a file of a checkpoint; None: all lanes."""
+    of_lanes = form.lanes_of(name)
+    if lanes is not None and of_lanes and not set(of_lanes) & set(lanes):
+        return False
+    return replay or form.segment_rows(name) is None
 
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / ".lock"
 
-    def __enter__(self) -> None:
-        self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._lock)
+@contextmanager
+def _locked(directory: Path, name: str) -> Iterator[None]:
+    """Lock a file that is downloaded, for the processes of this host."""
+    lock = os.open(directory / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

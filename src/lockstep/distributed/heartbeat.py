@@ -93,18 +93,19 @@ class HeartbeatStore:
     """The same in the store, for hosts without a common directory. They cannot be read if the main process is stuck."""
 
     def __init__(self, store: KeyValueStore, size: int) -> None:
-        self._store, self._keys = store, [f"heartbeat/{process}" for process in range(size)]
+        self._store, self._size = store, size
 
     def write(self, heartbeat: Heartbeat) -> None:
         """Write a heartbeat. Ignore a lost connection: collectives report it."""
         with suppress(RuntimeError):
-            self._store.set(self._keys[heartbeat.process], json.dumps(asdict(heartbeat)))
+            self._store.set(f"heartbeat/{heartbeat.process}", json.dumps(asdict(heartbeat)))
 
     def read(self) -> dict[int, Heartbeat]:
         """Read the latest heartbeat of every process; none until all have sent one."""
         with suppress(RuntimeError, ValueError, TypeError):
-            if self._store.has(self._keys):
-                heartbeats = [Heartbeat(**json.loads(text)) for text in self._store.read(self._keys)]
+            keys = [f"heartbeat/{process}" for process in range(self._size)]
+            if self._store.has(keys):
+                heartbeats = [Heartbeat(**json.loads(text)) for text in self._store.read(keys)]
                 return {heartbeat.process: heartbeat for heartbeat in heartbeats}
         return {}
 

@@ -332,10 +332,11 @@ def return_and_gain(games, returns, deaths):
             deaths[b] += died
 
 
-def test_return_equals_final_length_minus_three_in_10000_games():
-    games = np.zeros(10_000, GAME).view(np.recarray)
-    games.key = np.arange(10_000)
-    returns, deaths = np.zeros((10_000, SNAKES)), np.zeros((10_000, SNAKES))
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_return_equals_final_length_minus_three(count):
+    games = np.zeros(count, GAME).view(np.recarray)
+    games.key = np.arange(count)
+    returns, deaths = np.zeros((count, SNAKES)), np.zeros((count, SNAKES))
     return_and_gain(games, returns, deaths)
     assert (games.step == 200).all()
     assert (returns == games.length - START_LENGTH).all()
