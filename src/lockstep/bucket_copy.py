@@ -10,7 +10,7 @@ from typing import Literal
 
 from lockstep.bucket.client import Bucket
 from lockstep.bucket.mirror import Mirror, download
-from lockstep.bucket.urls import is_url, join, split_run_url
+from lockstep.bucket.urls import is_run_name, is_url, join, split_run_url
 from lockstep.bucket.working_directory import URL_FILE, cache_directory, working_directory
 from lockstep.checkpoint import format as form
 from lockstep.checkpoint.bucket_disk import BucketDisk
@@ -45,7 +45,7 @@ def local_copy(url: str, content: Content) -> Iterator[Path]:
 def copy_runs(url: str, target: Path, content: Content) -> None:
     """Copy all runs directly below a URL. Raises ConfigError if there are none."""
     runs = Bucket(url)
-    names = [name for name in runs.list().folders if not name.startswith(".") and runs.exists(f"{name}/{CONFIG}")]
+    names = [name for name in runs.list().folders if is_run_name(name) and runs.exists(f"{name}/{CONFIG}")]
     if not names:
         raise ConfigError(f"{url} is not a run, and contains none.", "List the folder above it: lockstep ls URL")
     for name in names:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.bucket.client import Bucket
 from lockstep.bucket.mirror import SECONDS, Mirror, download, is_log
-from lockstep.bucket.urls import join, split_run_url
+from lockstep.bucket.urls import is_run_name, join, split_run_url
 from lockstep.bucket.working_directory import URL_FILE, working_directory
 from lockstep.checkpoint.bucket_disk import BucketDisk
 from lockstep.checkpoint.fencing import GenerationFence
@@ -131,7 +131,7 @@ def _name_of_job(runs: Bucket, recipe: Recipe, job: str) -> str | None:
     with suppress(FileNotFoundError, ValueError):
         name = recipe.run.name or runs.read(_marker(job)).decode()
         status = parse_json(runs.read(f"{name}/{STATUS}").decode())
-        if isinstance(status, dict) and status.get("job") == job:
+        if is_run_name(name) and isinstance(status, dict) and status.get("job") == job:
             finished = status.get("state") == "finished"
             return None if finished and job.startswith(AUTO_JOB) else name
     return None

@@ -44,8 +44,6 @@ class Bucket:
 
     def __init__(self, url: str, on_request: Callable[[], object] = lambda: None) -> None:
         self.url, self.on_request = check_url(url), on_request
-        self.requests = 0
-        """Number of requests made so far, with repeated ones."""
         self._fs, self._root = _open(self.url)
 
     def below(self, name: str) -> "Bucket":
@@ -135,7 +133,6 @@ class Bucket:
     def _call(self, method: str, *args: Any, size: int = 0, **kwargs: Any) -> Any:
         from fsspec.asyn import sync
 
-        self.requests += 1
         self.on_request()
         if not self._fs.async_impl:
             return getattr(self._fs, method)(*args, **kwargs)

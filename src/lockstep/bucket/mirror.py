@@ -8,6 +8,7 @@ A series begins with the whole file. A new one begins with every start of the ru
 checkpoint does not cover, and after MAX_PARTS parts. Readers join the parts of the newest series.
 """
 
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -25,6 +26,7 @@ MAX_PARTS = 200
 PARTS = ".parts"
 LOGS_OF_STARTS = ("logs/", "tensorboard/")
 """Folders in which files contain one start only: that of an earlier start is not part of a newer one."""
+_LOGGER = logging.getLogger("lockstep")
 _PART = re.compile(r"(?P<file>.+)\.parts/(?P<generation>\d{4,9})-(?P<series>\d{4,9})-(?P<number>\d{6,9})", re.ASCII)
 _FILE = re.compile(r"(?!\.)[A-Za-z0-9_.@=+-]{1,200}(/(?!\.)[A-Za-z0-9_.@=+-]{1,200}){0,3}", re.ASCII)
 """Names that a download accepts. They must not lead out of its directory."""
@@ -46,8 +48,6 @@ class Mirror:
 
     def __init__(self, directory: Path, bucket: Bucket, include: Callable[[str], bool]) -> None:
         self.directory, self.bucket, self._include = directory, bucket, include
-        self.problem = ""
-        """Why the last upload failed; empty if it succeeded."""
         self._generation = 0
         self._uploaded: dict[str, _Uploaded] = {}
         self._lock, self._finished = threading.Lock(), threading.Event()
@@ -76,14 +76,17 @@ class Mirror:
             self._thread = None
 
     def _run(self, before: Callable[[], bool], seconds: float) -> None:
+        failed = False
         while not self._finished.wait(seconds):
             try:
                 if before():
                     return
                 self.flush()
-                self.problem = ""
+                failed = False
             except OSError as error:
-                self.problem = str(error)
+                if not failed:
+                    _LOGGER.warning("Logs are uploaded later, because the bucket does not answer: %s.", error)
+                failed = True
 
     def _upload(self, path: Path, name: str) -> None:
         found = path.stat()

@@ -34,9 +34,14 @@ def check_url(url: str) -> str:
 def split_run_url(url: str) -> tuple[str, str]:
     """Split the URL of a run into that of its parent, which is `run.runs_dir`, and its name."""
     parent, _, name = check_url(url).rpartition("/")
-    if not name or parent.endswith(":/"):
+    if parent.endswith(":/") or not is_run_name(name):
         raise ConfigError(f"{url} is not the URL of a run.", "Use URL/NAME. List the runs: lockstep ls URL")
     return parent, name
+
+
+def is_run_name(name: str) -> bool:
+    """Return whether a name can be that of a run: one folder that is not hidden, so that it leads nowhere else."""
+    return bool(name) and not name.startswith(".") and not {"/", "\\", "\0"} & set(name)
 
 
 def join(location: str, name: str) -> str:

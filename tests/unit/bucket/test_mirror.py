@@ -90,6 +90,23 @@ def test_names_that_lead_out_of_the_directory_are_ignored(memory_url, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy"]
 
 
+def test_bucket_that_does_not_answer_is_reported_once_and_logs_are_uploaded_later(memory_url, tmp_path, caplog):
+    append(tmp_path / "run" / "metrics.jsonl", "a\n")
+    made = Mirror(tmp_path / "run", Bucket(memory_url), everything)
+    answers = iter([OSError("no route"), OSError("no route"), False, True])
+
+    def before():
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    made.begin(1, before, seconds=0.01)
+    made._thread.join(10)
+    assert [record.getMessage().count("no route") for record in caplog.records] == [1]
+    assert content(memory_url, tmp_path / "copy") == {"metrics.jsonl": "a\n"}
+
+
 def test_background_uploads_stop_when_a_newer_start_takes_over(memory_url, tmp_path):
     append(tmp_path / "run" / "status.json", "running")
     made = Mirror(tmp_path / "run", Bucket(memory_url), everything)

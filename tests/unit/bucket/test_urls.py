@@ -39,6 +39,7 @@ def test_url_that_cannot_be_used_is_refused_without_its_secret(url, message):
     assert "secret" not in str(refused.value)
 
 
-def test_url_of_a_bucket_is_not_that_of_a_run():
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/runs/..", "s3://bucket/.jobs", "s3://bucket/a\\b"])
+def test_url_without_the_name_of_a_run_is_refused(url):
     with pytest.raises(ConfigError, match="not the URL of a run"):
-        split_run_url("s3://bucket")
+        split_run_url(url)
