@@ -115,8 +115,21 @@ def make_bucket(environment: dict[str, str], name: str) -> str:
     return f"s3://{name}"
 
 
+def fault_of_file(file: Path) -> Callable[[Request], str]:
+    """Return a fault that another process sets, by writing its name to a file."""
+
+    def fault(request: Request) -> str:
+        try:
+            return file.read_text()
+        except OSError:
+            return ""
+
+    return fault
+
+
 if __name__ == "__main__":
     server = S3Server("0.0.0.0", int(sys.argv[1]), Path(sys.argv[3]))
     os.environ.update(server.environment)
-    print(make_bucket(server.environment, sys.argv[2]), flush=True)
+    print(make_bucket(server.environment, sys.argv[2]), server.environment["AWS_ENDPOINT_URL"], flush=True)
+    server.fault = fault_of_file(Path(sys.argv[3]).with_suffix(".fault"))
     signal.pause()

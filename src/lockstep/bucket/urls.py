@@ -5,19 +5,21 @@ from pathlib import Path
 
 from lockstep.config import ConfigError
 
+_OF_PAGES = ("http", "https")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.ASCII | re.DOTALL)
 
 
 def is_url(location: object) -> bool:
-    """Return whether a location is a URL and not a path."""
-    return _URL.fullmatch(str(location)) is not None
+    """Return whether a location is the URL of a bucket: not a path, and not that of a web page."""
+    match = _URL.fullmatch(str(location))
+    return match is not None and match[1] not in _OF_PAGES
 
 
 def check_url(url: str) -> str:
     """Return a URL without a slash at its end. Raise ConfigError if it cannot be that of a bucket."""
     match = _URL.fullmatch(url)
-    if match is None:
-        raise ConfigError(f"{url} is not a URL.", "Use one such as s3://bucket/runs.")
+    if match is None or match[1] in _OF_PAGES:
+        raise ConfigError(f"{url} is not the URL of a bucket.", "Use one such as s3://bucket/runs.")
     protocol, rest = match[1], match[2].rstrip("/")
     if protocol in ("file", "local"):
         raise ConfigError(f"{url} is a directory.", f"Use its path: {rest}")

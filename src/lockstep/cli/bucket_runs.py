@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from lockstep.bucket.urls import is_url
+
 if TYPE_CHECKING:
     from lockstep.bucket_copy import Content
 
@@ -20,7 +22,8 @@ _ARGUMENT = re.compile(r"(?P<option>--[\w-]+=)?(?P<url>[a-z][a-z0-9+.-]*://.+?)(
 @contextmanager
 def with_local_copies(command: str, arguments: Sequence[str]) -> Iterator[list[str]]:
     """Yield the arguments of a command with paths instead of URLs of runs."""
-    matches = {argument: match for argument in arguments if (match := _ARGUMENT.fullmatch(argument))}
+    found = {argument: _ARGUMENT.fullmatch(argument) for argument in arguments}
+    matches = {argument: match for argument, match in found.items() if match and is_url(match["url"])}
     if command not in CONTENT or not matches:
         yield list(arguments)
         return

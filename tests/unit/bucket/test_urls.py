@@ -6,15 +6,14 @@ from lockstep.bucket.urls import check_url, is_url, join, split_run_url
 from lockstep.config import ConfigError
 
 
-def test_url_is_told_from_a_path():
-    assert [is_url(each) for each in ("s3://b/runs", "gs://b", "runs", "/a/b", "s3:/b", "run.runs_dir=s3://b")] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-        False,
-    ]
+@pytest.mark.parametrize("url", ["s3://b/runs", "gs://b", "memory://b/runs"])
+def test_url_of_a_bucket_is_recognized(url):
+    assert is_url(url)
+
+
+@pytest.mark.parametrize("path", ["runs", "/a/b", "s3:/b", "run.runs_dir=s3://b", "https://huggingface.co/ada/snake"])
+def test_path_or_page_is_no_url_of_a_bucket(path):
+    assert not is_url(path)
 
 
 def test_url_is_split_and_joined():
@@ -29,7 +28,8 @@ def test_url_is_split_and_joined():
     [
         ("s3://key:secret@bucket/runs", "contains a user or a password"),
         ("file:///tmp/runs", "is a directory"),
-        ("s3://", "is not a URL"),
+        ("s3://", "is not the URL of a bucket"),
+        ("https://example.org/runs", "is not the URL of a bucket"),
         ("s3:///", "names no bucket"),
     ],
 )
