@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from lockstep.bucket.claim import claim_name
 from lockstep.bucket.client import Bucket
 from lockstep.bucket.mirror import Mirror, download
 from lockstep.bucket.urls import is_run_name, is_url, join, split_run_url
@@ -99,17 +100,9 @@ def upload_new_run(run: Path, runs_url: str, name: str, numbered: bool, config: 
         numbered: Whether to add a number to a name that exists. Otherwise, it is refused.
         config: Returns the text of its config, for a name.
     """
-    runs, number = Bucket(runs_url), 1
+    runs = Bucket(runs_url)
     status = json.loads((run / STATUS).read_text()) | {"start": uuid.uuid4().hex}
-    while True:
-        chosen = name if number == 1 else f"{name}-{number}"
-        try:
-            runs.create(f"{chosen}/{STATUS}", json.dumps(status, indent=2).encode())
-            break
-        except FileExistsError:
-            if not numbered:
-                raise ConfigError(f"{runs.url}/{name} already contains a run.", "Choose another --run.name.") from None
-            number += 1
+    chosen = claim_name(runs, name, numbered, status)
     bucket = runs.below(chosen)
     disk, checkpoints = BucketDisk(bucket, run / CHECKPOINTS), run / CHECKPOINTS
     best = best_checkpoint(checkpoints)

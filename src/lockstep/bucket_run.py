@@ -1,7 +1,6 @@
 """A run in a bucket: claim its name, give it a working directory on every host, and upload what is written to it."""
 
 import hashlib
-import itertools
 import json
 import logging
 import uuid
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from lockstep.bucket.claim import claim_name
 from lockstep.bucket.client import Bucket
 from lockstep.bucket.mirror import SECONDS, Mirror, download, is_log
 from lockstep.bucket.urls import is_run_name, join, split_run_url
@@ -59,7 +59,7 @@ class BucketRun:
         """Return whether all processes of the run see this working directory, because they are on one host."""
         if self.runtime.is_main:
             (self.heartbeats / _VISIBLE).touch()
-        self.runtime.all_gather_json(None)
+        self.runtime.all_gather_json(None)  # no process looks before the file exists
         return all(self.runtime.all_gather_json((self.heartbeats / _VISIBLE).exists()))
 
     def upload_config(self) -> None:
@@ -139,37 +139,13 @@ def _name_of_job(runs: Bucket, recipe: Recipe, job: str) -> str | None:
 
 def _create(runs: Bucket, recipe: Recipe, job: str, start: str, status: str) -> str:
     """Create a new run with its first status. No other start can get the same name."""
-    preferred = recipe.run.name or automatic_name(recipe)
-    # Different from that of every other start, so that `create` knows its own.
-    content = json.dumps(json.loads(status) | {"start": start}, indent=2).encode()
-    for number in itertools.count(1):
-        name = preferred if number == 1 else f"{preferred}-{number}"
+
+    def leave_marker(name: str) -> None:
         if job and not recipe.run.name:
             runs.put(_marker(job), name.encode())
-        try:
-            runs.create(f"{name}/{STATUS}", content)
-            require_exclusive_creation(runs, f"{name}/{STATUS}", content)
-            return name
-        except FileExistsError:
-            if recipe.run.name:
-                raise ConfigError(
-                    f"{runs.url}/{name} already contains a run.",
-                    f"Resume it: lockstep resume {runs.url}/{name}\nOr choose another --run.name.",
-                ) from None
-    raise AssertionError("unreachable: itertools.count does not end")
 
-
-def require_exclusive_creation(runs: Bucket, key: str, content: bytes) -> None:
-    """Raise ConfigError if an object that exists can be created again: two starts of a run would both continue."""
-    try:
-        runs.create(key, content + b"\n")
-    except FileExistsError:
-        return
-    runs.delete(key)
-    raise ConfigError(
-        f"{runs.url} creates objects that exist: its server ignores the condition `If-None-Match: *`.",
-        "Use storage with conditional writes (S3, Google Cloud Storage, Azure, MinIO), or upgrade the server.",
-    )
+    name, numbered = recipe.run.name or automatic_name(recipe), not recipe.run.name
+    return claim_name(runs, name, numbered, json.loads(status) | {"start": start}, leave_marker)
 
 
 def _marker(job: str) -> str:

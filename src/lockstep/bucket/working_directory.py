@@ -15,7 +15,7 @@ from pathlib import Path
 CACHE = "LOCKSTEP_CACHE_DIR"
 """Environment variable with the directory of working directories. Default: ~/.cache/lockstep (or XDG_CACHE_HOME)."""
 URL_FILE = ".url"
-"""File of a run in a working directory with its URL. Its directory is not a run without it."""
+"""File with the URL of the run in a working directory."""
 _LOCK = ".lock"
 
 

@@ -88,7 +88,7 @@ class BucketDisk(Disk):
     def is_milestone(self, checkpoint: Path) -> bool:
         try:
             self._fetch_manifest(checkpoint)
-        except (FileNotFoundError, CorruptCheckpointError):
+        except CorruptCheckpointError:
             return False
         return form.is_permanent(checkpoint)
 
@@ -118,8 +118,6 @@ class BucketDisk(Disk):
 
     def make(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-
-    make_all = make
 
     def create(self, path: Path, text: str) -> None:
         self.bucket.create(self._key(path), text.encode())
