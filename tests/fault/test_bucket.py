@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from host_trials import ends_well, lose_a_host_and_get_it_back
 from hosts import Host, Job, hosts, until
 from slow_recipe import ITERATION, set_pace
 
@@ -145,27 +146,10 @@ class Trial:
             MemoryFileSystem.store.clear()
 
 
-def ends_well(*jobs: Job) -> None:
-    for job in jobs:
-        assert job.wait() == 0, "\n".join(f"-- {each.host.name}\n{each.output}" for each in jobs)
-
-
 def test_hosts_without_a_common_disk_lose_one_and_get_it_back(tmp_path, undisturbed_hash):
     with hosts(3) as (first, second, third):
         trial = Trial(tmp_path, 0.2, third)
-        jobs = [trial.start(host, "1:2") for host in (first, second)]
-        trial.reaches(2, *jobs)
-        assert trial.status()["processes"] == 2
-        second.cut()
-        until(lambda: trial.status()["processes"] == 1, "the first host goes on alone", *jobs)
-        trial.reaches(trial.samples // ITERATION + 2, *jobs)
-        set_pace(trial.pace, 4)  # so that the run is not finished when the host joins
-        second.power_off()
-        second.mend()
-        jobs[1] = trial.start(second, "1:2")
-        until(lambda: trial.status()["processes"] == 2, "the second host has joined", *jobs)
-        set_pace(trial.pace, 0)
-        ends_well(*jobs)
+        lose_a_host_and_get_it_back(trial, first, second)
     assert trial.status()["state"] == "finished"
     assert trial.hash() == undisturbed_hash
     logs = {path.parent.name for path in trial.objects.glob("logs/*.parts/*")}

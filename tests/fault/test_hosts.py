@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from host_trials import ends_well, lose_a_host_and_get_it_back
 from hosts import SKIP, Host, Job, hosts, until
 from slow_recipe import ITERATION, samples_of, set_pace
 
@@ -44,13 +45,12 @@ class Trial:
         """Wait until the run has saved the checkpoint of an iteration."""
         until(lambda: samples_of(self.run) >= iterations * ITERATION, f"iteration {iterations}", *jobs)
 
+    @property
+    def samples(self) -> int:
+        return samples_of(self.run)
+
     def status(self) -> dict[str, object]:
         return json.loads((self.run / "status.json").read_text())
-
-
-def ends_well(*jobs: Job) -> None:
-    for job in jobs:
-        assert job.wait() == 0, "\n".join(f"-- {each.host.name}\n{each.output}" for each in jobs)
 
 
 @pytest.mark.slow
@@ -83,20 +83,7 @@ def test_torchrun_on_three_hosts_matches_undisturbed_run(tmp_path, undisturbed_h
 def test_run_continues_without_a_lost_host_and_accepts_it_again(tmp_path, undisturbed_hash):
     trial = Trial(tmp_path, pace=0.2)
     with hosts(2) as (first, second):
-        jobs = [trial.start(host, "1:2") for host in (first, second)]
-        trial.reaches(2, *jobs)
-        assert trial.status()["processes"] == 2
-        second.cut()
-        until(lambda: trial.status()["processes"] == 1, "the first host goes on alone", *jobs)
-        before = samples_of(trial.run)
-        trial.reaches(before // ITERATION + 2, *jobs)
-        set_pace(trial.pace, 4)  # so that the run is not finished when the host joins
-        second.power_off()
-        second.mend()
-        jobs[1] = trial.start(second, "1:2")
-        until(lambda: trial.status()["processes"] == 2, "the second host has joined", *jobs)
-        set_pace(trial.pace, 0)
-        ends_well(*jobs)
+        lose_a_host_and_get_it_back(trial, first, second)
     assert trial.status()["state"] == "finished"
     assert hash_of(trial.run) == undisturbed_hash
 
