@@ -29,6 +29,10 @@ if mode == "fail":
 if mode == "wait" and not resumed:
     (run / "waiting").touch()
     time.sleep(60)
+if "--stop-at" in arguments:
+    (run / "checkpoints" / f"{int(arguments[arguments.index('--stop-at') + 1]):012d}-g0001").mkdir()
+    status("preempted")
+    sys.exit(0)
 seed = int(run.name.rpartition("seed")[2].strip("-"))
 with (run / "metrics.jsonl").open("a") as log:
     log.write(json.dumps({"samples": 500, "rollout/ep_return_mean": seed, "rollout/ep_length_mean": 5}) + "\\n")
@@ -43,8 +47,7 @@ class FakeTraining:
     def __init__(self, tmp_path, modes):
         self.program = tmp_path / "train.py"
         self.program.write_text(TRAIN)
-        self.modes, self.started, self.active = list(modes), [], []
-        self.most, self.most_processes = 0, 0
+        self.modes, self.started, self.active, self.most = list(modes), [], [], 0
 
     def __call__(self, arguments, log):
         self.started.append(list(arguments))
@@ -53,8 +56,6 @@ class FakeTraining:
             process = subprocess.Popen(
                 [sys.executable, "-S", str(self.program), mode, *arguments], stdout=output, stderr=subprocess.STDOUT
             )
-        procs = int(arguments[arguments.index("--procs") + 1]) if "--procs" in arguments else 1
-        self.active.append((process, procs))
-        active = [procs for process, procs in self.active if process.poll() is None]
-        self.most, self.most_processes = max(self.most, len(active)), max(self.most_processes, sum(active))
+        self.active.append(process)
+        self.most = max(self.most, sum(process.poll() is None for process in self.active))
         return process

@@ -72,6 +72,11 @@ class LaunchOptions(LocalLaunchOptions):
         return LaunchConfig(procs, self.max_restarts, nodes, self.rdzv_endpoint, self.rdzv_id)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduledRunOptions(LaunchOptions, StopOptions):
+    """Options of a run that an experiment or a sweep starts as a process."""
+
+
 DEBUG_VARIABLES: dict[str, dict[str, str]] = {
     "off": {},
     "info": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "NCCL_DEBUG": "INFO"},

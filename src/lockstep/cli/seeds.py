@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.cli.options import LaunchOptions, TrainOptions, parse_recipe, resolve, resolve_procs
+from lockstep.cli.options import (
+    LaunchOptions,
+    ScheduledRunOptions,
+    TrainOptions,
+    parse_recipe,
+    resolve,
+    resolve_procs,
+)
 from lockstep.cli.parser import parse_args
 from lockstep.config import ConfigError
+from lockstep.experiment.record import SEED_RUN, read_experiment
 from lockstep.io.printable import print_line
 
 if TYPE_CHECKING:
     from lockstep.cli.resume import Resume
-    from lockstep.config import Recipe
 
 
 def train_seeds(options: TrainOptions, rest: list[str], notes: list[str], arguments: Sequence[str]) -> int:
@@ -83,15 +90,18 @@ def train_and_summarize(path: Path, procs: int | None, parallel: int | None) -> 
     return 1 if outcome.failed else 0
 
 
-def recipe_of_seed(arguments: Sequence[str]) -> "tuple[Recipe, int, str | None]":
-    """Return recipe, processes and `init_from` of the run of one seed: the process that trains it starts here."""
-    from lockstep.experiment.record import read_experiment
+def run_seed(arguments: Sequence[str]) -> int:
+    """Start the run of one seed: the process that trains it starts here."""
+    from lockstep.cli.train import train_resolved
     from lockstep.experiment.seed_runs import seed_recipe
+    from lockstep.launch.rendezvous import LaunchConfig
 
     experiment, seed = Path(arguments[0]), int(arguments[1])
-    procs = processes_per_run(parse_args(LaunchOptions, arguments[2:], "lockstep train"))
+    options = parse_args(ScheduledRunOptions, arguments[2:], f"lockstep train {SEED_RUN}")
+    procs = processes_per_run(options)
     record = read_experiment(experiment)
-    return resolve(seed_recipe(experiment, record, seed), procs), procs, record.init_from
+    recipe = resolve(seed_recipe(experiment, record, seed), procs)
+    return train_resolved(recipe, LaunchConfig(procs), init_from=record.init_from, stop_at=options.stop_at)
 
 
 def processes_per_run(options: LaunchOptions) -> int:

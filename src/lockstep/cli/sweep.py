@@ -13,7 +13,7 @@ from lockstep.cli.options import (
     LocalLaunchOptions,
     PresetOptions,
     RecipeOptions,
-    StopOptions,
+    ScheduledRunOptions,
     parse_command,
     parse_recipe,
     resolve,
@@ -248,11 +248,6 @@ def format_setting(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TrialOptions(LaunchOptions, StopOptions):
-    """Options of the process of one trial."""
-
-
 def run_trial(arguments: Sequence[str]) -> int:
     """Start one trial of a sweep: the process that trains it starts here."""
     from lockstep.cli.train import train_resolved
@@ -261,7 +256,7 @@ def run_trial(arguments: Sequence[str]) -> int:
     from lockstep.sweeps.trial_runs import trial_recipe
 
     directory, number = Path(arguments[0]), int(arguments[1])
-    options = parse_args(_TrialOptions, arguments[2:], f"lockstep train {TRIAL_RUN}")
+    options = parse_args(ScheduledRunOptions, arguments[2:], f"lockstep train {TRIAL_RUN}")
     procs = processes_per_run(options)
     recipe = trial_recipe(directory, read_sweep(directory), read_trials(directory)[number], number)
     return train_resolved(resolve(recipe, procs), LaunchConfig(procs), stop_at=options.stop_at)

@@ -41,11 +41,9 @@ def run(arguments: Sequence[str]) -> int:
     if arguments[:1] == [PROBE]:
         return _probe(Path(arguments[1]), int(arguments[2]), arguments[3:])
     if arguments[:1] == [SEED_RUN]:
-        from lockstep.cli.seeds import recipe_of_seed
-        from lockstep.launch.rendezvous import LaunchConfig
+        from lockstep.cli.seeds import run_seed
 
-        recipe, procs, init_from = recipe_of_seed(arguments[1:])
-        return train_resolved(recipe, LaunchConfig(procs), init_from=init_from)
+        return run_seed(arguments[1:])
     if arguments[:1] == [TRIAL_RUN]:
         from lockstep.cli.sweep import run_trial
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from lockstep.checkpoint.lineage import list_checkpoints
+from lockstep.checkpoint.lineage import lineage, list_checkpoints
 from lockstep.experiment.progress import RunsProgress
 from lockstep.io.jsonl import CHECKPOINTS, METRICS, newest_values, read_status
 from lockstep.launch.process_lifetime import ENV_PARENT_PID
@@ -80,7 +80,7 @@ class RunQueue(Protocol[RunT]):
 
 class _ActiveRun(NamedTuple):
     process: "subprocess.Popen[bytes]"
-    slots: Sequence[int]
+    slot: int
 
 
 @dataclass
@@ -90,16 +90,12 @@ class RunScheduler(Generic[RunT]):
     runs: "Sequence[RunT] | RunQueue[RunT]"
     """Runs to train, in this order, or a queue."""
     prepare: Callable[[RunT, int], list[str]]
-    """Returns the arguments of lockstep that start or resume a run in a slot, from 0 to `parallel` - 1.
-
-    A run that is wider than one slot also uses the following ones."""
+    """Returns the arguments of lockstep that start or resume a run in a slot, from 0 to `parallel` - 1."""
     record: Callable[[RunT], str]
     """Called once for each finished run. Returns its results as one line."""
     parallel: int
     progress: RunsProgress
     start: Start
-    width: Callable[[RunT], int] = lambda run: 1
-    """Slots of a run. Wider ones come first, so that they find free slots next to each other."""
     done: int = 0
     """Number of finished runs, of which some may have been finished before."""
     failed: list[RunT] = field(default_factory=list)
@@ -121,10 +117,10 @@ class RunScheduler(Generic[RunT]):
                         self._begin(queue, following, free_slots)
                     if not self._active:
                         break
-                    for run, (process, slots) in list(self._active.items()):
+                    for run, (process, slot) in list(self._active.items()):
                         if process.poll() is not None:
                             del self._active[run]
-                            free_slots.extend(slots)
+                            free_slots.append(slot)
                             self._ended(queue, run, process.returncode)
                     if self._signals > forwarded:
                         forwarded, self.stopped = self._signals, True
@@ -146,11 +142,10 @@ class RunScheduler(Generic[RunT]):
         if queue.is_done(run):
             self._record(run)
             return
-        slots = free_slots[: self.width(run)]
-        arguments = self.prepare(run, slots[0])
+        slot = free_slots.pop(0)
+        arguments = self.prepare(run, slot)
         verb = "resumed" if arguments[0] == "resume" else "started"
-        self._active[run] = _ActiveRun(self.start(arguments, run.log), slots)
-        del free_slots[: len(slots)]
+        self._active[run] = _ActiveRun(self.start(arguments, run.log), slot)
         self.progress.event(f"{run.label}: {verb}, output in {run.log}")
 
     def _ended(self, queue: RunQueue[RunT], run: RunT, code: int) -> None:
@@ -274,6 +269,13 @@ def trained_samples(run: Path) -> int:
     """Return the samples that a run has trained so far, as logged."""
     samples = newest_values(run / METRICS, ["samples"]).get("samples", 0)
     return int(samples) if 0 <= samples < 1e18 else 0
+
+
+def has_saved(run: Path, samples: int) -> bool:
+    """Return whether a run has a checkpoint with at least this number of samples."""
+    checkpoints = run / CHECKPOINTS
+    saved = lineage(checkpoints) if checkpoints.is_dir() else []
+    return bool(saved) and saved[0].samples >= samples
 
 
 def is_finished(run: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ from lockstep.experiment.lock import locked
 from lockstep.experiment.progress import RunsProgress
 from lockstep.experiment.record import (
     MAX_SEEDS,
-    SEED_RUN,
     ExperimentRecord,
     format_record,
     is_experiment,
@@ -21,46 +20,13 @@ from lockstep.experiment.record import (
     run_directory,
 )
 from lockstep.experiment.record_file import MAX_NUMBER
-from lockstep.experiment.run_scores import final_score
-from lockstep.experiment.scheduler import (
-    RunScheduler,
-    Start,
-    available_cores,
-    is_finished,
-    start_lockstep,
-    start_or_resume,
-)
+from lockstep.experiment.scheduler import RunScheduler, Start, available_cores, start_lockstep
+from lockstep.experiment.seed_queue import SeedQueue, SeedRun
 from lockstep.inference import build_recipe
 from lockstep.io.jsonl import EXPERIMENT
 from lockstep.io.printable import printable
 from lockstep.launch.device import device_type
 from lockstep.run_reservation import reserve
-
-
-@dataclass(frozen=True)
-class SeedRun:
-    """Run of one seed of an experiment."""
-
-    seed: int
-    path: Path
-    """Run directory."""
-    steps: int
-    """Global samples to train for."""
-    procs: int
-
-    @property
-    def label(self) -> str:
-        return f"seed {self.seed}"
-
-    @property
-    def log(self) -> Path:
-        """File with the output of the run."""
-        return self.path.with_name(f"{self.path.name}.log")
-
-    def prepare(self, gpus: Sequence[str]) -> list[str]:
-        """Return the arguments of lockstep that start or resume the run on some GPUs. Empty: all visible ones."""
-        start = ["train", SEED_RUN, str(self.path.parent), str(self.seed), "--procs", str(self.procs)]
-        return [*start_or_resume(self, start), *(["--gpus", ",".join(gpus)] if gpus else [])]
 
 
 @dataclass(frozen=True)
@@ -142,21 +108,17 @@ def train_experiment(
     gpus, at_a_time = runs_at_a_time(recipe.run.device, procs)
     steps = record.total_samples
     runs = [SeedRun(seed, run_directory(experiment, seed).absolute(), steps, procs) for seed in record.seeds]
-    waiting = [run for run in runs if not is_finished(run.path)]
     places = parallel or at_a_time
-    if recipe.run.reduction == "exact" and recipe.run.lanes is not None:
-        waiting = share_places(waiting, places, min(recipe.run.lanes, len(gpus) or recipe.run.lanes))
-    scheduler = RunScheduler(
-        waiting,
-        prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs, run.procs)),
-        record=_describe_score,
-        parallel=places,
-        width=lambda run: run.procs // procs,
-        progress=progress or RunsProgress(),
-        start=start,
-        done=len(runs) - len(waiting),
-    )
     with locked(experiment, "experiment"):
+        queue = SeedQueue(runs, places)
+        scheduler = RunScheduler[SeedRun](
+            queue,
+            prepare=lambda run, slot: run.prepare(gpus_of_slot(gpus, slot, procs)),
+            record=queue.record,
+            parallel=places,
+            progress=progress or RunsProgress(),
+            start=start,
+        )
         scheduler.run()
     return TrainingOutcome(scheduler.failed, scheduler.stopped)
 
@@ -175,26 +137,7 @@ def visible_gpus() -> list[str]:
     return [str(gpu) for gpu in range(count)] if visible is None else visible.split(",")[:count]
 
 
-def share_places(runs: Sequence[SeedRun], places: int, max_procs: int) -> list[SeedRun]:
-    """Give places that would stay empty in the last round to the first runs, which then have more processes.
-
-    With exact reduction, the number of processes does not change the result of a run. Five runs in two places would
-    need three rounds, with one place empty in the last. Instead, the first run uses both places.
-    """
-    odd = len(runs) % places
-    width = min(places // odd, max_procs // runs[0].procs) if odd else 1
-    return [replace(run, procs=run.procs * max(1, width)) for run in runs[:odd]] + list(runs[odd:])
-
-
-def gpus_of_slot(gpus: Sequence[str], slot: int, procs: int, used: int | None = None) -> list[str]:
-    """Return the GPUs of a run of `used` processes that begins in a slot. A slot has room for `procs` processes.
-
-    Slots share GPUs if there are more slots than GPUs.
-    """
-    numbers = range(slot * procs, slot * procs + (used or procs))
+def gpus_of_slot(gpus: Sequence[str], slot: int, procs: int) -> list[str]:
+    """Return the GPUs of the run in a slot. Slots share GPUs if there are more slots than GPUs."""
+    numbers = range(slot * procs, (slot + 1) * procs)
     return list(dict.fromkeys(gpus[number % len(gpus)] for number in numbers)) if gpus else []
-
-
-def _describe_score(run: SeedRun) -> str:
-    score = final_score(run.path)
-    return f"finished at {run.steps:,} steps" if score is None else f"finished, {score.name} {score.value:,.4g}"

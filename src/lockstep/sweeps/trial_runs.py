@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.checkpoint.format import replace_text
-from lockstep.checkpoint.lineage import lineage
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.experiment.run_scores import MAX_ABS, final_score
-from lockstep.experiment.scheduler import describe_active, is_finished, start_or_resume
+from lockstep.experiment.scheduler import describe_active, has_saved, is_finished, start_or_resume
 from lockstep.inference import build_recipe
-from lockstep.io.jsonl import CHECKPOINTS, METRICS, SWEEP, TRIALS, newest_values, read_status
+from lockstep.io.jsonl import METRICS, SWEEP, TRIALS, newest_values, read_status
 from lockstep.sweeps.optuna_study import StudyFile, results_needed, suggest
 from lockstep.sweeps.population import decide, make_copy, rung_to_decide
 from lockstep.sweeps.progress import TrialState, best_trial, trial_states
@@ -65,10 +64,7 @@ class TrialRun:
 
     def is_done(self) -> bool:
         """Return whether the run has been saved at these samples, or has finished, perhaps by early stopping."""
-        if self.is_last or is_finished(self.path):
-            return is_finished(self.path)
-        saved = lineage(self.path / CHECKPOINTS) if (self.path / CHECKPOINTS).is_dir() else []
-        return bool(saved) and saved[0].samples >= self.steps
+        return is_finished(self.path) or (not self.is_last and has_saved(self.path, self.steps))
 
 
 class TrialQueue:

@@ -15,11 +15,9 @@ from lockstep.experiment.experiment import Experiment
 from lockstep.experiment.lock import locked
 from lockstep.experiment.record import read_experiment
 from lockstep.experiment.seed_runs import (
-    SeedRun,
     create_experiment,
     gpus_of_slot,
     seed_recipe,
-    share_places,
     train_experiment,
 )
 from lockstep.registry import find_recipe
@@ -55,49 +53,49 @@ def test_create_experiment_never_replaces_a_run_or_experiment(recipe, tmp_path):
 
 
 def test_train_experiment_trains_all_seeds_some_at_a_time_and_skips_finished(recipe, tmp_path):
-    path, training = create_experiment(recipe, 3, 1, "command"), FakeTraining(tmp_path, [])
+    path, training = create_experiment(recipe, 4, 1, "command"), FakeTraining(tmp_path, [])
     outcome = train_experiment(path, parallel=2, start=training)
-    assert training.started == [["train", "--seed-run", str(path), str(seed), "--procs", "1"] for seed in (5, 6, 7)]
+    assert training.started == [["train", "--seed-run", str(path), str(seed), "--procs", "1"] for seed in (5, 6, 7, 8)]
     assert training.most == 2
     assert (outcome.failed, outcome.stopped) == ([], False)
     experiment = Experiment(path)
-    assert (experiment.status, experiment.scores) == ("finished", [50.0, 60.0, 70.0])
-    assert experiment.estimate.iqm == 60.0
+    assert (experiment.status, experiment.scores) == ("finished", [50.0, 60.0, 70.0, 80.0])
+    assert experiment.estimate.iqm == 65.0
     again = FakeTraining(tmp_path, [])
     train_experiment(path, start=again)
     assert again.started == []
 
 
-def test_first_run_uses_places_that_would_stay_empty_with_exact_reduction(recipe, tmp_path, monkeypatch):
-    recipe = apply_overrides(recipe, {"run": {"reduction": "exact", "lanes": 8}})
+def test_run_that_does_not_fit_evenly_trains_in_two_parts(recipe, tmp_path, capsys):
     path, training = create_experiment(recipe, 5, 1, "command"), FakeTraining(tmp_path, [])
     train_experiment(path, parallel=2, start=training)
-    procs = [arguments[arguments.index("--procs") + 1] for arguments in training.started]
-    assert procs == ["2", "1", "1", "1", "1"]
-    assert training.most == 2  # the first run trains alone
-    assert training.most_processes == 2
-    assert len(Experiment(path).scores) == 5
+    new = [["train", "--seed-run", str(path), str(seed), "--procs", "1"] for seed in (5, 6, 7, 8, 9)]
+    last = ["resume", str(path / "seed-5"), "--procs", "1"]
+    assert training.started == [[*new[0], "--stop-at", "250"], *new[1:], last]
+    assert training.most == 2
+    assert Experiment(path).scores == [50.0, 60.0, 70.0, 80.0, 90.0]
+    printed = capsys.readouterr().err
+    assert "seed 5: first part done, paused at 250 steps" in printed
+    assert printed.count("seed 5: finished") == 1
 
 
-@pytest.mark.parametrize(
-    ("runs", "places", "procs", "max_procs", "expected"),
-    [
-        (5, 2, 1, 8, [2, 1, 1, 1, 1]),
-        (4, 2, 1, 8, [1, 1, 1, 1]),
-        (1, 4, 1, 8, [4]),
-        (7, 5, 1, 8, [2, 2, 1, 1, 1, 1, 1]),
-        (3, 4, 1, 8, [1, 1, 1]),
-        (5, 2, 2, 8, [4, 2, 2, 2, 2]),
-        (5, 2, 2, 3, [2, 2, 2, 2, 2]),  # as many lanes or GPUs as there are
-        (5, 1, 1, 8, [1, 1, 1, 1, 1]),
-        (0, 2, 1, 8, []),
-    ],
-)
-def test_places_are_shared(tmp_path, runs, places, procs, max_procs, expected):
-    waiting = [SeedRun(seed, tmp_path, 100, procs) for seed in range(runs)]
-    shared = share_places(waiting, places, max_procs)
-    assert [run.procs for run in shared] == expected
-    assert [run.seed for run in shared] == list(range(runs))
+def test_first_part_that_was_trained_before_is_not_repeated(recipe, tmp_path):
+    path, training = create_experiment(recipe, 3, 1, "command"), FakeTraining(tmp_path, ["finish", "fail"])
+    assert [run.seed for run in train_experiment(path, parallel=2, start=training).failed] == [6]
+    (path / "seed-5" / "status.json").unlink()  # as if the second part had been killed
+    again = FakeTraining(tmp_path, [])
+    train_experiment(path, procs=1, parallel=1, start=again)
+    assert [arguments[:2] for arguments in again.started] == [
+        ["resume", str(path / "seed-5")],
+        ["train", "--seed-run"],
+    ]
+    assert len(Experiment(path).scores) == 3
+
+
+def test_second_part_of_a_run_whose_first_part_failed_is_not_tried(recipe, tmp_path):
+    path, training = create_experiment(recipe, 3, 1, "command"), FakeTraining(tmp_path, ["fail"])
+    assert [run.seed for run in train_experiment(path, parallel=2, start=training).failed] == [5]
+    assert len(training.started) == 3
 
 
 def test_failed_run_is_reported_and_trained_again(recipe, tmp_path, capsys):
@@ -170,7 +168,6 @@ def test_runs_are_distributed_over_gpus_and_cores(recipe, tmp_path, monkeypatch)
     assert [gpus_of_slot(["4", "5", "6", "7"], slot, 2) for slot in range(3)] == [["4", "5"], ["6", "7"], ["4", "5"]]
     assert gpus_of_slot(["0"], 1, 2) == ["0"]
     assert gpus_of_slot([], 1, 2) == []
-    assert gpus_of_slot(["4", "5", "6"], 0, 1, 2) == ["4", "5"]
     monkeypatch.setattr(seed_runs, "available_cores", lambda: 7)
     path, training = create_experiment(recipe, 8, 2, "command"), FakeTraining(tmp_path, [])
     train_experiment(path, start=training)
