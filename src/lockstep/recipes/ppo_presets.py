@@ -135,8 +135,9 @@ BIPEDAL_WALKER: dict[str, Any] = {
 PENDULUM: dict[str, Any] = {
     "task.id": "Pendulum-v1",
     "algo": {
-        "rollout_steps": 256,
-        "batch_size": 256,
+        "learning_rate": 1e-3,
+        "rollout_steps": 512,
+        "batch_size": 64,
         "epochs": 10,
         "gamma": 0.9,
         "gae_lambda": 0.95,
