@@ -78,10 +78,11 @@ def create_experiment(recipe: Recipe, seeds: int, procs: int, command: str, init
 
 
 def seed_recipe(experiment: Path, record: ExperimentRecord, seed: int) -> Recipe:
-    """Return the recipe of one seed of an experiment."""
+    """Return the recipe of one seed of an experiment. Only the first records a video, which takes time of a core."""
     recipe = build_recipe(experiment / EXPERIMENT, record.recipe, record.settings)
     path = run_directory(experiment, seed).absolute()
-    return apply_overrides(recipe, {"run": {"seed": seed, "runs_dir": str(path.parent), "name": path.name}})
+    recipe = apply_overrides(recipe, {"run": {"seed": seed, "runs_dir": str(path.parent), "name": path.name}})
+    return recipe if seed == record.seeds[0] else apply_overrides(recipe, {"run.record_video": False})
 
 
 def train_experiment(

@@ -39,6 +39,7 @@ def test_create_experiment_records_recipe_seeds_and_command(recipe, tmp_path):
     built = seed_recipe(path, record, 7)
     assert (built.run.seed, built.run.name, built.run.runs_dir) == (7, "seed-7", str(path))
     assert (built.task, built.algo) == (recipe.task, recipe.algo)
+    assert [seed_recipe(path, record, seed).run.record_video for seed in (5, 6, 7)] == [True, False, False]
 
 
 def test_create_experiment_never_replaces_a_run_or_experiment(recipe, tmp_path):
