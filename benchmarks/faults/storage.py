@@ -1,5 +1,6 @@
-"""Where `chaos.py` keeps its runs: a directory, or a bucket on an S3 server (moto) of its own."""
+"""Where a campaign keeps its runs: a directory, or a bucket on an S3 server (moto) of its own."""
 
+import json
 import os
 import random
 import shutil
@@ -7,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lockstep.bucket.client import Bucket
 from lockstep.bucket_copy import copy_run
@@ -16,7 +19,13 @@ from lockstep.checkpoint.format import hash_checkpoint
 from lockstep.checkpoint.lineage import find, list_checkpoints
 from lockstep.checkpoint.naming import CheckpointName
 
-TESTS = Path(__file__).parents[1] / "tests"
+if TYPE_CHECKING:
+    from hosts import Host
+
+RELAY = [sys.executable, str(Path(__file__).with_name("relay.py"))]
+HOST_PORT = 9000
+"""Port of the storage on its host."""
+TESTS = Path(__file__).parents[2] / "tests"
 
 
 class Storage(Protocol):
@@ -46,6 +55,14 @@ class Storage(Protocol):
 
     def leftovers(self, name: str) -> list[str]:
         """Return what a finished run should not have left."""
+
+    def reached_from(self, host: "Host") -> AbstractContextManager[None]:
+        """Serve the storage on a host, for the others, in the block."""
+
+    def environment_of(self, host: "Host") -> dict[str, str]:
+        """Return the environment of a host that trains."""
+
+    def stop(self) -> None: ...
 
 
 class DirectoryStorage:
@@ -91,6 +108,14 @@ class DirectoryStorage:
         directory = self.place / name
         return sorted(str(path.relative_to(directory)) for path in directory.rglob(".*") if path.name != ".lock")
 
+    def reached_from(self, host: "Host") -> AbstractContextManager[None]:
+        return nullcontext()  # all hosts have the same files
+
+    def environment_of(self, host: "Host") -> dict[str, str]:
+        return {}
+
+    def stop(self) -> None: ...
+
 
 class BucketStorage:
     """A bucket. The server writes every object to a file, too, so that this process need not ask it."""
@@ -98,6 +123,7 @@ class BucketStorage:
     runs_dir = "s3://bucket/runs"
 
     def __init__(self, place: Path, port: int) -> None:
+        self._port, self._endpoint = port, ""
         self._objects, self._fault = place / "objects", place / "objects.fault"
         self._runs = self._objects / "bucket" / "runs"
         path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
@@ -149,10 +175,34 @@ class BucketStorage:
         Bucket(f"{self.runs_dir}/{name}").delete_all("")
 
     def leftovers(self, name: str) -> list[str]:
+        """Return unfinished checkpoints, and replay segments that no checkpoint names."""
+        bucket = Bucket(f"{self.runs_dir}/{name}")
         published = set(map(str, self.checkpoints(name)))
-        keys = Bucket(f"{self.runs_dir}/{name}").find("checkpoints")
-        folders = {key.split("/")[1] for key in keys if key.count("/") == 2 and "segments/" not in key}
-        return sorted(folders - published)
+        manifests = [json.loads(bucket.read(f"checkpoints/{checkpoint}.json")) for checkpoint in published]
+        digests = {digest[:32] for manifest in manifests for digest in manifest["files"].values()}
+        keys = [key.split("/") for key in bucket.find("checkpoints") if key.count("/") == 2]
+        known = {"segments": lambda key: key[2][:32] in digests}
+        return sorted("/".join(key) for key in keys if not known.get(key[1], lambda key: key[1] in published)(key))
+
+    @contextmanager
+    def reached_from(self, host: "Host") -> Iterator[None]:
+        socket = str(self._objects.with_suffix(".socket"))
+        outside = subprocess.Popen([*RELAY, f"unix:{socket}", f"tcp:{self._port}"])
+        try:
+            host.start([*RELAY, f"tcp:{HOST_PORT}", f"unix:{socket}"])
+            self._endpoint = f"http://{host.name}:{HOST_PORT}"
+            yield
+        finally:
+            outside.kill()
+            outside.wait()
+            Path(socket).unlink(missing_ok=True)
+
+    def environment_of(self, host: "Host") -> dict[str, str]:
+        cache = self._objects.with_name(f"cache-{host.name}")
+        return {"AWS_ENDPOINT_URL": self._endpoint, "LOCKSTEP_CACHE_DIR": str(cache)}
+
+    def stop(self) -> None:
+        self.server.kill()
 
 
 def _with_flipped_bit(content: bytes, chance: random.Random) -> bytes:

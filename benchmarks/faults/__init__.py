@@ -1,0 +1,1 @@
+"""Random faults in real runs: `benchmarks/chaos.py` is the command."""
