@@ -43,9 +43,10 @@ from pathlib import Path
 from faults.campaign import Campaign
 from faults.kinds import FAULTS, WEIGHTS, fail_the_storage, kill_the_sweep, lose_a_host
 from faults.log import CampaignLog, write_table
-from faults.settings import RECIPES
 from faults.storage import BucketStorage, DirectoryStorage
 from faults.sweep import SweepUnderWay
+
+from lockstep.registry import RECIPES
 
 WITH_SWEEP = ("gym-ppo", "gym-sac")
 """Recipes whose campaigns of `--all` have a sweep under way."""
