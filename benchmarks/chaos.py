@@ -34,6 +34,7 @@ hash. A campaign that was interrupted continues after the last of these lines.
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -96,6 +97,7 @@ def run_all(directory: Path, faults: int, parallel: int) -> int:
 
 def run(recipe: str, faults: int, seed: int, bucket: bool, with_sweep: bool, log: CampaignLog) -> int:
     """Run one campaign. Return 0 if every run ended as the undisturbed one."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as directory:
         place, files = Path(directory), Path(directory, "files")
         files.mkdir()

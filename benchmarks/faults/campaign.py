@@ -42,7 +42,7 @@ class Campaign:
         self.wanted = 0
         self.output, self.temporary = place / "output.txt", place / "tmp"
         self.temporary.mkdir()
-        self.environment = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
+        self.environment = os.environ | {"TMPDIR": str(self.temporary)}
         self.launcher: subprocess.Popen[bytes] | None = None
         self.processes = 0
         self.reached = 0

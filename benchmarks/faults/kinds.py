@@ -2,13 +2,12 @@
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
+from hosts import hosts, until
 
 from faults.campaign import BOUND, LOCKSTEP, RUN, Campaign
 
@@ -169,10 +168,6 @@ def kill_the_sweep(campaign: Campaign) -> bool:
 def lose_a_host(campaign: Campaign) -> bool:
     if not preempt(campaign, resumes=False):
         return False
-    # The hosts that the tests use: this file is run from a checkout, which has them.
-    sys.path[:0] = [str(Path(__file__).parents[2] / "tests" / part) for part in ("fault", "")]
-    from hosts import hosts, until
-
     count = campaign.chance.choice([2, 3])
     with hosts(count + 1) as (*members, storage_host), campaign.storage.reached_from(storage_host):
         meeting = ["--nnodes", f"1:{count}", "--rdzv-endpoint", "n0:29500", "--rdzv-id", f"chaos-{time.monotonic()}"]

@@ -11,21 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from hosts import Host
+
+from faults import TESTS
+from helpers.s3_server import CREDENTIALS
 from lockstep.bucket.client import Bucket
 from lockstep.bucket_copy import copy_run
 from lockstep.checkpoint.format import hash_checkpoint
 from lockstep.checkpoint.lineage import find, list_checkpoints
 from lockstep.checkpoint.naming import CheckpointName
 
-if TYPE_CHECKING:
-    from hosts import Host
-
 RELAY = [sys.executable, str(Path(__file__).with_name("relay.py"))]
 HOST_PORT = 9000
 """Port of the storage on its host."""
-TESTS = Path(__file__).parents[2] / "tests"
 
 
 class Storage(Protocol):
@@ -56,10 +56,10 @@ class Storage(Protocol):
     def leftovers(self, name: str) -> list[str]:
         """Return what a finished run should not have left."""
 
-    def reached_from(self, host: "Host") -> AbstractContextManager[None]:
+    def reached_from(self, host: Host) -> AbstractContextManager[None]:
         """Serve the storage on a host, for the others, in the block."""
 
-    def environment_of(self, host: "Host") -> dict[str, str]:
+    def environment_of(self, host: Host) -> dict[str, str]:
         """Return the environment of a host that trains."""
 
     def stop(self) -> None: ...
@@ -108,10 +108,10 @@ class DirectoryStorage:
         directory = self.place / name
         return sorted(str(path.relative_to(directory)) for path in directory.rglob(".*") if path.name != ".lock")
 
-    def reached_from(self, host: "Host") -> AbstractContextManager[None]:
+    def reached_from(self, host: Host) -> AbstractContextManager[None]:
         return nullcontext()  # all hosts have the same files
 
-    def environment_of(self, host: "Host") -> dict[str, str]:
+    def environment_of(self, host: Host) -> dict[str, str]:
         return {}
 
     def stop(self) -> None: ...
@@ -131,9 +131,6 @@ class BucketStorage:
         self.server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
         assert self.server.stdout is not None
         assert self.server.stdout.readline(), "the server did not start"
-        sys.path.append(str(TESTS))
-        from helpers.s3_server import CREDENTIALS
-
         endpoint = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
         os.environ.update(endpoint | CREDENTIALS | {"LOCKSTEP_CACHE_DIR": str(place / "cache")})
 
@@ -185,7 +182,7 @@ class BucketStorage:
         return sorted("/".join(key) for key in keys if not known.get(key[1], lambda key: key[1] in published)(key))
 
     @contextmanager
-    def reached_from(self, host: "Host") -> Iterator[None]:
+    def reached_from(self, host: Host) -> Iterator[None]:
         socket = str(self._objects.with_suffix(".socket"))
         outside = subprocess.Popen([*RELAY, f"unix:{socket}", f"tcp:{self._port}"])
         try:
@@ -197,7 +194,7 @@ class BucketStorage:
             outside.wait()
             Path(socket).unlink(missing_ok=True)
 
-    def environment_of(self, host: "Host") -> dict[str, str]:
+    def environment_of(self, host: Host) -> dict[str, str]:
         cache = self._objects.with_name(f"cache-{host.name}")
         return {"AWS_ENDPOINT_URL": self._endpoint, "LOCKSTEP_CACHE_DIR": str(cache)}
 
