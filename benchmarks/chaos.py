@@ -35,6 +35,7 @@ hash. A campaign that was interrupted continues after the last of these lines.
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -65,6 +66,7 @@ def main() -> int:
     parser.add_argument("--parallel", type=int, default=1, help="campaigns of --all at a time")
     parser.add_argument("--table", type=Path, metavar="DIR", help="only write the table of the logs in a directory")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the processes of a campaign end with it
     if options.table is not None:
         print(write_table(options.table))
         return 0

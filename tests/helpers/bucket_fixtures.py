@@ -34,3 +34,4 @@ def s3(s3_server):
     s3_server.requests.clear()
     yield s3_server
     s3_server.fault = lambda request: ""
+    s3_server.record = None

@@ -49,8 +49,9 @@ class S3Server:
 
         self.requests: list[Request] = []
         self.fault: Callable[[Request], str] = lambda request: ""
-        self._record = record
+        self.record = record
         """Directory in which every object is a file, for tests that cannot reach the server."""
+        self._recording = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server(address, port, self, threaded=True, request_handler=Quiet)
         self.environment = {
@@ -81,29 +82,41 @@ class S3Server:
             environ["wsgi.input"].read(size // 2)
             self._hang_up(environ)
         answer = self._moto(environ, start_response if fault != "lost answer" else lambda *_: lambda _: None)
-        if self._record is not None and request.method in ("PUT", "DELETE"):
+        if self.record is not None and request.method in ("PUT", "DELETE", "POST"):
             answer = list(answer)
-            self._write_object(self._record / request.path.strip("/"), *request.path.strip("/").split("/", 1))
+            bucket, _, key = request.path.strip("/").partition("/")
+            with self._recording:  # another thread may change the same object
+                if key:
+                    self._write_object(self.record / bucket / key, _objects(bucket).get(key))
+                elif request.method == "POST":  # deletes many objects
+                    for path in [path for path in (self.record / bucket).rglob("*") if path.is_file()]:
+                        if path.relative_to(self.record / bucket).as_posix() not in _objects(bucket):
+                            path.unlink()
         if fault == "lost answer":
             list(answer)
             self._hang_up(environ)
         return answer
 
-    def _write_object(self, path: Path, bucket: str, key: str = "") -> None:
-        from moto.backends import get_backend
-
-        found = get_backend("s3")["123456789012"]["aws"].buckets[bucket].keys.get(key)
+    @staticmethod
+    def _write_object(path: Path, found: Any) -> None:
         if found is None:
             path.unlink(missing_ok=True)
-        elif key:
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f".{path.name}.{threading.get_ident()}")
+            partial = path.with_name(f".{path.name}.partial")
             partial.write_bytes(found.value)
             partial.rename(path)
 
     def _hang_up(self, environ: dict[str, Any]) -> None:
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         raise ConnectionAbortedError
+
+
+def _objects(bucket: str) -> Any:
+    """Return the objects of a bucket by key."""
+    from moto.backends import get_backend
+
+    return get_backend("s3")["123456789012"]["aws"].buckets[bucket].keys
 
 
 def make_bucket(environment: dict[str, str], name: str) -> str:

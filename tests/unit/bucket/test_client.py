@@ -137,3 +137,14 @@ def test_secrets_are_removed_from_errors(monkeypatch):
 def test_protocol_without_its_package_names_the_extra():
     with pytest.raises(ConfigError, match="Use s3://, gs://, az://"):
         Bucket("nothing://bucket/runs")
+
+
+def test_recorded_files_are_the_objects(s3, tmp_path):
+    s3.record = tmp_path
+    bucket = Bucket(f"{s3.url}/runs")
+    for name in "abcd":
+        bucket.put(f"{name}/file", name.encode())
+    bucket.delete("a/file")
+    bucket.delete_many(["b/file", "c/file"])  # one request
+    assert {path.name: path.read_text() for path in tmp_path.rglob("*") if path.is_file()} == {"file": "d"}
+    assert bucket.list() == ([], ["d"])
