@@ -1,4 +1,4 @@
-"""What saves cost in a bucket: requests and bytes of each, and the speed of training beside a local disk.
+"""What saves cost in a bucket: requests and bytes of each, how long training stops, and its speed beside a directory.
 
     python benchmarks/bucket_saves.py [--rounds 3] [--latency 0.05]
 
@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from lockstep.bucket_copy import copy_run
 
 TESTS = Path(__file__).parents[1] / "tests"
 SAVE_EVERY, SAVES = 2_000, 6
@@ -38,15 +40,22 @@ signal.pause()
 """
 
 
-def train(runs_dir: str, name: str) -> float:
-    """Train a run. Return its samples per second after the first save, without the time of saves at the end."""
+def train(runs_dir: str, name: str) -> tuple[float, float]:
+    """Train a run. Return its samples per second after the first save, and the milliseconds a save stops training."""
     words = ["train", "gym-ddpg", "--task.id", "Pendulum-v1", f"run.runs_dir={runs_dir}", f"run.name={name}"]
     words += [f"run.total_samples={SAVES * SAVE_EVERY}", f"run.save_every={SAVE_EVERY}", f"run.log_every={SAVE_EVERY}"]
     words += ["run.eval_every=none", "run.record_video=false", "algo.learning_starts=500"]
     ended = subprocess.run([sys.executable, "-m", "lockstep", *words], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     speeds = [line.split()[4] for line in ended.stdout.splitlines() if " steps " in line and "/s" in line]
-    return statistics.median(float(speed.removesuffix("/s").replace(",", "")) for speed in speeds[1:])
+    speed = statistics.median(float(speed.removesuffix("/s").replace(",", "")) for speed in speeds[1:])
+    with tempfile.TemporaryDirectory() as directory:
+        if runs_dir.startswith("s3:"):
+            copy_run(f"{runs_dir}/{name}", Path(directory), "logs")
+        lines = Path(directory if runs_dir.startswith("s3:") else f"{runs_dir}/{name}", "metrics.jsonl").read_text()
+    # The time to copy the state, and to wait for the save before if it has not ended.
+    stops = [json.loads(line).get("time/copy", 0.0) for line in lines.splitlines()]
+    return speed, 1000 * sum(stops) / SAVES
 
 
 def cost(record: Path, name: str) -> list[dict[str, int]]:
@@ -76,15 +85,20 @@ def main() -> None:
             assert server.stdout is not None
             os.environ |= json.loads(server.stdout.readline())
             os.environ["OMP_NUM_THREADS"] = "1"
-            speeds: dict[str, list[float]] = {"directory": [], "bucket": []}
+            measured: dict[str, list[tuple[float, float]]] = {"directory": [], "bucket": []}
             for number in range(options.rounds):
-                speeds["directory"].append(train(directory, f"local-{number}"))
-                speeds["bucket"].append(train("s3://bucket/runs", f"remote-{number}"))
-                print(f"round {number + 1}: {speeds['directory'][-1]:.0f} and {speeds['bucket'][-1]:.0f} samples/s")
+                measured["directory"].append(train(directory, f"local-{number}"))
+                measured["bucket"].append(train("s3://bucket/runs", f"remote-{number}"))
+                for place, values in measured.items():
+                    speed, stop = values[-1]
+                    print(
+                        f"round {number + 1}, {place}: {speed:.0f} samples/s, a save stops training for {stop:.1f} ms"
+                    )
             time.sleep(0.5)
             for number, save in enumerate(cost(record, "remote-0"), 1):
                 print(f"save {number}: {save['requests']} requests, {save['bytes']:,} bytes uploaded")
-            ratio = statistics.median(b / d for b, d in zip(speeds["bucket"], speeds["directory"], strict=True))
+            pairs = zip(measured["bucket"], measured["directory"], strict=True)
+            ratio = statistics.median(bucket[0] / local[0] for bucket, local in pairs)
             print(f"speed in the bucket: {ratio:.2f} of that in a directory (median of {options.rounds})")
             server.kill()
 
