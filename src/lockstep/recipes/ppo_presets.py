@@ -141,8 +141,7 @@ PENDULUM: dict[str, Any] = {
         "epochs": 10,
         "gamma": 0.9,
         "gae_lambda": 0.95,
-        "normalize_obs": True,
-        "normalize_rewards": True,
+        "normalize_rewards": True,  # not observations: their spread grows while the pendulum learns to swing
     },
 }
 
