@@ -198,7 +198,9 @@ class RunDir:
         self.runtime.watchdog.end_deadlines()
         self.write_status("preempted" if preempted else "finished")
         if self.runtime.is_main:
-            shutil.rmtree(self.path / HEARTBEATS, ignore_errors=True)
+            shutil.rmtree(self._heartbeats, ignore_errors=True)
+            with suppress(OSError):  # another start may be loading: it has a directory there
+                self._heartbeats.parent.rmdir()
         self.log.take_times()
         seconds = time.monotonic() - self.runtime.status.started
         result = TrainResult(

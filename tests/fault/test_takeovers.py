@@ -45,6 +45,23 @@ def fail(*arguments):
 CheckpointManager._restore = fail
 sys.exit(main(["resume", sys.argv[1]]))
 """
+LATE = """
+import sys, time
+from pathlib import Path
+from lockstep.cli import main
+from lockstep.checkpoint.manager import CheckpointManager
+from lockstep.io.jsonl import read_status
+
+restore = CheckpointManager.restore
+
+def wait_and_restore(self, *arguments):
+    while (Path(sys.argv[1]) / "heartbeats" / sys.argv[2]).exists():
+        time.sleep(0.05)
+    restore(self, *arguments)
+
+CheckpointManager.restore = wait_and_restore
+sys.exit(main(["resume", sys.argv[1]]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +126,23 @@ def test_start_that_fails_to_load_does_not_stop_the_running_one(tmp_path, traini
     set_pace(pace, 0)
     output, _ = older.communicate(timeout=120)
     assert older.returncode == 0, output
+    assert hash_of(tmp_path / "run") == undisturbed
+
+
+def test_start_that_loads_after_the_running_one_has_finished_finds_its_files(tmp_path, training, undisturbed):
+    older, pace = training
+    heartbeats = tmp_path / "run" / "heartbeats"
+    words = [sys.executable, "-c", LATE, str(tmp_path / "run"), next(heartbeats.iterdir()).name]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as newer:
+        deadline = time.monotonic() + 120
+        while len(list(heartbeats.iterdir())) < 2 and newer.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        set_pace(pace, 0)
+        output, _ = newer.communicate(timeout=120)
+    assert newer.returncode == 0, output
+    assert older.wait(60) == 0
+    assert not heartbeats.exists()
     assert hash_of(tmp_path / "run") == undisturbed
 
 
