@@ -206,9 +206,7 @@ class _RunList(Generic[RunT]):
         return None
 
     def describe(self, active: Sequence[RunT], done: int) -> str:
-        left = self._remaining.seconds()
-        eta = "" if left is None else f"; about {format_duration(left)} left"
-        return f"{done} of {self._total} runs done; {describe_active(active)}{eta}"
+        return describe_runs(active, done, self._total, self._remaining)
 
 
 class RemainingTime:
@@ -244,18 +242,35 @@ def start_lockstep(arguments: Sequence[str], log: Path) -> "subprocess.Popen[byt
         )
 
 
-def start_or_resume(run: ScheduledRun, arguments: Sequence[str]) -> list[str]:
+def start_or_resume(
+    run: ScheduledRun, arguments: Sequence[str], stop_at: int | None = None, gpus: Sequence[str] = ()
+) -> list[str]:
     """Return the arguments of lockstep that resume a run; `arguments` if it has no checkpoint to resume from.
 
     The directory of a run that was killed before its first checkpoint is removed.
+
+    Args:
+        run: The run.
+        arguments: Arguments that start it.
+        stop_at: Samples to stop at. None: train to the end.
+        gpus: GPUs to use. Empty: all visible ones.
     """
+    options = [] if stop_at is None else ["--stop-at", str(stop_at)]
+    options += ["--gpus", ",".join(gpus)] if gpus else []
     checkpoints = run.path / CHECKPOINTS
     # Also without a config: `resume` then refuses, and no checkpoint is deleted.
     if checkpoints.is_dir() and list_checkpoints(checkpoints):
-        return ["resume", str(run.path), "--procs", str(run.procs)]
+        return ["resume", str(run.path), "--procs", str(run.procs), *options]
     if run.path.exists():
         shutil.rmtree(run.path)
-    return list(arguments)
+    return [*arguments, *options]
+
+
+def describe_runs(active: Sequence[ScheduledRun], done: int, total: int, remaining: RemainingTime) -> str:
+    """Return the progress of runs that are all trained to their end."""
+    left = remaining.seconds()
+    eta = "" if left is None else f"; about {format_duration(left)} left"
+    return f"{done} of {total} runs done; {describe_active(active)}{eta}"
 
 
 def describe_active(active: Sequence[ScheduledRun]) -> str:
@@ -271,11 +286,13 @@ def trained_samples(run: Path) -> int:
     return int(samples) if 0 <= samples < 1e18 else 0
 
 
-def has_saved(run: Path, samples: int) -> bool:
-    """Return whether a run has a checkpoint with at least this number of samples."""
+def has_reached(run: Path, stop_at: int | None) -> bool:
+    """Return whether a run has finished, perhaps by early stopping, or has been saved at these samples."""
+    if stop_at is None or is_finished(run):
+        return is_finished(run)
     checkpoints = run / CHECKPOINTS
     saved = lineage(checkpoints) if checkpoints.is_dir() else []
-    return bool(saved) and saved[0].samples >= samples
+    return bool(saved) and saved[0].samples >= stop_at
 
 
 def is_finished(run: Path) -> bool:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from lockstep.experiment.record import SEED_RUN
 from lockstep.experiment.run_scores import final_score
-from lockstep.experiment.scheduler import RemainingTime, describe_active, has_saved, is_finished, start_or_resume
-from lockstep.loggers.formatting import format_duration
+from lockstep.experiment.scheduler import RemainingTime, describe_runs, has_reached, is_finished, start_or_resume
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,7 @@ class SeedRun:
     def prepare(self, gpus: Sequence[str]) -> list[str]:
         """Return the arguments of lockstep that start or resume the run on some GPUs. Empty: all visible ones."""
         start = ["train", SEED_RUN, str(self.path.parent), str(self.seed), "--procs", str(self.procs)]
-        stop = [] if self.stop_at is None else ["--stop-at", str(self.stop_at)]
-        return [*start_or_resume(self, start), *stop, *(["--gpus", ",".join(gpus)] if gpus else [])]
-
-    def is_done(self) -> bool:
-        """Return whether the run has finished, or has been saved where its first part ends."""
-        return is_finished(self.path) or (self.stop_at is not None and has_saved(self.path, self.stop_at))
+        return start_or_resume(self, start, self.stop_at, gpus)
 
 
 class SeedQueue:
@@ -70,7 +64,7 @@ class SeedQueue:
         return None
 
     def is_done(self, run: SeedRun) -> bool:
-        return run.is_done()
+        return has_reached(run.path, run.stop_at)
 
     def record(self, run: SeedRun) -> str:
         """Count a run that has finished. Return its score as text, or that its second part follows."""
@@ -88,9 +82,7 @@ class SeedQueue:
         return None
 
     def describe(self, active: Sequence[SeedRun], done: int) -> str:
-        left = self._remaining.seconds()
-        eta = "" if left is None else f"; about {format_duration(left)} left"
-        return f"{self._done} of {self._total} runs done; {describe_active(active)}{eta}"
+        return describe_runs(active, self._done, self._total, self._remaining)
 
 
 def divide_runs(runs: Sequence[SeedRun], places: int) -> list[SeedRun]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lockstep.checkpoint.format import replace_text
 from lockstep.config import ConfigError, Recipe, apply_overrides
 from lockstep.experiment.run_scores import MAX_ABS, final_score
-from lockstep.experiment.scheduler import describe_active, has_saved, is_finished, start_or_resume
+from lockstep.experiment.scheduler import describe_active, has_reached, start_or_resume
 from lockstep.inference import build_recipe
 from lockstep.io.jsonl import METRICS, SWEEP, TRIALS, newest_values, read_status
 from lockstep.sweeps.optuna_study import StudyFile, results_needed, suggest
@@ -59,12 +59,11 @@ class TrialRun:
     def prepare(self, gpus: Sequence[str]) -> list[str]:
         """Return the arguments of lockstep that start or resume the run on some GPUs. Empty: all visible ones."""
         start = ["train", TRIAL_RUN, str(self.path.parent), str(self.number), "--procs", str(self.procs)]
-        stop = [] if self.is_last else ["--stop-at", str(self.steps)]
-        return [*start_or_resume(self, start), *stop, *(["--gpus", ",".join(gpus)] if gpus else [])]
+        return start_or_resume(self, start, None if self.is_last else self.steps, gpus)
 
     def is_done(self) -> bool:
-        """Return whether the run has been saved at these samples, or has finished, perhaps by early stopping."""
-        return is_finished(self.path) or (not self.is_last and has_saved(self.path, self.steps))
+        """Return whether the run has been saved at these samples, or has finished."""
+        return has_reached(self.path, None if self.is_last else self.steps)
 
 
 class TrialQueue:
