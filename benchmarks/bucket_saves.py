@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from lockstep.bucket.urls import is_url
 from lockstep.bucket_copy import copy_run
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -50,9 +51,11 @@ def train(runs_dir: str, name: str) -> tuple[float, float]:
     speeds = [line.split()[4] for line in ended.stdout.splitlines() if " steps " in line and "/s" in line]
     speed = statistics.median(float(speed.removesuffix("/s").replace(",", "")) for speed in speeds[1:])
     with tempfile.TemporaryDirectory() as directory:
-        if runs_dir.startswith("s3:"):
-            copy_run(f"{runs_dir}/{name}", Path(directory), "logs")
-        lines = Path(directory if runs_dir.startswith("s3:") else f"{runs_dir}/{name}", "metrics.jsonl").read_text()
+        run = Path(runs_dir, name)
+        if is_url(runs_dir):
+            run = Path(directory)
+            copy_run(f"{runs_dir}/{name}", run, "logs")
+        lines = (run / "metrics.jsonl").read_text()
     # The time to copy the state, and to wait for the save before if it has not ended.
     stops = [json.loads(line).get("time/copy", 0.0) for line in lines.splitlines()]
     return speed, 1000 * sum(stops) / SAVES

@@ -61,7 +61,9 @@ class Campaign:
         while self.log.faults < faults:
             kills = self.sweep.kills if self.sweep is not None else 0
             hashes = self._disturb(kinds, weights)
-            line = self.head | {"hash": hashes[0], "undisturbed": undisturbed, "forks": len(hashes) - 1}
+            # The hash of the run and its forks, or the one of them that differs.
+            found = next((value for value in hashes if value != undisturbed), undisturbed)
+            line = self.head | {"hash": found, "undisturbed": undisturbed, "forks": len(hashes) - 1}
             if self.sweep is not None:
                 line["sweep_kills"] = self.sweep.kills - kills
             self.log.add(line | {"left": (left := self._leftovers())})

@@ -177,9 +177,13 @@ class BucketStorage:
         published = set(map(str, self.checkpoints(name)))
         manifests = [json.loads(bucket.read(f"checkpoints/{checkpoint}.json")) for checkpoint in published]
         digests = {digest[:32] for manifest in manifests for digest in manifest["files"].values()}
-        keys = [key.split("/") for key in bucket.find("checkpoints") if key.count("/") == 2]
-        known = {"segments": lambda key: key[2][:32] in digests}
-        return sorted("/".join(key) for key in keys if not known.get(key[1], lambda key: key[1] in published)(key))
+        left = []
+        for key in bucket.find("checkpoints"):
+            folder, _, file = key.removeprefix("checkpoints/").rpartition("/")
+            is_known = file[:32] in digests if folder == "segments" else folder in published
+            if folder and not is_known:
+                left.append(key)
+        return sorted(left)
 
     @contextmanager
     def reached_from(self, host: Host) -> Iterator[None]:
