@@ -87,10 +87,11 @@ class RunDir:
         runtime: Runtime,
         log: ProcessLog,
         heartbeats: Path,
+        older_heartbeats: list[Path],
         bucket: BucketRun | None = None,
     ) -> None:
         self.path, self.log, self.runtime, self.bucket = path, log, runtime, bucket
-        self._recipe, self._heartbeats = recipe, heartbeats
+        self._recipe, self._heartbeats, self._older_heartbeats = recipe, heartbeats, older_heartbeats
         self.location = bucket.url if bucket else str(path)
         """Path or URL of the run, for commands."""
         settings = recorded_settings(recipe, runtime.lanes.num_lanes)
@@ -111,22 +112,22 @@ class RunDir:
     def open(cls, recipe: Recipe, runtime: Runtime, resume: bool) -> Iterator["RunDir"]:
         """Create a run directory, or open the one to resume. All processes get the same directory."""
         with ExitStack() as on_exit:
-            bucket = None
+            bucket, older = None, []
             if is_url(recipe.run.runs_dir):
                 status = _status("running", runtime)
                 bucket = on_exit.enter_context(BucketRun.open(recipe, runtime, resume, status))
                 path, heartbeats = bucket.path, bucket.heartbeats
                 lanes = runtime.run_on_main(partial(_prepare_in_bucket, bucket, recipe))
             else:
-                name, lanes, heartbeat_id = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
+                name, lanes, start, starts = runtime.run_on_main(lambda: _prepare(recipe, runtime, resume))
                 path = Path(name)
-                heartbeats = path / HEARTBEATS / heartbeat_id
+                heartbeats, older = path / HEARTBEATS / start, [path / HEARTBEATS / other for other in starts]
                 refuse_unshared(heartbeats, runtime)
             runtime.lanes = Lanes(lanes, partition_lanes(lanes, runtime.size)[runtime.rank], recipe.run.seed)
             common = bucket is None or bucket.has_common_directory()
             runtime.watchdog.set_status_dir(heartbeats, None if common else runtime.kv_store())
             log = open_log(path, recipe, runtime, bucket.url if bucket else "")
-            run = cls(path, recipe, runtime, log, heartbeats, bucket)
+            run = cls(path, recipe, runtime, log, heartbeats, older, bucket)
             failed_new_run = False
             try:
                 yield run
@@ -160,9 +161,11 @@ class RunDir:
                 _write_status_and_config(self.path, self._recipe, self.runtime, self._measure_hours())
                 if description := describe_task(task):
                     replace_text(self.path / TASK, description)
-                for other in (self.path / HEARTBEATS).iterdir():
-                    if other != self._heartbeats:
-                        shutil.rmtree(other, ignore_errors=True)
+                # Only of starts before this one: a newer one may be loading, and has claimed nothing yet.
+                for older in self._older_heartbeats:
+                    shutil.rmtree(older, ignore_errors=True)
+                # A newer start that claimed the run first has removed it.
+                self._heartbeats.mkdir(parents=True, exist_ok=True)
         self.log.begin(clock, notes)
         if self.bucket is not None:
             self.bucket.begin(self.checkpoints.fence)
@@ -226,8 +229,10 @@ class RunDir:
             self.checkpoints.save(algorithm, task, clock, best=True)
 
 
-def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, str]:
-    """Prepare the run directory on rank 0. Return its path, the number of lanes and the heartbeat directory.
+def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, str, list[str]]:
+    """Prepare the run directory on rank 0.
+
+    Return its path, the number of lanes, and the names of the heartbeat directories of this start and of earlier ones.
 
     A directory that contains a run is rejected, unless the same job started it: then a host joined or left, or a
     scheduler restarted the job, and the run resumes. A run to be resumed is not modified yet.
@@ -244,8 +249,9 @@ def _prepare(recipe: Recipe, runtime: Runtime, resume: bool) -> tuple[str, int, 
         else:
             path = create_run(recipe, _status("running", runtime))
             _write_status_and_config(path, recipe, runtime)
+        earlier = [folder.name for folder in (path / HEARTBEATS).glob("*")]
         (path / HEARTBEATS / heartbeat_id).mkdir(parents=True)
-    return str(path), lanes, heartbeat_id
+    return str(path), lanes, heartbeat_id, earlier
 
 
 def _prepare_in_bucket(bucket: BucketRun, recipe: Recipe) -> int:

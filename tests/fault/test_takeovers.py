@@ -62,6 +62,27 @@ def wait_and_restore(self, *arguments):
 CheckpointManager.restore = wait_and_restore
 sys.exit(main(["resume", sys.argv[1]]))
 """
+WAITING = """
+import sys, time
+from pathlib import Path
+from lockstep.cli import main
+from lockstep.checkpoint.lineage import read_claim
+from lockstep.checkpoint.manager import CheckpointManager
+
+run, restore = Path(sys.argv[1]), CheckpointManager.restore
+
+def wait_and_restore(self, *arguments):
+    if sys.argv[2] == "first":
+        while len(list((run / "heartbeats").iterdir())) < 3:
+            time.sleep(0.05)
+    else:
+        while "parent" not in read_claim(run / "checkpoints", 2):
+            time.sleep(0.05)
+    restore(self, *arguments)
+
+CheckpointManager.restore = wait_and_restore
+sys.exit(main(["resume", sys.argv[1]]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +165,34 @@ def test_start_that_loads_after_the_running_one_has_finished_finds_its_files(tmp
     assert older.wait(60) == 0
     assert not heartbeats.exists()
     assert hash_of(tmp_path / "run") == undisturbed
+
+
+@pytest.mark.parametrize("claims", [("first", "second"), pytest.param(("second", "first"), marks=pytest.mark.slow)])
+def test_of_two_starts_that_load_at_once_the_last_to_claim_keeps_its_heartbeats(tmp_path, training, claims):
+    heartbeats = tmp_path / "run" / "heartbeats"
+    directories, known, started = {}, set(heartbeats.iterdir()), []
+    try:
+        for claim in claims:
+            words = [sys.executable, "-c", WAITING, str(tmp_path / "run"), claim]
+            with (tmp_path / claim).open("wb") as output:
+                started.append(subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT))
+            wait_for(lambda: set(heartbeats.iterdir()) - known)
+            (directories[claim],) = set(heartbeats.iterdir()) - known
+            known.add(directories[claim])
+        wait_for(lambda: all("hosts all 8 lanes" in (tmp_path / claim).read_text() for claim in claims))  # are loaded
+        assert read_claim(tmp_path / "run" / "checkpoints", 3)["pid"] == started[claims.index("second")].pid
+        assert directories["second"].is_dir()
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_kill_after_resume_from_older_checkpoint_deletes_nothing(tmp_path, undisturbed):
