@@ -178,7 +178,7 @@ def test_slow_disk_delays_training_only_at_the_next_save_and_is_logged(tmp_path,
     (ended,) = outcomes(train_on_a_slow_disk, 1, str(tmp_path))
     assert not ended.error
     assert ended.value[:4] == ["iteration 1", "iteration 2", "iteration 3", "written"]
-    assert "s for the previous save: the disk is slow." in " ".join(ended.output.split())
+    assert "s for the previous save: the storage is slow." in " ".join(ended.output.split())
     assert hash_of(tmp_path / "run") == without_evaluation
 
 

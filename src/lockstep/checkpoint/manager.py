@@ -184,7 +184,7 @@ class CheckpointManager:
             waited = self.wait()
             if waited > SLOW_SECONDS and self.runtime.is_main:
                 _LOGGER.warning(
-                    "Training waited %.0f s for the previous save: the disk is slow. Save less often with "
+                    "Training waited %.0f s for the previous save: the storage is slow. Save less often with "
                     "--run.save-every.",
                     waited,
                 )
