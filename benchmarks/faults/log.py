@@ -4,9 +4,12 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
+from textwrap import fill
 from typing import Any
 
 Line = dict[str, Any]
+WIDTH = 120
+"""Characters in a line of the table's text."""
 
 
 class CampaignLog:
@@ -51,12 +54,18 @@ def write_table(directory: Path) -> Path:
     text = [
         "# Random faults",
         "",
-        f"{len(faults):,} faults in {len(runs)} runs and {forks} forks of them. {equal} of {len(runs)} runs, with",
-        f"their forks, ended with the hash of the undisturbed run. {left} left processes, files or",
-        "unreferenced objects.",
+        fill(
+            f"{len(faults):,} faults in {len(runs)} runs and {forks} forks of them. {equal} of {len(runs)} runs, with "
+            f"their forks, ended with the hash of the undisturbed run. {left} left processes, files or unreferenced "
+            "objects.",
+            WIDTH,
+        ),
         "",
-        f"From a fault to the next checkpoint, it took {median(recovery):.1f} s (median), and {max(recovery):.1f} s at",
-        "most. This includes the wait for a save that was due anyway.",
+        fill(
+            f"From a fault to the next checkpoint, it took {median(recovery):.1f} s (median), and {max(recovery):.1f} "
+            "s at most. This includes the wait for a save that was due anyway.",
+            WIDTH,
+        ),
         "",
         "| fault | directory | bucket | median recovery (s) | longest (s) |",
         "| --- | ---: | ---: | ---: | ---: |",
