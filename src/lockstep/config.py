@@ -188,7 +188,11 @@ def _replace(config: Any, path: list[str], value: Any, full_key: str) -> Any:
     current = getattr(config, name)
     if rest:
         if not dataclasses.is_dataclass(current):
-            raise ConfigError(f"'{full_key}' is not a setting: '{name}' has no fields.", f"Set '{name}' itself.")
+            entry = ".".join(rest)
+            fix = f"Set '{name}' itself."
+            if isinstance(current, Mapping):
+                fix = f"Use --{full_key.removesuffix(f'.{entry}')} {entry.replace('-', '_')} VALUE."
+            raise ConfigError(f"'{full_key}' is not a setting: '{name}' has no fields.", fix)
         changed = _replace(current, rest, value, full_key)
     elif dataclasses.is_dataclass(current):
         if not isinstance(value, Mapping):
@@ -250,6 +254,8 @@ def coerce(value: Any, kind: Any, name: str) -> Any:
         return text
     elif isinstance(kind, type) and isinstance(value, kind):
         return value
+    if origin is dict:
+        raise ConfigError(f"'{name}' is {_repr(value)}, not names with values.", f"Give them: --{name} NAME VALUE.")
     raise ConfigError(f"'{name}' is {_repr(value)}, which is not {_type_name(kind)}.", f"Give {_type_name(kind)}.")
 
 

@@ -101,6 +101,7 @@ def test_configs_are_frozen_recursively(config):
         ({"run.total_samlpes": 1}, "'run.total_samlpes' is not a setting", "Did you mean 'total_samples'?"),
         ({"algo.net.qqq": 1}, "'algo.net.qqq' is not a setting", "It has: board, channels, width."),
         ({"algo.rate.x": 1}, "'algo.rate.x' is not a setting: 'rate' has no fields.", "Set 'rate' itself."),
+        ({"algo.options.a-b": 1}, "'algo.options.a-b' is not a setting", "Use --algo.options a_b VALUE."),
         ({"algo": 3}, "'algo' is a group of settings, not 3.", "Set its fields one by one."),
     ],
 )
@@ -173,7 +174,7 @@ def test_yaml_value_is_converted_to_field_type(key, text, value):
         ("algo.net.channels", ["a"], "'algo.net.channels' is 'a', which is not int."),
         ("algo.net.channels", {"a": 3}, "'algo.net.channels' is {'a': 3}, which is not tuple"),
         ("algo.net.board", [1], "'algo.net.board' is [1], which is not tuple"),
-        ("algo.options", 3, "'algo.options' is 3, which is not dict"),
+        ("algo.options", 3, "'algo.options' is 3, not names with values."),
     ],
 )
 def test_value_of_wrong_type_error_states_expected_type(key, value, words):
