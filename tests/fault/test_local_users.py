@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
@@ -79,6 +80,14 @@ def test_single_host_run_accepts_no_connections_while_training(tmp_path):
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 75
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="lists the descriptors of this process")
+def test_listening_sockets_keeps_no_descriptor_open():
+    with socket.create_server(("127.0.0.1", 0)) as server, tempfile.TemporaryFile():
+        before = os.listdir("/proc/self/fd")
+        assert server.fileno() in listening_sockets()
+        assert os.listdir("/proc/self/fd") == before
 
 
 def test_drop_new_connections_keeps_established_connections():

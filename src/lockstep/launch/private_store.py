@@ -6,8 +6,10 @@ supports TCP only. Its listening socket accepts any connection and keeps it, unt
 needed only until all processes have connected to each other. After that, the kernel drops all incoming packets.
 """
 
+import errno
 import os
 import socket
+import stat
 import struct
 import sys
 import time
@@ -70,7 +72,7 @@ def listening_sockets() -> set[int]:
     found = set()
     with suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as opened:
+            with suppress(OSError), _duplicate(int(name)) as opened:
                 if opened.family in (socket.AF_INET, socket.AF_INET6) and opened.type == socket.SOCK_STREAM:
                     found |= {int(name)} if opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else set()
     return found
@@ -85,5 +87,12 @@ def drop_new_connections(listeners: Iterable[int]) -> None:
         return
     program = create_string_buffer(_DROP_ALL)
     for descriptor in listeners:
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as opened:
+        with suppress(OSError), _duplicate(descriptor) as opened:
             opened.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, addressof(program)))
+
+
+def _duplicate(descriptor: int) -> socket.socket:
+    """Open a socket's descriptor again. Raise OSError if it is not a socket."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):  # socket.socket would not close the duplicate of another file
+        raise OSError(errno.ENOTSOCK, "not a socket")
+    return socket.socket(fileno=os.dup(descriptor))
