@@ -227,21 +227,26 @@ class Campaign:
         deadline = time.monotonic() + 20
         while (alive := self._descendants()) and time.monotonic() < deadline:
             time.sleep(0.2)
+        commands = []
+        for process in alive:
+            with suppress(psutil.Error):
+                commands.append(" ".join(process.cmdline())[:200])
         before, tempfile.tempdir = tempfile.tempdir, str(self.temporary)
         remove_leftovers()  # as the next command does
         tempfile.tempdir = before
-        return [*alive, *(path.name for path in self.temporary.iterdir())]
+        return [*commands, *(path.name for path in self.temporary.iterdir())]
 
-    def _descendants(self) -> list[str]:
-        """Return the command lines of processes that have this campaign's directory for temporary files."""
+    def _descendants(self) -> list[psutil.Process]:
+        """Return the processes that have this campaign's directory for temporary files."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get("TMPDIR") == str(self.temporary) and process.status() != "zombie":
-                    found.append(" ".join(process.cmdline())[:200])
+                    found.append(process)
         return found
 
     def stop(self) -> None:
-        """Kill the run, after an error."""
-        if self.launcher is not None and self.launcher.poll() is None:
-            self.launcher.kill()
+        """Kill all processes of the campaign, after an error."""
+        for process in self._descendants():
+            with suppress(psutil.Error):
+                process.kill()
