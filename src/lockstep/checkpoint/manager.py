@@ -68,6 +68,10 @@ class CheckpointManager:
         self._problem = ""
         """Why the last save failed, equal on all processes; empty if it was published."""
         self._error: BaseException | None = None
+        self._unmarked_best: CheckpointName | None = None
+        """The best checkpoint, if the pointer to it could not be written yet."""
+        self._untidy: CheckpointName | None = None
+        """The newest checkpoint, if older ones could not be deleted after it."""
         self._save_interval = SaveInterval()
         self._segments = IncrementalState(run.replay_parity and not disk.is_remote)
         self._machine = describe_machine(runtime.device)
@@ -192,7 +196,8 @@ class CheckpointManager:
             if name == self._last:
                 # Decide from memory, not from disk: processes may see the directory at different stages of writing.
                 if best and self.runtime.is_main:
-                    self._update_pointers_and_prune(name, best)
+                    self._unmarked_best = name
+                    self._update_pointers_and_prune(name)
                 return
             self._last = name
             lanes, append_only = split_lane_state(algorithm, task, self.runtime.lanes.local)
@@ -230,6 +235,8 @@ class CheckpointManager:
     def finish(self) -> None:
         """Wait for the last save of a run. Raises ConfigError if it failed."""
         self.wait()
+        if self._untidy is not None and self.fence.allows_writing():  # no later save will repeat it
+            self._update_pointers_and_prune(self._untidy)
         self._handshake.close()
         if self.runtime.all_reduce_any(superseded=bool(self.fence.superseded_by))["superseded"]:
             raise SupersededError(self.fence.superseded_by or self._problem)
@@ -303,7 +310,8 @@ class CheckpointManager:
         if self.runtime.is_main:
             if not self._problem:
                 self.published = [*self.published, (name.samples, copied_at)][-KEPT_SAVES:]
-                self._update_pointers_and_prune(name, best)
+                self._unmarked_best = name if best else self._unmarked_best
+                self._update_pointers_and_prune(name)
             return
         self._problem, self._segments.unlinked = self._handshake.verdict(str(name))
 
@@ -343,13 +351,19 @@ class CheckpointManager:
             shutil.rmtree(partial, ignore_errors=True)  # all processes have reported, so none still writes here
         return "; ".join(dict.fromkeys(problems))
 
-    def _update_pointers_and_prune(self, name: CheckpointName, best: bool) -> None:
-        """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published."""
+    def _update_pointers_and_prune(self, name: CheckpointName) -> None:
+        """Point to a new checkpoint and delete old ones. Errors are only logged: the checkpoint is published.
+
+        What failed is repeated after the next save, or at the end of the run.
+        """
+        self._untidy = name
         try:
             self.disk.replace(self.directory / "latest", str(name))
-            if best:
-                self.disk.replace(self.directory / "best", str(name))
+            if self._unmarked_best is not None:
+                self.disk.replace(self.directory / "best", str(self._unmarked_best))
+                self._unmarked_best = None
             prune(self.fence, self.run.keep_last)
+            self._untidy = None
         except (OSError, CorruptCheckpointError) as error:
             _LOGGER.warning(
                 "Checkpoint %s is published, but updating pointers or deleting old checkpoints failed: %s.",

@@ -152,6 +152,43 @@ def test_lost_host_between_upload_and_commit_leaves_objects_that_the_next_save_r
     assert len(folders) == 2  # the newest, and the parent of this start
 
 
+def test_deletion_that_fails_after_the_last_save_is_repeated(memory_url, monkeypatch, caplog):
+    call, failures = Bucket._call, []
+
+    def failing(self, method, *arguments, **settings):
+        if method == "rm" and list_names(memory_url, 4) and len(failures) < client.ATTEMPTS:
+            failures.append(method)
+            raise ConnectionError("the storage does not answer")
+        return call(self, method, *arguments, **settings)
+
+    def list_names(url, iterations):
+        return [key for key in MemoryFileSystem().find(url) if f"{iterations * ITERATION:012}-g0001.json" in key]
+
+    monkeypatch.setattr(Bucket, "_call", failing)
+    train(tiny(memory_url, keep_last=1))
+    assert len(failures) == client.ATTEMPTS
+    assert "deleting old checkpoints failed" in caplog.text
+    folders = {key.split("/")[1] for key in Bucket(f"{memory_url}/run").find("checkpoints") if key.count("/") == 2}
+    assert folders == {f"{4 * ITERATION:012}-g0001"}
+
+
+def test_pointer_to_the_best_checkpoint_that_fails_is_written_after_the_next_save(memory_url, monkeypatch, caplog):
+    call, failures = Bucket._call, []
+
+    def failing(self, method, path, *arguments, **settings):
+        if method == "pipe_file" and path.endswith("/best") and len(failures) < client.ATTEMPTS:
+            failures.append(path)
+            raise ConnectionError("the storage does not answer")
+        return call(self, method, path, *arguments, **settings)
+
+    monkeypatch.setattr(Bucket, "_call", failing)
+    train(tiny(memory_url, keep_last=1, eval_every=2 * ITERATION, eval_episodes=8), stop_at=3 * ITERATION)
+    assert "updating pointers" in caplog.text
+    bucket = Bucket(f"{memory_url}/run")
+    assert bucket.read("checkpoints/best").decode() == f"{2 * ITERATION:012}-g0001"
+    assert bucket.exists(f"checkpoints/{2 * ITERATION:012}-g0001.json")
+
+
 def replay_recipe(url, **run):
     recipe = apply_overrides(find_recipe("gym-ddpg")(), REPLAY)
     return apply_overrides(recipe, {"run": {"runs_dir": str(url), "name": "run", "keep_last": 2, **run}})
