@@ -62,14 +62,13 @@ def run_clients(port, size: int, ranks: range, barrier, results) -> None:
     barrier.wait()
     clients = [SaveHandshake(lambda: connect(port.value), rank, size, TIMEOUT, lambda: None) for rank in ranks]
     barrier.wait()
-    for number in range(ROUNDS):
-        save = f"save-{number}"
+    for _ in range(ROUNDS):
         barrier.wait()
         begun = time.monotonic()
         for one in clients:
-            one.report(save, FILES, "")
+            one.report(FILES, "")
         for one in clients:
-            one.verdict(save)
+            one.verdict()
         results.put(time.monotonic() - begun)
         barrier.wait()
     barrier.wait()
@@ -113,17 +112,16 @@ def measure(size: int) -> dict[str, float]:
     main = SaveHandshake(lambda: connect(server.port), 0, size, TIMEOUT, lambda: None)
     barrier.wait()
     collected, ended = [], []
-    for number in range(ROUNDS):
-        save = f"save-{number}"
+    for _ in range(ROUNDS):
         barrier.wait()
         begun = time.monotonic()
-        main.report(save, FILES, "")
-        main.collect(save)
+        main.report(FILES, "")
+        main.collect()
         collected.append(time.monotonic() - begun)
-        main.announce(save, ["", False])
+        main.announce(["", False])
         ended.append(max(results.get() for _ in programs))
         barrier.wait()
-        main.forget(save)
+        main.forget()
     barrier.wait()
     connect(server.port).set("answer", "{}")
     agreed = max(results.get() for _ in programs)

@@ -251,7 +251,7 @@ class CheckpointManager:
         # Wait until all processes know the result: a process that exits earlier may take the store with it.
         self.runtime.all_reduce_any(heard=True)
         if self.runtime.is_main:
-            self._handshake.forget(str(self._last))
+            self._handshake.forget()
         if self.disk.is_remote:  # its files were uploaded
             shutil.rmtree(self.directory / f".{self._last}.partial", ignore_errors=True)
         if not self._problem:
@@ -303,17 +303,17 @@ class CheckpointManager:
             except OSError as error:
                 problem = self._describe(error)
             self.runtime.fault_point("save")
-            self._handshake.report(str(name), files, problem)
+            self._handshake.report(files, problem)
             if self.runtime.is_main:
                 self._problem = self._commit(name, partial, shared, values, keep)
-                self._handshake.announce(str(name), [self._problem, self._segments.unlinked])
+                self._handshake.announce([self._problem, self._segments.unlinked])
         if self.runtime.is_main:
             if not self._problem:
                 self.published = [*self.published, (name.samples, copied_at)][-KEPT_SAVES:]
                 self._unmarked_best = name if best else self._unmarked_best
                 self._update_pointers_and_prune(name)
             return
-        self._problem, self._segments.unlinked = self._handshake.verdict(str(name))
+        self._problem, self._segments.unlinked = self._handshake.verdict()
 
     def _commit(self, name: CheckpointName, partial: Path, shared: StateDict, values: StateValues, keep: bool) -> str:
         """On the main process: write the shared files, collect all results and publish; return problems, if any."""
@@ -324,7 +324,7 @@ class CheckpointManager:
             self.disk.upload(partial, files)
         except OSError as error:
             problems.append(self._describe(error))
-        reported, reported_problems = self._handshake.collect(str(name))
+        reported, reported_problems = self._handshake.collect()
         files, problems = files | reported, problems + reported_problems
         if not problems:
             try:

@@ -12,7 +12,6 @@ from lockstep.checkpoint.handshake import SaveHandshake
 from lockstep.distributed.kv_store import KeyValueStore
 
 SIZE = 8
-SAVE = "000000001024-g0001"
 
 
 @pytest.fixture(params=["tcp", "file"])
@@ -31,24 +30,24 @@ def start_all(connect, timeout=30.0, size=SIZE):
     return [SaveHandshake(connect, rank, size, timeout, lambda: told.append(1)) for rank in range(size)], told
 
 
-def save(one, name, results, problem="", wait=0.0, before=None):
+def save(one, results, verdict, problem="", wait=0.0):
     """Take part in a save as the manager does."""
     with one.beating():
         time.sleep(wait)
-        one.report(name, {f"lanes-{one.rank}": {"bytes": one.rank}}, problem)
+        one.report({f"lanes-{one.rank}": {"bytes": one.rank}}, problem)
         if one.rank == 0:
-            results["collected"] = one.collect(name)
-            one.announce(name, ["", True])
+            results["collected"] = one.collect()
+            one.announce(verdict)
             return
-    results[one.rank] = one.verdict(name)
+    results[one.rank] = one.verdict()
 
 
-def run_all(processes, name, **special):
+def run_all(processes, verdict=("", True), **special):
     """Run a save on all processes at once. `special` has arguments by rank."""
     results, threads = {}, []
     for one in processes:
         arguments = special.get(f"rank_{one.rank}", {})
-        threads.append(threading.Thread(target=save, args=(one, name, results), kwargs=arguments))
+        threads.append(threading.Thread(target=save, args=(one, results, verdict), kwargs=arguments))
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -59,23 +58,32 @@ def run_all(processes, name, **special):
 
 def test_main_process_gets_all_files_and_the_others_the_verdict(connect):
     processes, _ = start_all(connect)
-    results = run_all(processes, SAVE)
+    results = run_all(processes)
     assert results["collected"] == ({f"lanes-{rank}": {"bytes": rank} for rank in range(SIZE)}, [])
     assert [results[rank] for rank in range(1, SIZE)] == [["", True]] * (SIZE - 1)
 
 
 def test_problems_are_collected_and_the_next_save_starts_clean(connect):
     processes, _ = start_all(connect)
-    results = run_all(processes, SAVE, rank_3={"problem": "disk full"}, rank_5={"problem": "disk full"})
+    results = run_all(processes, rank_3={"problem": "disk full"}, rank_5={"problem": "disk full"})
     assert results["collected"][1] == ["disk full", "disk full"]
-    processes[0].forget(SAVE)
-    assert run_all(processes, SAVE)["collected"][1] == []  # the same name again
+    processes[0].forget()
+    assert run_all(processes)["collected"][1] == []
+
+
+def test_next_save_does_not_get_the_verdict_of_a_failed_one_that_is_not_forgotten_yet(connect):
+    processes, _ = start_all(connect)
+    run_all(processes, verdict=["disk full", False])
+    late = {f"rank_{rank}": {"wait": 0.5} for rank in (0, 1)}  # the others ask for the verdict first
+    results = run_all(processes, **late)
+    assert [results[rank] for rank in range(1, SIZE)] == [["", True]] * (SIZE - 1)
+    assert len(results["collected"][0]) == SIZE
 
 
 def test_slow_process_is_waited_for_while_it_sends_heartbeats(connect, monkeypatch):
     monkeypatch.setattr(handshake, "LOOK_SECONDS", 0.2)
     processes, told = start_all(connect, timeout=1.0)
-    results = run_all(processes, SAVE, rank_6={"wait": 3.0})
+    results = run_all(processes, rank_6={"wait": 3.0})
     assert len(results["collected"][0]) == SIZE
     assert told
 
@@ -87,15 +95,15 @@ def test_process_without_heartbeat_is_named(connect, monkeypatch):
 
     def collect(one):
         with one.beating():
-            one.report(SAVE, {}, "")
+            one.report({}, "")
             try:
-                one.collect(SAVE)
+                one.collect()
             except TimeoutError as error:
                 failures["problem"] = str(error)
 
     def take_part(one):
         with one.beating():
-            one.report(SAVE, {}, "")
+            one.report({}, "")
 
     threads = [threading.Thread(target=collect, args=(processes[0],))]
     threads += [threading.Thread(target=take_part, args=(one,)) for one in processes[1:] if one.rank != silent]
@@ -109,12 +117,12 @@ def test_process_without_heartbeat_is_named(connect, monkeypatch):
 def test_process_that_dies_between_two_saves_is_named(connect, monkeypatch):
     monkeypatch.setattr(handshake, "LOOK_SECONDS", 0.2)
     processes, _ = start_all(connect, timeout=1.0)
-    run_all(processes, SAVE)
+    run_all(processes)
     for one in processes[:4] + processes[5:]:
         with one.beating():
-            one.report("next", {}, "")
+            one.report({}, "")
     with pytest.raises(TimeoutError, match="process 4 has sent no heartbeat for 1 s"):
-        processes[0].collect("next")
+        processes[0].collect()
 
 
 def test_requests_of_the_main_process_do_not_grow_with_the_processes(monkeypatch):
@@ -142,9 +150,9 @@ def test_requests_of_the_main_process_do_not_grow_with_the_processes(monkeypatch
         server = dist.HashStore()
         processes, _ = start_all(lambda server=server, Counting=Counting: Counting(server), size=size)
         for one in processes[1:]:
-            one.report(SAVE, {}, "")
+            one.report({}, "")
         requests.clear()
-        processes[0].report(SAVE, {}, "")
-        processes[0].collect(SAVE)
+        processes[0].report({}, "")
+        processes[0].collect()
         counts[size] = len(requests)
     assert counts[4] == counts[64]
