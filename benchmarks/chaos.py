@@ -80,19 +80,29 @@ def main() -> int:
 
 def run_all(directory: Path, faults: int, parallel: int) -> int:
     """Run the campaigns of all recipes as processes, and write the table. Return whether one failed."""
+    running: set[subprocess.Popen[bytes]] = set()
 
     def run_one(campaign: tuple[int, str, bool]) -> int:
         seed, recipe, bucket = campaign
         storage = "bucket" if bucket else "directory"
         words = ["--recipe", recipe, "--seed", str(seed), "--faults", str(faults), *(["--bucket"] if bucket else [])]
         words += ["--log", str(directory / f"{recipe}-{storage}.jsonl"), *(["--sweep"] if recipe in WITH_SWEEP else [])]
-        code = subprocess.run([sys.executable, __file__, *words]).returncode
+        with subprocess.Popen([sys.executable, __file__, *words]) as process:
+            running.add(process)
+            code = process.wait()
+            running.discard(process)
         print(f"{recipe} in a {storage}: {'ended' if code == 0 else f'FAILED with {code}'}", flush=True)
         return code
 
     campaigns = [(recipe, bucket) for recipe in RECIPES for bucket in (False, True)]
     with ThreadPoolExecutor(parallel) as pool:
-        codes = list(pool.map(run_one, [(seed, *campaign) for seed, campaign in enumerate(campaigns)]))
+        try:
+            codes = list(pool.map(run_one, [(seed, *campaign) for seed, campaign in enumerate(campaigns)]))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+            raise
     print(write_table(directory))
     return int(any(codes))
 
