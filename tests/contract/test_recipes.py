@@ -40,6 +40,14 @@ each_combination = pytest.mark.parametrize(
 )
 """For longer tests: gym-tdmpc2 has the algorithm of dmc-tdmpc2 and the task of gym-ppo; zoo-ppo has its own tests."""
 each_played = pytest.mark.parametrize("name", PLAYED)
+each_task = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("gym-ppo-lstm", "gym-sac", "gym-tdmpc2")))
+        for name in PLAYED
+    ],
+)
+"""For longer tests of tasks: gym-ppo and gym-ddpg have the task of the other Gymnasium recipes."""
 each_read = pytest.mark.parametrize("name", READ)
 
 
@@ -340,7 +348,7 @@ def test_recipe_metrics_have_a_row_for_each_local_lane(name):
 # ----------------------------------------------------------------------------------------------------------------- task
 
 
-@each_played
+@each_task
 def test_recipe_task_passes_check_env(name):
     # Short episodes in environments of a millisecond a step
     steps = {"dmc-tdmpc2": 60, "sim-ppo": 60, "zoo-ppo": 30}.get(name, 200)

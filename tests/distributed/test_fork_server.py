@@ -104,6 +104,7 @@ def test_launch_reports_no_fallback(facts):
     assert "imports torch itself" not in facts[1]["fork"]
 
 
+@pytest.mark.slow
 def test_preload_that_starts_threads_falls_back_to_a_plain_start(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
@@ -132,7 +133,7 @@ elif "RANK" in os.environ:
 @pytest.mark.parametrize(
     ("ending", "said"),
     [
-        ("os._exit(7)", "process 1 of 2 failed first, with exit code 7."),
+        pytest.param("os._exit(7)", "process 1 of 2 failed first, with exit code 7.", marks=pytest.mark.slow),
         ("sys.exit(9)", "process 1 of 2 failed first, with exit code 9."),
         ("os.kill(os.getpid(), signal.SIGKILL)", "process 1 of 2 failed first: it was ended by SIGKILL."),
         ("os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)", "it was ended by SIGKILL."),  # the server itself

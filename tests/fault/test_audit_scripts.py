@@ -38,7 +38,7 @@ def test_audit_bypassed_ddp_wrapper_is_found(capsys):
 
 
 def test_audit_missing_all_reduce_names_the_parameters(capsys):
-    code, found, _ = audit(capsys, "--procs", "3", SCRIPTS / "forgotten.py")
+    code, found, _ = audit(capsys, SCRIPTS / "forgotten.py")
     assert code == 1
     assert set(found) == {"gradients", "parameters", "state"}
     assert found["gradients"]["tensors"] == ["value.weight", "value.bias"]
@@ -77,6 +77,7 @@ def _line_of(text):
     return next(number for number, line in enumerate(lines, 1) if text in line) + 1  # DDP reduces in backward
 
 
+@pytest.mark.slow
 def test_audit_gym_ppo_recipe_has_no_finding(capsys, tmp_path):
     code, found, verdict = audit(capsys, "-m", "lockstep", "train", "gym-ppo", "--smoke", f"run.runs_dir={tmp_path}")
     assert (code, found, verdict["unseen"]) == (0, {}, [])

@@ -81,7 +81,8 @@ def test_run_killed_on_two_processes_resumes_on_one_without_its_local_files(s3, 
     assert secret.decode() not in ended.output
 
 
-@pytest.mark.parametrize("fault", ["error", pytest.param("no credentials", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["error", "no credentials"])
 def test_bucket_that_fails_for_a_time_costs_checkpoints_and_not_the_run(s3, tmp_path, undisturbed_hash, fault):
     pace, url = tmp_path / "pace", f"{s3.url}/runs/run"
     set_pace(pace, 0.1)

@@ -120,7 +120,7 @@ def test_training_continues_during_disk_fault_and_saves_after_it(disk, without_e
     assert hash_of(disk / "run") == without_evaluation
 
 
-@pytest.mark.parametrize("pages", range(4))
+@pytest.mark.parametrize("pages", [0, 1, *(pytest.param(pages, marks=pytest.mark.slow) for pages in (2, 3))])
 def test_resume_on_nearly_full_disk_raises_config_error(disk, pages):
     assert not errors(run(disk, "run", 1))
     fill(disk)
@@ -129,7 +129,7 @@ def test_resume_on_nearly_full_disk_raises_config_error(disk, pages):
     assert errors(run(disk, "run", 1, resume=True)).startswith("ConfigError: ")
 
 
-@pytest.mark.parametrize("trouble", ["full", "read-only"])
+@pytest.mark.parametrize("trouble", ["full", pytest.param("read-only", marks=pytest.mark.slow)])
 def test_failed_last_save_stops_all_processes_and_resumes_from_kept_one(disk, without_evaluation, trouble):
     _, end, words = TROUBLES[trouble]
     for outcome in outcomes(train_in_trouble, 2, str(disk), trouble, False):

@@ -46,10 +46,15 @@ CASES = [
 ]
 NIGHTLY = (
     *("bench", "benchmark", "plan", "backtest", "doctor", "warmup", "check", "episodes", "fork", "play", "prove"),
-    "sweep",
-    *("verify", "replay", "bisect", "push", "pull"),
+    *("sweep", "audit", "jobfile", "export", "import"),
+    *("verify", "verify-files", "replay", "bisect", "push", "pull"),
 )
 """Commands that start their processes as another command above does."""
+
+
+def is_slow(words):
+    """Return whether the case runs nightly only. Training on two processes starts them as the resumed run does."""
+    return words[0] in NIGHTLY or (words[0] == "train" and "--procs" in words)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +74,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     "words",
-    [pytest.param(words, marks=[pytest.mark.slow] * (words[0] in NIGHTLY)) for words in CASES],
+    [pytest.param(words, marks=[pytest.mark.slow] * is_slow(words)) for words in CASES],
     ids=lambda words: "-".join(words[:4]),
 )
 def test_command_executes_nothing_in_the_current_directory(run, words):

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.distributed
 @pytest.mark.parametrize(
     ("kill", "processes", "resumed_on"),
     [
-        ("0:collect:3", 1, 2),
+        pytest.param("0:collect:3", 1, 2, marks=pytest.mark.slow),
         ("1:reduce:9", 2, 1),
-        ("0:evaluate:1", 2, 3),
+        pytest.param("0:evaluate:1", 2, 3, marks=pytest.mark.slow),
         ("2:learn:2", 3, 2),
         ("0:save:2", 1, 2),  # the main process, after its lanes and before the rest
         ("1:save:2", 3, 1),  # another process, so that the main process waits until its timeout

@@ -150,6 +150,7 @@ def test_start_that_fails_to_load_does_not_stop_the_running_one(tmp_path, traini
     assert hash_of(tmp_path / "run") == undisturbed
 
 
+@pytest.mark.slow
 def test_start_that_loads_after_the_running_one_has_finished_finds_its_files(tmp_path, training, undisturbed):
     older, pace = training
     heartbeats = tmp_path / "run" / "heartbeats"

@@ -127,7 +127,7 @@ def test_unusable_file_raises(directory, name, words):
     ("id", "flags"),
     [
         pytest.param("reach_env:Reach-v0", [], marks=pytest.mark.slow),
-        ("reach_env:Reach", ["task.num_workers=2"]),
+        pytest.param("reach_env:Reach", ["task.num_workers=2"], marks=pytest.mark.slow),
         ("reach_env.py:Reach-v0", ["--procs", "2", "task.num_workers=1"]),
     ],
 )
