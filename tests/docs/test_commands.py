@@ -50,6 +50,10 @@ NOT_RUN = {
     r"pip install .*": "the network: .ci/extras installs every extra into a clean environment",
     r".* --nnodes .*": "several hosts: tests/fault/test_hosts.py has them",
     r"kill -TERM LAUNCHER": "tests/fault/test_preemption.py sends it",
+    r"lockstep (sweep|fork|verify) .*|.* --seeds .*": "test_published_path.py has them, on a path of its own",
+    r"lockstep bisect .*": "tests/distributed/test_bisect_commits.py runs it on runs that differ",
+    r"lockstep benchmark .*": "tests/distributed/test_benchmark_suites.py runs it, with fewer steps",
+    r".* run.runs_dir=s3://.*": "tests/fault/test_bucket.py has a server",
     r"sbatch .*": "tests/fault/test_slurm.py starts a SLURM",
 }
 """Commands that are not run here, and the reason."""
