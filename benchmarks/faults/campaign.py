@@ -234,7 +234,9 @@ class Campaign:
         before, tempfile.tempdir = tempfile.tempdir, str(self.temporary)
         remove_leftovers()  # as the next command does
         tempfile.tempdir = before
-        return [*commands, *(path.name for path in self.temporary.iterdir())]
+        # torch keeps a cache of compiled code for all processes of a user.
+        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor_")]
+        return [*commands, *files]
 
     def _descendants(self) -> list[psutil.Process]:
         """Return the processes that have this campaign's directory for temporary files."""

@@ -12,9 +12,13 @@ Shapes: N examples, S slots of a type, F features, V real nodes of a type in the
 """
 
 import math
+import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -144,6 +148,8 @@ class _Round(nn.Module):
         # The root weight is applied once per node (`keep`), not once per incoming relation.
         options = {"aggr": config.aggregation, "root_weight": False, "bias": False}
         self.messages = nn.ModuleDict({relation: SAGEConv(size, size[1], **options) for _, relation, _ in edge_types})
+        for layer in self.messages.values():
+            _delete_generated_code(layer)
         self.keep = nn.ModuleDict({name: nn.Linear(config.hidden_size, config.hidden_size) for name in target_types})
         self.norm = nn.ModuleDict({name: nn.LayerNorm(config.hidden_size) for name in target_types})
 
@@ -154,6 +160,18 @@ class _Round(nn.Module):
             message = self.messages[relation]((hidden[source], hidden[target]), edges[edge_type])
             received[target] = received[target] + message
         return hidden | {name: hidden[name] + self.norm[name](received[name]).relu() for name in received}
+
+
+def _delete_generated_code(layer: nn.Module) -> None:
+    """Delete the temporary file with the code of a PyG layer. PyG has imported it, and would never delete it."""
+    module = sys.modules[type(layer).propagate.__module__]  # type: ignore[attr-defined]
+    code, compiled = Path(str(module.__file__)), Path(str(module.__cached__))
+    if code.parent != Path(tempfile.gettempdir()):
+        return  # this version of PyG generates none
+    for file in (code, compiled):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # other processes have files there
+        compiled.parent.rmdir()
 
 
 def _plan(relations: Any, rounds: int) -> list[list[EdgeType]]:

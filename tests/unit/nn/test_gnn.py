@@ -1,8 +1,13 @@
 """Graph networks: padding has no effect, batch rows are independent, messages follow edges."""
 
+import sys
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
 
+from helpers.multiprocess import together
 from lockstep.config import ConfigError, RunConfig
 from lockstep.distributed import DistributedOptimizer, Runtime
 from lockstep.nn import gnn
@@ -114,6 +119,20 @@ def test_optimizer_step_with_empty_node_type_is_finite(reduction):
     optimizer.step(lambda part: Loss(net(part).square().sum(), len(part["nodes"]["now"]["x"])), inputs, 1e-2)
     assert all(parameter.isfinite().all() for parameter in net.parameters())
     assert not torch.equal(before["head.0.weight"], net.head[0].weight)
+
+
+def files_after_a_prediction(directory):
+    tempfile.tempdir = directory
+    inputs = graphs([2, 0, 5])
+    network(inputs, num_layers=2)(inputs)
+    generated = [
+        module for module in list(sys.modules.values()) if str(vars(module).get("__file__")).startswith(directory)
+    ]
+    return len(generated), [path.name for path in Path(directory).iterdir()]
+
+
+def test_generated_code_of_layers_is_deleted(tmp_path):
+    assert together(files_after_a_prediction, 1, str(tmp_path)) == [[1, []]]
 
 
 def test_missing_torch_geometric_error_names_extra(monkeypatch):
